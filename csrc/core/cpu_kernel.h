@@ -1,0 +1,67 @@
+// A CPU kernel is one source file compiled once per instruction set, each copy in a namespace of that name.
+// This header declares the copies and calls the one that fits the processor.
+#pragma once
+
+#include "core/instruction_set.h"
+
+namespace posembed::core {
+
+template <typename Signature>
+class CpuKernel;
+
+/// The copies of one kernel; called like the function itself.
+template <typename... Arguments>
+class CpuKernel<void(Arguments...)> {
+ public:
+  using Function = void (*)(Arguments...);
+
+  CpuKernel(Function baseline, Function avx2, Function avx512)
+      : function_(choose(baseline, avx2, avx512)) {}
+
+  void operator()(Arguments... arguments) const { function_(arguments...); }
+
+ private:
+  static Function choose(Function baseline, Function avx2, Function avx512) {
+    switch (instruction_set()) {
+      case InstructionSet::avx512:
+        return avx512;
+      case InstructionSet::avx2:
+        return avx2;
+      default:
+        return baseline;
+    }
+  }
+
+  Function function_;
+};
+
+template <typename Signature>
+using FunctionOf = Signature;
+
+}  // namespace posembed::core
+
+// POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies baseline::rotate,
+// avx2::rotate, avx512::rotate and the callable rotate_cpu.
+#if defined(POSEMBED_X86_VARIANTS)
+#define POSEMBED_CPU_KERNEL(kernel, ...)                                   \
+  namespace baseline {                                                     \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
+  }                                                                        \
+  namespace avx2 {                                                         \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
+  }                                                                        \
+  namespace avx512 {                                                       \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
+  }                                                                        \
+  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu {     \
+    baseline::kernel, avx2::kernel, avx512::kernel                         \
+  }
+#else
+#define POSEMBED_CPU_KERNEL(kernel, ...)                                   \
+  namespace baseline {                                                     \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
+  }                                                                        \
+  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu {     \
+    baseline::kernel, baseline::kernel, baseline::kernel                   \
+  }
+#endif

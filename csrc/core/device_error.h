@@ -1,0 +1,35 @@
+// How a CUDA kernel reports a bad id or position without killing the context: the first offender writes its
+// values into a record in pinned host memory that the device maps, and the host reads it at the next call.
+#pragma once
+
+#include <cstdint>
+
+namespace posembed::core {
+
+/// What was out of range. The host turns it into words.
+enum class ErrorKind : int32_t { none = 0, token_id, position, token_type };
+
+struct DeviceError {
+  /// 0: free. 1: being written. 2: complete.
+  uint32_t state;
+  ErrorKind kind;
+  int64_t value;  // the id or position that was given
+  int64_t place;  // its place in the flattened tensor
+  int64_t limit;  // valid values are 0 … limit - 1
+};
+
+#if defined(__CUDACC__)
+/// Keeps the first error of all kernels; later ones are dropped until the host has read it.
+__device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value, int64_t place,
+                                    int64_t limit) {
+  if (error == nullptr || atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
+  error->kind = kind;
+  error->value = value;
+  error->place = place;
+  error->limit = limit;
+  __threadfence_system();
+  atomicExch_system(&error->state, 2u);
+}
+#endif
+
+}  // namespace posembed::core

@@ -1,0 +1,23 @@
+// Ids and positions as they come: int32 or int64, read where they are needed and never converted in memory.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.h"
+
+namespace posembed::core {
+
+enum class Index : int8_t { int32, int64 };
+
+/// A view of integers of either width.
+struct IndexView {
+  const void* data = nullptr;
+  Index type = Index::int64;
+};
+
+POSEMBED_INLINE int64_t read(const IndexView& view, int64_t place) {
+  return view.type == Index::int32 ? static_cast<const int32_t*>(view.data)[place]
+                                   : static_cast<const int64_t*>(view.data)[place];
+}
+
+}  // namespace posembed::core

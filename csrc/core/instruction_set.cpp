@@ -1,0 +1,49 @@
+#include "core/instruction_set.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace posembed::core {
+namespace {
+
+InstructionSet of_processor() {
+#if defined(POSEMBED_X86_VARIANTS)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512) return InstructionSet::avx512;
+  if (avx2) return InstructionSet::avx2;
+#endif
+  return InstructionSet::baseline;
+}
+
+InstructionSet choose() {
+  const InstructionSet widest = of_processor();
+  const char* wanted = std::getenv("POSEMBED_INSTRUCTION_SET");
+  if (wanted == nullptr) return widest;
+  for (const InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2}) {
+    if (std::strcmp(wanted, name(set)) == 0 && set < widest) return set;
+  }
+  return widest;
+}
+
+}  // namespace
+
+InstructionSet instruction_set() {
+  static const InstructionSet chosen = choose();
+  return chosen;
+}
+
+const char* name(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::avx512:
+      return "avx512";
+    case InstructionSet::avx2:
+      return "avx2";
+    default:
+      return "baseline";
+  }
+}
+
+}  // namespace posembed::core
