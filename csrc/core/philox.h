@@ -35,13 +35,14 @@ POSEMBED_INLINE Random4 philox(uint64_t seed, uint64_t counter) {
 /// Dropout of elements with a given probability; survivors are scaled so that the mean stays.
 struct Dropout {
   uint64_t seed = 0;
-  uint64_t threshold = 0;  // an element is dropped when its word is below; 2^32 drops every element
-  double scale = 1.0;      // of the survivors
+  uint32_t threshold = 0;  // an element is dropped when its word is below
+  double scale = 1.0;      // of the survivors; 0 where nothing survives
 };
 
 POSEMBED_INLINE Dropout make_dropout(double probability, uint64_t seed) {
   const double scale = probability < 1.0 ? 1.0 / (1.0 - probability) : 0.0;
-  return {seed, static_cast<uint64_t>(probability * 4294967296.0 + 0.5), scale};
+  const double threshold = probability * 0x1p32;
+  return {seed, threshold < 0xffffffffu ? static_cast<uint32_t>(threshold) : 0xffffffffu, scale};
 }
 
 /// The factor of element `index`: 0 or `scale`. Four neighbours share one call of philox.
