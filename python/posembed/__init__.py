@@ -4,8 +4,21 @@ from posembed import _library
 
 _library.load()
 
-from posembed._build_info import build_info  # noqa: E402  (needs the library)
+# ruff: noqa: E402  (what follows needs the library)
+from posembed import batching, functional
+from posembed._build_info import build_info
+from posembed.functional import check_errors
+from posembed.rotary import RotaryEmbedding
+from posembed.specification import RotarySpec
+
+batching.register()
 
 __version__ = build_info()["version"]
 
-__all__ = ["build_info"]
+__all__ = [
+    "RotaryEmbedding",
+    "RotarySpec",
+    "build_info",
+    "check_errors",
+    "functional",
+]
