@@ -15,6 +15,14 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
   define("rotary_frequencies(str spec) -> Tensor");
 
+  define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");
+  define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
+  define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");
+
+  define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
+  define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
+  define("learned_backward(Tensor gradient, Tensor? positions=None, *, SymInt rows, SymInt offset=0, int first_row=0) -> Tensor");
+
   define("check_errors() -> ()");
 }
 // clang-format on
