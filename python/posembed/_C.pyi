@@ -1,0 +1,3 @@
+from posembed._build_info import BuildInfo
+
+def build_info() -> BuildInfo: ...
