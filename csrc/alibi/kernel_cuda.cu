@@ -26,10 +26,6 @@ struct alignas(sizeof(T) * width) Pack {
   T items[width];
 };
 
-/// Adding a product must round it first, as the CPU does, and not fuse into one operation.
-__device__ float sum(float a, float b) { return __fadd_rn(a, b); }
-__device__ double sum(double a, double b) { return __dadd_rn(a, b); }
-
 template <typename T, int width>
 __global__ void fill_kernel(FillArguments arguments) {
   using C = Compute<T>;
@@ -72,7 +68,7 @@ __global__ void add_kernel(AddArguments arguments) {
       auto pack = *reinterpret_cast<const Pack<T, width>*>(in + key);
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        core::store(sum(core::load(pack.items[i]), bias(line, distance + i)), pack.items + i);
+        core::store(core::load(pack.items[i]) + bias(line, distance + i), pack.items + i);
       }
       *reinterpret_cast<Pack<T, width>*>(out + key) = pack;
     }
