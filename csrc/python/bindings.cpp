@@ -1,12 +1,10 @@
 // The Python module posembed._C: the C++ modules (posembed.cpp) and build information.
 // Operators are not bound here: Python enters them through torch.ops, as every caller does.
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include "bindings.h"
 
 #include "posembed/build_info.h"
 
-namespace py = pybind11;
-
+namespace posembed::python {
 namespace {
 
 py::dict build_info() {
@@ -23,5 +21,9 @@ py::dict build_info() {
 }
 
 }  // namespace
+}  // namespace posembed::python
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("build_info", &build_info); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("build_info", &posembed::python::build_info);
+  posembed::python::bind_rotary(module);
+}

@@ -5,7 +5,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, functional
+from posembed import batching, cpp, functional
 from posembed._build_info import build_info
 from posembed.functional import check_errors
 from posembed.rotary import RotaryEmbedding
@@ -20,5 +20,6 @@ __all__ = [
     "RotarySpec",
     "build_info",
     "check_errors",
+    "cpp",
     "functional",
 ]

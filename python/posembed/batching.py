@@ -71,7 +71,23 @@ def rotary_rule(
     return (unfolded[0], into) if single else (tuple(unfolded), (into, into))
 
 
+def in_place_rule(
+    operator: str, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> tuple[None, None]:
+    """Operators that mutate: copy by copy, because joining dimensions would not be a view."""
+    for copy in range(info.batch_size):
+        single = [
+            arg if dim is None else arg.select(dim, copy)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+        getattr(torch.ops.posembed, operator)(*single, **options)
+    return None, None
+
+
 def register() -> None:
     """Tells torch.func about every rule."""
+    for name in ("rotary_", "rotary_pair_"):
+        rule = functools.partial(in_place_rule, name)
+        torch.library.register_vmap(f"posembed::{name}", rule)
     for count, name in ((1, "rotary"), (2, "rotary_pair")):
         torch.library.register_vmap(f"posembed::{name}", functools.partial(rotary_rule, count))

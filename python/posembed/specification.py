@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ class RotarySpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", float(self.base))
+        if not math.isfinite(self.base):  # JSON has no word for it
+            raise ValueError(f"base: expected a finite number of at least 1, got {self.base}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         self.frequencies()  # the operator reads the text and refuses what does not fit

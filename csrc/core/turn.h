@@ -1,0 +1,121 @@
+// Angles as fractions of a turn in fixed point. Position times turns per position, wrapped by
+// integer overflow, is the exactly reduced angle: no position is too large and nothing is lost in
+// range reduction. Sine and cosine are minimax polynomials on an eighth of a turn either way, in
+// explicit fused multiply-adds, hence the same bits on every instruction set and on CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "core/fma.h"
+#include "core/macros.h"
+#include "core/scalar.h"
+
+namespace posembed::core {
+
+/// A fraction of a turn, in units of 2^-64.
+using Turn64 = uint64_t;
+
+/// A fraction of a turn, in units of 2^-128.
+struct Turn128 {
+  uint64_t high = 0;
+  uint64_t low = 0;
+};
+
+POSEMBED_INLINE uint64_t multiply_high(uint64_t a, uint64_t b) {
+#if defined(__CUDA_ARCH__)
+  return __umul64hi(a, b);
+#else
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>(static_cast<Wide>(a) * b >> 64);
+#endif
+}
+
+POSEMBED_INLINE Turn64 round_to_turn64(Turn128 turn) { return turn.high + (turn.low >> 63); }
+
+/// The angle at `position` for `turn` turns per position, whole turns dropped.
+POSEMBED_INLINE Turn64 phase(int64_t position, Turn64 turn) {
+  return static_cast<uint64_t>(position) * turn;
+}
+
+POSEMBED_INLINE Turn128 phase(int64_t position, Turn128 turn) {
+  const uint64_t factor = static_cast<uint64_t>(position);
+  // A negative position reads as 2^64 too much; take that multiple of the turn off again.
+  const uint64_t excess = position < 0 ? turn.low : 0;
+  return {turn.high * factor + multiply_high(turn.low, factor) - excess, turn.low * factor};
+}
+
+/// sin(2 pi x) and cos(2 pi x) for |x| <= 1/8. The coefficient 2 pi comes in two parts: rounding it
+/// once would cost half a unit in the last place.
+POSEMBED_INLINE void sincos_eighth(float x, float* sine, float* cosine) {
+  const float square = x * x;
+  float odd = fma(-75.240341f, square, 81.588135f);
+  odd = fma(odd, square, -41.341629f);
+  odd = fma(odd, square, -2.61502294e-07f);
+  *sine = fma(x, 6.28318548f, x * odd);
+  float even = fma(59.2463722f, square, -85.4437561f);
+  even = fma(even, square, 64.9393234f);
+  even = fma(even, square, -19.7392082f);
+  *cosine = fma(even, square, 1.0f);
+}
+
+POSEMBED_INLINE void sincos_eighth(double x, double* sine, double* cosine) {
+  const double square = x * x;
+  double odd = fma(-0.7112331866104479, square, 3.819764530931742);
+  odd = fma(odd, square, -15.094639851079624);
+  odd = fma(odd, square, 42.05869392239156);
+  odd = fma(odd, square, -76.70585975295597);
+  odd = fma(odd, square, 81.60524927607479);
+  odd = fma(odd, square, -41.34170224039976);
+  odd = fma(odd, square, 2.448345952047328e-16);
+  *sine = fma(x, 6.283185307179586, x * odd);
+  double even = fma(0.2794794940261841, square, -1.714317563954908);
+  even = fma(even, square, 7.9035352321579895);
+  even = fma(even, square, -26.426256773083665);
+  even = fma(even, square, 60.2446413718225);
+  even = fma(even, square, -85.45681720669357);
+  even = fma(even, square, 64.9393940226683);
+  even = fma(even, square, -19.739208802178716);
+  *cosine = fma(even, square, 1.0);
+}
+
+/// `value` if `negate` is 0, -value if it is 1.
+POSEMBED_INLINE float flip_sign(float value, uint32_t negate) {
+  return float_from_bits(float_bits(value) ^ negate << 31);
+}
+
+POSEMBED_INLINE double flip_sign(double value, uint64_t negate) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  bits ^= negate << 63;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// Sine and cosine of `turn`: absolute error <= 1.5e-7. The upper 32 bits decide; the rest is
+/// below 1.5e-9.
+///
+///     sincos_turn(phase(position, turn), &sine, &cosine);
+POSEMBED_INLINE void sincos_turn(Turn64 turn, float* sine, float* cosine) {
+  const uint32_t upper = static_cast<uint32_t>(turn >> 32);
+  const uint32_t quarter = (upper + 0x20000000u) >> 30;  // nearest quarter turn
+  const int32_t rest = static_cast<int32_t>(upper - (quarter << 30));
+  float s, c;
+  sincos_eighth(static_cast<float>(rest) * 0x1p-32f, &s, &c);
+  const bool odd = (quarter & 1) != 0;
+  *sine = flip_sign(odd ? c : s, quarter >> 1 & 1);
+  *cosine = flip_sign(odd ? s : c, (quarter + 1) >> 1 & 1);
+}
+
+/// Sine and cosine of `turn`: absolute error <= 1e-15.
+POSEMBED_INLINE void sincos_turn(Turn128 turn, double* sine, double* cosine) {
+  const uint64_t upper = turn.high;
+  const uint64_t quarter = (upper + 0x2000000000000000u) >> 62;
+  const int64_t rest = static_cast<int64_t>(upper - (quarter << 62));
+  double s, c;
+  sincos_eighth(static_cast<double>(rest) * 0x1p-64, &s, &c);
+  const bool odd = (quarter & 1) != 0;
+  *sine = flip_sign(odd ? c : s, quarter >> 1 & 1);
+  *cosine = flip_sign(odd ? s : c, (quarter + 1) >> 1 & 1);
+}
+
+}  // namespace posembed::core

@@ -1,0 +1,132 @@
+// Vectors of the widest registers of the instruction set a kernel is compiled for, and their
+// traffic with memory in every element type. All names live in a namespace of the instruction set:
+// copies of a kernel file never share them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/macros.h"
+#include "core/scalar.h"
+
+#if defined(__AVX512F__)
+#include "core/vector_avx512.h"
+#elif defined(__AVX2__)
+#include "core/vector_avx2.h"
+#else
+#include "core/vector_portable.h"
+#endif
+
+namespace posembed::core {
+inline namespace POSEMBED_ISA {
+
+/// Two vectors: 2 * lanes numbers, in an order that depends on their element type (see load_pair).
+struct FloatPair {
+  Floats first;
+  Floats second;
+};
+
+POSEMBED_INLINE Words words(Floats value) { return (Words)value; }
+POSEMBED_INLINE Floats floats(Words value) { return (Floats)value; }
+
+template <typename Vector>
+POSEMBED_INLINE Vector load_vector(const void* in) {
+  Vector value;
+  memcpy(&value, in, sizeof value);
+  return value;
+}
+
+/// Writes `value`; past the caches if `streaming`, which needs `out` aligned to the vector.
+template <bool streaming, typename Vector>
+POSEMBED_INLINE void store_vector(Vector value, void* out) {
+  if constexpr (streaming) {
+    stream((Words)value, out);
+  } else {
+    memcpy(out, &value, sizeof value);
+  }
+}
+
+/// Reads 2 * lanes elements. float and half: the first and the second `lanes` of them.
+POSEMBED_INLINE FloatPair load_pair(const float* in) {
+  return {load_vector<Floats>(in), load_vector<Floats>(in + lanes)};
+}
+
+POSEMBED_INLINE FloatPair load_pair(const Float16* in) {
+  return {load_half(in), load_half(in + lanes)};
+}
+
+/// bfloat16: the even and the odd elements, because a word of two needs one shift and one mask to
+/// become two floats, and no move across lanes.
+POSEMBED_INLINE FloatPair load_pair(const BFloat16* in) {
+  const Words both = load_vector<Words>(in);
+  return {floats(both << 16), floats(both & 0xffff0000u)};
+}
+
+/// The inverse of load_pair, rounding to nearest even.
+template <bool streaming = false>
+POSEMBED_INLINE void store_pair(FloatPair value, float* out) {
+  store_vector<streaming>(value.first, out);
+  store_vector<streaming>(value.second, out + lanes);
+}
+
+template <bool streaming = false>
+POSEMBED_INLINE void store_pair(FloatPair value, Float16* out) {
+  store_vector<streaming>(join_half(value.first, value.second), out);
+}
+
+/// NaN must have empty lower halves, as those have that come from bfloat16 data or from arithmetic:
+/// then rounding cannot carry into the sign.
+template <bool streaming = false>
+POSEMBED_INLINE void store_pair(FloatPair value, BFloat16* out) {
+  store_vector<streaming>(join_bfloat16(words(value.first), words(value.second)), out);
+}
+
+/// Neighbours (2i, 2i + 1) of 2 * lanes elements apart: all first members, all second members.
+/// Pairs come in the order that the cheapest shuffle gives; pair_of_lane tells it.
+template <typename T>
+POSEMBED_INLINE FloatPair split_neighbours(FloatPair value) {
+  if constexpr (std::is_same_v<T, BFloat16>) return value;  // load_pair did it
+  return {even_elements(value.first, value.second), odd_elements(value.first, value.second)};
+}
+
+template <typename T>
+POSEMBED_INLINE FloatPair join_neighbours(FloatPair value) {
+  if constexpr (std::is_same_v<T, BFloat16>) return value;
+  return {lower_neighbours(value.first, value.second), upper_neighbours(value.first, value.second)};
+}
+
+/// Which of `lanes` neighbouring pairs split_neighbours puts into `lane`.
+template <typename T>
+constexpr int64_t pair_of_lane(int64_t lane) {
+  if (std::is_same_v<T, BFloat16>) return lane;
+  // Registers are shuffled in quarters of four floats: two pairs of the first vector, two of the
+  // second.
+  const int64_t quarter = lane / 4;
+  return lane % 4 / 2 * (lanes / 2) + quarter * 2 + lane % 2;
+}
+
+/// Which of 2 * lanes elements load_pair puts into `slot`.
+template <typename T>
+constexpr int64_t element_of_slot(int64_t slot) {
+  if (!std::is_same_v<T, BFloat16>) return slot;
+  return slot < lanes ? 2 * slot : 2 * (slot - lanes) + 1;
+}
+
+/// load_pair of the first `count` of 2 * lanes elements; reads no byte beyond them.
+template <typename T>
+POSEMBED_INLINE FloatPair load_pair(const T* in, int64_t count) {
+  alignas(64) T buffer[2 * lanes] = {};
+  memcpy(buffer, in, static_cast<size_t>(count) * sizeof(T));
+  return load_pair(buffer);
+}
+
+/// store_pair of the first `count` of 2 * lanes elements; writes no byte beyond them.
+template <typename T>
+POSEMBED_INLINE void store_pair(FloatPair value, T* out, int64_t count) {
+  alignas(64) T buffer[2 * lanes];
+  store_pair(value, buffer);
+  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+}
+
+}  // namespace POSEMBED_ISA
+}  // namespace posembed::core

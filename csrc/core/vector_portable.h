@@ -1,0 +1,59 @@
+// Vector primitives for any processor: four lanes, written out. Included by core/vector.h only.
+#pragma once
+
+#include <cstdint>
+
+#include "core/fma.h"
+#include "core/macros.h"
+#include "core/scalar.h"
+
+namespace posembed::core {
+inline namespace POSEMBED_ISA {
+
+inline constexpr int64_t lanes = 4;
+using Floats = float __attribute__((vector_size(16)));
+using Words = uint32_t __attribute__((vector_size(16)));
+
+POSEMBED_INLINE Floats fma(Floats a, Floats b, Floats c) {
+  return Floats{core::fma(a[0], b[0], c[0]), core::fma(a[1], b[1], c[1]),
+                core::fma(a[2], b[2], c[2]), core::fma(a[3], b[3], c[3])};
+}
+
+/// No store past the caches here: an ordinary one.
+POSEMBED_INLINE void stream(Words value, void* out) { memcpy(out, &value, sizeof value); }
+
+POSEMBED_INLINE void stream_fence() {}
+
+POSEMBED_INLINE Floats even_elements(Floats a, Floats b) { return Floats{a[0], a[2], b[0], b[2]}; }
+POSEMBED_INLINE Floats odd_elements(Floats a, Floats b) { return Floats{a[1], a[3], b[1], b[3]}; }
+POSEMBED_INLINE Floats lower_neighbours(Floats a, Floats b) {
+  return Floats{a[0], b[0], a[1], b[1]};
+}
+POSEMBED_INLINE Floats upper_neighbours(Floats a, Floats b) {
+  return Floats{a[2], b[2], a[3], b[3]};
+}
+
+POSEMBED_INLINE Floats load_half(const Float16* in) {
+  return Floats{load(in[0]), load(in[1]), load(in[2]), load(in[3])};
+}
+
+/// Two vectors of floats as one of halves.
+POSEMBED_INLINE Words join_half(Floats first, Floats second) {
+  Float16 halves[2 * lanes];
+  for (int i = 0; i < lanes; ++i) store(first[i], halves + i);
+  for (int i = 0; i < lanes; ++i) store(second[i], halves + lanes + i);
+  Words joined;
+  memcpy(&joined, halves, sizeof joined);
+  return joined;
+}
+
+/// Adds what rounds the upper half of each word to nearest even.
+POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
+
+/// Even and odd bfloat16 elements, rounded and side by side.
+POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
+  return round_upper_half(even) >> 16 | (round_upper_half(odd) & 0xffff0000u);
+}
+
+}  // namespace POSEMBED_ISA
+}  // namespace posembed::core

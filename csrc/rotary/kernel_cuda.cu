@@ -1,0 +1,309 @@
+// Rotary embedding on CUDA. A block rotates some or all heads of one token: its sines and cosines
+// are computed once, in shared memory, without a table. A thread owns both members of its pairs, so
+// that every element is read and written once and rotating in place is safe.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "rotary/kernel.h"
+
+namespace posembed::rotary {
+namespace {
+
+using core::Compute;
+
+constexpr int vector_bytes = 16;
+constexpr int threads_wanted = 256;
+constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
+
+template <typename T>
+using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
+
+/// Everything a launch needs, by value: nothing on the device has to be prepared or kept alive.
+template <typename T, int capacity>
+struct Launch {
+  Rows rows[2];
+  int64_t tokens, seq;
+  int64_t position_stride[2], offset;
+  core::IndexView positions;
+  core::DeviceError* error;
+  Compute<T> amplitude, sine_amplitude;
+  int query_heads, heads;  // heads: of query and key together
+  int splits;              // blocks that share the heads of a token
+  int heads_per_pass;      // heads that a block's threads cover at a time
+  int head_dim, pairs, start;
+  TurnOf<T> turns[capacity];
+};
+
+/// `size` elements that move in one instruction.
+template <typename T, int size>
+struct Pack {
+  T element[size];
+
+  __device__ static Pack read(const T* in) {
+    Pack pack;
+    if constexpr (size == 1) {
+      pack.element[0] = *in;
+    } else {
+      // Through uint4: a struct of small members would be read piece by piece.
+      const uint4 raw = *reinterpret_cast<const uint4*>(in);
+      memcpy(pack.element, &raw, vector_bytes);
+    }
+    return pack;
+  }
+
+  __device__ void write(T* out) const {
+    if constexpr (size == 1) {
+      *out = element[0];
+    } else {
+      uint4 raw;
+      memcpy(&raw, element, vector_bytes);
+      *reinterpret_cast<uint4*>(out) = raw;
+    }
+  }
+};
+
+/// Sine and cosine of the pairs that a thread owns.
+template <typename T, int size>
+struct Angles {
+  Compute<T> sine[size], cosine[size];
+};
+
+/// What a thread owns of a row: `size` pairs, in two packs. Half-split: their first and their
+/// second members; interleaved: 2 * size neighbours.
+template <typename T, int size, bool interleaved>
+struct Pairs {
+  Pack<T, size> first, second;
+
+  __device__ void rotate(const Angles<T, size>& angles) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      T& a = interleaved ? member(2 * i) : first.element[i];
+      T& b = interleaved ? member(2 * i + 1) : second.element[i];
+      const Compute<T> x = core::load(a), y = core::load(b);
+      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])), &a);
+      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]), &b);
+    }
+  }
+
+ private:
+  __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
+};
+
+template <typename T>
+struct Row {
+  const T* in;
+  T* out;
+};
+
+template <typename T, int capacity>
+__device__ Row<T> row_of(const Launch<T, capacity>& launch, int64_t token, int head) {
+  const bool is_key = head >= launch.query_heads;
+  const Rows& rows = launch.rows[is_key];
+  const int64_t batch = token / launch.seq, seq = token - batch * launch.seq;
+  const int64_t place = is_key ? head - launch.query_heads : head;
+  const int64_t in =
+      batch * rows.in_stride[0] + seq * rows.in_stride[1] + place * rows.in_stride[2];
+  const int64_t out =
+      batch * rows.out_stride[0] + seq * rows.out_stride[1] + place * rows.out_stride[2];
+  return {static_cast<const T*>(rows.in) + in, static_cast<T*>(rows.out) + out};
+}
+
+template <typename T, int capacity>
+__device__ int64_t position_of(const Launch<T, capacity>& launch, int64_t token) {
+  const int64_t batch = token / launch.seq, seq = token - batch * launch.seq;
+  if (launch.positions.data == nullptr) return launch.offset + seq;
+  return core::read(launch.positions,
+                    batch * launch.position_stride[0] + seq * launch.position_stride[1]);
+}
+
+/// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
+/// well.
+template <typename T, int capacity>
+__device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position, int64_t token) {
+  if (position < -1 && threadIdx.x == 0) {
+    core::record_error(launch.error, core::ErrorKind::position, position, token, INT64_MAX);
+  }
+  return position >= 0;
+}
+
+/// Copies what lies outside the window of heads [begin, end), in packs.
+template <typename T, int capacity, int size>
+__device__ void copy_outside(const Launch<T, capacity>& launch, int64_t token, int begin, int end) {
+  const int before = launch.start / size, window = 2 * launch.pairs / size;
+  const int outside = launch.head_dim / size - window;
+  for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
+    const Row<T> row = row_of(launch, token, begin + i / outside);
+    const int place = i % outside, pack = place < before ? place : place + window;
+    if (row.in != row.out) Pack<T, size>::read(row.in + pack * size).write(row.out + pack * size);
+  }
+}
+
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(max_pairs)
+    rotate_kernel(const __grid_constant__ Launch<T, capacity> launch) {
+  using Owned = Pairs<T, size, interleaved>;
+  __shared__ Compute<T> sines[capacity], cosines[capacity];
+  const int owners = max(1, launch.pairs / size);  // threads that share a head
+  const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
+  const int first_place = launch.start + owner * size * (interleaved ? 2 : 1);
+  const int second_place = first_place + (interleaved ? size : launch.pairs);
+
+  const int64_t blocks_of_token = launch.splits;
+  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
+  const int begin = launch.heads * split / launch.splits;
+  const int end = launch.heads * (split + 1) / launch.splits;
+
+  for (int64_t token = blockIdx.x / blocks_of_token; token < launch.tokens;
+       token += gridDim.x / blocks_of_token) {
+    Owned owned[heads_in_flight];
+    const auto read_heads = [&](int head) {
+#pragma unroll
+      for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
+        if (head >= end) break;
+        const Row<T> row = row_of(launch, token, head);
+        owned[i].first = Pack<T, size>::read(row.in + first_place);
+        owned[i].second = Pack<T, size>::read(row.in + second_place);
+      }
+    };
+    // The first rows are on their way before the position is known.
+    int head = launch.pairs > 0 ? begin + first_head : end;
+    read_heads(head);
+
+    const int64_t position = position_of(launch, token);
+    const bool rotated = is_rotated(launch, position, token);
+    __syncthreads();  // the previous token's angles have been read
+    for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
+      Compute<T> sine, cosine;
+      core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
+      sines[pair] = sine * launch.sine_amplitude;
+      cosines[pair] = cosine * launch.amplitude;
+    }
+    __syncthreads();
+    Angles<T, size> angles;
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      angles.sine[i] = sines[owner * size + i];
+      angles.cosine[i] = cosines[owner * size + i];
+    }
+
+    while (head < end) {
+#pragma unroll
+      for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
+        if (head >= end) break;
+        if (rotated) owned[i].rotate(angles);
+        const Row<T> row = row_of(launch, token, head);
+        if (!rotated && row.in == row.out) continue;
+        owned[i].first.write(row.out + first_place);
+        owned[i].second.write(row.out + second_place);
+      }
+      read_heads(head);
+    }
+    copy_outside<T, capacity, size>(launch, token, begin, end);
+  }
+}
+
+/// Whether every row, and every window in it, begins at a multiple of 16 bytes and consists of
+/// such.
+template <typename T>
+bool can_use_vectors(const Arguments& arguments) {
+  constexpr int64_t size = vector_bytes / sizeof(T);
+  bool fits =
+      arguments.pairs % size == 0 && arguments.start % size == 0 && arguments.head_dim % size == 0;
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    const Rows& rows = arguments.rows[r];
+    fits = fits && reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
+           reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
+    for (int i = 0; i < 3; ++i)
+      fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
+  }
+  return fits;
+}
+
+template <typename T, int capacity>
+Launch<T, capacity> make_launch(const Arguments& arguments) {
+  Launch<T, capacity> launch = {};
+  launch.rows[0] = arguments.rows[0];
+  if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
+  launch.tokens = arguments.batch * arguments.seq;
+  launch.seq = arguments.seq;
+  std::copy(arguments.position_stride, arguments.position_stride + 2, launch.position_stride);
+  launch.offset = arguments.offset;
+  launch.positions = arguments.positions;
+  launch.error = arguments.error;
+  launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
+  launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
+  launch.query_heads = static_cast<int>(arguments.rows[0].heads);
+  launch.heads =
+      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.rows[1].heads) : 0);
+  launch.head_dim = static_cast<int>(arguments.head_dim);
+  launch.pairs = static_cast<int>(arguments.pairs);
+  launch.start = static_cast<int>(arguments.start);
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    if constexpr (std::is_same_v<T, double>) {
+      launch.turns[i] = arguments.turns[i];
+    } else {
+      launch.turns[i] = core::round_to_turn64(arguments.turns[i]);
+    }
+  }
+  return launch;
+}
+
+/// Multiprocessors of the current device, 0 if it cannot be asked.
+int multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+template <typename T, int size, bool interleaved, int capacity>
+const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
+  Launch<T, capacity> launch = make_launch<T, capacity>(arguments);
+  if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+  const int owners = std::max(1, launch.pairs / size);
+  const int passes_at_once = std::max(1, threads_wanted / owners);
+  // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
+  const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
+  const int64_t groups = (launch.heads + heads_in_flight - 1) / heads_in_flight;
+  launch.splits = static_cast<int>(std::clamp<int64_t>(wanted / launch.tokens, 1, groups));
+  const int heads_of_block = (launch.heads + launch.splits - 1) / launch.splits;
+  launch.heads_per_pass =
+      std::min(passes_at_once, (heads_of_block + heads_in_flight - 1) / heads_in_flight);
+
+  const int64_t blocks =
+      std::min<int64_t>(launch.tokens, INT32_MAX / launch.splits) * launch.splits;
+  rotate_kernel<T, size, interleaved, capacity>
+      <<<static_cast<unsigned>(blocks), static_cast<unsigned>(owners * launch.heads_per_pass), 0,
+         stream>>>(launch);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <typename T, int size, bool interleaved>
+const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
+  // Most models have at most 64 pairs; a small launch is quicker to hand over.
+  return arguments.pairs <= 64 ? launch_kernel<T, size, interleaved, 64>(arguments, stream)
+                               : launch_kernel<T, size, interleaved, max_pairs>(arguments, stream);
+}
+
+template <typename T, int size>
+const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) {
+  return arguments.interleaved ? launch_capacity<T, size, true>(arguments, stream)
+                               : launch_capacity<T, size, false>(arguments, stream);
+}
+
+}  // namespace
+
+const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
+  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return can_use_vectors<T>(arguments)
+               ? launch_pairing<T, vector_bytes / sizeof(T)>(arguments, stream)
+               : launch_pairing<T, 1>(arguments, stream);
+  });
+}
+
+}  // namespace posembed::rotary
