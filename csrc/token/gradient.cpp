@@ -104,8 +104,8 @@ class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackw
 };
 
 Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
-                                   const c10::SymInt& num_embeddings, int64_t padding_idx,
-                                   double scale, bool scale_grad_by_freq) {
+                                   c10::SymInt num_embeddings, int64_t padding_idx, double scale,
+                                   bool scale_grad_by_freq) {
   auto node = dispatcher::node_for<EmbeddingBackwardBackward>(gradient);
   if (node) {
     node->ids = dispatcher::save(ids);
@@ -144,7 +144,7 @@ class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackw
 
 std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
                                                             const Tensor& ids,
-                                                            const c10::SymInt& num_embeddings,
+                                                            c10::SymInt num_embeddings,
                                                             int64_t padding_idx, double scale,
                                                             bool scale_grad_by_freq) {
   auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);

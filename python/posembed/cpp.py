@@ -5,6 +5,6 @@ cannot be compiled, pickled, deep-copied or given parameters from outside (torch
 binding C++ modules).
 """
 
-from posembed._C import RotaryEmbedding
+from posembed._C import LearnedPositionalEmbedding, RotaryEmbedding, TokenEmbedding
 
-__all__ = ["RotaryEmbedding"]
+__all__ = ["LearnedPositionalEmbedding", "RotaryEmbedding", "TokenEmbedding"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
-from support import rotary
+from support import input, learned, rotary, token
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
+    *token.CASES,
+    *learned.CASES,
     *rotary.CASES,
+    *input.CASES,
 ]
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
