@@ -1,10 +1,27 @@
 from typing import Any
 
+from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
 from posembed._build_info import BuildInfo
 
 def build_info() -> BuildInfo: ...
+
+class ALiBi(ModuleWrapper):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        slopes: str | Tensor = "press",
+        max_bias: float = 8.0,
+        causal: bool = True,
+        total_heads: int | None = None,
+        head_start: int = 0,
+        learned: bool = False,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add_(self, *args: Any, **kwargs: Any) -> None: ...
+    def attention(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
@@ -20,3 +37,18 @@ class RotaryEmbedding(ModuleWrapper):
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def rotate_(self, *args: Any, **kwargs: Any) -> None: ...
+
+class SinusoidalPositionalEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        base: float = 10000.0,
+        preset: str = "vaswani",
+        cos_first: bool | None = None,
+        shift: float | None = None,
+        scale: float = 1.0,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, *args: Any, **kwargs: Any) -> Any: ...
+    def shift_matrix(self, distance: float) -> Any: ...
