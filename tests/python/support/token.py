@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
 
-ROWS, COLUMNS = 11, 6
+from support.case import OperatorCase, Sample
+
+ROWS, COLUMNS = 9, 6
 
 
 def one_hot(ids: Tensor, rows: int) -> Tensor:
