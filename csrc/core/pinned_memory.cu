@@ -1,8 +1,8 @@
-#include "core/pinned_memory.h"
-
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+
+#include "core/pinned_memory.h"
 
 namespace posembed::core {
 

@@ -1,6 +1,6 @@
-// The backward half of an operator: a hand-made autograd node, as PyTorch's own generated code makes them.
-// torch::autograd::Function would be shorter, but it refuses torch.func. A derived node names its
-// members once, in members(), and gets release, compiled autograd and locking from here.
+// The backward half of an operator: a hand-made autograd node, as PyTorch's own generated code
+// makes them. torch::autograd::Function would be shorter, but it refuses torch.func. A derived node
+// names its members once, in members(), and gets release, compiled autograd and locking from here.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -65,8 +65,8 @@ class OperatorNode : public torch::autograd::Node {
     const_cast<OperatorNode*>(this)->derived().members(collect);
   }
 
-  /// Compiled autograd traces with placeholders instead of gradients, so nothing may look at them here:
-  /// the node's work goes into its graph as one call, with the members as arguments.
+  /// Compiled autograd traces with placeholders instead of gradients, so nothing may look at them
+  /// here: the node's work goes into its graph as one call, with the members as arguments.
   variable_list apply_with_saved(const variable_list& gradients,
                                  torch::dynamo::autograd::SwapSavedVariables& saved) override {
     const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();

@@ -1,6 +1,6 @@
-// Argument checks of all operators, run by eager and Meta kernels alike, so that both fail in the same words:
-// the argument, what was expected, what came. ValueError for shapes, options and layouts, TypeError for
-// dtypes, IndexError for ids and positions.
+// Argument checks of all operators, run by eager and Meta kernels alike, so that both fail in the
+// same words: the argument, what was expected, what came. ValueError for shapes, options and
+// layouts, TypeError for dtypes, IndexError for ids and positions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,9 +14,9 @@ namespace posembed::dispatcher {
 /// float32, float64, bfloat16 or float16.
 inline void check_floating(const at::Tensor& tensor, const char* argument) {
   const at::ScalarType type = tensor.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
-                       type == at::kHalf,
-                   argument, ": expected float32, float64, bfloat16 or float16, got ", type);
+  TORCH_CHECK_TYPE(
+      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+      argument, ": expected float32, float64, bfloat16 or float16, got ", type);
 }
 
 /// int32 or int64.
@@ -28,8 +28,9 @@ inline void check_integers(const at::Tensor& tensor, const char* argument) {
 
 inline void check_same_dtype(const at::Tensor& tensor, const char* argument,
                              const at::Tensor& other, const char* other_argument) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), argument, ": expected the dtype of ",
-                   other_argument, ", ", other.scalar_type(), ", got ", tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), argument,
+                   ": expected the dtype of ", other_argument, ", ", other.scalar_type(), ", got ",
+                   tensor.scalar_type());
 }
 
 inline void check_same_device(const at::Tensor& tensor, const char* argument,

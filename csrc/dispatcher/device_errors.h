@@ -1,5 +1,5 @@
-// Bad ids and positions that CUDA kernels met: recorded without stopping anything, raised on the host
-// at the next call or by posembed.check_errors().
+// Bad ids and positions that CUDA kernels met: recorded without stopping anything, raised on the
+// host at the next call or by posembed.check_errors().
 #pragma once
 
 #include "core/device_error.h"

@@ -1,7 +1,7 @@
-// Every operator's schema on one screen. "(a!)" marks a tensor that the operator writes to; such operators
-// return nothing, which is what functionalization and Inductor's re-inplacing expect.
-// `spec` is the JSON text of a specification: plain numbers that no dtype cast or checkpoint can change.
-// Lengths and offsets are SymInt, so that a compiled graph serves every length.
+// Every operator's schema on one screen. "(a!)" marks a tensor that the operator writes to; such
+// operators return nothing, which is what functionalization and Inductor's re-inplacing expect.
+// `spec` is the JSON text of a specification: plain numbers that no dtype cast or checkpoint can
+// change. Lengths and offsets are SymInt, so that a compiled graph serves every length.
 #include <torch/library.h>
 
 // clang-format off

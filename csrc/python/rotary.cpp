@@ -1,7 +1,8 @@
+#include "posembed/rotary.h"
+
 #include <variant>
 
 #include "bindings.h"
-#include "posembed/rotary.h"
 
 namespace posembed::python {
 namespace {
@@ -31,7 +32,7 @@ std::shared_ptr<RotaryEmbeddingImpl> make(int64_t head_dim, const std::string& l
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
                 const MaybeTensor& positions, int64_t offset, bool inverse) {
   const py::gil_scoped_release release;
-  if (!key.has_value()) return self.forward(query, positions, offset, inverse);
+  if (!key.has_value()) return self.forward(query, std::nullopt, positions, offset, inverse);
   return self.forward(query, *key, positions, offset, inverse);
 }
 
@@ -41,7 +42,7 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
   if (key.has_value()) {
     self.rotate_(query, *key, positions, offset, inverse);
   } else {
-    self.rotate_(query, positions, offset, inverse);
+    self.rotate_(query, std::nullopt, positions, offset, inverse);
   }
 }
 

@@ -1,5 +1,6 @@
-// Derivatives of the rotary operators. A rotation is linear in what it rotates, so its derivative is a
-// rotation again: tangents are rotated forward, gradients by the transpose. Nothing rotated is kept.
+// Derivatives of the rotary operators. A rotation is linear in what it rotates, so its derivative
+// is a rotation again: tangents are rotated forward, gradients by the transpose. Nothing rotated is
+// kept.
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 

@@ -23,8 +23,9 @@ torch::Tensor RotarySpec::frequencies() const { return rotary::call_rotary_frequ
 
 namespace functional {
 
-torch::Tensor rotary(const torch::Tensor& query, const std::optional<torch::Tensor>& positions,
-                     const std::string& spec, const RotaryCall& call) {
+torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
+                     const std::optional<torch::Tensor>& positions, const std::string& spec,
+                     const RotaryCall& call) {
   return rotary::call_rotary(query, positions, spec, name(call.layout), call.offset, call.inverse,
                              false);
 }
@@ -37,8 +38,9 @@ std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
                                   call.inverse, false);
 }
 
-void rotary_(const torch::Tensor& query, const std::optional<torch::Tensor>& positions,
-             const std::string& spec, const RotaryCall& call) {
+void rotary_(const torch::Tensor& query, std::nullopt_t,
+             const std::optional<torch::Tensor>& positions, const std::string& spec,
+             const RotaryCall& call) {
   rotary::call_rotary_in_place(query, positions, spec, name(call.layout), call.offset,
                                call.inverse);
 }
@@ -81,10 +83,11 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << ", layout='" << posembed::name(options.layout()) << "')";
 }
 
-torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query,
+torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
                                            int64_t offset, bool inverse) {
-  return functional::rotary(query, positions, text_, {options.layout(), offset, inverse});
+  return functional::rotary(query, std::nullopt, positions, text_,
+                            {options.layout(), offset, inverse});
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
@@ -93,10 +96,10 @@ std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
   return functional::rotary(query, key, positions, text_, {options.layout(), offset, inverse});
 }
 
-void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query,
+void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
                                   bool inverse) {
-  functional::rotary_(query, positions, text_, {options.layout(), offset, inverse});
+  functional::rotary_(query, std::nullopt, positions, text_, {options.layout(), offset, inverse});
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,

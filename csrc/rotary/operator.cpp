@@ -1,5 +1,7 @@
 // The rotary operators: query, or query and key, rotated by position; functional and in place.
 // Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
+#include "rotary/operator.h"
+
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -9,7 +11,6 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
 #include "rotary/kernel.h"
-#include "rotary/operator.h"
 #include "rotary/specification.h"
 
 namespace posembed::rotary {
@@ -48,10 +49,10 @@ void check_positions(const Tensor& positions, const Tensor& query, const Dimensi
                     "positions: expected [seq]", where.batch >= 0 ? " or [batch, seq]" : "",
                     ", got ", positions.sym_sizes());
   dispatcher::check_size(positions.sym_size(-1), query.sym_size(where.seq), "positions", "seq");
-  TORCH_CHECK_VALUE(one_row || positions.sym_size(0) == query.sym_size(where.batch) ||
-                        positions.sym_size(0) == 1,
-                    "positions: expected batch ", query.sym_size(where.batch), " or 1, got ",
-                    positions.sym_size(0));
+  TORCH_CHECK_VALUE(
+      one_row || positions.sym_size(0) == query.sym_size(where.batch) || positions.sym_size(0) == 1,
+      "positions: expected batch ", query.sym_size(where.batch), " or 1, got ",
+      positions.sym_size(0));
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
@@ -158,9 +159,9 @@ void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout
     places = *positions;
     if (!places.is_cuda()) check_position_values(places = places.contiguous());
   }
-  launch(arguments(job, places, specification(text), dimensions(layout), offset, inverse,
-                   transpose),
-         *job.in[0]);
+  launch(
+      arguments(job, places, specification(text), dimensions(layout), offset, inverse, transpose),
+      *job.in[0]);
 }
 
 /// The kernel asks for a contiguous last dimension; gradients come expanded now and then.
@@ -194,8 +195,7 @@ void check_writable(const Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ",
-                    tensor.strides());
+                    ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
 void rotary_in_place(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,

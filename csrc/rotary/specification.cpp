@@ -45,8 +45,9 @@ void RotarySpec::check() const {
   TORCH_CHECK_VALUE(rotary_dim >= 0 && rotary_dim % 2 == 0,
                     "rotary_dim: expected an even number, got ", rotary_dim);
   TORCH_CHECK_VALUE(rotary_start >= 0, "rotary_start: expected 0 or more, got ", rotary_start);
-  TORCH_CHECK_VALUE(rotary_start + rotary_dim <= head_dim, "rotary_start + rotary_dim: expected at ",
-                    "most head_dim, ", head_dim, ", got ", rotary_start, " + ", rotary_dim);
+  TORCH_CHECK_VALUE(rotary_start + rotary_dim <= head_dim,
+                    "rotary_start + rotary_dim: expected at ", "most head_dim, ", head_dim,
+                    ", got ", rotary_start, " + ", rotary_dim);
   TORCH_CHECK_VALUE(rotary_dim <= 2 * rotary::max_pairs, "rotary_dim: expected at most ",
                     2 * rotary::max_pairs, ", got ", rotary_dim);
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
@@ -55,9 +56,9 @@ void RotarySpec::check() const {
 
 std::string RotarySpec::to_json() const {
   // nlohmann::json keeps keys sorted, so equal specifications have equal text.
-  return nlohmann::json{{"head_dim", head_dim},         {"base", base},
-                        {"rotary_dim", rotary_dim},     {"rotary_start", rotary_start},
-                        {"interleaved", interleaved},   {"reverse", reverse}}
+  return nlohmann::json{{"head_dim", head_dim},       {"base", base},
+                        {"rotary_dim", rotary_dim},   {"rotary_start", rotary_start},
+                        {"interleaved", interleaved}, {"reverse", reverse}}
       .dump();
 }
 
@@ -91,7 +92,8 @@ std::unique_ptr<const Specification> read(std::string_view text) {
 
 const Specification& specification(std::string_view text) {
   static std::shared_mutex mutex;
-  static auto& known = *new std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
+  static auto& known =
+      *new std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
   {
     std::shared_lock<std::shared_mutex> lock(mutex);
     const auto found = known.find(text);

@@ -1,6 +1,6 @@
 """torch.func.vmap rules: how each operator takes one more dimension.
 
-A rule moves the mapped dimension into one that the operator has anyway, so that vmap costs one call.
+A rule moves the mapped dimension into one that the operator has anyway: vmap costs one call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIMENSIONS = {"bshd": (0, 2), "bhsd": (0, 1), "sbhd": (1, 2), "thd": (None, 1)}
 
 
 def fold(tensor: Tensor, mapped: int | None, into: int, size: int) -> Tensor:
-    """Joins dimension ``mapped`` with dimension ``into`` of the rest; None: repeats ``size`` times."""
+    """Joins dimension ``mapped`` with ``into`` of the rest; None: repeats ``size`` times."""
     if mapped is None:
         tensor, mapped = tensor.unsqueeze(0).expand(size, *tensor.shape), 0
     return tensor.movedim(mapped, into).flatten(into, into + 1)
@@ -24,7 +24,8 @@ def fold(tensor: Tensor, mapped: int | None, into: int, size: int) -> Tensor:
 
 def unfold(tensor: Tensor, into: int, size: int) -> tuple[Tensor, int]:
     """The inverse of :func:`fold`, and where the mapped dimension is then."""
-    return tensor.unflatten(into, (size, -1)), into
+    shape = (*tensor.shape[:into], size, -1, *tensor.shape[into + 1 :])
+    return tensor.reshape(shape), into
 
 
 def rotary_positions(
@@ -45,7 +46,7 @@ def rotary_positions(
 def rotary_rule(
     count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
-    """rotary and rotary_pair: into heads, or into batch where every copy has its own positions."""
+    """Rotary and rotary_pair: into heads, or into batch where every copy has its own positions."""
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
     positions = args[count] if len(args) > count else None
     positions_dim = in_dims[count] if len(args) > count else None
@@ -61,7 +62,9 @@ def rotary_rule(
             tensor_dims = [dim if not dim else dim + 1 for dim in tensor_dims]
             options["layout"] = "bshd"
         into = batch_dim or 0
-    folded = [fold(tensor, dim, into, size) for tensor, dim in zip(tensors, tensor_dims, strict=True)]
+    folded = [
+        fold(tensor, dim, into, size) for tensor, dim in zip(tensors, tensor_dims, strict=True)
+    ]
     single = count == 1
     operator = torch.ops.posembed.rotary if single else torch.ops.posembed.rotary_pair
     results = operator(*folded, positions, **options)

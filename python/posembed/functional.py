@@ -57,7 +57,8 @@ def rotary(
     position. Su et al., "RoFormer", arXiv:2104.09864.
 
     Args:
-        query: float32, float64, bfloat16 or float16 in ``layout``, say [batch, seq, heads, head_dim].
+        query: float32, float64, bfloat16 or float16 in ``layout``; by default
+            [batch, seq, heads, head_dim].
         key: The same with any number of heads, or None.
         positions: int32 or int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.

@@ -44,7 +44,9 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         if isinstance(spec_or_head_dim, RotarySpec):
             if spec_options:
-                raise ValueError(f"spec_options: expected none beside a RotarySpec, got {spec_options}")
+                raise ValueError(
+                    f"spec_options: expected none beside a RotarySpec, got {spec_options}"
+                )
             self.spec = spec_or_head_dim
         else:
             self.spec = RotarySpec(spec_or_head_dim, **spec_options)
@@ -85,7 +87,13 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`."""
         return functional.rotary(
-            query, key, positions, spec=self.spec, layout=self.layout, offset=offset, inverse=inverse
+            query,
+            key,
+            positions,
+            spec=self.spec,
+            layout=self.layout,
+            offset=offset,
+            inverse=inverse,
         )
 
     def rotate_(
@@ -99,7 +107,13 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         """Rotates in place, for inference; see :func:`posembed.functional.rotary_`."""
         functional.rotary_(
-            query, key, positions, spec=self.spec, layout=self.layout, offset=offset, inverse=inverse
+            query,
+            key,
+            positions,
+            spec=self.spec,
+            layout=self.layout,
+            offset=offset,
+            inverse=inverse,
         )
 
     def extra_repr(self) -> str:

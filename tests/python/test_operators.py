@@ -15,14 +15,21 @@ OPERATORS: list[OperatorCase] = [
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 differentiable = pytest.mark.parametrize(
-    "case", [case for case in OPERATORS if case.differentiable and not case.mutates], ids=lambda case: case.name
+    "case",
+    [case for case in OPERATORS if case.differentiable and not case.mutates],
+    ids=lambda case: case.name,
 )
 
 
 def scalar(results: tuple[Tensor, ...]) -> Tensor:
     """A number that depends on every element, each with another weight."""
     return sum(
-        (result * torch.linspace(1, 2, result.numel(), dtype=result.dtype, device=result.device).view_as(result)).sum()
+        (
+            result
+            * torch.linspace(
+                1, 2, result.numel(), dtype=result.dtype, device=result.device
+            ).view_as(result)
+        ).sum()
         for result in results
         if result.is_floating_point()
     )
@@ -70,7 +77,9 @@ def test_opcheck(case: OperatorCase, device: torch.device) -> None:
 def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     function = function_of(case, sample)
-    assert torch.autograd.gradcheck(function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap)
+    assert torch.autograd.gradcheck(
+        function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap
+    )
     assert torch.autograd.gradgradcheck(function, sample.tensors())
 
 
@@ -82,7 +91,9 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
         sample = case.sample(2, 3, device, dtype).requires_grad()
         exact = sample.to(torch.float64).requires_grad()
         actual = torch.autograd.grad(scalar(case(sample)), sample.tensors())
-        expected = torch.autograd.grad(scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors())
+        expected = torch.autograd.grad(
+            scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors()
+        )
         for found, wanted in zip(actual, expected, strict=True):
             assert found.dtype == dtype
             assert_close(found, wanted, 8 * TOLERANCE[dtype])
@@ -101,7 +112,11 @@ def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -
     # Sizes that no other dimension has: the compiler takes equal sizes of a first call for one symbol.
     for batch, seq in ((11, 13), (17, 19), (23, 29), (13, 37)):
         sample = double(case, device, batch, seq)
-        tensors = sample.requires_grad().tensors() if case.differentiable and not case.mutates else sample.tensors()
+        tensors = (
+            sample.requires_grad().tensors()
+            if case.differentiable and not case.mutates
+            else sample.tensors()
+        )
         exact = case.expected(sample)
         results = compiled(*tensors)
         for actual, wanted in zip(results, exact, strict=True):
@@ -119,7 +134,9 @@ def test_inductor(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device)
     expected = case.expected(sample)
     function = torch.compile(function_of(case, sample), fullgraph=True)
-    for actual, wanted in zip(function(*[t.clone() for t in sample.tensors()]), expected, strict=True):
+    for actual, wanted in zip(
+        function(*[t.clone() for t in sample.tensors()]), expected, strict=True
+    ):
         assert_close(actual, wanted, 1e-12)
 
 
@@ -128,7 +145,9 @@ def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
     torch._dynamo.reset()
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+    with torch._dynamo.compiled_autograd._enable(
+        torch.compile(backend="aot_eager", fullgraph=True)
+    ):
         scalar(case(sample)).backward()
     for tensor, wanted in zip(sample.tensors(), expected, strict=True):
         assert_close(tensor.grad, wanted, 1e-12)
@@ -138,19 +157,28 @@ def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
 def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torch.device) -> None:
     class Program(torch.nn.Module):
         def forward(self, args):
-            clones = [a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+            clones = [
+                a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+            ]
             return case(Sample(tuple(clones), kwargs))
 
     torch.manual_seed(3)
     # Sizes that no other dimension has, so that a dimension is known by its size.
-    small, large = case.sample(19, 23, device, torch.float64), case.sample(29, 31, device, torch.float64)
+    small, large = (
+        case.sample(19, 23, device, torch.float64),
+        case.sample(29, 31, device, torch.float64),
+    )
     kwargs = small.kwargs
     names = {19: torch.export.Dim("batch", min=2), 23: torch.export.Dim("seq", min=2)}
     shapes = [
-        {i: names[n] for i, n in enumerate(a.shape) if n in names} if isinstance(a, Tensor) else None
+        {i: names[n] for i, n in enumerate(a.shape) if n in names}
+        if isinstance(a, Tensor)
+        else None
         for a in small.args
     ]
-    program = torch.export.export(Program(), (small.args,), dynamic_shapes=(tuple(shapes),)).module()
+    program = torch.export.export(
+        Program(), (small.args,), dynamic_shapes=(tuple(shapes),)
+    ).module()
     if small.kwargs == large.kwargs:
         for actual, wanted in zip(as_tuple(program(large.args)), case.expected(large), strict=True):
             assert_close(actual, wanted, 1e-12)
@@ -160,20 +188,20 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
 def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device, 1, 2)
     function = first_of(case, sample)
-    reference = lambda tensor: torch.cat(  # noqa: E731
-        [
-            r.flatten()
-            for r in as_tuple(
-                case.reference(*sample.replace([tensor, *sample.tensors()[1:]]).args, **sample.kwargs)
-            )
-        ]
-    )
+
+    def reference(tensor: Tensor) -> Tensor:
+        exact = sample.replace([tensor, *sample.tensors()[1:]])
+        results = as_tuple(case.reference(*exact.args, **exact.kwargs))
+        return torch.cat([result.flatten() for result in results])
+
     point = sample.tensors()[0]
     expected = torch.func.jacrev(reference)(point)
     assert_close(torch.func.jacrev(function)(point), expected, 1e-12)
     assert_close(torch.func.jacfwd(function)(point), expected, 1e-12)
     grad = torch.func.grad(lambda tensor: scalar((function(tensor),)))
-    assert_close(grad(point), torch.func.grad(lambda tensor: scalar((reference(tensor),)))(point), 1e-12)
+    assert_close(
+        grad(point), torch.func.grad(lambda tensor: scalar((reference(tensor),)))(point), 1e-12
+    )
     direction = torch.ones_like(point)
     for actual, wanted in zip(
         torch.func.jvp(function, (point,), (direction,)),
@@ -183,13 +211,17 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
         assert_close(actual, wanted, 1e-12)
 
 
-@pytest.mark.parametrize("case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
+)
 def test_vmap(case: OperatorCase, device: torch.device) -> None:
     """Each tensor mapped alone, and all together, along the first and the last but one dimension."""
     copies = [double(case, device) for _ in range(3)]
     for i, copy in enumerate(copies):
         copies[i] = copy.replace([torch.randn_like(t) for t in copy.tensors()])
-    places = [i for i, a in enumerate(copies[0].args) if isinstance(a, Tensor) and a.is_floating_point()]
+    places = [
+        i for i, a in enumerate(copies[0].args) if isinstance(a, Tensor) and a.is_floating_point()
+    ]
     for mapped in [[p] for p in places] * (len(places) > 1 and not case.mutates) + [places]:
         for dim in (0, 1):
             args = list(copies[0].args)
@@ -200,7 +232,14 @@ def test_vmap(case: OperatorCase, device: torch.device) -> None:
             singles = []
             for copy in copies:
                 single = [copy.args[i] if i in mapped else a for i, a in enumerate(copies[0].args)]
-                singles.append(case(Sample(tuple(a.clone() if isinstance(a, Tensor) else a for a in single), copy.kwargs)))
+                singles.append(
+                    case(
+                        Sample(
+                            tuple(a.clone() if isinstance(a, Tensor) else a for a in single),
+                            copy.kwargs,
+                        )
+                    )
+                )
 
             def call(*args):
                 return case(Sample(args, copies[0].kwargs))
@@ -232,8 +271,13 @@ def test_checkpoint(case: OperatorCase, device: torch.device, use_reentrant: boo
     results = torch.utils.checkpoint.checkpoint(
         function_of(case, sample), *sample.tensors(), use_reentrant=use_reentrant
     )
-    for actual, wanted in zip(torch.autograd.grad(scalar(results), sample.tensors()) if not use_reentrant
-                              else backward_of(scalar(results), sample), expected, strict=True):
+    for actual, wanted in zip(
+        torch.autograd.grad(scalar(results), sample.tensors())
+        if not use_reentrant
+        else backward_of(scalar(results), sample),
+        expected,
+        strict=True,
+    ):
         assert torch.equal(actual, wanted)
 
 
@@ -251,7 +295,11 @@ def test_meta_device(case: OperatorCase) -> None:
     real = case(sample)
     to_meta = [a.to("meta") if isinstance(a, Tensor) else a for a in sample.args]
     for actual, wanted in zip(case(Sample(tuple(to_meta), sample.kwargs)), real, strict=True):
-        assert (actual.shape, actual.dtype, actual.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+        assert (actual.shape, actual.dtype, actual.stride()) == (
+            wanted.shape,
+            wanted.dtype,
+            wanted.stride(),
+        )
 
 
 @every
@@ -261,7 +309,9 @@ def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> N
     plain = case(sample.replace([t.clone() for t in sample.tensors()]))
     for dims in ((0, 1), (0, 2), (1, 2)):
         strided = [
-            t.transpose(*dims).contiguous().transpose(*dims) if max(dims) < t.dim() - 1 else t.clone()
+            t.transpose(*dims).contiguous().transpose(*dims)
+            if max(dims) < t.dim() - 1
+            else t.clone()
             for t in sample.tensors()
         ]
         for actual, wanted in zip(case(sample.replace(strided)), plain, strict=True):
@@ -284,7 +334,9 @@ def test_same_bits_for_any_thread_count(case: OperatorCase) -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name
+)
 def test_mutation_refuses_gradients(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     with pytest.raises(ValueError, match="requires grad"):

@@ -46,7 +46,13 @@ MODULES = [
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
-    twins("RotaryEmbedding", 8, base=1e6, layout="bhsd", call=lambda m: m.forward(numbers(2, 3, 5, 8), inverse=True)),
+    twins(
+        "RotaryEmbedding",
+        8,
+        base=1e6,
+        layout="bhsd",
+        call=lambda m: m.forward(numbers(2, 3, 5, 8), inverse=True),
+    ),
 ]
 
 
@@ -60,13 +66,19 @@ def test_twins(case: Twins) -> None:
         assert ours.dtype == theirs.dtype
         assert ours.requires_grad == theirs.requires_grad
     python.eval(), cpp.eval()
-    results = [module_result if isinstance(module_result, tuple) else (module_result,)
-               for module_result in (case.call(python), case.call(cpp))]
+    results = [
+        module_result if isinstance(module_result, tuple) else (module_result,)
+        for module_result in (case.call(python), case.call(cpp))
+    ]
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_every_module_has_a_twin() -> None:
-    ours = {name for name in pe.__all__ if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)}
+    ours = {
+        name
+        for name in pe.__all__
+        if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)
+    }
     assert ours == set(pe.cpp.__all__)
     assert ours == {parameter.values[0].name for parameter in MODULES}

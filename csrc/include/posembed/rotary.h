@@ -1,6 +1,6 @@
-/// Rotary position embedding (RoPE): query and key are turned by an angle that grows with position, so
-/// that their product depends on the distance between them.
-/// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
+/// Rotary position embedding (RoPE): query and key are turned by an angle that grows with position,
+/// so that their product depends on the distance between them. Su et al., "RoFormer: Enhanced
+/// Transformer with Rotary Position Embedding", arXiv:2104.09864.
 #pragma once
 
 #include <torch/arg.h>
@@ -34,12 +34,12 @@ struct POSEMBED_API RotarySpec {
   /// Raises c10::ValueError unless head_dim and rotary_dim are even and positive and fit.
   explicit RotarySpec(int64_t head_dim);
 
-  int64_t head_dim;           ///< components of one head
-  double base = 10000.0;      ///< pair i turns by base^(-2i / rotary_dim) radians per position
-  int64_t rotary_dim;         ///< components that are rotated; default: head_dim
-  int64_t rotary_start = 0;   ///< the first of them
-  bool interleaved = false;   ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
-  bool reverse = false;       ///< rotate the other way
+  int64_t head_dim;          ///< components of one head
+  double base = 10000.0;     ///< pair i turns by base^(-2i / rotary_dim) radians per position
+  int64_t rotary_dim;        ///< components that are rotated; default: head_dim
+  int64_t rotary_start = 0;  ///< the first of them
+  bool interleaved = false;  ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
+  bool reverse = false;      ///< rotate the other way
 
   /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
   void check() const;
@@ -67,8 +67,9 @@ struct RotaryCall {
 /// @param query  floating, in `call.layout`
 /// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is
 /// @param spec  RotarySpec::to_json()
+/// @param no_key  std::nullopt: a second tensor would be the key
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
-POSEMBED_API torch::Tensor rotary(const torch::Tensor& query,
+POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
                                   const std::optional<torch::Tensor>& positions,
                                   const std::string& spec, const RotaryCall& call = {});
 
@@ -79,8 +80,9 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
     const RotaryCall& call = {});
 
 /// The same in place, for inference: raises where a gradient would be lost.
-POSEMBED_API void rotary_(const torch::Tensor& query, const std::optional<torch::Tensor>& positions,
-                          const std::string& spec, const RotaryCall& call = {});
+POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
+                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const RotaryCall& call = {});
 POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
                           const std::optional<torch::Tensor>& positions, const std::string& spec,
                           const RotaryCall& call = {});
@@ -123,7 +125,7 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   void pretty_print(std::ostream& stream) const override;
 
   /// Rotates query; see functional::rotary for shapes and errors.
-  torch::Tensor forward(const torch::Tensor& query,
+  torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         int64_t offset = 0, bool inverse = false);
   /// Rotates query and key in one launch.
@@ -133,7 +135,7 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
       bool inverse = false);
 
   /// The same in place, for inference.
-  void rotate_(const torch::Tensor& query,
+  void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
                bool inverse = false);
   void rotate_(const torch::Tensor& query, const torch::Tensor& key,

@@ -17,7 +17,7 @@ using posembed::RotarySpec;
 TEST(RotaryModule, RotatesByPositionTimesFrequency) {
   RotaryEmbedding rope(RotaryOptions(2).layout(Layout::thd));
   const torch::Tensor query = torch::tensor({{{1.0, 0.0}}, {{1.0, 0.0}}}, torch::kFloat64);
-  const torch::Tensor rotated = rope->forward(query, std::nullopt, /*offset=*/1);
+  const torch::Tensor rotated = rope->forward(query, std::nullopt, std::nullopt, /*offset=*/1);
   for (int64_t token = 0; token < 2; ++token) {
     EXPECT_NEAR(rotated[token][0][0].item<double>(), std::cos(token + 1.0), 1e-15);
     EXPECT_NEAR(rotated[token][0][1].item<double>(), std::sin(token + 1.0), 1e-15);
@@ -72,7 +72,7 @@ TEST(RotaryModule, BadInputRaisesC10Errors) {
   const torch::Tensor query = torch::randn({1, 3, 2, 8});
   EXPECT_THROW(rope->forward(query[0]), c10::ValueError);
   EXPECT_THROW(rope->forward(query.to(torch::kInt)), c10::TypeError);
-  EXPECT_THROW(rope->forward(query, torch::tensor({0, -5, 2})), c10::IndexError);
+  EXPECT_THROW(rope->forward(query, std::nullopt, torch::tensor({0, -5, 2})), c10::IndexError);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(7)), c10::ValueError);
   EXPECT_THROW(RotarySpec::from_json("{\"head_dim\":8,\"theta\":1}"), c10::ValueError);
 }

@@ -160,4 +160,7 @@ def test_module_holds_nothing_that_can_rot() -> None:
         copy.deepcopy(rope).to("meta").to_empty(device="cpu"),
     ):
         assert changed.state_dict() == {}
-        assert all(torch.equal(a, b) for a, b in zip(changed(query, key, offset=100_000), expected, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(changed(query, key, offset=100_000), expected, strict=True)
+        )

@@ -7,8 +7,9 @@ from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
+
+from support.case import OperatorCase, Sample
 
 ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
