@@ -7,17 +7,22 @@ _library.load()
 # ruff: noqa: E402  (what follows needs the library)
 from posembed import batching, cpp, functional
 from posembed._build_info import build_info
+from posembed.alibi import ALiBi
 from posembed.functional import check_errors
 from posembed.rotary import RotaryEmbedding
-from posembed.specification import RotarySpec
+from posembed.sinusoidal import SinusoidalPositionalEmbedding
+from posembed.specification import RotarySpec, SinusoidalSpec
 
 batching.register()
 
 __version__ = build_info()["version"]
 
 __all__ = [
+    "ALiBi",
     "RotaryEmbedding",
     "RotarySpec",
+    "SinusoidalPositionalEmbedding",
+    "SinusoidalSpec",
     "build_info",
     "check_errors",
     "cpp",
