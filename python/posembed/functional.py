@@ -8,11 +8,21 @@ from __future__ import annotations
 from typing import Literal, overload
 
 import torch
+import torch.overrides
 from torch import Tensor
 
+from posembed import _C
 from posembed.specification import RotarySpec
 
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
+
+
+def eager(*arguments: Tensor | None) -> bool:
+    """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
+
+    The compiler has to see the operator, and so have tensor types with ``__torch_function__``.
+    """
+    return not (torch.compiler.is_compiling() or torch.overrides.has_torch_function(arguments))
 
 
 @overload
@@ -81,6 +91,8 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
+    if eager(query, key, positions):
+        return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
@@ -110,6 +122,9 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
+    if eager(query, key, positions):
+        _C.rotary_(query, key, positions, spec.text, layout, offset, inverse)
+        return
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         torch.ops.posembed.rotary_(query, positions, **options)
