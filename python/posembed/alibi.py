@@ -23,7 +23,7 @@ class ALiBi(nn.Module):
 
     Args:
         num_heads: Heads of this module.
-        slopes: ``"press"``: the paper's series, interleaved where the head count is no power of two.
+        slopes: ``"press"``: the paper's series, interleaved where heads are no power of two.
             ``"geometric"``: one ratio for every head count. Or the slopes themselves: a tensor
             [total_heads], or [2, total_heads] for keys left and right of the query.
         max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
@@ -163,8 +163,8 @@ class ALiBi(nn.Module):
     ) -> Tensor:
         """Softmax(query key^T scale + bias) value, by the best means at hand.
 
-        On CUDA, slopes that are not learned go through flex attention and no bias is made; elsewhere
-        SDPA takes the bias as its mask.
+        On CUDA, slopes that are not learned go through flex attention and no bias is made;
+        elsewhere SDPA takes the bias as its mask.
 
         Args:
             query: [batch, num_heads, seq, head_dim].
@@ -181,7 +181,10 @@ class ALiBi(nn.Module):
         if query.is_cuda and not self.learned:
             offset = key.shape[-2] - query.shape[-2] if query_offset is None else query_offset
             mod = self.score_mod(query_offset=offset)
-            return _flex()(query, key, value, score_mod=mod, scale=scale, enable_gqa=grouped)
+            result: Tensor = _flex()(
+                query, key, value, score_mod=mod, scale=scale, enable_gqa=grouped
+            )
+            return result
         bias = self(query.shape[-2], key.shape[-2], query_offset=query_offset, dtype=query.dtype)
         return F.scaled_dot_product_attention(
             query, key, value, bias, scale=scale, enable_gqa=grouped

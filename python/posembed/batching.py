@@ -6,6 +6,7 @@ A rule moves the mapped dimension into one that the operator has anyway: vmap co
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,7 +95,9 @@ def front(tensor: Tensor, mapped: int | None, size: int) -> Tensor:
     return tensor.movedim(mapped, 0)
 
 
-def sinusoidal_add_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any) -> Any:
+def sinusoidal_add_rule(
+    info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> Any:
     """Into the batch, or instead of it where x is [seq, embedding_dim]."""
     size = info.batch_size
     x = front(args[0], in_dims[0], size)
@@ -152,17 +155,16 @@ def alibi_add_rule(
 
 def register() -> None:
     """Tells torch.func about every rule."""
-    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
-        rule = functools.partial(in_place_rule, name)
-        torch.library.register_vmap(f"posembed::{name}", rule)
-    for count, name in ((1, "rotary"), (2, "rotary_pair")):
-        torch.library.register_vmap(f"posembed::{name}", functools.partial(rotary_rule, count))
-    rules = {
+    rules: dict[str, Callable[..., Any]] = {
+        "rotary": functools.partial(rotary_rule, 1),
+        "rotary_pair": functools.partial(rotary_rule, 2),
         "sinusoidal_add": sinusoidal_add_rule,
         "sinusoidal_encode": sinusoidal_encode_rule,
         "alibi_bias": alibi_bias_rule,
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
+    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
+        rules[name] = functools.partial(in_place_rule, name)
     for name, rule in rules.items():
         torch.library.register_vmap(f"posembed::{name}", rule)

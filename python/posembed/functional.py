@@ -141,7 +141,8 @@ def sinusoidal(
     Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Exact at every position.
 
     Args:
-        x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim] or [seq, embedding_dim].
+        x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
+            [seq, embedding_dim].
         positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
             and so on.
         spec: The encoding's numbers.

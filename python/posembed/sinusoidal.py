@@ -22,7 +22,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         base: Ratio of the longest to the shortest wavelength, about.
         preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
-            ``"tensor2tensor"``, also ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
+            ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.

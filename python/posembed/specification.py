@@ -87,7 +87,8 @@ class SinusoidalSpec:
         preset: "vaswani", "marian", "tensor2tensor" or "ddpm"; see
             :class:`posembed.SinusoidalPositionalEmbedding`.
         cos_first: Cosines before sines; default: False.
-        shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the preset's.
+        shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
+            preset's.
         scale: Multiplies the encoding.
 
     Raises:

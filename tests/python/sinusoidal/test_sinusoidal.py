@@ -87,7 +87,9 @@ def test_shift_matrix(preset: str, cos_first: bool) -> None:
     for distance in (7, -3.5, 1000):
         matrix = module.shift_matrix(distance)
         assert matrix.dtype == torch.float64
-        assert_close(module.encode(positions + distance), module.encode(positions) @ matrix.T, 1e-14)
+        assert_close(
+            module.encode(positions + distance), module.encode(positions) @ matrix.T, 1e-14
+        )
         assert_close(matrix @ module.shift_matrix(-distance), torch.eye(16), 1e-14)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
+
+from support.case import OperatorCase, Sample
 
 
 def bias(

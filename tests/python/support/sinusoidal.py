@@ -8,8 +8,9 @@ from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
+
+from support.case import OperatorCase, Sample
 
 
 def encode(
@@ -30,7 +31,9 @@ def encode(
     first, second = angles.sin() * frequencies**order, angles.cos() * frequencies**order
     if numbers.get("cos_first"):
         first, second = second, first
-    columns = torch.cat([first, second], -1) if halves else torch.stack([first, second], -1).flatten(-2)
+    columns = (
+        torch.cat([first, second], -1) if halves else torch.stack([first, second], -1).flatten(-2)
+    )
     if columns.shape[-1] < dim:
         columns = torch.nn.functional.pad(columns, (0, 1))
     return columns[..., :dim] * numbers.get("scale", 1.0)
