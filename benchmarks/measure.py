@@ -52,12 +52,8 @@ def table(result: dict[str, Any]) -> list[str]:
     """Markdown: time, share of the floor's speed, and how many times slower than posembed."""
     seconds, floor = result["seconds"], result["floor"]
     ours = seconds.get("posembed")
-    lines = [
-        f"### {result['name']}",
-        "",
-        "| | median | of floor | over posembed |",
-        "|---|---:|---:|---:|",
-    ]
+    head = "| | median | of floor | over posembed |"
+    lines = [f"### {result['name']}", "", head, "|---|---:|---:|---:|"]
     for label, value in seconds.items():
         share = f"{seconds[floor] / value:.2f}" if floor else ""
         ratio = f"{value / ours:.2f}" if ours else ""

@@ -3,7 +3,7 @@
 make benchmark                                  every case
 python benchmarks/run.py --case rotary          cases whose name contains "rotary"
 python benchmarks/run.py --threads 1 --json out.json
-python benchmarks/run.py --allocator reusing    freed memory is kept: new outputs cost no page faults
+python benchmarks/run.py --allocator reusing    freed memory is kept: new outputs cost no faults
 """
 
 from __future__ import annotations

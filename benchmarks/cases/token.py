@@ -26,37 +26,38 @@ def step(module: nn.Module, ids: Tensor, gradient: Tensor):
     return run
 
 
+def of_dtype(dtype: torch.dtype, device: str) -> Iterator[Case]:
+    kind = str(dtype).removeprefix("torch.")
+    where = {"device": device, "dtype": dtype}
+    ours = pe.TokenEmbedding(VOCABULARY, DIM, **where)
+    rows = pe.TokenEmbedding(VOCABULARY, DIM, gradient="rows", **where)
+    theirs = nn.Embedding(VOCABULARY, DIM, **where)
+    sparse = nn.Embedding(VOCABULARY, DIM, sparse=True, **where)
+    uniform = torch.randint(VOCABULARY, (TOKENS,), device=device)
+    out = torch.empty(TOKENS, DIM, **where)
+    source = torch.randn_like(out)
+    yield Case(
+        f"token forward {TOKENS} x {DIM} {kind}",
+        {
+            "copy_ of the same bytes": lambda: out.copy_(source),
+            "posembed": torch.no_grad()(lambda: ours(uniform)),
+            "nn.Embedding": torch.no_grad()(lambda: theirs(uniform)),
+        },
+        "copy_ of the same bytes",
+    )
+    for spread, ids in (("uniform", uniform), ("Zipf", zipf(TOKENS, device))):
+        yield Case(
+            f"token forward and backward {VOCABULARY} x {DIM}, {TOKENS} {spread} ids, {kind}",
+            {
+                "posembed": step(ours, ids, source),
+                "nn.Embedding": step(theirs, ids, source),
+                "posembed, rows": step(rows, ids, source),
+                "nn.Embedding, sparse": step(sparse, ids, source),
+            },
+        )
+
+
 def cases(device: str, compile_peers: bool) -> Iterator[Case]:
     del compile_peers
     for dtype in (torch.float32, torch.bfloat16):
-        kind = str(dtype).removeprefix("torch.")
-        where = {"device": device, "dtype": dtype}
-        ours, theirs = (
-            pe.TokenEmbedding(VOCABULARY, DIM, **where),
-            nn.Embedding(VOCABULARY, DIM, **where),
-        )
-        rows = pe.TokenEmbedding(VOCABULARY, DIM, gradient="rows", **where)
-        sparse = nn.Embedding(VOCABULARY, DIM, sparse=True, **where)
-        uniform = torch.randint(VOCABULARY, (TOKENS,), device=device)
-        out = torch.empty(TOKENS, DIM, **where)
-        source = torch.randn_like(out)
-        with torch.no_grad():
-            yield Case(
-                f"token forward {TOKENS} x {DIM} {kind}",
-                {
-                    "copy_ of the same bytes": lambda out=out, source=source: out.copy_(source),
-                    "posembed": lambda ours=ours: ours(uniform),
-                    "nn.Embedding": lambda theirs=theirs: theirs(uniform),
-                },
-                "copy_ of the same bytes",
-            )
-        for spread, ids in (("uniform", uniform), ("Zipf", zipf(TOKENS, device))):
-            yield Case(
-                f"token forward and backward, {VOCABULARY} x {DIM}, {TOKENS} {spread} ids {kind}",
-                {
-                    "posembed": step(ours, ids, source),
-                    "nn.Embedding": step(theirs, ids, source),
-                    "posembed, rows": step(rows, ids, source),
-                    "nn.Embedding, sparse": step(sparse, ids, source),
-                },
-            )
+        yield from of_dtype(dtype, device)
