@@ -1,5 +1,5 @@
-// A CPU kernel is one source file compiled once per instruction set, each copy in a namespace of that name.
-// This header declares the copies and calls the one that fits the processor.
+// A CPU kernel is one source file compiled once per instruction set, each copy in a namespace of
+// that name. This header declares the copies and calls the one that fits the processor.
 #pragma once
 
 #include "core/instruction_set.h"
@@ -40,28 +40,28 @@ using FunctionOf = Signature;
 
 }  // namespace posembed::core
 
-// POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies baseline::rotate,
-// avx2::rotate, avx512::rotate and the callable rotate_cpu.
+// POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
+// baseline::rotate, avx2::rotate, avx512::rotate and the callable rotate_cpu.
 #if defined(POSEMBED_X86_VARIANTS)
-#define POSEMBED_CPU_KERNEL(kernel, ...)                                   \
-  namespace baseline {                                                     \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
-  }                                                                        \
-  namespace avx2 {                                                         \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
-  }                                                                        \
-  namespace avx512 {                                                       \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
-  }                                                                        \
-  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu {     \
-    baseline::kernel, avx2::kernel, avx512::kernel                         \
+#define POSEMBED_CPU_KERNEL(kernel, ...)                               \
+  namespace baseline {                                                 \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
+  }                                                                    \
+  namespace avx2 {                                                     \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
+  }                                                                    \
+  namespace avx512 {                                                   \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
+  }                                                                    \
+  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
+    baseline::kernel, avx2::kernel, avx512::kernel                     \
   }
 #else
-#define POSEMBED_CPU_KERNEL(kernel, ...)                                   \
-  namespace baseline {                                                     \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                        \
-  }                                                                        \
-  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu {     \
-    baseline::kernel, baseline::kernel, baseline::kernel                   \
+#define POSEMBED_CPU_KERNEL(kernel, ...)                               \
+  namespace baseline {                                                 \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
+  }                                                                    \
+  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
+    baseline::kernel, baseline::kernel, baseline::kernel               \
   }
 #endif

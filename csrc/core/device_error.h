@@ -1,5 +1,6 @@
-// How a CUDA kernel reports a bad id or position without killing the context: the first offender writes its
-// values into a record in pinned host memory that the device maps, and the host reads it at the next call.
+// How a CUDA kernel reports a bad id or position without killing the context: the first offender
+// writes its values into a record in pinned host memory that the device maps, and the host reads it
+// at the next call.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct DeviceError {
 
 #if defined(__CUDACC__)
 /// Keeps the first error of all kernels; later ones are dropped until the host has read it.
-__device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value, int64_t place,
-                                    int64_t limit) {
+__device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value,
+                                    int64_t place, int64_t limit) {
   if (error == nullptr || atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
   error->kind = kind;
   error->value = value;

@@ -1,4 +1,5 @@
-// Ids and positions as they come: int32 or int64, read where they are needed and never converted in memory.
+// Ids and positions as they come: int32 or int64, read where they are needed and never converted in
+// memory.
 #pragma once
 
 #include <cstdint>

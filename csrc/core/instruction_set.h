@@ -8,7 +8,8 @@ namespace posembed::core {
 enum class InstructionSet : int8_t { baseline, avx2, avx512 };
 
 /// The widest set that was built, that the processor has, and that the environment variable
-/// POSEMBED_INSTRUCTION_SET (baseline, avx2 or avx512) allows. Chosen once for the life of the process.
+/// POSEMBED_INSTRUCTION_SET (baseline, avx2 or avx512) allows. Chosen once for the life of the
+/// process.
 InstructionSet instruction_set();
 
 /// "baseline", "avx2" or "avx512".

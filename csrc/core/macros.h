@@ -1,6 +1,6 @@
 // Qualifiers of the small functions that kernels share between host and device.
-// They are static: each instruction set's copy of a kernel file must keep its own, or the linker could hand
-// AVX-512 code to an older processor.
+// They are static: each instruction set's copy of a kernel file must keep its own, or the linker
+// could hand AVX-512 code to an older processor.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
-// Element types of kernels: storage, conversion to the type that arithmetic runs in, and rounding back once.
-// Conversions work on bits, so that host, device and every instruction set give the same result, denormals
-// and NaN included (AVX512_BF16's own instruction would flush denormals).
+// Element types of kernels: storage, conversion to the type that arithmetic runs in, and rounding
+// back once. Conversions work on bits, so that host, device and every instruction set give the same
+// result, denormals and NaN included (AVX512_BF16's own instruction would flush denormals).
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ POSEMBED_INLINE double load(double value) { return value; }
 POSEMBED_INLINE float load(BFloat16 value) { return float_from_bits(uint32_t{value.bits} << 16); }
 
 POSEMBED_INLINE float load(Float16 value) {
-  // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends it and
-  // normalises denormals. Infinity and NaN have to be given float32's own exponent.
+  // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends
+  // it and normalises denormals. Infinity and NaN have to be given float32's own exponent.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   float result = float_from_bits(magnitude) * float_from_bits(0x77800000u);
   if (magnitude >= 0x0f800000u) result = float_from_bits(magnitude | 0x7f800000u);
@@ -57,7 +57,8 @@ POSEMBED_INLINE void store(double value, double* out) { *out = value; }
 
 POSEMBED_INLINE void store(float value, BFloat16* out) {
   const uint32_t bits = float_bits(value);
-  // Half of the last kept place, and one more where that place is odd: round to nearest, ties to even.
+  // Half of the last kept place, and one more where that place is odd: round to nearest, ties to
+  // even.
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out->bits = static_cast<uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded);
@@ -72,8 +73,8 @@ POSEMBED_INLINE void store(float value, Float16* out) {
   } else if (magnitude >= 0x477ff000u) {
     result = 0x7c00u;  // 65520 and above round to infinity
   } else if (magnitude < 0x38800000u) {
-    // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24, binary16's
-    // smallest denormal.
+    // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
+    // binary16's smallest denormal.
     result = float_bits(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     result = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -103,7 +104,8 @@ inline decltype(auto) visit_scalar(Scalar scalar, Function&& function) {
 }
 
 inline int64_t size_of(Scalar scalar) {
-  return visit_scalar(scalar, [](auto tag) -> int64_t { return sizeof(typename decltype(tag)::type); });
+  return visit_scalar(scalar,
+                      [](auto tag) -> int64_t { return sizeof(typename decltype(tag)::type); });
 }
 
 }  // namespace posembed::core
