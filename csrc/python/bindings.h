@@ -12,9 +12,11 @@ namespace posembed::python {
 
 namespace py = pybind11;
 
+void bind_alibi(py::module_& module);
 void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
 void bind_rotary(py::module_& module);
+void bind_sinusoidal(py::module_& module);
 void bind_token(py::module_& module);
 
 /// A number, or "sqrt_dim"; raises ValueError for any other text.

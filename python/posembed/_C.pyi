@@ -1,10 +1,50 @@
 from typing import Any
 
+from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
 from posembed._build_info import BuildInfo
 
 def build_info() -> BuildInfo: ...
+
+class ALiBi(ModuleWrapper):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        slopes: str | Tensor = "press",
+        max_bias: float = 8.0,
+        causal: bool = True,
+        total_heads: int | None = None,
+        head_start: int = 0,
+        learned: bool = False,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add_(self, *args: Any, **kwargs: Any) -> None: ...
+    def attention(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class InputEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        positions: str | None = "learned",
+        max_positions: int | None = None,
+        num_types: int = 0,
+        scale: float | str = 1.0,
+        norm: str | None = None,
+        eps: float = 1e-5,
+        dropout: float = 0.0,
+        padding_idx: int | None = None,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class LearnedPositionalEmbedding(ModuleWrapper):
+    def __init__(self, max_positions: int, embedding_dim: int, *, first_row: int = 0) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, positions: Tensor) -> Any: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
@@ -20,3 +60,35 @@ class RotaryEmbedding(ModuleWrapper):
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def rotate_(self, *args: Any, **kwargs: Any) -> None: ...
+
+class SinusoidalPositionalEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        base: float = 10000.0,
+        preset: str = "vaswani",
+        cos_first: bool | None = None,
+        shift: float | None = None,
+        scale: float = 1.0,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, *args: Any, **kwargs: Any) -> Any: ...
+    def shift_matrix(self, distance: float) -> Any: ...
+
+class TokenEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        scale: float | str = 1.0,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def logits(self, hidden: Tensor) -> Any: ...

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,9 +89,16 @@ def in_place_rule(
     return None, None
 
 
+def front(tensor: Tensor, mapped: int | None, size: int) -> Tensor:
+    """The mapped dimension in front; None: ``size`` views of one tensor."""
+    if mapped is None:
+        return tensor.unsqueeze(0).expand(size, *tensor.shape)
+    return tensor.movedim(mapped, 0)
+
+
 def copies_of(ids: Tensor, mapped: int | None, rows: int, size: int) -> Tensor:
     """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other."""
-    ids = ids.expand(size, *ids.shape) if mapped is None else ids.movedim(mapped, 0)
+    ids = front(ids, mapped, size)
     starts = torch.arange(size, device=ids.device) * rows
     return ids + starts.view(-1, *[1] * (ids.dim() - 1))
 
@@ -104,7 +112,7 @@ def embedding_rule(
     padding_idx: int = -1,
     **options: Any,
 ) -> tuple[Tensor, int]:
-    """embedding: mapped ids are more ids; mapped tables stand side by side, or one below the other."""
+    """embedding: mapped ids are more ids; mapped tables stand side by side, or in a column."""
     operator = torch.ops.posembed.embedding
     weight_dim, ids_dim = in_dims
     if weight_dim is None and not options.get("scale_grad_by_freq", False):
@@ -145,11 +153,7 @@ def embedding_backward_rule(
         )
         return result.unflatten(-1, (size, -1)), 1
     places = copies_of(ids, ids_dim, num_embeddings, size)
-    rows = (
-        gradient.expand(size, *gradient.shape)
-        if gradient_dim is None
-        else gradient.movedim(gradient_dim, 0)
-    )
+    rows = front(gradient, gradient_dim, size)
     if padding_idx >= 0:
         padding = ids.movedim(ids_dim or 0, 0) == padding_idx
         rows = rows.masked_fill(padding.unsqueeze(-1), 0)
@@ -164,11 +168,13 @@ def learned_add_rule(
     weight: Tensor,
     positions: Tensor | None = None,
     **options: Any,
-) -> tuple[Tensor, int]:
+) -> Any:
     """learned_add: mapped x is a larger batch; mapped tables or positions are looked up apart."""
     x_dim, weight_dim, *positions_dim = in_dims
     if x_dim is None or weight_dim is not None or any(dim is not None for dim in positions_dim):
-        return loop_rule(torch.ops.posembed.learned_add, info, in_dims, x, weight, positions, **options)
+        return loop_rule(
+            torch.ops.posembed.learned_add, info, in_dims, x, weight, positions, **options
+        )
     size = info.batch_size
     if positions is not None and positions.dim() == 2:
         positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
@@ -193,16 +199,80 @@ def loop_rule(
     return stacked, (0,) * len(stacked)
 
 
+def sinusoidal_add_rule(
+    info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> Any:
+    """Into the batch, or instead of it where x is [seq, embedding_dim]."""
+    size = info.batch_size
+    x = front(args[0], in_dims[0], size)
+    shape = x.shape
+    positions = args[1] if len(args) > 1 else None
+    if positions is not None:
+        positions = front(positions, in_dims[1], size)
+        if positions.dim() < x.dim() - 1:  # [size, seq] beside [size, batch, seq, embedding_dim]
+            positions = positions.unsqueeze(1)
+        positions = positions.expand(shape[:-1]).reshape(-1, shape[-2])
+    result = torch.ops.posembed.sinusoidal_add(x.reshape(-1, *shape[-2:]), positions, **options)
+    return result.reshape(shape), 0
+
+
+def sinusoidal_encode_rule(
+    info: Any, in_dims: tuple[int | None, ...], positions: Tensor, **options: Any
+) -> Any:
+    """Positions may have any shape."""
+    return torch.ops.posembed.sinusoidal_encode(positions, **options), in_dims[0]
+
+
+def alibi_bias_rule(
+    info: Any, in_dims: tuple[int | None, ...], slopes: Tensor, *args: Any, **options: Any
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    sides = slopes.dim() - 2  # where heads are: [heads] or [2, heads]
+    folded = fold(slopes, in_dims[0], sides, info.batch_size)
+    bias = torch.ops.posembed.alibi_bias(folded, *args, **options)
+    return unfold(bias, 0, info.batch_size)
+
+
+def alibi_bias_backward_rule(
+    info: Any, in_dims: tuple[int | None, ...], grad: Tensor, **options: Any
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    folded = fold(grad, in_dims[0], grad.dim() - 4, info.batch_size)
+    result = torch.ops.posembed.alibi_bias_backward(folded, **options)
+    return unfold(result, result.dim() - 1, info.batch_size)
+
+
+def alibi_add_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    scores: Tensor,
+    slopes: Tensor,
+    **options: Any,
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    size = info.batch_size
+    heads = scores.dim() - (3 if in_dims[0] is None else 4)
+    sides = slopes.dim() - (1 if in_dims[1] is None else 2)
+    folded = (fold(scores, in_dims[0], heads, size), fold(slopes, in_dims[1], sides, size))
+    return unfold(torch.ops.posembed.alibi_add(*folded, **options), heads, size)
+
+
 def register() -> None:
     """Tells torch.func about every rule."""
-    rules: dict[str, Any] = {
+    rules: dict[str, Callable[..., Any]] = {
         "embedding": embedding_rule,
         "embedding_backward": embedding_backward_rule,
         "learned_add": learned_add_rule,
+        "sinusoidal_add": sinusoidal_add_rule,
+        "sinusoidal_encode": sinusoidal_encode_rule,
+        "rotary": functools.partial(rotary_rule, 1),
+        "rotary_pair": functools.partial(rotary_rule, 2),
+        "alibi_bias": alibi_bias_rule,
+        "alibi_bias_backward": alibi_bias_backward_rule,
+        "alibi_add": alibi_add_rule,
     }
-    for count, name in ((1, "rotary"), (2, "rotary_pair")):
-        rules[name] = functools.partial(rotary_rule, count)
-        rules[f"{name}_"] = functools.partial(in_place_rule, f"{name}_")
+    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
+        rules[name] = functools.partial(in_place_rule, name)
     for name in (
         "learned_encode",
         "learned_backward",

@@ -1,6 +1,7 @@
 """InputEmbedding: what stands before the first block of a Transformer, in one kernel each way.
 
-Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You Need", arXiv:1706.03762.
+Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You Need",
+arXiv:1706.03762.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ class InputEmbedding(nn.Module):
         )
         self.position = _position(positions, max_positions, embedding_dim, place)
         self.token_type = TokenEmbedding(num_types, embedding_dim, **place) if num_types else None
-        norms = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
-        self.norm = norms[norm](embedding_dim, eps=eps, **place) if norm else None
+        norms: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+        self.norm: nn.LayerNorm | nn.RMSNorm | None = None
+        if norm is not None:
+            self.norm = norms[norm](embedding_dim, eps=eps, **place)
 
     def forward(
         self,
@@ -113,32 +116,35 @@ class InputEmbedding(nn.Module):
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
         """
-        learned = isinstance(self.position, LearnedPositionalEmbedding)
-        sinusoidal = isinstance(self.position, SinusoidalPositionalEmbedding)
-        layer = isinstance(self.norm, nn.LayerNorm)
+        table: dict[str, Any] = {}
+        if isinstance(self.position, LearnedPositionalEmbedding):
+            table = {"position": self.position.weight, "first_row": self.position.first_row}
+        elif self.position is not None:
+            table = {"sinusoid": self.position.spec}
+        if self.token_type is not None:
+            table["token_type"] = self.token_type.weight
+        norm: dict[str, Any] = {}
+        if self.norm is not None:
+            norm = {"norm": "rms", "norm_weight": self.norm.weight, "eps": self.norm.eps}
+        if isinstance(self.norm, nn.LayerNorm):
+            norm |= {"norm": "layer", "norm_bias": self.norm.bias}
         return functional.input_embedding(
             ids,
             self.token.weight,
-            self.position.weight if learned else None,
-            positions,
-            None if self.token_type is None else self.token_type.weight,
-            types,
-            None if self.norm is None else self.norm.weight,
-            self.norm.bias if layer else None,
+            positions=positions,
+            types=types,
             offset=offset,
-            first_row=self.position.first_row if learned else 0,
-            sinusoid=self.position.spec if sinusoidal else None,
-            norm=None if self.norm is None else "layer" if layer else "rms",
-            eps=1e-5 if self.norm is None else self.norm.eps,
             scale=self.token.scale,
             dropout=self.dropout if self.training else 0.0,
             padding_idx=self.token.padding_idx,
             gradient=self.token.gradient,
+            **table,
+            **norm,
         )
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
-        """The input layer of a BERT, DistilBERT or GPT-2 model: tables and norm copied, same output.
+        """The input layer of a BERT, DistilBERT or GPT-2 model: parameters copied, same output.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that

@@ -56,7 +56,7 @@ class LearnedPositionalEmbedding(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
-        """x [batch, seq, embedding_dim] plus the rows of its positions.
+        """X [batch, seq, embedding_dim] plus the rows of its positions.
 
         Args:
             x: What to add to.

@@ -15,8 +15,8 @@ from posembed.functional import Gradient
 class TokenEmbedding(nn.Embedding):
     """A ``torch.nn.Embedding`` with exact, repeatable gradients, a scale and a tied output head.
 
-    Gradients are accumulated in float32 whatever the dtype, rounded once, and have the same bits for
-    any number of threads.
+    Gradients are accumulated in float32 whatever the dtype, rounded once, and have the same bits
+    for any number of threads.
 
     Args:
         num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As for
@@ -53,9 +53,8 @@ class TokenEmbedding(nn.Embedding):
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(
-                f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, got {padding_idx}"
-            )
+            allowed = f"{-num_embeddings} to {num_embeddings - 1}"
+            raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
         if gradient not in ("dense", "rows"):
             raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
         self.scale = _scale(scale, embedding_dim)
@@ -75,7 +74,7 @@ class TokenEmbedding(nn.Embedding):
         )
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         embeddings: Tensor,
         freeze: bool = True,
@@ -93,16 +92,20 @@ class TokenEmbedding(nn.Embedding):
         Args:
             embeddings: The table.
             freeze: Keep the table as it is: no gradient.
-            padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, scale, gradient: As for
-                the constructor. The row of padding_idx is left as it is.
+            padding_idx: A row that gets no gradient; its values are left as they are.
+            max_norm: As for the constructor, like all that follow.
+            norm_type: The p of that norm.
+            scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
+            sparse: The same as ``gradient="rows"``.
+            scale: Multiplies every result.
+            gradient: "dense" or "rows".
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
         """
         if embeddings.dim() != 2:
-            raise ValueError(
-                f"embeddings: expected [num_embeddings, embedding_dim], got {list(embeddings.shape)}"
-            )
+            shape = list(embeddings.shape)
+            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -119,7 +122,7 @@ class TokenEmbedding(nn.Embedding):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int32 or int64 [...] -> [..., embedding_dim]; see :func:`posembed.functional.embedding`."""
+        """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`."""
         if self.max_norm is not None:
             with torch.no_grad():
                 torch.embedding_renorm_(

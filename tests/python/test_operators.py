@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
-from support import input, learned, rotary, token
+from support import alibi, input, learned, rotary, sinusoidal, token
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
     *token.CASES,
     *learned.CASES,
+    *sinusoidal.CASES,
     *rotary.CASES,
+    *alibi.CASES,
     *input.CASES,
 ]
 

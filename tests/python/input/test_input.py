@@ -22,7 +22,9 @@ KINDS = [
 kinds = pytest.mark.parametrize("options", KINDS, ids=str)
 
 
-def make(options: dict, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, **more):
+def make(
+    options: dict, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, **more
+):
     torch.manual_seed(0)
     embed = pe.InputEmbedding(ROWS, COLUMNS, device=device, dtype=dtype, **options, **more)
     if embed.norm is not None:
@@ -100,7 +102,9 @@ def test_second_derivatives_of_the_module(device: torch.device) -> None:
     other = copy.deepcopy(embed)
     penalties = []
     for module, output in ((embed, embed(ids, types=types)), (other, apart(other, ids, types))):
-        grads = torch.autograd.grad(output.square().sum(), list(module.parameters()), create_graph=True)
+        grads = torch.autograd.grad(
+            output.square().sum(), list(module.parameters()), create_graph=True
+        )
         penalty = sum(g.square().sum() for g in grads)
         penalty.backward()
         penalties.append(penalty)
@@ -113,7 +117,9 @@ def test_second_derivatives_of_the_module(device: torch.device) -> None:
 
 
 @kinds
-def test_dropout_follows_the_seed_and_its_gradient_the_mask(options: dict, device: torch.device) -> None:
+def test_dropout_follows_the_seed_and_its_gradient_the_mask(
+    options: dict, device: torch.device
+) -> None:
     embed, ids, types = make(options, device, dropout=0.4)
     plain = embed.eval()(ids, types=types)
     embed.train()
@@ -182,7 +188,12 @@ def small(family: str) -> nn.Module:
     elif family == "distilbert":
         model = transformers.DistilBertForMaskedLM(
             transformers.DistilBertConfig(
-                vocab_size=ROWS, dim=32, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=20
+                vocab_size=ROWS,
+                dim=32,
+                n_layers=1,
+                n_heads=2,
+                hidden_dim=16,
+                max_position_embeddings=20,
             )
         )
     else:
@@ -280,26 +291,82 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        (IndexError, "token table of 23, got 23 at place 3", lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7))),
-        (IndexError, "token type table of 2, got 2 at place 0", lambda e, i: e(i, types=torch.full_like(i, 2))),
+        (
+            IndexError,
+            "token table of 23, got 23 at place 3",
+            lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)),
+        ),
+        (
+            IndexError,
+            "token type table of 2, got 2 at place 0",
+            lambda e, i: e(i, types=torch.full_like(i, 2)),
+        ),
         (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
-        (IndexError, "position table of 20, got 20 at place 6", lambda e, i: e(i, torch.arange(14, 21))),
+        (
+            IndexError,
+            "position table of 20, got 20 at place 6",
+            lambda e, i: e(i, torch.arange(14, 21)),
+        ),
         (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
         (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
         (ValueError, "positions: expected seq 7", lambda e, i: e(i, torch.arange(6))),
         (ValueError, "offset: expected 0 where", lambda e, i: e(i, torch.arange(7), offset=1)),
         (ValueError, "types: expected the shape of ids", lambda e, i: e(i, types=i[:, :3])),
-        (ValueError, "types: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i)),
-        (ValueError, "positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7))),
+        (
+            ValueError,
+            "types: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i),
+        ),
+        (
+            ValueError,
+            "positions: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7)),
+        ),
         (ValueError, "max_positions: expected a number", lambda e, i: pe.InputEmbedding(ROWS, 4)),
-        (ValueError, "max_positions: expected none", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3)),
-        (ValueError, "positions: expected 'learned'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary")),
-        (ValueError, "norm: expected 'layer'", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch")),
-        (ValueError, "dropout: expected 0 to 1", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5)),
-        (ValueError, "num_types: expected 0 or more", lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1)),
-        (ValueError, "norm: expected 'none'", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch")),
-        (ValueError, "norm_weight: expected none", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm_weight=e.norm.weight)),
-        (TypeError, "position: expected the dtype", lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, e.position.weight.half())),
+        (
+            ValueError,
+            "max_positions: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3),
+        ),
+        (
+            ValueError,
+            "positions: expected 'learned'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary"),
+        ),
+        (
+            ValueError,
+            "norm: expected 'layer'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch"),
+        ),
+        (
+            ValueError,
+            "dropout: expected 0 to 1",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5),
+        ),
+        (
+            ValueError,
+            "num_types: expected 0 or more",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1),
+        ),
+        (
+            ValueError,
+            "norm: expected 'none'",
+            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch"),
+        ),
+        (
+            ValueError,
+            "norm_weight: expected none",
+            lambda e, i: torch.ops.posembed.input_embedding(
+                e.token.weight, i, norm_weight=e.norm.weight
+            ),
+        ),
+        (
+            TypeError,
+            "position: expected the dtype",
+            lambda e, i: torch.ops.posembed.input_embedding(
+                e.token.weight, i, e.position.weight.half()
+            ),
+        ),
     ],
 )
 def test_errors(error: type[Exception], message: str, call) -> None:

@@ -26,7 +26,12 @@ def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(3, 5, 12, dtype=dtype, device=device)
     expected = module(x, offset=4)
     positions = torch.arange(4, 9, device=device)
-    for given in (positions, positions[None].int(), positions.expand(3, 5), positions.expand(3, 5).int()):
+    for given in (
+        positions,
+        positions[None].int(),
+        positions.expand(3, 5),
+        positions.expand(3, 5).int(),
+    ):
         assert torch.equal(module(x, given), expected)
     assert torch.equal(x + module.encode(positions), expected)
 
@@ -41,7 +46,9 @@ def test_gradients_of_given_positions_equal_those_of_an_offset(dtype, device: to
         module(x, **arguments).sum().backward()
         results.append(module.weight.grad.clone())
     assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0][2:6].double().cpu(), torch.full((4, 8), 300.0, dtype=torch.float64))
+    assert torch.equal(
+        results[0][2:6].double().cpu(), torch.full((4, 8), 300.0, dtype=torch.float64)
+    )
     assert not results[0][6:].any()
 
 
@@ -82,14 +89,34 @@ def test_position_without_a_row_cuda() -> None:
         (ValueError, "x: expected .batch, seq", lambda m: m(torch.zeros(3, 4))),
         (ValueError, "weight: expected embedding_dim 5", lambda m: m(torch.zeros(1, 3, 5))),
         (TypeError, "weight: expected the dtype of x", lambda m: m(torch.zeros(1, 3, 4).half())),
-        (ValueError, "positions: expected seq 3", lambda m: m(torch.zeros(1, 3, 4), torch.arange(2))),
-        (ValueError, "positions: expected batch 2", lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int())),
+        (
+            ValueError,
+            "positions: expected seq 3",
+            lambda m: m(torch.zeros(1, 3, 4), torch.arange(2)),
+        ),
+        (
+            ValueError,
+            "positions: expected batch 2",
+            lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int()),
+        ),
         (TypeError, "positions: expected int32", lambda m: m(torch.zeros(1, 3, 4), torch.zeros(3))),
-        (ValueError, "offset: expected 0 where", lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1)),
+        (
+            ValueError,
+            "offset: expected 0 where",
+            lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1),
+        ),
         (ValueError, "offset: expected 0 or more", lambda m: m(torch.zeros(1, 3, 4), offset=-1)),
-        (ValueError, "first_row: expected 0", lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1)),
+        (
+            ValueError,
+            "first_row: expected 0",
+            lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1),
+        ),
         (ValueError, "max_positions: expected 0", lambda m: pe.LearnedPositionalEmbedding(-3, 4)),
-        (ValueError, "first_row: expected 0 to 10", lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11)),
+        (
+            ValueError,
+            "first_row: expected 0 to 10",
+            lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11),
+        ),
     ],
 )
 def test_errors(error: type[Exception], message: str, call) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from support.case import OperatorCase, Sample
 from support.learned import rows_for
-from torch import Tensor
 
 ROWS, TYPES, COLUMNS = 7, 2, 5
 
@@ -30,7 +31,9 @@ def sum_of(
 ) -> Tensor:
     result = token[ids.long()] * options.get("scale", 1.0)
     if token_type is not None:
-        result = result + token_type[types.long() if types is not None else torch.zeros_like(ids).long()]
+        result = (
+            result + token_type[types.long() if types is not None else torch.zeros_like(ids).long()]
+        )
     if positions is None:
         positions = torch.arange(ids.shape[1], device=ids.device) + options.get("offset", 0)
     if position is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
+
+from support.case import OperatorCase, Sample
 
 COLUMNS = 4
 
@@ -21,7 +22,12 @@ def places(positions: Tensor | None, seq: int, offset: int, device: Any) -> Tens
 
 
 def reference(
-    x: Tensor, weight: Tensor, positions: Tensor | None = None, *, offset: int = 0, first_row: int = 0
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
 ) -> Tensor:
     return x + weight[places(positions, x.shape[1], offset, x.device) + first_row]
 
@@ -44,7 +50,9 @@ def reference_backward(
     return zeros.index_put((index,), gradient, accumulate=True)
 
 
-def make_positions(form: str | None, batch: int, seq: int, first_row: int, device: Any) -> Tensor | None:
+def make_positions(
+    form: str | None, batch: int, seq: int, first_row: int, device: Any
+) -> Tensor | None:
     if form is None:
         return None
     shape = (batch, seq) if form == "batch" else (seq,)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.case import OperatorCase, Sample
 from torch import Tensor
+
+from support.case import OperatorCase, Sample
 
 ROWS, COLUMNS = 11, 6
 

@@ -19,7 +19,9 @@ def make_ids(count: int = 200, seed: int = 0, device: torch.device | str = "cpu"
     return torch.randint(0, ROWS, (count // 4, 4), generator=generator).to(device)
 
 
-def pair(dtype: torch.dtype, device: torch.device, **options: object) -> tuple[nn.Module, nn.Module]:
+def pair(
+    dtype: torch.dtype, device: torch.device, **options: object
+) -> tuple[nn.Module, nn.Module]:
     """Our module and torch's, with the same values."""
     modules = []
     for kind in (pe.TokenEmbedding, nn.Embedding):
@@ -70,7 +72,9 @@ def test_is_an_nn_embedding_by_type_and_state() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("gradient", ["dense", "rows"])
-def test_ten_thousand_ones_are_not_lost(dtype: torch.dtype, gradient: str, device: torch.device) -> None:
+def test_ten_thousand_ones_are_not_lost(
+    dtype: torch.dtype, gradient: str, device: torch.device
+) -> None:
     table = pe.TokenEmbedding(2, 8, gradient=gradient, dtype=dtype, device=device)
     table(torch.ones(10240, dtype=torch.int64, device=device)).sum().backward()
     found = table.weight.grad.to_dense()
@@ -78,19 +82,30 @@ def test_ten_thousand_ones_are_not_lost(dtype: torch.dtype, gradient: str, devic
     assert not found[0].any()
 
 
-def gradient_of(gradient: str, ids: Tensor, dtype: torch.dtype = torch.float32, **options) -> Tensor:
+def gradient_of(
+    gradient: str, ids: Tensor, dtype: torch.dtype = torch.float32, **options
+) -> Tensor:
     torch.manual_seed(2)
-    table = pe.TokenEmbedding(ROWS, COLUMNS, gradient=gradient, dtype=dtype, device=ids.device, **options)
+    table = pe.TokenEmbedding(
+        ROWS, COLUMNS, gradient=gradient, dtype=dtype, device=ids.device, **options
+    )
     output = table(ids)
-    output.backward(torch.linspace(-1, 1, output.numel(), device=ids.device).view_as(output).to(dtype))
+    output.backward(
+        torch.linspace(-1, 1, output.numel(), device=ids.device).view_as(output).to(dtype)
+    )
     return table.weight.grad
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 5}, {"scale_grad_by_freq": True, "scale": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 5}, {"scale_grad_by_freq": True, "scale": 3.0}], ids=str
+)
 def test_rows_form_has_each_touched_row_once_in_order(dtype, options, device: torch.device) -> None:
     ids = make_ids(60, device=device)
-    rows, dense = gradient_of("rows", ids, dtype, **options), gradient_of("dense", ids, dtype, **options)
+    rows, dense = (
+        gradient_of("rows", ids, dtype, **options),
+        gradient_of("dense", ids, dtype, **options),
+    )
     expected = ids.unique()
     expected = expected[expected != options.get("padding_idx", -1)]
     assert torch.equal(rows._indices(), expected.unsqueeze(0))
@@ -108,11 +123,16 @@ def test_rows_form_of_nothing(device: torch.device) -> None:
 @pytest.mark.parametrize("optimizer", ["SGD", "SparseAdam"])
 def test_optimizers_take_the_rows_form(optimizer: str, device: torch.device) -> None:
     ids = make_ids(device=device)
-    tables = [pe.TokenEmbedding(ROWS, COLUMNS, gradient=g, device=device) for g in ("rows", "dense")]
+    tables = [
+        pe.TokenEmbedding(ROWS, COLUMNS, gradient=g, device=device) for g in ("rows", "dense")
+    ]
     tables[1].load_state_dict(tables[0].state_dict())
     make = getattr(torch.optim, optimizer)
     others = {"SGD": torch.optim.SGD, "SparseAdam": torch.optim.Adam}
-    steppers = [make(tables[0].parameters(), lr=0.1), others[optimizer](tables[1].parameters(), lr=0.1)]
+    steppers = [
+        make(tables[0].parameters(), lr=0.1),
+        others[optimizer](tables[1].parameters(), lr=0.1),
+    ]
     for stepper, table in zip(steppers, tables, strict=True):
         table(ids).pow(2).sum().backward()
         stepper.step()
@@ -142,15 +162,24 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
     ids = torch.cat([make_ids(4000), torch.full((500, 4), 7), torch.full((16, 4), 8)])
     gradient = torch.randn(*ids.shape, columns).to(dtype)
     call = torch.ops.posembed.embedding_backward
-    on_cpu = call(gradient, ids, num_embeddings=ROWS, padding_idx=4, scale=0.5, scale_grad_by_freq=True)
+    on_cpu = call(
+        gradient, ids, num_embeddings=ROWS, padding_idx=4, scale=0.5, scale_grad_by_freq=True
+    )
     for _ in range(3):
         on_cuda = call(
-            gradient.cuda(), ids.cuda(), num_embeddings=ROWS, padding_idx=4, scale=0.5, scale_grad_by_freq=True
+            gradient.cuda(),
+            ids.cuda(),
+            num_embeddings=ROWS,
+            padding_idx=4,
+            scale=0.5,
+            scale_grad_by_freq=True,
         )
         assert torch.equal(on_cuda.cpu(), on_cpu)
 
 
-@pytest.mark.parametrize("options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"scale": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"scale": 2.0}], ids=str
+)
 def test_second_derivatives(options: dict, device: torch.device) -> None:
     """The backward operator is linear in the gradient: its own derivative against a Jacobian."""
     ids = make_ids(16, device=device)
@@ -159,7 +188,9 @@ def test_second_derivatives(options: dict, device: torch.device) -> None:
     def backward(gradient: Tensor) -> Tensor:
         return torch.ops.posembed.embedding_backward(gradient, ids, num_embeddings=ROWS, **options)
 
-    assert torch.autograd.gradcheck(backward, gradient, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradcheck(
+        backward, gradient, check_forward_ad=True, check_batched_grad=True
+    )
     assert torch.autograd.gradgradcheck(backward, gradient)
 
 
@@ -204,20 +235,25 @@ def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.de
         else:
             results = torch.stack(
                 [
-                    look_up(given if weight_dim is None else given[i], places if ids_dim is None else places[i])
+                    look_up(
+                        given if weight_dim is None else given[i],
+                        places if ids_dim is None else places[i],
+                    )
                     for i in range(3)
                 ]
             )
-        return (results * torch.linspace(1, 2, results.numel(), device=device).view_as(results)).sum()
+        return (
+            results * torch.linspace(1, 2, results.numel(), device=device).view_as(results)
+        ).sum()
 
     leaf = weights.clone().requires_grad_()
     other = weights.clone().requires_grad_()
     mapped, single = total(leaf, True), total(other, False)
     assert_close(mapped, single, 1e-14)
     assert_close(torch.autograd.grad(mapped, leaf)[0], torch.autograd.grad(single, other)[0], 1e-13)
-    per_copy = torch.func.vmap(
-        torch.func.grad(lambda w, i: look_up(w, i).pow(2).sum()), (0, 0)
-    )(weights, ids)
+    per_copy = torch.func.vmap(torch.func.grad(lambda w, i: look_up(w, i).pow(2).sum()), (0, 0))(
+        weights, ids
+    )
     for i in range(3):
         alone = weights[i].clone().requires_grad_()
         (wanted,) = torch.autograd.grad(look_up(alone, ids[i]).pow(2).sum(), alone)
@@ -275,7 +311,10 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
     with pytest.raises(IndexError, match=message):
         pe.TokenEmbedding(ROWS, COLUMNS)(ids)
     gradient = torch.zeros(*ids.shape, COLUMNS)
-    for operator in (torch.ops.posembed.embedding_backward, torch.ops.posembed.embedding_backward_rows):
+    for operator in (
+        torch.ops.posembed.embedding_backward,
+        torch.ops.posembed.embedding_backward_rows,
+    ):
         with pytest.raises(IndexError, match=message):
             operator(gradient, ids, num_embeddings=ROWS)
 
@@ -299,20 +338,54 @@ def test_id_outside_the_table_cuda(value: int) -> None:
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        (TypeError, "ids: expected int32 or int64", lambda w: pe.functional.embedding(torch.zeros(2), w)),
-        (TypeError, "weight: expected float32", lambda w: pe.functional.embedding(torch.zeros(2).long(), w.int())),
-        (ValueError, "weight: expected .num_embeddings", lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0])),
-        (ValueError, "padding_idx: expected", lambda w: pe.functional.embedding(torch.zeros(2).long(), w, padding_idx=37)),
-        (ValueError, "gradient: expected", lambda w: pe.functional.embedding(torch.zeros(2).long(), w, gradient="sparse")),
-        (ValueError, "ids: expected the device", lambda w: pe.functional.embedding(torch.zeros(2, device="meta").long(), w)),
-        (ValueError, "padding_idx: expected -37 to 36", lambda w: pe.TokenEmbedding(37, 5, padding_idx=37)),
+        (
+            TypeError,
+            "ids: expected int32 or int64",
+            lambda w: pe.functional.embedding(torch.zeros(2), w),
+        ),
+        (
+            TypeError,
+            "weight: expected float32",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w.int()),
+        ),
+        (
+            ValueError,
+            "weight: expected .num_embeddings",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0]),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w, padding_idx=37),
+        ),
+        (
+            ValueError,
+            "gradient: expected",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w, gradient="sparse"),
+        ),
+        (
+            ValueError,
+            "ids: expected the device",
+            lambda w: pe.functional.embedding(torch.zeros(2, device="meta").long(), w),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected -37 to 36",
+            lambda w: pe.TokenEmbedding(37, 5, padding_idx=37),
+        ),
         (ValueError, "gradient: expected", lambda w: pe.TokenEmbedding(37, 5, gradient="columns")),
-        (ValueError, "scale: expected a number or 'sqrt_dim'", lambda w: pe.TokenEmbedding(37, 5, scale="sqrt")),
+        (
+            ValueError,
+            "scale: expected a number or 'sqrt_dim'",
+            lambda w: pe.TokenEmbedding(37, 5, scale="sqrt"),
+        ),
         (ValueError, "num_embeddings: expected 0 or more", lambda w: pe.TokenEmbedding(-1, 5)),
         (
             ValueError,
             "gradient: expected the shape of ids",
-            lambda w: torch.ops.posembed.embedding_backward(w, torch.zeros(2).long(), num_embeddings=3),
+            lambda w: torch.ops.posembed.embedding_backward(
+                w, torch.zeros(2).long(), num_embeddings=3
+            ),
         ),
     ],
 )
