@@ -6,6 +6,24 @@ from torch.nn.cpp import ModuleWrapper
 from posembed._build_info import BuildInfo
 
 def build_info() -> BuildInfo: ...
+def rotary(
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def rotary_(
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+) -> None: ...
 
 class ALiBi(ModuleWrapper):
     def __init__(

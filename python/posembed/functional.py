@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
+import torch.overrides
 from torch import Tensor
 
+from posembed import _C
 from posembed.specification import RotarySpec, SinusoidalSpec
 
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
@@ -174,6 +176,14 @@ def input_embedding(
     )
 
 
+def eager(*arguments: Tensor | None) -> bool:
+    """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
+
+    The compiler has to see the operator, and so have tensor types with ``__torch_function__``.
+    """
+    return not (torch.compiler.is_compiling() or torch.overrides.has_torch_function(arguments))
+
+
 @overload
 def rotary(
     query: Tensor,
@@ -240,6 +250,8 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
+    if eager(query, key, positions):
+        return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
@@ -269,6 +281,9 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
+    if eager(query, key, positions):
+        _C.rotary_(query, key, positions, spec.text, layout, offset, inverse)
+        return
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         torch.ops.posembed.rotary_(query, positions, **options)
@@ -328,6 +343,29 @@ def sinusoidal_encode(
     """
     return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
         positions, spec=spec.text, dtype=dtype
+    )
+
+
+def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
+    """The matrix that moves an encoding by ``distance`` positions, which rotates each pair.
+
+    Args:
+        distance: Positions.
+        spec: The encoding's numbers.
+
+    Returns:
+        float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
+
+    Raises:
+        ValueError: A sine has no cosine beside it.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
+        torch.Size([64, 64])
+    """
+    return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
+        distance, spec=spec.text
     )
 
 
