@@ -46,9 +46,33 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
   }
 }
 
+Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
+               const std::string& spec, const std::string& layout_name, int64_t offset,
+               bool inverse) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+  const py::gil_scoped_release release;
+  if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
+  return functional::rotary(query, *key, positions, spec, call);
+}
+
+void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
+                     const MaybeTensor& positions, const std::string& spec,
+                     const std::string& layout_name, int64_t offset, bool inverse) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+  const py::gil_scoped_release release;
+  if (key.has_value()) {
+    functional::rotary_(query, *key, positions, spec, call);
+  } else {
+    functional::rotary_(query, std::nullopt, positions, spec, call);
+  }
+}
+
 }  // namespace
 
 void bind_rotary(py::module_& module) {
+  // A shorter way to the dispatcher than torch.ops, for eager calls: it halves the cost of a token.
+  module.def("rotary", &rotary);
+  module.def("rotary_", &rotary_in_place);
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make), py::arg("head_dim"), py::kw_only(), py::arg("layout") = "bshd",
            py::arg("base") = 10000.0, py::arg("rotary_dim") = py::none(),

@@ -198,6 +198,14 @@ void check_writable(const Tensor& tensor, const char* argument) {
                     ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
+void check_apart(const Tensor& query, const Tensor& key) {
+  if (query.numel() == 0 || key.numel() == 0) return;
+  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
+  TORCH_CHECK_VALUE(
+      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
+      "key: expected memory apart from query's, got tensors that overlap");
+}
+
 void rotary_in_place(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
                      int64_t offset, bool inverse) {
   check(query, nullptr, positions, spec, layout, offset);
@@ -211,10 +219,7 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTen
   check(query, &key, positions, spec, layout, offset);
   check_writable(query, "query");
   check_writable(key, "key");
-  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
-  TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-      "key: expected memory apart from query's, got tensors that overlap");
+  check_apart(query, key);
   rotate({{&query, &key}, {&query, &key}, 2}, positions, spec, layout, offset, inverse, false);
 }
 

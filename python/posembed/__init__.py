@@ -5,24 +5,31 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, cpp, functional
+from posembed import batching, cpp, functional, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
 from posembed.functional import check_errors
+from posembed.input import InputEmbedding
+from posembed.learned import LearnedPositionalEmbedding
 from posembed.rotary import RotaryEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.token import TokenEmbedding
 
 batching.register()
+shapes.register()
 
 __version__ = build_info()["version"]
 
 __all__ = [
     "ALiBi",
+    "InputEmbedding",
+    "LearnedPositionalEmbedding",
     "RotaryEmbedding",
     "RotarySpec",
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
+    "TokenEmbedding",
     "build_info",
     "check_errors",
     "cpp",
