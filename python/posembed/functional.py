@@ -346,6 +346,29 @@ def sinusoidal_encode(
     )
 
 
+def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
+    """The matrix that moves an encoding by ``distance`` positions, which rotates each pair.
+
+    Args:
+        distance: Positions.
+        spec: The encoding's numbers.
+
+    Returns:
+        float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
+
+    Raises:
+        ValueError: A sine has no cosine beside it.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
+        torch.Size([64, 64])
+    """
+    return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
+        distance, spec=spec.text
+    )
+
+
 def alibi_slopes(
     num_heads: int,
     *,
