@@ -47,9 +47,9 @@ POSEMBED_INLINE float load(Float16 value) {
   // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends
   // it and normalises denormals. Infinity and NaN have to be given float32's own exponent.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
-  float result = float_from_bits(magnitude) * float_from_bits(0x77800000u);
-  if (magnitude >= 0x0f800000u) result = float_from_bits(magnitude | 0x7f800000u);
-  return float_from_bits(float_bits(result) | (uint32_t{value.bits} & 0x8000u) << 16);
+  const uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits(0x77800000u));
+  const uint32_t result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
+  return float_from_bits(result | (uint32_t{value.bits} & 0x8000u) << 16);
 }
 
 POSEMBED_INLINE void store(float value, float* out) { *out = value; }
@@ -67,18 +67,16 @@ POSEMBED_INLINE void store(float value, BFloat16* out) {
 POSEMBED_INLINE void store(float value, Float16* out) {
   const uint32_t bits = float_bits(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  uint32_t result;
-  if (magnitude > 0x7f800000u) {
-    result = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-  } else if (magnitude >= 0x477ff000u) {
-    result = 0x7c00u;  // 65520 and above round to infinity
-  } else if (magnitude < 0x38800000u) {
-    // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
-    // binary16's smallest denormal.
-    result = float_bits(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
-  } else {
-    result = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  }
+  // Every case is computed and one selected, so that compilers can vectorise the loops around this.
+  const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
+  // binary16's smallest denormal.
+  const uint32_t small = magnitude < 0x38800000u ? magnitude : 0u;
+  const uint32_t denormal = float_bits(float_from_bits(small) + 0.5f) - 0x3f000000u;
+  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+  uint32_t result = magnitude < 0x38800000u ? denormal : normal;
+  result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // 65520 and above round to infinity
+  result = magnitude > 0x7f800000u ? nan : result;
   out->bits = static_cast<uint16_t>(result | (bits >> 16 & 0x8000u));
 }
 

@@ -23,22 +23,22 @@ struct Rows {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t heads = 0;
-  int64_t in_stride[3] = {0, 0, 0};   // batch, seq, head; in elements
+  int64_t in_stride[3] = {0, 0, 0};  // batch, seq, head; in elements
   int64_t out_stride[3] = {0, 0, 0};
 };
 
 struct Arguments {
-  Rows rows[2];                      // query, and key where there is one
-  int64_t count = 1;                 // 1: query only
+  Rows rows[2];       // query, and key where there is one
+  int64_t count = 1;  // 1: query only
   core::Scalar scalar = core::Scalar::float32;
   int64_t batch = 0, seq = 0;
   int64_t head_dim = 0;
-  int64_t pairs = 0;                 // rotary_dim / 2
-  int64_t start = 0;                 // first component of the rotated window
-  bool interleaved = false;          // pairs (2i, 2i + 1) instead of (i, i + pairs)
-  bool reverse = false;              // rotate by minus the angle
-  double amplitude = 1.0;            // the rotated pair is multiplied by it
-  core::IndexView positions;         // data == nullptr: offset, offset + 1, …
+  int64_t pairs = 0;                    // rotary_dim / 2
+  int64_t start = 0;                    // first component of the rotated window
+  bool interleaved = false;             // pairs (2i, 2i + 1) instead of (i, i + pairs)
+  bool reverse = false;                 // rotate by minus the angle
+  double amplitude = 1.0;               // the rotated pair is multiplied by it
+  core::IndexView positions;            // data == nullptr: offset, offset + 1, …
   int64_t position_stride[2] = {0, 0};  // batch, seq; in elements
   int64_t offset = 0;
   const core::Turn128* turns = nullptr;  // [pairs], host memory: turns per position

@@ -1,11 +1,11 @@
 // Sine and cosine of turns against long double, and the arithmetic of wrapped phases.
+#include "core/turn.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
-
-#include "core/turn.h"
 
 namespace posembed::core {
 namespace {

@@ -1,4 +1,6 @@
 // The CPU rotary kernel of every instruction set against the rotation in long double.
+#include "rotary/kernel.h"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,7 +14,6 @@
 #include <vector>
 
 #include "rotary/frequencies.h"
-#include "rotary/kernel.h"
 
 namespace posembed::rotary {
 namespace {

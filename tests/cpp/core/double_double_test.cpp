@@ -1,9 +1,9 @@
 // Double-double arithmetic against constants computed with 80 digits.
+#include "core/double_double.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "core/double_double.h"
 
 namespace posembed::core {
 namespace {

@@ -1,10 +1,11 @@
 // The plain series, and angles made from it, against values computed with 80 digits.
+#include "rotary/frequencies.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/turn.h"
-#include "rotary/frequencies.h"
 
 namespace posembed::rotary {
 namespace {

@@ -1,11 +1,12 @@
 // The portable fused multiply-add against exact sums in wider arithmetic.
+#include "core/fma.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
 
-#include "core/fma.h"
 #include "core/scalar.h"
 
 namespace posembed::core {

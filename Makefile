@@ -1,0 +1,70 @@
+# make demo, make test: everything from a fresh clone. They make .venv, install the pinned requirements, build and run;
+# a second call reuses what is there.
+#   make test PYTHON=/path/to/python VENV=    takes that interpreter as it is and installs nothing
+#   make build CMAKE_ARGS=-DPOSEMBED_CUDA=OFF passes options to CMake
+PYTHON ?= python3
+VENV ?= .venv
+BUILD ?= build/dev
+CMAKE_ARGS ?=
+PYTEST_ARGS ?=
+CTEST_ARGS ?=
+
+ifeq ($(VENV),)
+  python := $(shell command -v $(PYTHON))
+  requirements :=
+else
+  python := $(abspath $(VENV))/bin/python
+  requirements := $(VENV)/requirements-installed
+endif
+# CMake, Ninja and the linters of that environment come before the machine's.
+export PATH := $(dir $(python)):$(PATH)
+export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: all build test test-cpp test-python lint format demo benchmark wheel clean
+all: build
+
+# pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
+$(VENV)/requirements-installed: requirements.txt requirements-dev.txt
+	test -x $(python) || $(PYTHON) -m venv $(VENV)
+	$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
+	touch $@
+
+# The library with its tests, installed into python/posembed, where Python and find_package look for it.
+build: $(requirements)
+	cmake -S . -B $(BUILD) -G Ninja --log-level=WARNING -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_PYTHON_MODULE=ON \
+	  -DPOSEMBED_TESTS=ON -DCMAKE_INSTALL_LIBDIR=lib $(CMAKE_ARGS)
+	cmake --build $(BUILD)
+	cmake --install $(BUILD) --prefix python/posembed > $(BUILD)/install.log
+
+test: test-cpp test-python
+
+test-cpp: build
+	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
+
+test-python: build
+	$(python) -m pytest $(PYTEST_ARGS)
+
+cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
+
+lint: $(requirements)
+	clang-format --dry-run -Werror $(cpp_sources)
+	ruff check .
+	ruff format --check .
+	mypy
+
+format: $(requirements)
+	clang-format -i $(cpp_sources)
+	ruff check --fix .
+	ruff format .
+
+demo: build
+	$(python) examples/python/demo.py
+
+benchmark: build
+	$(python) -m benchmarks
+
+wheel: $(requirements)
+	$(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info

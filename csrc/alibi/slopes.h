@@ -1,0 +1,21 @@
+// The slopes of ALiBi: a geometric series over the heads, from a few plain numbers.
+// Press, Smith, Lewis, "Train Short, Test Long: Attention with Linear Biases", 2022, section 3.
+#pragma once
+
+#include <cstdint>
+
+namespace posembed::alibi {
+
+enum class SlopeKind : int8_t {
+  /// The paper's: powers of 2^(-max_bias / n) for n = 2^k heads. Other head counts take the series
+  /// of the
+  /// power of two below and fill up with every second slope of the one above.
+  press,
+  /// Powers of 2^(-max_bias / heads) for every head count.
+  geometric,
+};
+
+/// The slope of head `head` (0 … heads - 1) of a model with `heads` heads, correctly rounded.
+float slope(SlopeKind kind, double max_bias, int64_t heads, int64_t head);
+
+}  // namespace posembed::alibi

@@ -1,0 +1,183 @@
+// The backward half of an operator: a hand-made autograd node, as PyTorch's own generated code
+// makes them. torch::autograd::Function would be shorter, but it refuses torch.func. A derived node
+// names its members once, in members(), and gets release, compiled autograd and locking from here.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace posembed::dispatcher {
+
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+inline SavedVariable save(const at::Tensor& tensor) { return SavedVariable(tensor, false); }
+inline SavedVariable save(const std::optional<at::Tensor>& tensor) {
+  return tensor.has_value() ? save(*tensor) : SavedVariable();
+}
+
+/// What was saved; nullopt where nothing was given.
+inline std::optional<at::Tensor> unpack(const SavedVariable& saved) {
+  at::Tensor tensor = saved.unpack();
+  return tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt;
+}
+
+/// Base of every operator's node. Derived provides
+///   static constexpr const char* label;                        the name that shows in grad_fn
+///   template <typename Visitor> void members(Visitor& visit);  calls visit(member) for each member
+///   variable_list backward(variable_list&& gradients);         calls registered operators only
+template <typename Derived>
+class OperatorNode : public torch::autograd::Node {
+ public:
+  std::string name() const override { return Derived::label; }
+
+  variable_list apply(variable_list&& gradients) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return derived().backward(std::move(gradients));
+  }
+
+  void release_variables() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto release = [](auto& member) {
+      if constexpr (is_saved<decltype(member)>) member.reset_data();
+    };
+    derived().members(release);
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& arguments) const override {
+    auto collect = [&arguments](auto& member) {
+      if constexpr (is_saved<decltype(member)>) {
+        arguments.collect(member, /*is_output=*/false);
+      } else {
+        arguments.collect(member);
+      }
+    };
+    const_cast<OperatorNode*>(this)->derived().members(collect);
+  }
+
+  /// Compiled autograd traces with placeholders instead of gradients, so nothing may look at them
+  /// here: the node's work goes into its graph as one call, with the members as arguments.
+  variable_list apply_with_saved(const variable_list& gradients,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
+    auto before = [&saved](auto& member) { saved.before(member); };
+    auto after = [&saved](auto& member) { saved.after(member); };
+    derived().members(before);
+    static const std::string bound = compiler->bind_function(
+        saved.get_py_compiler(), Derived::label, apply_packed, packed_types());
+    variable_list result = compiler->call_function(
+        saved.get_py_compiler(), "apply_functional", bound, gradients, pack().vec(),
+        Metadata::pack(torch::dynamo::autograd::get_input_metadata(next_edges())));
+    derived().members(after);
+    return result;
+  }
+
+ protected:
+  /// Whether the gradient of input `edge` is asked for; backward() may leave the others undefined.
+  bool needs(size_t edge) const {
+    return needed_.has_value() ? (*needed_ >> edge & 1) != 0 : task_should_compute_output(edge);
+  }
+
+ private:
+  template <typename Member>
+  static constexpr bool is_saved = std::is_same_v<std::decay_t<Member>, SavedVariable>;
+
+  using Arguments = torch::dynamo::autograd::PackedArgs;
+  using Metadata = torch::dynamo::autograd::IValuePacker<
+      std::vector<std::optional<torch::autograd::InputMetadata>>>;
+
+  Derived& derived() { return static_cast<Derived&>(*this); }
+
+  /// The members as a compiled graph carries them; first, which inputs need a gradient.
+  Arguments pack() {
+    int64_t needed = 0;
+    for (size_t edge = 0; edge < num_outputs(); ++edge) needed |= int64_t{needs(edge)} << edge;
+    Arguments arguments;
+    arguments.pack(needed);
+    auto add = [&arguments](auto& member) {
+      if constexpr (is_saved<decltype(member)>) {
+        arguments.pack(unpack(member));
+      } else {
+        arguments.pack(member);
+      }
+    };
+    derived().members(add);
+    return arguments;
+  }
+
+  std::vector<at::TypePtr> packed_types() {
+    using torch::dynamo::autograd::IValuePacker;
+    std::vector<at::TypePtr> types = {IValuePacker<int64_t>::packed_type()};
+    auto add = [&types](auto& member) {
+      using Member = std::decay_t<decltype(member)>;
+      using Packed = std::conditional_t<is_saved<Member>, std::optional<at::Tensor>, Member>;
+      types.push_back(IValuePacker<Packed>::packed_type());
+    };
+    derived().members(add);
+    return types;
+  }
+
+  /// What a compiled graph calls: a node made of the packed members does the work.
+  static variable_list apply_packed(const variable_list& gradients,
+                                    const std::vector<at::IValue>& packed) {
+    Arguments arguments(packed);
+    Derived node;
+    node.needed_ = arguments.unpack<int64_t>();
+    auto take = [&arguments](auto& member) {
+      using Member = std::decay_t<decltype(member)>;
+      if constexpr (is_saved<Member>) {
+        member = save(arguments.unpack<std::optional<at::Tensor>>());
+      } else {
+        member = arguments.unpack<Member>();
+      }
+    };
+    node.members(take);
+    return node.backward(variable_list(gradients));
+  }
+
+  std::optional<int64_t> needed_;  // set where the engine cannot be asked
+};
+
+/// How this torch version holds a node: std::shared_ptr at first, later an intrusive pointer.
+using NodePointer = decltype(torch::autograd::Edge::function);
+
+template <typename Derived, typename Pointer = NodePointer>
+auto make_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<Derived>(new Derived(), torch::autograd::deleteNode);
+  } else {
+    return c10::make_intrusive<Derived>();
+  }
+}
+
+/// A node whose edges lead to `inputs`, or null where none of them needs a gradient.
+template <typename Derived, typename... Inputs>
+auto node_for(const Inputs&... inputs) {
+  decltype(make_node<Derived>()) node;
+  if (torch::autograd::compute_requires_grad(inputs...)) {
+    node = make_node<Derived>();
+    node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
+  }
+  return node;
+}
+
+/// The forward-mode tangent of `tensor`, undefined where there is none.
+inline at::Tensor tangent(const at::Tensor& tensor) {
+  return tensor.defined() ? at::Tensor(tensor._fw_grad(/*level=*/0)) : at::Tensor();
+}
+
+inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
+  if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+}  // namespace posembed::dispatcher

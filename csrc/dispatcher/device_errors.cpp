@@ -1,0 +1,75 @@
+#include "dispatcher/device_errors.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <string>
+
+#include "core/cuda_launch.h"
+#include "core/pinned_memory.h"
+
+namespace posembed::dispatcher {
+namespace {
+
+const char* name(core::ErrorKind kind) {
+  switch (kind) {
+    case core::ErrorKind::token_id:
+      return "token id";
+    case core::ErrorKind::token_type:
+      return "token type";
+    default:
+      return "position";
+  }
+}
+
+std::string expectation(const core::DeviceError& error) {
+  if (error.limit < 0) return "-1 (leave the token as it is) or more";
+  return "0 to " + std::to_string(error.limit - 1);
+}
+
+std::atomic<uint32_t>& state_of(core::DeviceError& error) {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return reinterpret_cast<std::atomic<uint32_t>&>(error.state);
+}
+
+// Null until the first launch: a process that never uses CUDA must not wake the driver.
+std::atomic<core::DeviceError*> record{nullptr};
+
+core::DeviceError* make_record() {
+  if constexpr (core::built_with_cuda) {
+    record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
+  }
+  return record;
+}
+
+}  // namespace
+
+core::DeviceError* device_error() {
+  static core::DeviceError* const made = make_record();
+  return made;
+}
+
+void raise_device_error() {
+  core::DeviceError* error = record.load();
+  if (error == nullptr || state_of(*error).load(std::memory_order_acquire) != 2) return;
+  const core::DeviceError found = *error;
+  state_of(*error).store(0, std::memory_order_release);
+  TORCH_CHECK_INDEX(false, name(found.kind), " ", found.value, " at place ", found.place,
+                    " of an earlier CUDA call is out of range: expected ", expectation(found),
+                    ". Its row was written as zeros, or left as it was.");
+}
+
+void check_errors() {
+  if (record.load() == nullptr) return;
+  const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
+  for (c10::DeviceIndex device = 0; device < cuda.deviceCount(); ++device) {
+    cuda.synchronizeDevice(device);
+  }
+  raise_device_error();
+}
+
+TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("check_errors", check_errors); }
+
+}  // namespace posembed::dispatcher

@@ -1,0 +1,38 @@
+// Every operator's schema on one screen. "(a!)" marks a tensor that the operator writes to; such
+// operators return nothing, which is what functionalization and Inductor's re-inplacing expect.
+// `spec` is the JSON text of a specification: plain numbers that no dtype cast or checkpoint can
+// change. Lengths and offsets are SymInt, so that a compiled graph serves every length.
+#include <torch/library.h>
+
+// clang-format off
+TORCH_LIBRARY(posembed, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  auto define = [&](const char* schema) { m.def(schema, tags); };
+
+  define("rotary(Tensor query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> Tensor");
+  define("rotary_pair(Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> (Tensor, Tensor)");
+  define("rotary_(Tensor(a!) query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  define("rotary_frequencies(str spec) -> Tensor");
+
+  define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");
+  define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
+  define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");
+
+  define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
+  define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
+  define("learned_backward(Tensor gradient, Tensor? positions=None, *, SymInt rows, SymInt offset=0, int first_row=0) -> Tensor");
+
+  define("sinusoidal_add(Tensor x, Tensor? positions=None, *, str spec, SymInt offset=0) -> Tensor");
+  define("sinusoidal_encode(Tensor positions, *, str spec, int order=0, ScalarType? dtype=None) -> Tensor");
+  define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
+
+  define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], Device? device=None) -> Tensor");
+  define("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True, ScalarType? dtype=None) -> Tensor");
+  define("alibi_bias_backward(Tensor grad, *, SymInt? query_offset=None, bool causal=True, bool two_sided=False, ScalarType? dtype=None) -> Tensor");
+  define("alibi_add(Tensor scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> Tensor");
+  define("alibi_add_(Tensor(a!) scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> ()");
+
+  define("check_errors() -> ()");
+}
+// clang-format on

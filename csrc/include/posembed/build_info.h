@@ -1,0 +1,33 @@
+// What this libposembed.so was built from and what it uses on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "posembed/export.h"
+#include "posembed/version.h"
+
+namespace posembed {
+
+struct BuildInfo {
+  /// posembed's version, "0.1.0".
+  std::string version;
+  /// The torch that it was built for, "2.11.0". Another minor version will not do.
+  std::string torch_version;
+  /// The CUDA toolkit that built the kernels, "13.0". Empty: built for the CPU only.
+  std::string cuda_version;
+  /// What the kernels were compiled for, in CMake's words: {"80-real", "90-real", "100-real",
+  /// "100-virtual"}.
+  std::vector<std::string> cuda_architectures;
+  /// The compiler and its version, "GNU 12.2.0".
+  std::string compiler;
+  /// The instruction sets that CPU kernels were compiled for, narrowest first.
+  std::vector<std::string> instruction_sets;
+  /// The one in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET allows.
+  std::string instruction_set;
+};
+
+/// Example: `std::cout << posembed::build_info().instruction_set;` prints `avx2`.
+POSEMBED_API BuildInfo build_info();
+
+}  // namespace posembed

@@ -1,0 +1,154 @@
+/// Rotary position embedding (RoPE): query and key are turned by an angle that grows with position,
+/// so that their product depends on the distance between them. Su et al., "RoFormer: Enhanced
+/// Transformer with Rotary Position Embedding", arXiv:2104.09864.
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "posembed/export.h"
+
+namespace posembed {
+
+/// Which dimension is which in query and key.
+enum class Layout {
+  bshd,  ///< [batch, seq, heads, head_dim]
+  bhsd,  ///< [batch, heads, seq, head_dim]
+  sbhd,  ///< [seq, batch, heads, head_dim]
+  thd,   ///< [tokens, heads, head_dim]
+};
+
+/// "bshd", "bhsd", "sbhd" or "thd".
+POSEMBED_API const char* name(Layout layout);
+
+/// The numbers that fix a rotation: everything that distinguishes one model's RoPE from another's.
+/// Plain data; equal numbers give equal text from to_json() in C++ and in Python.
+struct POSEMBED_API RotarySpec {
+  /// Raises c10::ValueError unless head_dim and rotary_dim are even and positive and fit.
+  explicit RotarySpec(int64_t head_dim);
+
+  int64_t head_dim;          ///< components of one head
+  double base = 10000.0;     ///< pair i turns by base^(-2i / rotary_dim) radians per position
+  int64_t rotary_dim;        ///< components that are rotated; default: head_dim
+  int64_t rotary_start = 0;  ///< the first of them
+  bool interleaved = false;  ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
+  bool reverse = false;      ///< rotate the other way
+
+  /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
+  void check() const;
+
+  std::string to_json() const;
+  static RotarySpec from_json(const std::string& text);
+
+  /// Radians per position: float64 [rotary_dim / 2].
+  torch::Tensor frequencies() const;
+
+  bool operator==(const RotarySpec& other) const;
+  bool operator!=(const RotarySpec& other) const { return !(*this == other); }
+};
+
+namespace functional {
+
+/// How rotary() reads its arguments.
+struct RotaryCall {
+  Layout layout = Layout::bshd;
+  int64_t offset = 0;    ///< position of the first token where no positions are given
+  bool inverse = false;  ///< undo the rotation
+};
+
+/// Rotates `query`; gradients flow.
+/// @param query  floating, in `call.layout`
+/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is
+/// @param spec  RotarySpec::to_json()
+/// @param no_key  std::nullopt: a second tensor would be the key
+/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
+POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
+                                  const std::optional<torch::Tensor>& positions,
+                                  const std::string& spec, const RotaryCall& call = {});
+
+/// Rotates `query` and `key` (any number of heads each) in one launch.
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
+    const torch::Tensor& query, const torch::Tensor& key,
+    const std::optional<torch::Tensor>& positions, const std::string& spec,
+    const RotaryCall& call = {});
+
+/// The same in place, for inference: raises where a gradient would be lost.
+POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
+                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const RotaryCall& call = {});
+POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
+                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const RotaryCall& call = {});
+
+}  // namespace functional
+
+/// Options of RotaryEmbedding, as RotarySpec plus the layout.
+struct POSEMBED_API RotaryOptions {
+  /* implicit */ RotaryOptions(int64_t head_dim);
+
+  /// Components of one head.
+  TORCH_ARG(int64_t, head_dim);
+  /// Pair i turns by base^(-2i / rotary_dim) radians per position.
+  TORCH_ARG(double, base) = 10000.0;
+  /// Components that are rotated; default: all of them.
+  TORCH_ARG(std::optional<int64_t>, rotary_dim) = std::nullopt;
+  /// The first component that is rotated.
+  TORCH_ARG(int64_t, rotary_start) = 0;
+  /// Pairs (2i, 2i + 1) instead of (i, i + rotary_dim / 2).
+  TORCH_ARG(bool, interleaved) = false;
+  /// Rotate the other way.
+  TORCH_ARG(bool, reverse) = false;
+  /// Which dimension is which in query and key.
+  TORCH_ARG(Layout, layout) = Layout::bshd;
+
+ public:
+  RotarySpec spec() const;
+};
+
+/// Rotates query and key by their positions. Holds no tensor: nothing to cast, move or save.
+///
+///     posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
+///     auto [q, k] = rope->forward(query, key);
+class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
+ public:
+  explicit RotaryEmbeddingImpl(int64_t head_dim) : RotaryEmbeddingImpl(RotaryOptions(head_dim)) {}
+  explicit RotaryEmbeddingImpl(const RotaryOptions& options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Rotates query; see functional::rotary for shapes and errors.
+  torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
+                        const std::optional<torch::Tensor>& positions = std::nullopt,
+                        int64_t offset = 0, bool inverse = false);
+  /// Rotates query and key in one launch.
+  std::tuple<torch::Tensor, torch::Tensor> forward(
+      const torch::Tensor& query, const torch::Tensor& key,
+      const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+      bool inverse = false);
+
+  /// The same in place, for inference.
+  void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
+               const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+               bool inverse = false);
+  void rotate_(const torch::Tensor& query, const torch::Tensor& key,
+               const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+               bool inverse = false);
+
+  /// Read at construction and by reset().
+  RotaryOptions options;
+
+ private:
+  std::string text_;  // options.spec().to_json(), which the operator reads
+};
+
+TORCH_MODULE(RotaryEmbedding);
+
+}  // namespace posembed

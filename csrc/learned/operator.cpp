@@ -1,0 +1,226 @@
+// The learned-position operators: rows of a table added to x, looked up alone, and the table's
+// gradient. Consecutive positions need neither ids nor a sort: their gradient is a sum over the
+// batch.
+#include "learned/operator.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "learned/kernel.h"
+#include "token/operator.h"
+
+namespace posembed::learned {
+namespace {
+
+// ------------------------------------------------------------------------------------- checks
+
+void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
+               const c10::SymInt& offset, int64_t first_row) {
+  // x: [batch, seq, embedding_dim]
+  dispatcher::check_floating(x, "x");
+  dispatcher::check_rank(x, "x", 3, "[batch, seq, embedding_dim]");
+  check_table(weight, "weight", first_row);
+  dispatcher::check_same_dtype(weight, "weight", x, "x");
+  dispatcher::check_same_device(weight, "weight", x, "x");
+  dispatcher::check_size(weight.sym_size(1), x.sym_size(2), "weight", "embedding_dim");
+  check_positions(positions, x.sym_size(0), x.sym_size(1), offset);
+  if (positions.has_value()) {
+    dispatcher::check_same_device(*positions, "positions", x, "x");
+  } else {
+    check_length(offset + x.sym_size(1), weight.sym_size(0), first_row);
+  }
+}
+
+void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
+  check_table(weight, "weight", first_row);
+  dispatcher::check_integers(positions, "positions");
+  dispatcher::check_same_device(positions, "positions", weight, "weight");
+}
+
+void check_backward(const Tensor& gradient, const MaybeTensor& positions, const c10::SymInt& rows,
+                    const c10::SymInt& offset, int64_t first_row) {
+  // gradient: [batch, seq, embedding_dim]
+  dispatcher::check_floating(gradient, "gradient");
+  dispatcher::check_rank(gradient, "gradient", 3, "[batch, seq, embedding_dim]");
+  check_positions(positions, gradient.sym_size(0), gradient.sym_size(1), offset);
+  if (!positions.has_value()) check_length(offset + gradient.sym_size(1), rows, first_row);
+}
+
+// ---------------------------------------------------------------------------------------- add
+
+AddArguments add_arguments(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  AddArguments arguments;
+  arguments.x = x.const_data_ptr();
+  arguments.weight = weight.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(x);
+  arguments.batch = x.size(0);
+  arguments.seq = x.size(1);
+  arguments.embedding_dim = x.size(2);
+  arguments.x_stride[0] = x.stride(0);
+  arguments.x_stride[1] = x.stride(1);
+  arguments.rows = weight.size(0);
+  arguments.weight_stride = weight.stride(0);
+  return arguments;
+}
+
+void launch(AddArguments& arguments, const Tensor& x) {
+  if (x.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(x);
+      arguments.error = dispatcher::device_error();
+      dispatcher::check_launch(add_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  dispatcher::parallel_for(
+      arguments.batch * arguments.seq,
+      2 * arguments.embedding_dim * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { add_cpu(arguments, begin, end); });
+}
+
+Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
+                   int64_t offset, int64_t first_row) {
+  check_add(x, weight, positions, offset, first_row);
+  const Tensor in = token::with_dense_rows(x), table = token::with_dense_rows(weight);
+  Tensor out = at::empty(x.sizes(), x.options());
+  AddArguments arguments = add_arguments(in, table, out);
+  arguments.offset = offset;
+  arguments.first_row = first_row;
+  Tensor places;
+  if (positions.has_value()) {
+    places = positions->contiguous();
+    if (!x.is_cuda()) check_position_values(places, weight.size(0), first_row);
+    arguments.positions = dispatcher::index_view(places);
+    arguments.position_stride[0] = places.dim() == 2 && places.size(0) > 1 ? x.size(1) : 0;
+    arguments.position_stride[1] = 1;
+  }
+  launch(arguments, x);
+  return out;
+}
+
+Tensor learned_add_meta(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
+                        c10::SymInt offset, int64_t first_row) {
+  check_add(x, weight, positions, offset, first_row);
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+// ------------------------------------------------------------------------------------- encode
+
+Tensor learned_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
+  check_encode(weight, positions, first_row);
+  const Tensor places = positions.contiguous();
+  if (!weight.is_cuda()) check_position_values(places, weight.size(0), first_row);
+  return token::gather(weight, places, {first_row, 1.0, core::ErrorKind::position});
+}
+
+Tensor learned_encode_meta(const Tensor& weight, const Tensor& positions, int64_t first_row) {
+  check_encode(weight, positions, first_row);
+  c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
+  sizes.push_back(weight.sym_size(1));
+  return at::empty_symint(sizes, weight.options());
+}
+
+// ----------------------------------------------------------------------- the table's gradient
+
+/// The gradient of consecutive rows, into those rows of `out`.
+void sum_batch(const Tensor& gradient, const Tensor& out) {
+  SumArguments arguments;
+  arguments.gradient = gradient.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(gradient);
+  arguments.batch = gradient.size(0);
+  arguments.seq = gradient.size(1);
+  arguments.embedding_dim = gradient.size(2);
+  if (gradient.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(gradient);
+      dispatcher::check_launch(sum_batch_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  dispatcher::parallel_for(
+      arguments.seq, arguments.batch * arguments.embedding_dim * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { sum_batch_cpu(arguments, begin, end); });
+}
+
+Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
+                        int64_t offset, int64_t first_row) {
+  check_backward(gradient, positions, rows, offset, first_row);
+  if (positions.has_value()) {
+    const Tensor ids = at::add(positions->expand({gradient.size(0), gradient.size(1)}), first_row);
+    return token::call_embedding_backward(gradient, ids, rows);
+  }
+  const Tensor out = at::zeros({rows, gradient.size(2)}, gradient.options());
+  sum_batch(gradient.contiguous(), out.narrow(0, offset + first_row, gradient.size(1)));
+  return out;
+}
+
+Tensor learned_backward_meta(const Tensor& gradient, const MaybeTensor& positions, c10::SymInt rows,
+                             c10::SymInt offset, int64_t first_row) {
+  check_backward(gradient, positions, rows, offset, first_row);
+  return at::empty_symint({rows, gradient.sym_size(2)}, gradient.options());
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("learned_add", learned_add);
+  m.impl("learned_encode", learned_encode);
+  m.impl("learned_backward", learned_backward);
+}
+
+}  // namespace
+
+void check_table(const Tensor& weight, const char* argument, int64_t first_row) {
+  dispatcher::check_floating(weight, argument);
+  dispatcher::check_rank(weight, argument, 2, "[first_row + max_positions, embedding_dim]");
+  TORCH_CHECK_VALUE(first_row >= 0 && first_row <= weight.sym_size(0), "first_row: expected 0 to ",
+                    weight.sym_size(0), ", the rows of ", argument, ", got ", first_row);
+}
+
+void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
+                     const c10::SymInt& offset) {
+  TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  if (!positions.has_value()) return;
+  dispatcher::check_integers(*positions, "positions");
+  const int64_t rank = positions->dim();
+  TORCH_CHECK_VALUE(rank == 1 || rank == 2, "positions: expected [seq] or [batch, seq], got ",
+                    positions->sym_sizes());
+  dispatcher::check_size(positions->sym_size(-1), seq, "positions", "seq");
+  TORCH_CHECK_VALUE(rank == 1 || positions->sym_size(0) == batch || positions->sym_size(0) == 1,
+                    "positions: expected batch ", batch, " or 1, got ", positions->sym_size(0));
+  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+}
+
+void check_length(const c10::SymInt& end, const c10::SymInt& rows, int64_t first_row) {
+  TORCH_CHECK_INDEX(end + first_row <= rows, "positions: expected 0 to ", rows - first_row - 1,
+                    ", a row of the position table of ", rows - first_row, ", got ", end - 1,
+                    ", the last of the sequence");
+}
+
+void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row) {
+  const core::IndexView view = dispatcher::index_view(positions);
+  const int64_t place = core::find_outside(view, positions.numel(), -first_row, rows - first_row);
+  TORCH_CHECK_INDEX(place < 0, "positions: expected ", -first_row, " to ", rows - first_row - 1,
+                    ", a row of the position table of ", rows - first_row, ", got ",
+                    core::read(view, place), " at place ", place);
+}
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("learned_add", learned_add_meta);
+  m.impl("learned_encode", learned_encode_meta);
+  m.impl("learned_backward", learned_backward_meta);
+}
+
+}  // namespace posembed::learned

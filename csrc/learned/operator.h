@@ -1,0 +1,49 @@
+// How C++ code calls the learned-position operators: through the dispatcher, as Python does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "dispatcher/call.h"
+
+namespace posembed::learned {
+
+using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+inline Tensor call_learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
+                               const c10::SymInt& offset = 0, int64_t first_row = 0) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const MaybeTensor&, c10::SymInt, int64_t);
+  static const auto handle = dispatcher::find<Signature>("posembed::learned_add");
+  return handle.call(x, weight, positions, offset, first_row);
+}
+
+inline Tensor call_learned_encode(const Tensor& weight, const Tensor& positions,
+                                  int64_t first_row = 0) {
+  using Signature = Tensor(const Tensor&, const Tensor&, int64_t);
+  static const auto handle = dispatcher::find<Signature>("posembed::learned_encode");
+  return handle.call(weight, positions, first_row);
+}
+
+inline Tensor call_learned_backward(const Tensor& gradient, const MaybeTensor& positions,
+                                    const c10::SymInt& rows, const c10::SymInt& offset = 0,
+                                    int64_t first_row = 0) {
+  using Signature = Tensor(const Tensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, int64_t);
+  static const auto handle = dispatcher::find<Signature>("posembed::learned_backward");
+  return handle.call(gradient, positions, rows, offset, first_row);
+}
+
+/// What every operator with a table of positions checks; gives nothing back.
+void check_table(const Tensor& weight, const char* argument, int64_t first_row);
+
+/// `positions`: [seq], [1, seq] or [batch, seq] for an input of that batch and seq; none: the
+/// positions from `offset` on must be in a table of `rows` rows.
+void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
+                     const c10::SymInt& offset);
+void check_length(const c10::SymInt& end, const c10::SymInt& rows, int64_t first_row);
+
+/// CPU positions are looked at before anything is written.
+void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row);
+
+}  // namespace posembed::learned

@@ -1,0 +1,29 @@
+// The Python module posembed._C: the C++ modules (posembed.cpp) and build information.
+// Operators are not bound here: Python enters them through torch.ops, as every caller does.
+#include "bindings.h"
+
+#include "posembed/build_info.h"
+
+namespace posembed::python {
+namespace {
+
+py::dict build_info() {
+  const posembed::BuildInfo info = posembed::build_info();
+  py::dict result;
+  result["version"] = info.version;
+  result["torch_version"] = info.torch_version;
+  result["cuda_version"] = info.cuda_version;
+  result["cuda_architectures"] = info.cuda_architectures;
+  result["compiler"] = info.compiler;
+  result["instruction_sets"] = info.instruction_sets;
+  result["instruction_set"] = info.instruction_set;
+  return result;
+}
+
+}  // namespace
+}  // namespace posembed::python
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("build_info", &posembed::python::build_info);
+  posembed::python::bind_rotary(module);
+}

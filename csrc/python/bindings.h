@@ -1,0 +1,26 @@
+// One function for each family's C++ modules; each lives in a file of the family's name.
+#pragma once
+
+#include <torch/python.h>
+
+#include <sstream>
+
+namespace posembed::python {
+
+namespace py = pybind11;
+
+void bind_rotary(py::module_& module);
+
+/// Binds a C++ module that prints itself in Python as it does in C++.
+template <typename Implementation>
+auto bind(py::module_& module, const char* name) {
+  auto bound = torch::python::bind_module<Implementation>(module, name);
+  const auto print = [](const Implementation& self) {
+    std::ostringstream text;
+    text << static_cast<const torch::nn::Module&>(self);
+    return text.str();
+  };
+  return bound.def("__repr__", print, py::prepend());  // before torch's own, which says no options
+}
+
+}  // namespace posembed::python

@@ -1,0 +1,88 @@
+#include "posembed/rotary.h"
+
+#include <variant>
+
+#include "bindings.h"
+
+namespace posembed::python {
+namespace {
+
+using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
+using MaybeTensor = std::optional<torch::Tensor>;
+
+Layout layout(const std::string& text) {
+  for (const Layout known : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
+    if (text == posembed::name(known)) return known;
+  }
+  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" + text + "'");
+}
+
+std::shared_ptr<RotaryEmbeddingImpl> make(int64_t head_dim, const std::string& layout_name,
+                                          double base, std::optional<int64_t> rotary_dim,
+                                          int64_t rotary_start, bool interleaved, bool reverse) {
+  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(head_dim)
+                                                   .layout(layout(layout_name))
+                                                   .base(base)
+                                                   .rotary_dim(rotary_dim)
+                                                   .rotary_start(rotary_start)
+                                                   .interleaved(interleaved)
+                                                   .reverse(reverse));
+}
+
+Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
+                const MaybeTensor& positions, int64_t offset, bool inverse) {
+  const py::gil_scoped_release release;
+  if (!key.has_value()) return self.forward(query, std::nullopt, positions, offset, inverse);
+  return self.forward(query, *key, positions, offset, inverse);
+}
+
+void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
+                     const MaybeTensor& positions, int64_t offset, bool inverse) {
+  const py::gil_scoped_release release;
+  if (key.has_value()) {
+    self.rotate_(query, *key, positions, offset, inverse);
+  } else {
+    self.rotate_(query, std::nullopt, positions, offset, inverse);
+  }
+}
+
+Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
+               const std::string& spec, const std::string& layout_name, int64_t offset,
+               bool inverse) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+  const py::gil_scoped_release release;
+  if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
+  return functional::rotary(query, *key, positions, spec, call);
+}
+
+void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
+                     const MaybeTensor& positions, const std::string& spec,
+                     const std::string& layout_name, int64_t offset, bool inverse) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+  const py::gil_scoped_release release;
+  if (key.has_value()) {
+    functional::rotary_(query, *key, positions, spec, call);
+  } else {
+    functional::rotary_(query, std::nullopt, positions, spec, call);
+  }
+}
+
+}  // namespace
+
+void bind_rotary(py::module_& module) {
+  // A shorter way to the dispatcher than torch.ops, for eager calls: it halves the cost of a token.
+  module.def("rotary", &rotary);
+  module.def("rotary_", &rotary_in_place);
+  bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
+      .def(py::init(&make), py::arg("head_dim"), py::kw_only(), py::arg("layout") = "bshd",
+           py::arg("base") = 10000.0, py::arg("rotary_dim") = py::none(),
+           py::arg("rotary_start") = 0, py::arg("interleaved") = false, py::arg("reverse") = false)
+      .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
+           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
+           py::arg("inverse") = false)
+      .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
+           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
+           py::arg("inverse") = false);
+}
+
+}  // namespace posembed::python

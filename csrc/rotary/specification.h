@@ -1,0 +1,24 @@
+// What the operator reads out of a specification's text: numbers checked, frequencies as turns.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/double_double.h"
+#include "core/turn.h"
+#include "posembed/rotary.h"
+
+namespace posembed::rotary {
+
+/// A specification ready for the kernel.
+struct Specification {
+  RotarySpec spec;
+  std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
+  std::vector<core::Turn128> turns;             // the same as fractions of a turn
+};
+
+/// Reads a specification's JSON text, once for each text; the result lives as long as the process.
+/// Raises c10::ValueError for text or numbers that are not a specification.
+const Specification& specification(std::string_view text);
+
+}  // namespace posembed::rotary

@@ -1,0 +1,69 @@
+// SinusoidalPositionalEmbedding and the functions for C++: options kept, the operators called.
+#include <ostream>
+
+#include "posembed/sinusoidal.h"
+#include "sinusoidal/operator.h"
+
+namespace posembed {
+
+namespace functional {
+
+torch::Tensor sinusoidal(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
+                         const std::string& spec, int64_t offset) {
+  return sinusoidal::call_add(x, positions, spec, offset);
+}
+
+torch::Tensor sinusoidal_encode(const torch::Tensor& positions, const std::string& spec,
+                                std::optional<torch::Dtype> dtype) {
+  return sinusoidal::call_encode(positions, spec, 0, dtype);
+}
+
+}  // namespace functional
+
+SinusoidalOptions::SinusoidalOptions(int64_t embedding_dim) : embedding_dim_(embedding_dim) {}
+
+SinusoidalSpec SinusoidalOptions::spec() const {
+  SinusoidalSpec spec(embedding_dim_);
+  spec.base = base_;
+  spec.preset = preset_;
+  spec.cos_first = cos_first_;
+  spec.shift = shift_;
+  spec.scale = scale_;
+  spec.check();
+  return spec;
+}
+
+SinusoidalPositionalEmbeddingImpl::SinusoidalPositionalEmbeddingImpl(
+    const SinusoidalOptions& options)
+    : options(options) {
+  SinusoidalPositionalEmbeddingImpl::reset();
+}
+
+void SinusoidalPositionalEmbeddingImpl::reset() { text_ = options.spec().to_json(); }
+
+void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "SinusoidalPositionalEmbedding(" << options.embedding_dim()
+         << ", base=" << options.base() << ", preset='" << options.preset() << "'";
+  if (const auto cos_first = options.cos_first()) {
+    stream << ", cos_first=" << (*cos_first ? "True" : "False");
+  }
+  if (const auto shift = options.shift()) stream << ", shift=" << *shift;
+  if (options.scale() != 1.0) stream << ", scale=" << options.scale();
+  stream << ")";
+}
+
+torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(
+    const torch::Tensor& x, const std::optional<torch::Tensor>& positions, int64_t offset) {
+  return functional::sinusoidal(x, positions, text_, offset);
+}
+
+torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,
+                                                        std::optional<torch::Dtype> dtype) {
+  return functional::sinusoidal_encode(positions, text_, dtype);
+}
+
+torch::Tensor SinusoidalPositionalEmbeddingImpl::shift_matrix(double distance) const {
+  return sinusoidal::call_shift_matrix(distance, text_);
+}
+
+}  // namespace posembed

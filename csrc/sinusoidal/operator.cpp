@@ -1,0 +1,219 @@
+// The sinusoidal operators: encodings added to embeddings, encodings alone, and the matrix that
+// shifts them. Shapes are checked in one place for eager and Meta kernels; the arithmetic is the
+// kernel's.
+#include "sinusoidal/operator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "sinusoidal/kernel.h"
+#include "sinusoidal/specification.h"
+
+namespace posembed::sinusoidal {
+namespace {
+
+// ------------------------------------------------------------------------------ shapes and checks
+
+void check_position_type(const Tensor& positions) {
+  const at::ScalarType type = positions.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong || type == at::kFloat ||
+                       type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+                   "positions: expected int32, int64, float32, float64, bfloat16 or float16, got ",
+                   type);
+}
+
+void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt& offset) {
+  // positions: [seq], [batch, seq] or [1, seq]
+  check_position_type(positions);
+  dispatcher::check_same_device(positions, "positions", x, "x");
+  TORCH_CHECK_VALUE(positions.dim() == 1 || positions.dim() == x.dim() - 1,
+                    "positions: expected [seq]", x.dim() == 3 ? " or [batch, seq]" : "", ", got ",
+                    positions.sym_sizes());
+  dispatcher::check_size(positions.sym_size(-1), x.sym_size(-2), "positions", "seq");
+  TORCH_CHECK_VALUE(
+      positions.dim() == 1 || positions.sym_size(0) == x.sym_size(0) || positions.sym_size(0) == 1,
+      "positions: expected batch ", x.sym_size(0), " or 1, got ", positions.sym_size(0));
+  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+}
+
+void check_add(const Tensor& x, const MaybeTensor& positions, Text text,
+               const c10::SymInt& offset) {
+  // x: [batch, seq, embedding_dim] or [seq, embedding_dim]
+  const SinusoidalSpec& spec = specification(text).spec;
+  dispatcher::check_floating(x, "x");
+  TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3,
+                    "x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got ",
+                    x.sym_sizes());
+  dispatcher::check_size(x.sym_size(-1), spec.embedding_dim, "x", "embedding_dim");
+  if (positions.has_value()) check_positions(*positions, x, offset);
+}
+
+/// Encodings have the dtype asked for, else that of floating positions, else float32.
+at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
+  const at::ScalarType usual = positions.is_floating_point() ? positions.scalar_type() : at::kFloat;
+  const at::ScalarType type = dtype.value_or(usual);
+  TORCH_CHECK_TYPE(
+      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+      "dtype: expected float32, float64, bfloat16 or float16, got ", type);
+  return type;
+}
+
+void check_order(int64_t order) {
+  TORCH_CHECK_VALUE(order >= 0, "order: expected 0 or more, got ", order);
+}
+
+// ------------------------------------------------------------------------------------ the kernels
+
+PositionView position_view(const Tensor& positions) {
+  PositionView view;
+  view.data = positions.const_data_ptr();
+  view.floating = positions.is_floating_point();
+  if (view.floating) {
+    view.scalar = dispatcher::scalar_of(positions);
+  } else {
+    view.index = dispatcher::index_view(positions).type;
+  }
+  return view;
+}
+
+void launch(const Arguments& call, const Tensor& out) {
+  if (out.numel() == 0) return;
+  if (out.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(out);
+      dispatcher::check_launch(encode_cuda(call, scope.stream()));
+    }
+    return;
+  }
+  const int64_t rows = call.batch * call.seq;
+  const int64_t row_bytes = 2 * call.sinusoid.layout.columns * core::size_of(call.scalar);
+  const int64_t count = encodings(call);
+  dispatcher::parallel_for(count, row_bytes * (rows / count),
+                           [&call](int64_t begin, int64_t end) { encode_cpu(call, begin, end); });
+}
+
+/// Strides of batch and seq; without a batch, there is one row of it.
+void copy_strides(const Tensor& rows, int64_t* stride) {
+  stride[0] = rows.dim() == 3 ? rows.stride(0) : 0;
+  stride[1] = rows.stride(-2);
+}
+
+Tensor add(const Tensor& x, const MaybeTensor& positions, Text text, int64_t offset) {
+  check_add(x, positions, text, offset);
+  const Tensor in = x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
+  const Tensor out = at::empty(x.sizes(), x.options());
+  Arguments call;
+  call.sinusoid = specification(text).sinusoid();
+  call.in = in.const_data_ptr();
+  call.out = out.mutable_data_ptr();
+  call.scalar = dispatcher::scalar_of(x);
+  call.batch = x.dim() == 3 ? x.size(0) : 1;
+  call.seq = x.size(-2);
+  copy_strides(in, call.in_stride);
+  copy_strides(out, call.out_stride);
+  call.offset = offset;
+  if (positions.has_value()) {
+    call.positions = position_view(*positions);
+    const bool one_row = positions->dim() == 1 || positions->size(0) == 1;
+    call.position_stride[0] = one_row ? 0 : positions->stride(0);
+    call.position_stride[1] = positions->stride(-1);
+  }
+  launch(call, out);
+  return out;
+}
+
+Tensor encode(const Tensor& positions, Text text, int64_t order, MaybeType dtype) {
+  check_position_type(positions);
+  check_order(order);
+  const Specification& spec = specification(text);
+  const Tensor places = positions.contiguous();
+  std::vector<int64_t> sizes = positions.sizes().vec();
+  sizes.push_back(spec.spec.embedding_dim);
+  const Tensor out = at::empty(sizes, positions.options().dtype(encoded_type(dtype, positions)));
+  Arguments call;
+  call.sinusoid = spec.sinusoid(order);
+  call.out = out.mutable_data_ptr();
+  call.scalar = dispatcher::scalar_of(out);
+  call.batch = 1;
+  call.seq = positions.numel();
+  call.out_stride[1] = spec.spec.embedding_dim;
+  call.positions = position_view(places);
+  call.position_stride[1] = 1;
+  launch(call, out);
+  return out;
+}
+
+/// Puts the rotation by `angle` into the rows and columns of a pair.
+void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosine, double* matrix) {
+  const int64_t first = first_column(layout, pair), second = second_column(layout, pair);
+  const int64_t dim = layout.columns;
+  TORCH_CHECK_VALUE(
+      second < layout.filled,
+      "shift_matrix: expected an even embedding_dim, because a sine without its cosine "
+      "cannot be shifted, got ",
+      dim);
+  // sin(a + b) = sin a cos b + cos a sin b, and where cosines come first the sign goes over.
+  const double sign = layout.cos_first ? -1.0 : 1.0;
+  matrix[first * dim + first] = matrix[second * dim + second] = cosine;
+  matrix[first * dim + second] = sign * sine;
+  matrix[second * dim + first] = -sign * sine;
+}
+
+Tensor shift_matrix(double distance, Text text) {
+  const Specification& spec = specification(text);
+  const int64_t dim = spec.layout.columns;
+  Tensor matrix = at::zeros({dim, dim}, at::kDouble);
+  const Position position = split(distance);
+  TORCH_CHECK_VALUE(position.scale == 1.0, "distance: expected a finite number below 2^63, got ",
+                    distance);
+  for (size_t pair = 0; pair < spec.wide_turns.size(); ++pair) {
+    double sine, cosine;
+    sincos_at(position, spec.wide_turns[pair], 0, 1.0, &sine, &cosine);
+    fill_rotation(spec.layout, static_cast<int64_t>(pair), sine, cosine,
+                  matrix.mutable_data_ptr<double>());
+  }
+  return matrix;
+}
+
+// ------------------------------------------------------------------------------------------- Meta
+
+Tensor add_meta(const Tensor& x, const MaybeTensor& positions, Text text, c10::SymInt offset) {
+  check_add(x, positions, text, offset);
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+Tensor encode_meta(const Tensor& positions, Text text, int64_t order, MaybeType dtype) {
+  check_position_type(positions);
+  check_order(order);
+  std::vector<c10::SymInt> sizes = positions.sym_sizes().vec();
+  sizes.emplace_back(specification(text).spec.embedding_dim);
+  return at::empty_symint(sizes, positions.options().dtype(encoded_type(dtype, positions)));
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("sinusoidal_add", add);
+  m.impl("sinusoidal_encode", encode);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("sinusoidal_add", add_meta);
+  m.impl("sinusoidal_encode", encode_meta);
+}
+
+TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
+  m.impl("sinusoidal_shift_matrix", shift_matrix);
+}
+
+}  // namespace posembed::sinusoidal

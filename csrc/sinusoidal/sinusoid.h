@@ -1,0 +1,143 @@
+// The sinusoids themselves, shared by every kernel that adds them: which column holds the sine or
+// the cosine of which pair, and the phase of a pair at an integer or a fractional position. Vaswani
+// et al., "Attention Is All You Need", 2017, section 3.5.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/index.h"
+#include "core/macros.h"
+#include "core/scalar.h"
+#include "core/turn.h"
+
+namespace posembed::sinusoidal {
+
+/// Where sines and cosines stand in a row. Interleaved: pair i in columns 2i and 2i + 1, the last
+/// column of an odd row without its partner. In halves: pair i in columns i and `half` + i.
+struct Layout {
+  int64_t columns = 0;  // embedding_dim
+  int64_t filled = 0;   // columns from here on are zero
+  int64_t half = 0;     // where the second half begins
+  bool interleaved = true;
+  bool cos_first = false;
+};
+
+/// Numbers that define an encoding, as kernels need them.
+struct Sinusoid {
+  Layout layout;
+  int64_t pairs = 0;
+  const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
+  const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
+  double scale = 1.0;                         // multiplies the values
+  int64_t order = 0;                          // which derivative with respect to the position
+};
+
+/// The turns to the width that data of type T needs.
+template <typename T>
+using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
+
+template <typename T>
+POSEMBED_INLINE const TurnOf<T>* turns_of(const Sinusoid& sinusoid) {
+  if constexpr (std::is_same_v<T, double>) {
+    return sinusoid.wide_turns;
+  } else {
+    return sinusoid.turns;
+  }
+}
+
+/// Positions as they come: int32, int64 or any floating type; without data they count up from an
+/// offset.
+struct PositionView {
+  const void* data = nullptr;
+  bool floating = false;
+  core::Index index = core::Index::int64;
+  core::Scalar scalar = core::Scalar::float32;
+};
+
+/// A position in fixed point: whole + part * 2^-64.
+struct Position {
+  int64_t whole = 0;
+  uint64_t part = 0;
+  double scale = 1.0;  // NaN where the position is not finite or too large for `whole`
+};
+
+POSEMBED_INLINE Position split(double position) {
+  const double whole = floor(position);
+  if (!(fabs(whole) < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
+  return {static_cast<int64_t>(whole), static_cast<uint64_t>((position - whole) * 0x1p64), 1.0};
+}
+
+POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
+  if (!view.floating) return {core::read({view.data, view.index}, place), 0, 1.0};
+  switch (view.scalar) {
+    case core::Scalar::float64:
+      return split(static_cast<const double*>(view.data)[place]);
+    case core::Scalar::bfloat16:
+      return split(core::load(static_cast<const core::BFloat16*>(view.data)[place]));
+    case core::Scalar::float16:
+      return split(core::load(static_cast<const core::Float16*>(view.data)[place]));
+    default:
+      return split(static_cast<const float*>(view.data)[place]);
+  }
+}
+
+/// The position of the row at `seq`; `place` is where it stands among given positions.
+POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, int64_t seq,
+                                     int64_t place) {
+  return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, place);
+}
+
+/// The phase of a pair at a position. A quarter turn more for each derivative: sin' = cos, cos' =
+/// -sin.
+POSEMBED_INLINE core::Turn64 phase(const Position& position, core::Turn64 turn, int64_t order) {
+  return core::phase(position.whole, turn) + core::multiply_high(position.part, turn) +
+         (static_cast<uint64_t>(order) << 62);
+}
+
+POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn, int64_t order) {
+  const core::Turn128 whole = core::phase(position.whole, turn);
+  // part * turn / 2^64, of which the product with turn.low only carries.
+  const uint64_t carried = core::multiply_high(position.part, turn.low);
+  const uint64_t low = position.part * turn.high + carried;
+  const uint64_t high = core::multiply_high(position.part, turn.high) + (low < carried);
+  const uint64_t sum = whole.low + low;
+  return {whole.high + high + (sum < low) + (static_cast<uint64_t>(order) << 62), sum};
+}
+
+/// What multiplies sine and cosine of a pair: the scale, and the frequency once for each
+/// derivative.
+POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
+  double result = sinusoid.scale;
+  for (int64_t i = 0; i < sinusoid.order; ++i) {
+    const double turns =
+        static_cast<double>(turn.high) * 0x1p-64 + static_cast<double>(turn.low) * 0x1p-128;
+    result *= 6.283185307179586 * turns;
+  }
+  return result;
+}
+
+POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn64 turn) {
+  return amplitude(sinusoid, core::Turn128{turn, 0});
+}
+
+/// Sine and cosine of a pair, or their derivative.
+template <typename C, typename Turn>
+POSEMBED_INLINE void sincos_at(const Position& position, Turn turn, int64_t order, C amplitude,
+                               C* sine, C* cosine) {
+  C s, c;
+  core::sincos_turn(phase(position, turn, order), &s, &c);
+  *sine = s * amplitude;
+  *cosine = c * amplitude;
+}
+
+/// The columns of a pair.
+POSEMBED_INLINE int64_t first_column(const Layout& layout, int64_t pair) {
+  return layout.interleaved ? 2 * pair : pair;
+}
+
+POSEMBED_INLINE int64_t second_column(const Layout& layout, int64_t pair) {
+  return layout.interleaved ? 2 * pair + 1 : layout.half + pair;
+}
+
+}  // namespace posembed::sinusoidal

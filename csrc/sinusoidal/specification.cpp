@@ -1,0 +1,145 @@
+#include "sinusoidal/specification.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <shared_mutex>
+
+#include "sinusoidal/frequencies.h"
+
+namespace posembed {
+namespace {
+
+/// Reads a field; where there is none, or null, the value stays.
+template <typename T>
+void read(const nlohmann::json& object, const char* key, T& value) {
+  if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
+}
+
+template <typename T>
+void read(const nlohmann::json& object, const char* key, std::optional<T>& value) {
+  if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
+}
+
+template <typename T>
+nlohmann::json or_null(const std::optional<T>& value) {
+  return value.has_value() ? nlohmann::json(*value) : nlohmann::json();
+}
+
+SinusoidalSpec parse(const std::string& text) {
+  const nlohmann::json object = nlohmann::json::parse(text);
+  SinusoidalSpec spec(object.at("embedding_dim").get<int64_t>());
+  read(object, "base", spec.base);
+  read(object, "preset", spec.preset);
+  read(object, "cos_first", spec.cos_first);
+  read(object, "shift", spec.shift);
+  read(object, "scale", spec.scale);
+  const nlohmann::json known = nlohmann::json::parse(spec.to_json());
+  for (const auto& entry : object.items()) {
+    TORCH_CHECK_VALUE(known.contains(entry.key()), "SinusoidalSpec: unknown key '", entry.key(),
+                      "' in ", text);
+  }
+  return spec;
+}
+
+sinusoidal::Preset preset_of(const std::string& name) {
+  if (name == "vaswani") return sinusoidal::Preset::vaswani;
+  if (name == "marian") return sinusoidal::Preset::marian;
+  if (name == "tensor2tensor" || name == "ddpm") return sinusoidal::Preset::tensor2tensor;
+  TORCH_CHECK_VALUE(false, "preset: expected 'vaswani', 'marian', 'tensor2tensor' or 'ddpm', got '",
+                    name, "'");
+}
+
+double divisor_of(const SinusoidalSpec& spec) {
+  const sinusoidal::Preset preset = preset_of(spec.preset);
+  const double usual = preset == sinusoidal::Preset::tensor2tensor ? 1.0 : 0.0;
+  return sinusoidal::divisor_of(preset, spec.embedding_dim, spec.shift.value_or(usual));
+}
+
+}  // namespace
+
+SinusoidalSpec::SinusoidalSpec(int64_t embedding_dim) : embedding_dim(embedding_dim) {}
+
+void SinusoidalSpec::check() const {
+  TORCH_CHECK_VALUE(embedding_dim > 0, "embedding_dim: expected a positive number, got ",
+                    embedding_dim);
+  TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
+                    "base: expected a finite number of at least 1, got ", base);
+  TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
+  TORCH_CHECK_VALUE(std::isfinite(shift.value_or(0.0)), "shift: expected a finite number, got ",
+                    shift.value_or(0.0));
+  // One frequency needs no divisor: it is 1.
+  TORCH_CHECK_VALUE(embedding_dim <= 3 || divisor_of(*this) > 0,
+                    "shift: expected less than half of embedding_dim, ", embedding_dim, ", got ",
+                    shift.value_or(1.0));
+}
+
+std::string SinusoidalSpec::to_json() const {
+  // nlohmann::json keeps keys sorted, so equal specifications have equal text.
+  return nlohmann::json{{"embedding_dim", embedding_dim},
+                        {"base", base},
+                        {"preset", preset},
+                        {"cos_first", or_null(cos_first)},
+                        {"shift", or_null(shift)},
+                        {"scale", scale}}
+      .dump();
+}
+
+SinusoidalSpec SinusoidalSpec::from_json(const std::string& text) {
+  try {
+    const SinusoidalSpec spec = parse(text);
+    spec.check();
+    return spec;
+  } catch (const nlohmann::json::exception& error) {
+    TORCH_CHECK_VALUE(false, "SinusoidalSpec: expected JSON text of a specification, got '", text,
+                      "': ", error.what());
+  }
+}
+
+bool SinusoidalSpec::operator==(const SinusoidalSpec& other) const {
+  return to_json() == other.to_json();
+}
+
+namespace sinusoidal {
+namespace {
+
+std::unique_ptr<const Specification> read(std::string_view text) {
+  const SinusoidalSpec spec = SinusoidalSpec::from_json(std::string(text));
+  const Layout layout =
+      layout_of(preset_of(spec.preset), spec.embedding_dim, spec.cos_first.value_or(false));
+  auto result = std::make_unique<Specification>(Specification{spec, layout, {}, {}, {}});
+  result->frequencies = frequencies(spec.base, posembed::divisor_of(spec), pairs_of(layout));
+  for (const core::DoubleDouble& frequency : result->frequencies) {
+    result->wide_turns.push_back(core::turn_from_radians(frequency));
+    result->turns.push_back(core::round_to_turn64(result->wide_turns.back()));
+  }
+  return result;
+}
+
+}  // namespace
+
+Sinusoid Specification::sinusoid(int64_t order) const {
+  return {layout, static_cast<int64_t>(turns.size()), turns.data(), wide_turns.data(), spec.scale,
+          order};
+}
+
+const Specification& specification(std::string_view text) {
+  static std::shared_mutex mutex;
+  static auto& known =
+      *new std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex);
+    const auto found = known.find(text);
+    if (found != known.end()) return *found->second;
+  }
+  auto made = read(text);
+  std::unique_lock<std::shared_mutex> lock(mutex);
+  return *known.try_emplace(std::string(text), std::move(made)).first->second;
+}
+
+}  // namespace sinusoidal
+}  // namespace posembed

@@ -1,0 +1,30 @@
+// What the operators read out of a specification's text: numbers checked, frequencies as turns.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "core/double_double.h"
+#include "core/turn.h"
+#include "posembed/sinusoidal.h"
+#include "sinusoidal/sinusoid.h"
+
+namespace posembed::sinusoidal {
+
+/// A specification ready for the kernel.
+struct Specification {
+  SinusoidalSpec spec;
+  Layout layout;
+  std::vector<core::DoubleDouble> frequencies;  // [pairs], radians per position
+  std::vector<core::Turn64> turns;              // the same as fractions of a turn
+  std::vector<core::Turn128> wide_turns;
+
+  /// What kernels read; points into this specification.
+  Sinusoid sinusoid(int64_t order = 0) const;
+};
+
+/// Reads a specification's JSON text, once for each text; the result lives as long as the process.
+/// Raises c10::ValueError for text or numbers that are not a specification.
+const Specification& specification(std::string_view text);
+
+}  // namespace posembed::sinusoidal

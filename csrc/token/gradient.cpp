@@ -1,0 +1,182 @@
+// Derivatives of the token operators. Look-up and summing rows are each other's transpose, so each
+// one's gradient is the other; ids are all that is kept.
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include "dispatcher/autograd.h"
+#include "token/operator.h"
+
+namespace posembed::token {
+namespace {
+
+class EmbeddingBackward : public dispatcher::OperatorNode<EmbeddingBackward> {
+ public:
+  static constexpr const char* label = "EmbeddingBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(ids);
+    visit(num_embeddings);
+    visit(padding_idx);
+    visit(scale);
+    visit(scale_grad_by_freq);
+    visit(form);
+  }
+
+  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
+    if (!gradients[0].defined()) return {Tensor()};
+    return {table_gradient(gradients[0], *dispatcher::unpack(ids), num_embeddings, padding_idx,
+                           scale, scale_grad_by_freq, form)};
+  }
+
+  dispatcher::SavedVariable ids;
+  c10::SymInt num_embeddings;
+  int64_t padding_idx = -1;
+  double scale = 1.0;
+  bool scale_grad_by_freq = false;
+  std::string form;
+};
+
+Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t padding_idx,
+                          double scale, bool scale_grad_by_freq, Text gradient) {
+  auto node = dispatcher::node_for<EmbeddingBackward>(weight);
+  if (node) {
+    node->ids = dispatcher::save(ids);
+    node->num_embeddings = weight.sym_size(0);
+    node->padding_idx = padding_idx;
+    node->scale = scale;
+    node->scale_grad_by_freq = scale_grad_by_freq;
+    node->form = gradient;
+  }
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
+    dispatcher::set_tangent(
+        output, call_embedding(direction, ids, padding_idx, scale, scale_grad_by_freq, gradient));
+  }
+  return output;
+}
+
+/// How often each id stands among `ids`, for each of them: [..., 1].
+Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like) {
+  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
+  sizes.push_back(1);
+  const Tensor ones = at::ones_symint(sizes, like.options());
+  return call_embedding(call_embedding_backward(ones, ids, num_embeddings), ids);
+}
+
+/// The gradient of embedding_backward: what it summed is looked up again.
+class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackwardBackward> {
+ public:
+  static constexpr const char* label = "EmbeddingBackwardBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(ids);
+    visit(padding_idx);
+    visit(scale);
+    visit(scale_grad_by_freq);
+  }
+
+  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
+    const Tensor& table = gradients[0];
+    if (!table.defined()) return {Tensor()};
+    const Tensor places = *dispatcher::unpack(ids);
+    Tensor rows = call_embedding(table, places, -1, scale);
+    if (padding_idx >= 0) rows = rows.masked_fill(places.eq(padding_idx).unsqueeze(-1), 0);
+    if (scale_grad_by_freq) rows = at::div(rows, counts(places, table.sym_size(0), table));
+    return {rows};
+  }
+
+  dispatcher::SavedVariable ids;
+  int64_t padding_idx = -1;
+  double scale = 1.0;
+  bool scale_grad_by_freq = false;
+};
+
+Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
+                                   const c10::SymInt& num_embeddings, int64_t padding_idx,
+                                   double scale, bool scale_grad_by_freq) {
+  auto node = dispatcher::node_for<EmbeddingBackwardBackward>(gradient);
+  if (node) {
+    node->ids = dispatcher::save(ids);
+    node->padding_idx = padding_idx;
+    node->scale = scale;
+    node->scale_grad_by_freq = scale_grad_by_freq;
+  }
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
+                                     scale_grad_by_freq);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
+    dispatcher::set_tangent(
+        output, call_embedding_backward(direction, ids, num_embeddings, padding_idx, scale,
+                                        scale_grad_by_freq));
+  }
+  return output;
+}
+
+/// Sparse gradients end here: who needs second derivatives takes gradient="dense".
+class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackward> {
+ public:
+  static constexpr const char* label = "EmbeddingRowsBackward";
+
+  template <typename Visitor>
+  void members(Visitor&) {}
+
+  dispatcher::variable_list backward(dispatcher::variable_list&&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "posembed: gradient='rows' has no second derivative; use ",
+                                "gradient='dense'");
+  }
+};
+
+std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
+                                                            const Tensor& ids,
+                                                            const c10::SymInt& num_embeddings,
+                                                            int64_t padding_idx, double scale,
+                                                            bool scale_grad_by_freq) {
+  auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);
+  std::tuple<Tensor, Tensor> outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    outputs = call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
+                                           scale_grad_by_freq);
+  }
+  if (node) torch::autograd::set_history(std::get<1>(outputs), node);
+  return outputs;
+}
+
+}  // namespace
+
+Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
+                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form) {
+  if (form == "dense") {
+    return call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
+                                   scale_grad_by_freq);
+  }
+  const auto [row_ids, rows] = call_embedding_backward_rows(gradient, ids, num_embeddings,
+                                                            padding_idx, scale, scale_grad_by_freq);
+  return at::_sparse_coo_tensor_unsafe_symint(row_ids.unsqueeze(0), rows,
+                                              {num_embeddings, gradient.sym_size(-1)})
+      ._coalesced_(true);
+}
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("embedding", embedding_autograd);
+  m.impl("embedding_backward", embedding_backward_autograd);
+  m.impl("embedding_backward_rows", embedding_backward_rows_autograd);
+}
+
+}  // namespace posembed::token

@@ -1,0 +1,101 @@
+// The token table's kernels: rows are gathered forwards; backwards, ids are sorted so that every
+// touched row is summed by one worker, in a fixed order, in float32 (float64 for float64), and
+// rounded once.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cpu_kernel.h"
+#include "core/cuda_launch.h"
+#include "core/device_error.h"
+#include "core/index.h"
+#include "core/scalar.h"
+
+namespace posembed::token {
+
+/// out[place] = scale * weight[ids[place] + first_row]. Also serves learned positions, hence
+/// first_row.
+struct GatherArguments {
+  const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
+  void* out = nullptr;           // [count, embedding_dim], contiguous
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t rows = 0;
+  int64_t embedding_dim = 0;
+  int64_t weight_stride = 0;
+  core::IndexView ids;  // [count]
+  int64_t count = 0;
+  int64_t first_row = 0;
+  double scale = 1.0;
+  core::DeviceError* error = nullptr;  // CUDA: where an id outside the table is recorded
+  core::ErrorKind kind = core::ErrorKind::token_id;
+};
+
+/// Gathers places [begin, end). Ids must have been checked.
+POSEMBED_CPU_KERNEL(gather, void(const GatherArguments& arguments, int64_t begin, int64_t end));
+
+/// Gathers all places on `stream`; a row whose id is outside the table is zeros and the id is
+/// recorded.
+const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream);
+
+/// Rows of one id are summed in spans of this many, then the spans' sums are added in order: long
+/// sums stay accurate, and a CUDA device can work on many spans of one frequent id at once, with
+/// the same bits as a CPU.
+inline constexpr int64_t span = 64;
+
+/// Ids and places are packed into one word each, so neither may reach 2^32.
+inline constexpr int64_t max_sorted = int64_t{1} << 32;
+
+/// Sorts ids: equal ids stand together, in order of place. Padding is left out.
+struct GroupArguments {
+  core::IndexView ids;  // [count]
+  int64_t count = 0;
+  int64_t num_embeddings = 0;
+  int64_t padding_idx = -1;     // -1: none
+  uint64_t* entries = nullptr;  // out [count]: id << 32 | place, ascending
+  uint64_t* scratch = nullptr;  // [count]
+  int64_t* starts = nullptr;  // out [count + 1]: where each group of equal ids begins, and the end
+  int64_t* groups = nullptr;  // out: number of groups
+};
+
+POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
+
+/// out[row of group] = scale * sum of gradient[place] over the group, divided by its size on
+/// request.
+struct SumArguments {
+  const void* gradient = nullptr;  // [count, embedding_dim], contiguous
+  void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
+  bool dense = true;    // dense: a group's row is its id; otherwise its number
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t embedding_dim = 0;
+  const uint64_t* entries = nullptr;
+  const int64_t* starts = nullptr;
+  double scale = 1.0;
+  bool scale_grad_by_freq = false;
+};
+
+/// Sums groups [begin, end).
+POSEMBED_CPU_KERNEL(sum_groups, void(const SumArguments& arguments, int64_t begin, int64_t end));
+
+/// The whole backward pass on a CUDA device: sort, then sums, without a host synchronisation.
+struct BackwardArguments {
+  const void* gradient = nullptr;  // [count, embedding_dim], contiguous
+  void* out = nullptr;             // as in SumArguments; a dense table must hold zeros
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t embedding_dim = 0;
+  core::IndexView ids;  // [count]; ids outside the table are left out
+  int64_t count = 0;
+  int64_t num_embeddings = 0;
+  int64_t padding_idx = -1;
+  double scale = 1.0;
+  bool scale_grad_by_freq = false;
+  int64_t* row_ids = nullptr;  // rows form: out [count], id of each row of `out`; nullptr: dense
+  int64_t* groups = nullptr;   // rows form: out, number of rows
+  void* workspace = nullptr;   // backward_workspace_cuda bytes, 256-byte aligned
+};
+
+/// Bytes of workspace that `backward_cuda` needs.
+int64_t backward_workspace_cuda(const BackwardArguments& arguments);
+
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
+
+}  // namespace posembed::token

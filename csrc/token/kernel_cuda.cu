@@ -1,0 +1,338 @@
+// Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
+// the ids, then a warp sums a span of at most 64 rows of one id; ids with more rows are finished by
+// adding their spans' sums. No atomics, and every sum has one order, so the same bits come out each
+// time.
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
+
+#include "core/device_vector.h"
+#include "token/kernel.h"
+
+namespace posembed::token {
+namespace {
+
+using core::Compute;
+using core::divide_up;
+using core::load;
+using core::store;
+using core::Vector;
+using core::warp_size;
+
+constexpr int threads = 256;
+constexpr int warps = threads / warp_size;
+
+// Work is dealt to warps in items: one row, or one piece of a long row.
+struct Item {
+  int64_t row;
+  int64_t column;  // first column of this lane
+};
+
+template <int width>
+__device__ Item item_of_lane(int64_t pieces, int vectors) {
+  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+  const int64_t piece = item % pieces;
+  return {item / pieces, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
+}
+
+unsigned blocks_for(int64_t items) { return static_cast<unsigned>(divide_up(items, warps)); }
+
+// ---- gather ----
+
+constexpr int gather_vectors = 4;
+
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces, gather_vectors);
+  const int64_t place = item.row, first_column = item.column;
+  if (place >= a.count) return;
+  const int64_t id = read(a.ids, place);
+  const auto row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
+  const bool valid = row < static_cast<uint64_t>(a.rows);
+  if (!valid && first_column == 0) {
+    record_error(a.error, a.kind, id, place, a.rows - a.first_row);
+  }
+  const T* from =
+      static_cast<const T*>(a.weight) + (valid ? static_cast<int64_t>(row) : 0) * a.weight_stride;
+  T* to = static_cast<T*>(a.out) + place * a.embedding_dim;
+
+  Vector<T, width> vectors[gather_vectors] = {};
+#pragma unroll
+  for (int i = 0; i < gather_vectors; ++i) {
+    const int64_t column = first_column + i * warp_size * width;
+    if (valid && column < a.embedding_dim) {
+      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(from + column);
+    }
+  }
+  const auto scale = static_cast<Compute<T>>(a.scale);
+#pragma unroll
+  for (int i = 0; i < gather_vectors; ++i) {
+    const int64_t column = first_column + i * warp_size * width;
+    if (column >= a.embedding_dim) continue;
+    if (scale != 1) {
+#pragma unroll
+      for (T& value : vectors[i].values) store(load(value) * scale, &value);
+    }
+    *reinterpret_cast<Vector<T, width>*>(to + column) = vectors[i];
+  }
+}
+
+template <typename T, int width>
+void launch_gather(const GatherArguments& a, cudaStream_t stream) {
+  const int64_t pieces = divide_up(a.embedding_dim, gather_vectors * warp_size * width);
+  gather_kernel<T, width><<<blocks_for(a.count * pieces), threads, 0, stream>>>(a, pieces);
+}
+
+// ---- backward ----
+
+using Key = uint32_t;
+using Place = uint32_t;
+
+struct Workspace {
+  Key *unsorted_keys, *keys;
+  Place *unsorted_places, *places;
+  Key* ranks;           // rows form: number of groups up to each entry
+  void *heads, *tails;  // sums of spans: the first span of a long group, and the later ones
+  void* sort;
+  size_t sort_bytes;
+  size_t bytes;
+};
+
+int key_bits(int64_t num_embeddings) {
+  int bits = 1;
+  while (num_embeddings >> bits > 0) ++bits;  // num_embeddings itself is a key: left out
+  return bits;
+}
+
+size_t temporary_bytes(const BackwardArguments& a) {
+  size_t sort = 0, scan = 0;
+  cub::DeviceRadixSort::SortPairs(nullptr, sort, static_cast<const Key*>(nullptr),
+                                  static_cast<Key*>(nullptr), static_cast<const Place*>(nullptr),
+                                  static_cast<Place*>(nullptr), a.count, 0,
+                                  key_bits(a.num_embeddings));
+  cub::DeviceScan::InclusiveSum(nullptr, scan, static_cast<const Key*>(nullptr),
+                                static_cast<Key*>(nullptr), a.count);
+  return sort > scan ? sort : scan;
+}
+
+Workspace lay_out(const BackwardArguments& a) {
+  Workspace w{};
+  auto* base = static_cast<char*>(a.workspace);
+  const auto take = [&](size_t bytes) {
+    char* begin = base + w.bytes;
+    w.bytes += static_cast<size_t>(divide_up(static_cast<int64_t>(bytes), 256)) * 256;
+    return begin;
+  };
+  const size_t list = static_cast<size_t>(a.count) * sizeof(Key);
+  w.unsorted_keys = reinterpret_cast<Key*>(take(list));
+  w.keys = reinterpret_cast<Key*>(take(list));
+  w.unsorted_places = reinterpret_cast<Place*>(take(list));
+  w.places = reinterpret_cast<Place*>(take(list));
+  w.ranks = reinterpret_cast<Key*>(take(list));
+  const size_t compute_bytes = a.scalar == core::Scalar::float64 ? sizeof(double) : sizeof(float);
+  const size_t spans =
+      static_cast<size_t>(divide_up(a.count, span) * a.embedding_dim) * compute_bytes;
+  w.heads = take(spans);
+  w.tails = take(spans);
+  w.sort_bytes = temporary_bytes(a);
+  w.sort = take(w.sort_bytes);
+  return w;
+}
+
+// Padding and ids outside the table get the key num_embeddings: sorted last and left out of every
+// sum.
+__global__ void key_kernel(BackwardArguments a, Workspace w) {
+  const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (place >= a.count) return;
+  const int64_t id = read(a.ids, place);
+  const bool kept = id >= 0 && id < a.num_embeddings && id != a.padding_idx;
+  w.unsorted_keys[place] = static_cast<Key>(kept ? id : a.num_embeddings);
+  w.unsorted_places[place] = static_cast<Place>(place);
+}
+
+__device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t entry) {
+  return keys[entry] < a.num_embeddings && (entry == 0 || keys[entry - 1] != keys[entry]);
+}
+
+__global__ void head_kernel(BackwardArguments a, Workspace w) {
+  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (entry < a.count) w.unsorted_keys[entry] = is_head(a, w.keys, entry);
+}
+
+__global__ void row_id_kernel(BackwardArguments a, Workspace w) {
+  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (entry >= a.count) return;
+  if (is_head(a, w.keys, entry)) a.row_ids[w.ranks[entry] - 1] = w.keys[entry];
+  if (entry == a.count - 1) *a.groups = w.ranks[entry];
+}
+
+// The first entry of the group that `entry` belongs to.
+__device__ int64_t group_begin(const Key* keys, int64_t entry) {
+  int64_t low = 0, high = entry;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (keys[middle] < keys[entry]) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// The end of the group that begins at `begin`, of which [begin, known) is known to be part.
+__device__ int64_t group_end(const Key* keys, int64_t count, int64_t begin, int64_t known) {
+  int64_t low = known, high = count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (keys[middle] == keys[begin]) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <typename T, int width>
+__device__ void write_row(const BackwardArguments& a, const Workspace& w, int64_t entry,
+                          int64_t group_size, int64_t column, const Compute<T> (&total)[width]) {
+  const auto factor = static_cast<Compute<T>>(
+      a.scale_grad_by_freq ? a.scale / static_cast<double>(group_size) : a.scale);
+  const int64_t row = a.row_ids != nullptr ? int64_t{w.ranks[entry]} - 1 : int64_t{w.keys[entry]};
+  Vector<T, width> result;
+#pragma unroll
+  for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
+  *reinterpret_cast<Vector<T, width>*>(static_cast<T*>(a.out) + row * a.embedding_dim + column) =
+      result;
+}
+
+// One item per entry; only entries that begin a span have work.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads)
+    span_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces, 1);
+  const int64_t begin = item.row, column = item.column;
+  if (begin >= a.count || column >= a.embedding_dim) return;
+  const Key* keys = w.keys;
+  const Key key = keys[begin];
+  if (key >= a.num_embeddings) return;
+  const bool head = is_head(a, keys, begin);
+  if (!head) {
+    const bool deep = begin >= span && keys[begin - span] == key;
+    if (!deep || (begin - group_begin(keys, begin)) % span != 0) return;
+  }
+
+  Compute<T> total[width] = {};
+  const T* gradient = static_cast<const T*>(a.gradient) + column;
+  const int64_t limit = begin + span < a.count ? begin + span : a.count;
+  int64_t end = begin;
+#pragma unroll 4
+  for (; end < limit && keys[end] == key; ++end) {
+    const auto row =
+        *reinterpret_cast<const Vector<T, width>*>(gradient + w.places[end] * a.embedding_dim);
+#pragma unroll
+    for (int i = 0; i < width; ++i) total[i] += load(row.values[i]);
+  }
+
+  const bool whole = head && (end == a.count || keys[end] != key);
+  if (whole) {
+    write_row<T, width>(a, w, begin, end - begin, column, total);
+  } else {
+    // Spans of long groups begin at least `span` entries apart, so each has a place of its own
+    // here.
+    auto* sums = static_cast<Compute<T>*>(head ? w.heads : w.tails);
+#pragma unroll
+    for (int i = 0; i < width; ++i) sums[begin / span * a.embedding_dim + column + i] = total[i];
+  }
+}
+
+// One item per window of `span` entries, in which at most one long group begins.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads)
+    finish_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces, 1);
+  const int64_t first = item.row * span, column = item.column;
+  if (first >= a.count) return;
+  int64_t begin = -1;
+  for (int64_t entry = first; entry < first + span && entry + span < a.count; ++entry) {
+    if (w.keys[entry] == w.keys[entry + span] && is_head(a, w.keys, entry)) begin = entry;
+  }
+  if (begin < 0 || column >= a.embedding_dim) return;
+
+  Compute<T> total[width] = {};
+  const auto add = [&](const void* sums, int64_t entry) {
+    const auto* row =
+        static_cast<const Compute<T>*>(sums) + entry / span * a.embedding_dim + column;
+#pragma unroll
+    for (int i = 0; i < width; ++i) total[i] += row[i];
+  };
+  add(w.heads, begin);
+  for (int64_t entry = begin + span; entry < a.count && w.keys[entry] == w.keys[begin];
+       entry += span) {
+    add(w.tails, entry);
+  }
+  const int64_t end = group_end(w.keys, a.count, begin, begin + span);
+  write_row<T, width>(a, w, begin, end - begin, column, total);
+}
+
+template <typename T, int width>
+void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
+  const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
+  span_kernel<T, width><<<blocks_for(a.count * pieces), threads, 0, stream>>>(a, w, pieces);
+  if (a.count <= span) return;
+  const int64_t windows = divide_up(a.count, span);
+  finish_kernel<T, width><<<blocks_for(windows * pieces), threads, 0, stream>>>(a, w, pieces);
+}
+
+void sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
+  key_kernel<<<blocks, threads, 0, stream>>>(a, w);
+  cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_places,
+                                  w.places, a.count, 0, key_bits(a.num_embeddings), stream);
+  if (a.row_ids == nullptr) return;
+  head_kernel<<<blocks, threads, 0, stream>>>(a, w);
+  cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys, w.ranks, a.count, stream);
+  row_id_kernel<<<blocks, threads, 0, stream>>>(a, w);
+}
+
+}  // namespace
+
+const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream) {
+  if (arguments.count == 0 || arguments.embedding_dim == 0) return nullptr;
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const bool vectors =
+        core::vectorizable<T>(arguments.weight, arguments.embedding_dim, arguments.weight_stride) &&
+        core::vectorizable<T>(arguments.out, arguments.embedding_dim, arguments.embedding_dim);
+    if (vectors) {
+      launch_gather<T, core::vector_width<T>>(arguments, stream);
+    } else {
+      launch_gather<T, 1>(arguments, stream);
+    }
+  });
+  return core::launch_error();
+}
+
+int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
+  return static_cast<int64_t>(lay_out(arguments).bytes);
+}
+
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+  if (arguments.count == 0 || arguments.embedding_dim == 0) return nullptr;
+  Workspace workspace = lay_out(arguments);
+  sort(arguments, workspace, stream);
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t dim = arguments.embedding_dim;
+    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
+                         core::vectorizable<T>(arguments.out, dim, dim);
+    if (vectors) {
+      launch_sums<T, core::vector_width<T>>(arguments, workspace, stream);
+    } else {
+      launch_sums<T, 1>(arguments, workspace, stream);
+    }
+  });
+  return core::launch_error();
+}
+
+}  // namespace posembed::token

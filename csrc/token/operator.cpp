@@ -1,0 +1,274 @@
+// The token operators: look-up, and the table's gradient, dense or as the rows that were touched.
+// The gradient sorts ids instead of scattering with atomics: the same bits for any number of
+// threads.
+#include "token/operator.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "token/kernel.h"
+
+namespace posembed::token {
+namespace {
+
+// ------------------------------------------------------------------------------------- checks
+
+/// What a gradient of the table is made of.
+struct Gradient {
+  const Tensor& rows;  // [..., embedding_dim]
+  const Tensor& ids;   // [...]
+  int64_t num_embeddings;
+  int64_t padding_idx;
+  double scale;
+  bool scale_grad_by_freq;
+};
+
+void check(const Tensor& weight, const Tensor& ids, int64_t padding_idx, Text gradient) {
+  dispatcher::check_floating(weight, "weight");
+  dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
+  dispatcher::check_integers(ids, "ids");
+  dispatcher::check_same_device(ids, "ids", weight, "weight");
+  TORCH_CHECK_VALUE(padding_idx == -1 || (padding_idx >= 0 && padding_idx < weight.sym_size(0)),
+                    "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
+                    " rows, got ", padding_idx);
+  check_gradient_form(gradient);
+}
+
+void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings) {
+  dispatcher::check_floating(gradient, "gradient");
+  dispatcher::check_integers(ids, "ids");
+  dispatcher::check_same_device(ids, "ids", gradient, "gradient");
+  TORCH_CHECK_VALUE(gradient.dim() == ids.dim() + 1 &&
+                        gradient.sym_sizes().slice(0, ids.dim()) == ids.sym_sizes(),
+                    "gradient: expected the shape of ids, ", ids.sym_sizes(),
+                    ", and embedding_dim, got ", gradient.sym_sizes());
+  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
+                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
+  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
+                    ids.sym_numel());
+}
+
+/// CPU ids are looked at before anything is written; a CUDA kernel records what it meets.
+void check_ids(const Tensor& ids, int64_t num_embeddings) {
+  const core::IndexView view = dispatcher::index_view(ids);
+  const int64_t place = core::find_outside(view, ids.numel(), 0, num_embeddings);
+  TORCH_CHECK_INDEX(place < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
+                    "table of ", num_embeddings, ", got ", core::read(view, place), " at place ",
+                    place);
+}
+
+// ------------------------------------------------------------------------------------- look-up
+
+Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double scale, bool,
+                 Text gradient) {
+  check(weight, ids, padding_idx, gradient);
+  const Tensor places = ids.contiguous();
+  if (!ids.is_cuda()) check_ids(places, weight.size(0));
+  return gather(weight, places, {0, scale, core::ErrorKind::token_id});
+}
+
+Tensor embedding_meta(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double, bool,
+                      Text gradient) {
+  check(weight, ids, padding_idx, gradient);
+  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
+  sizes.push_back(weight.sym_size(1));
+  return at::empty_symint(sizes, weight.options());
+}
+
+// ------------------------------------------------------------------------- the table's gradient
+
+/// Ids on the CPU, sorted; keeps the memory that `groups` points into.
+struct SortedIds {
+  Tensor words, starts;
+  const uint64_t* entries;
+  int64_t groups;
+};
+
+SortedIds sort_ids(const Gradient& of) {
+  const int64_t count = of.ids.numel();
+  SortedIds sorted{at::empty({2 * count}, at::kLong), at::empty({count + 1}, at::kLong), nullptr,
+                   0};
+  auto* words = reinterpret_cast<uint64_t*>(sorted.words.mutable_data_ptr<int64_t>());
+  GroupArguments arguments;
+  arguments.ids = dispatcher::index_view(of.ids);
+  arguments.count = count;
+  arguments.num_embeddings = of.num_embeddings;
+  arguments.padding_idx = of.padding_idx;
+  arguments.entries = words;
+  arguments.scratch = words + count;
+  arguments.starts = sorted.starts.mutable_data_ptr<int64_t>();
+  arguments.groups = &sorted.groups;
+  group_cpu(arguments);
+  sorted.entries = words;
+  return sorted;
+}
+
+void sum_on_cpu(const Gradient& of, const SortedIds& sorted, bool dense, const Tensor& out) {
+  SumArguments arguments;
+  arguments.gradient = of.rows.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.dense = dense;
+  arguments.scalar = dispatcher::scalar_of(out);
+  arguments.embedding_dim = out.size(1);
+  arguments.entries = sorted.entries;
+  arguments.starts = sorted.starts.const_data_ptr<int64_t>();
+  arguments.scale = of.scale;
+  arguments.scale_grad_by_freq = of.scale_grad_by_freq;
+  const int64_t bytes = of.ids.numel() * out.size(1) * core::size_of(arguments.scalar);
+  dispatcher::parallel_for(
+      sorted.groups, bytes / std::max<int64_t>(1, sorted.groups),
+      [&arguments](int64_t begin, int64_t end) { sum_groups_cpu(arguments, begin, end); });
+}
+
+std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
+  const SortedIds sorted = sort_ids(of);
+  Tensor row_ids = at::empty({sorted.groups}, at::kLong);
+  Tensor rows = at::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
+  auto* id = row_ids.mutable_data_ptr<int64_t>();
+  const auto* starts = sorted.starts.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < sorted.groups; ++i) {
+    id[i] = static_cast<int64_t>(sorted.entries[starts[i]] >> 32);
+  }
+  sum_on_cpu(of, sorted, /*dense=*/false, rows);
+  return {row_ids, rows};
+}
+
+/// `row_ids` is undefined for a dense gradient; otherwise its last element receives their number.
+void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
+  const dispatcher::CudaScope scope(of.rows);
+  BackwardArguments arguments;
+  arguments.gradient = of.rows.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(out);
+  arguments.embedding_dim = out.size(1);
+  arguments.ids = dispatcher::index_view(of.ids);
+  arguments.count = of.ids.numel();
+  arguments.num_embeddings = of.num_embeddings;
+  arguments.padding_idx = of.padding_idx;
+  arguments.scale = of.scale;
+  arguments.scale_grad_by_freq = of.scale_grad_by_freq;
+  if (row_ids.defined()) {
+    arguments.row_ids = row_ids.mutable_data_ptr<int64_t>();
+    arguments.groups = arguments.row_ids + arguments.count;
+  }
+  const Tensor workspace =
+      at::empty({backward_workspace_cuda(arguments)}, out.options().dtype(at::kByte));
+  arguments.workspace = workspace.mutable_data_ptr();
+  dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+}
+
+std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
+  const int64_t count = of.ids.numel();
+  const Tensor row_ids = at::zeros({count + 1}, of.ids.options().dtype(at::kLong));
+  const Tensor rows = at::empty({count, of.rows.size(-1)}, of.rows.options());
+  sum_on_cuda(of, row_ids, rows);
+  // The result's size is data: the one place where posembed waits for a device.
+  const int64_t groups = row_ids[count].item<int64_t>();
+  return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
+}
+
+Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
+                          int64_t padding_idx, double scale, bool scale_grad_by_freq) {
+  check_gradient(gradient, ids, num_embeddings);
+  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
+  const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
+  if (gradient.is_cuda()) {
+    Tensor out = at::zeros({num_embeddings, gradient.size(-1)}, gradient.options());
+    if constexpr (core::built_with_cuda) sum_on_cuda(of, Tensor(), out);
+    return out;
+  }
+  check_ids(places, num_embeddings);
+  const SortedIds sorted = sort_ids(of);
+  Tensor out = at::zeros({num_embeddings, gradient.size(-1)}, gradient.options());
+  sum_on_cpu(of, sorted, /*dense=*/true, out);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const Tensor& ids,
+                                                   int64_t num_embeddings, int64_t padding_idx,
+                                                   double scale, bool scale_grad_by_freq) {
+  check_gradient(gradient, ids, num_embeddings);
+  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
+  const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
+  if (gradient.is_cuda()) {
+    if constexpr (core::built_with_cuda) return rows_on_cuda(of);
+  }
+  check_ids(places, num_embeddings);
+  return rows_on_cpu(of);
+}
+
+Tensor embedding_backward_meta(const Tensor& gradient, const Tensor& ids,
+                               c10::SymInt num_embeddings, int64_t, double, bool) {
+  check_gradient(gradient, ids, num_embeddings);
+  return at::empty_symint({num_embeddings, gradient.sym_size(-1)}, gradient.options());
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("embedding", embedding);
+  m.impl("embedding_backward", embedding_backward);
+  m.impl("embedding_backward_rows", embedding_backward_rows);
+}
+
+}  // namespace
+
+void check_gradient_form(Text gradient) {
+  TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
+                    "gradient: expected 'dense' or 'rows', got '", gradient, "'");
+}
+
+Tensor with_dense_rows(const Tensor& tensor) {
+  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
+  const Tensor table = with_dense_rows(weight);
+  c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
+  sizes.push_back(weight.size(1));
+  Tensor out = at::empty(sizes, weight.options());
+  GatherArguments arguments;
+  arguments.weight = table.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(table);
+  arguments.rows = table.size(0);
+  arguments.embedding_dim = table.size(1);
+  arguments.weight_stride = table.stride(0);
+  arguments.ids = dispatcher::index_view(ids);
+  arguments.count = ids.numel();
+  arguments.first_row = lookup.first_row;
+  arguments.scale = lookup.scale;
+  arguments.kind = lookup.kind;
+  if (weight.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(weight);
+      arguments.error = dispatcher::device_error();
+      dispatcher::check_launch(gather_cuda(arguments, scope.stream()));
+    }
+    return out;
+  }
+  dispatcher::parallel_for(
+      arguments.count, 2 * arguments.embedding_dim * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { gather_cpu(arguments, begin, end); });
+  return out;
+}
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+// embedding_backward_rows has sizes that depend on data: its rule is in Python
+// (posembed/shapes.py), where an unknown size can be given a name.
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("embedding", embedding_meta);
+  m.impl("embedding_backward", embedding_backward_meta);
+}
+
+}  // namespace posembed::token

@@ -1,0 +1,64 @@
+// How C++ code calls the token operators: through the dispatcher, as Python does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <tuple>
+
+#include "core/device_error.h"
+#include "dispatcher/call.h"
+
+namespace posembed::token {
+
+using at::Tensor;
+using Text = std::string_view;
+
+inline Tensor call_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx = -1,
+                             double scale = 1.0, bool scale_grad_by_freq = false,
+                             Text gradient = "dense") {
+  using Signature = Tensor(const Tensor&, const Tensor&, int64_t, double, bool, Text);
+  static const auto handle = dispatcher::find<Signature>("posembed::embedding");
+  return handle.call(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient);
+}
+
+inline Tensor call_embedding_backward(const Tensor& gradient, const Tensor& ids,
+                                      const c10::SymInt& num_embeddings, int64_t padding_idx = -1,
+                                      double scale = 1.0, bool scale_grad_by_freq = false) {
+  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool);
+  static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward");
+  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq);
+}
+
+/// Ids of the touched rows, ascending, and the rows.
+inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(
+    const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
+    int64_t padding_idx = -1, double scale = 1.0, bool scale_grad_by_freq = false) {
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool);
+  static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward_rows");
+  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq);
+}
+
+/// A gradient of shape [num_embeddings, embedding_dim] in the form that `form` names: "dense", or
+/// "rows" for a sparse tensor of the touched rows.
+Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
+                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form);
+
+/// Raises c10::ValueError unless `gradient` is "dense" or "rows".
+void check_gradient_form(Text gradient);
+
+/// How a table is read: rows [first_row, …) are those of index 0, 1, …
+struct Lookup {
+  int64_t first_row = 0;
+  double scale = 1.0;
+  core::ErrorKind kind = core::ErrorKind::token_id;
+};
+
+/// weight[ids + first_row] * scale, on either device. Ids on the CPU must have been checked.
+Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup);
+
+/// `tensor` with a contiguous last dimension, as kernels read rows.
+Tensor with_dense_rows(const Tensor& tensor);
+
+}  // namespace posembed::token

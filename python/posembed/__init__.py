@@ -1,0 +1,25 @@
+"""Token and positional embeddings for PyTorch: the same operators in C++ and Python."""
+
+from posembed import _library
+
+_library.load()
+
+# ruff: noqa: E402  (what follows needs the library)
+from posembed import batching, cpp, functional
+from posembed._build_info import build_info
+from posembed.functional import check_errors
+from posembed.rotary import RotaryEmbedding
+from posembed.specification import RotarySpec
+
+batching.register()
+
+__version__ = build_info()["version"]
+
+__all__ = [
+    "RotaryEmbedding",
+    "RotarySpec",
+    "build_info",
+    "check_errors",
+    "cpp",
+    "functional",
+]

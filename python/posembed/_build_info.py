@@ -1,0 +1,34 @@
+"""What this posembed was built from, and what it uses on this machine."""
+
+from typing import TypedDict
+
+from posembed import _C
+
+
+class BuildInfo(TypedDict):
+    """The facts of a build, in the order they are printed."""
+
+    version: str
+    """posembed's version."""
+    torch_version: str
+    """The torch that it was built for."""
+    cuda_version: str
+    """The CUDA toolkit that built the kernels; empty for a CPU-only build."""
+    cuda_architectures: list[str]
+    """What CUDA kernels were compiled for, in CMake's words: 90-real, 100-virtual."""
+    compiler: str
+    """The C++ compiler and its version."""
+    instruction_sets: list[str]
+    """The instruction sets that CPU kernels were compiled for, narrowest first."""
+    instruction_set: str
+    """The one in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET allows."""
+
+
+def build_info() -> BuildInfo:
+    """Tells versions, compiler, CUDA architectures and the instruction set in use.
+
+    Example:
+        >>> posembed.build_info()["instruction_set"]
+        'avx2'
+    """
+    return _C.build_info()

@@ -1,0 +1,48 @@
+"""Loads libposembed.so, which registers the operators, or says in plain words why it cannot.
+
+A build belongs to one minor version of torch, whose C++ classes it contains. Beside another one it
+would crash or compute nonsense, so versions are compared before the library is opened.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+PACKAGE = Path(__file__).resolve().parent
+LIBRARY = PACKAGE / "lib" / "libposembed.so"
+
+_BUILD = (
+    "In posembed's source folder run: "
+    "python -m pip install --no-build-isolation --no-deps --force-reinstall ."
+)
+
+
+def load() -> None:
+    """Loads the library.
+
+    Raises:
+        ImportError: The library is missing, belongs to another minor version of torch, or cannot
+            be opened.
+    """
+    if not LIBRARY.is_file():
+        raise ImportError(f"posembed is not built: {LIBRARY} is missing. {_BUILD}")
+    built_for: str = json.loads((LIBRARY.parent / "build.json").read_text())["torch_version"]
+    if _minor(built_for) != _minor(torch.__version__):
+        raise ImportError(
+            f"This posembed was built for torch {_minor(built_for)}, but torch {torch.__version__} "
+            f"is installed. Install the torch that it was built for (python -m pip install "
+            f"torch=={built_for}), or build posembed for this one. {_BUILD}"
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ImportError(
+            f"{LIBRARY} was built for torch {built_for} and cannot be loaded beside torch "
+            f"{torch.__version__}: {error}. {_BUILD}"
+        ) from error
+
+
+def _minor(version: str) -> str:
+    """'2.11.0+cu130' -> '2.11'."""
+    return ".".join(version.split(".")[:2])

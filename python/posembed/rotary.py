@@ -1,0 +1,128 @@
+"""RotaryEmbedding: query and key turned by an angle that grows with position (RoPE).
+
+Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from posembed import functional
+from posembed.functional import Layout
+from posembed.specification import RotarySpec
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotates query and key by their positions. Holds no tensor: nothing to cast, move or save.
+
+    Args:
+        spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
+        layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
+            "thd" [tokens, heads, head_dim].
+        device, dtype: Taken for likeness to other modules; there is no state to place.
+        **spec_options: Fields of :class:`RotarySpec`.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> rope = pe.RotaryEmbedding(128, base=500000.0)
+        >>> query, key = torch.randn(2, 16, 32, 128), torch.randn(2, 16, 8, 128)
+        >>> query, key = rope(query, key)
+    """
+
+    def __init__(
+        self,
+        spec_or_head_dim: RotarySpec | int,
+        *,
+        layout: Layout = "bshd",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **spec_options: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(spec_or_head_dim, RotarySpec):
+            if spec_options:
+                raise ValueError(
+                    f"spec_options: expected none beside a RotarySpec, got {spec_options}"
+                )
+            self.spec = spec_or_head_dim
+        else:
+            self.spec = RotarySpec(spec_or_head_dim, **spec_options)
+        if layout not in ("bshd", "bhsd", "sbhd", "thd"):
+            raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
+        self.layout = layout
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        inverse: bool = False,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        inverse: bool = False,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        inverse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Rotated query, or (query, key); see :func:`posembed.functional.rotary`."""
+        return functional.rotary(
+            query,
+            key,
+            positions,
+            spec=self.spec,
+            layout=self.layout,
+            offset=offset,
+            inverse=inverse,
+        )
+
+    def rotate_(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        inverse: bool = False,
+    ) -> None:
+        """Rotates in place, for inference; see :func:`posembed.functional.rotary_`."""
+        functional.rotary_(
+            query,
+            key,
+            positions,
+            spec=self.spec,
+            layout=self.layout,
+            offset=offset,
+            inverse=inverse,
+        )
+
+    def extra_repr(self) -> str:
+        """The options, as the C++ module prints them."""
+        spec = self.spec
+        parts = [f"{spec.head_dim}, base={spec.base:g}"]
+        if spec.rotary_dim != spec.head_dim:
+            parts.append(f"rotary_dim={spec.rotary_dim}")
+        if spec.rotary_start:
+            parts.append(f"rotary_start={spec.rotary_start}")
+        parts += [f"{flag}=True" for flag in ("interleaved", "reverse") if getattr(spec, flag)]
+        return ", ".join([*parts, f"layout={self.layout!r}"])

@@ -1,0 +1,42 @@
+#include "core/instruction_set.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace posembed::core {
+namespace {
+
+/// The instruction set that a fresh process takes when POSEMBED_INSTRUCTION_SET is `value`: the
+/// choice is made once for each process, so only a child can be asked. Its exit status is the
+/// answer.
+int chosen_under(const char* value) {
+  int chosen = -1;
+  const auto choose = [&] {
+    setenv("POSEMBED_INSTRUCTION_SET", value, 1);
+    std::exit(static_cast<int>(instruction_set()));
+  };
+  EXPECT_EXIT(
+      choose(),
+      [&](int status) { return WIFEXITED(status) && (chosen = WEXITSTATUS(status)) >= 0; }, "");
+  return chosen;
+}
+
+TEST(InstructionSet, EnvironmentLowersIt) {
+  EXPECT_EQ(chosen_under("baseline"), static_cast<int>(InstructionSet::baseline));
+}
+
+TEST(InstructionSet, EnvironmentNeverRaisesItAboveTheProcessor) {
+  EXPECT_EQ(chosen_under("avx512"), chosen_under(""));
+  EXPECT_LE(chosen_under("avx2"), chosen_under(""));
+}
+
+TEST(InstructionSet, HasAName) {
+  EXPECT_STREQ(name(InstructionSet::baseline), "baseline");
+  EXPECT_STREQ(name(InstructionSet::avx2), "avx2");
+  EXPECT_STREQ(name(InstructionSet::avx512), "avx512");
+}
+
+}  // namespace
+}  // namespace posembed::core

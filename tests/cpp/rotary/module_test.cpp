@@ -1,0 +1,80 @@
+// RotaryEmbedding as a C++ program uses it: options, gradients, copies, printed form, errors.
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <sstream>
+
+#include "posembed/rotary.h"
+
+namespace {
+
+using posembed::Layout;
+using posembed::RotaryEmbedding;
+using posembed::RotaryOptions;
+using posembed::RotarySpec;
+
+TEST(RotaryModule, RotatesByPositionTimesFrequency) {
+  RotaryEmbedding rope(RotaryOptions(2).layout(Layout::thd));
+  const torch::Tensor query = torch::tensor({{{1.0, 0.0}}, {{1.0, 0.0}}}, torch::kFloat64);
+  const torch::Tensor rotated = rope->forward(query, std::nullopt, std::nullopt, /*offset=*/1);
+  for (int64_t token = 0; token < 2; ++token) {
+    EXPECT_NEAR(rotated[token][0][0].item<double>(), std::cos(token + 1.0), 1e-15);
+    EXPECT_NEAR(rotated[token][0][1].item<double>(), std::sin(token + 1.0), 1e-15);
+  }
+}
+
+TEST(RotaryModule, GradientsFlowWithoutPython) {
+  RotaryEmbedding rope(RotaryOptions(8));
+  const torch::Tensor query = torch::randn({1, 3, 4, 8}, torch::requires_grad());
+  const torch::Tensor key = torch::randn({1, 3, 2, 8}, torch::requires_grad());
+  const auto [rotated_query, rotated_key] = rope->forward(query, key);
+  (rotated_query.pow(2).sum() + rotated_key.pow(2).sum()).backward();
+  // A rotation keeps lengths, so the gradient of the squared length is twice the tensor.
+  EXPECT_TRUE(torch::allclose(query.grad(), 2 * query, 1e-5, 1e-6));
+  EXPECT_TRUE(torch::allclose(key.grad(), 2 * key, 1e-5, 1e-6));
+}
+
+TEST(RotaryModule, InPlaceEqualsFunctional) {
+  RotaryEmbedding rope(RotaryOptions(8).rotary_dim(4).interleaved(true));
+  const torch::Tensor query = torch::randn({2, 3, 4, 8});
+  const torch::Tensor expected = rope->forward(query);
+  rope->rotate_(query);
+  EXPECT_TRUE(torch::equal(query, expected));
+}
+
+TEST(RotaryModule, ClonesAndMovesWithoutState) {
+  RotaryEmbedding rope(RotaryOptions(8).base(500000.0));
+  EXPECT_TRUE(rope->parameters().empty());
+  EXPECT_TRUE(rope->buffers().empty());
+  auto copy = std::dynamic_pointer_cast<posembed::RotaryEmbeddingImpl>(rope->clone());
+  copy->to(torch::kBFloat16);
+  const torch::Tensor query = torch::randn({1, 3, 1, 8});
+  EXPECT_TRUE(torch::equal(copy->forward(query), rope->forward(query)));
+}
+
+TEST(RotaryModule, PrintsItsOptions) {
+  std::ostringstream text;
+  text << RotaryEmbedding(RotaryOptions(128).base(500000.0).rotary_dim(64).layout(Layout::bhsd));
+  EXPECT_EQ(text.str(), "RotaryEmbedding(128, base=500000, rotary_dim=64, layout='bhsd')");
+}
+
+TEST(RotaryModule, SpecificationIsAValue) {
+  RotarySpec spec(128);
+  spec.base = 500000.0;
+  EXPECT_EQ(RotarySpec::from_json(spec.to_json()), spec);
+  EXPECT_NE(RotarySpec(128), spec);
+  EXPECT_EQ(spec.frequencies().numel(), 64);
+}
+
+TEST(RotaryModule, BadInputRaisesC10Errors) {
+  RotaryEmbedding rope(RotaryOptions(8));
+  const torch::Tensor query = torch::randn({1, 3, 2, 8});
+  EXPECT_THROW(rope->forward(query[0]), c10::ValueError);
+  EXPECT_THROW(rope->forward(query.to(torch::kInt)), c10::TypeError);
+  EXPECT_THROW(rope->forward(query, std::nullopt, torch::tensor({0, -5, 2})), c10::IndexError);
+  EXPECT_THROW(RotaryEmbedding(RotaryOptions(7)), c10::ValueError);
+  EXPECT_THROW(RotarySpec::from_json("{\"head_dim\":8,\"theta\":1}"), c10::ValueError);
+}
+
+}  // namespace

@@ -1,0 +1,290 @@
+// The sinusoidal CPU kernels of every instruction set against sines and cosines in long double.
+#include "sinusoidal/kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "sinusoidal/frequencies.h"
+
+namespace posembed::sinusoidal {
+namespace {
+
+using core::Compute;
+using Kernel = void(const Arguments&, int64_t, int64_t);
+
+/// The copies of the kernel that this processor can run.
+std::vector<std::pair<const char*, Kernel*>> copies() {
+  std::vector<std::pair<const char*, Kernel*>> result{{"baseline", baseline::encode}};
+#if defined(POSEMBED_X86_VARIANTS)
+  const auto set = core::instruction_set();
+  if (set >= core::InstructionSet::avx2) result.emplace_back("avx2", avx2::encode);
+  if (set >= core::InstructionSet::avx512) result.emplace_back("avx512", avx512::encode);
+#endif
+  return result;
+}
+
+/// What the presets say, column by column, straight from the papers and code bases.
+long double expected(Preset preset, int64_t dim, double base, double shift, bool cos_first,
+                     int64_t column, long double position) {
+  const int64_t whole_half = dim / 2;
+  int64_t pair = column / 2;
+  bool cosine = column % 2 == 1;
+  long double exponent = 2.0L * pair / (dim - 2 * shift);
+  if (preset == Preset::marian) {
+    const int64_t sines = (dim + 1) / 2;
+    cosine = column >= sines;
+    pair = cosine ? column - sines : column;
+    exponent = 2.0L * pair / (dim - 2 * shift);
+  }
+  if (preset == Preset::tensor2tensor) {
+    if (column == 2 * whole_half) return 0;
+    cosine = column >= whole_half;
+    pair = cosine ? column - whole_half : column;
+    exponent = pair / (whole_half - static_cast<long double>(shift));
+  }
+  if (pair == 0) exponent = 0;
+  const long double angle = position * std::pow(static_cast<long double>(base), -exponent);
+  return cosine != cos_first ? std::cos(angle) : std::sin(angle);
+}
+
+/// Everything a Sinusoid points to.
+struct Encoding {
+  Encoding(Preset preset, int64_t dim, double base, double shift, bool cos_first) {
+    sinusoid.layout = layout_of(preset, dim, cos_first);
+    sinusoid.pairs = pairs_of(sinusoid.layout);
+    for (const auto& frequency :
+         frequencies(base, divisor_of(preset, dim, shift), sinusoid.pairs)) {
+      wide_turns.push_back(core::turn_from_radians(frequency));
+      turns.push_back(core::round_to_turn64(wide_turns.back()));
+    }
+    sinusoid.turns = turns.data();
+    sinusoid.wide_turns = wide_turns.data();
+  }
+  Encoding(const Encoding&) = delete;
+  Encoding& operator=(const Encoding&) = delete;
+
+  Sinusoid sinusoid;
+  std::vector<core::Turn64> turns;
+  std::vector<core::Turn128> wide_turns;
+};
+
+template <typename T>
+core::Scalar scalar_of() {
+  if (std::is_same_v<T, double>) return core::Scalar::float64;
+  if (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
+  if (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
+  return core::Scalar::float32;
+}
+
+/// Arguments for contiguous rows [batch, seq, dim] written to `out`.
+template <typename T>
+Arguments rows(const Sinusoid& sinusoid, int64_t batch, int64_t seq, std::vector<T>& out) {
+  Arguments arguments;
+  arguments.sinusoid = sinusoid;
+  arguments.scalar = scalar_of<T>();
+  arguments.batch = batch;
+  arguments.seq = seq;
+  const int64_t dim = sinusoid.layout.columns;
+  out.resize(static_cast<size_t>(batch * seq * dim));
+  arguments.out = out.data();
+  arguments.in_stride[0] = arguments.out_stride[0] = seq * dim;
+  arguments.in_stride[1] = arguments.out_stride[1] = dim;
+  return arguments;
+}
+
+double tolerance(core::Scalar scalar) {
+  switch (scalar) {
+    case core::Scalar::float64:
+      return 1e-15;
+    case core::Scalar::bfloat16:
+      return 0x1p-9 + 1.5e-7;  // half a unit in the last place of 1
+    case core::Scalar::float16:
+      return 0x1p-12 + 1.5e-7;
+    default:
+      return 1.5e-7;
+  }
+}
+
+template <typename T>
+class SinusoidalKernel : public ::testing::Test {};
+
+using Types = ::testing::Types<float, double, core::BFloat16, core::Float16>;
+TYPED_TEST_SUITE(SinusoidalKernel, Types);
+
+TYPED_TEST(SinusoidalKernel, WritesThePresets) {
+  using T = TypeParam;
+  for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
+    for (const int64_t dim : {1, 2, 3, 4, 7, 64, 513, 1030}) {
+      for (const bool cos_first : {false, true}) {
+        const double shift = preset == Preset::tensor2tensor ? 1 : 0;
+        const Encoding encoding(preset, dim, 10000, shift, cos_first);
+        for (const auto& [name, encode] : copies()) {
+          SCOPED_TRACE(testing::Message() << name << " preset " << static_cast<int>(preset)
+                                          << " dim " << dim << " cos_first " << cos_first);
+          std::vector<T> out;
+          Arguments arguments = rows(encoding.sinusoid, 1, 5, out);
+          arguments.offset = 500;
+          encode(arguments, 0, 2);
+          encode(arguments, 2, 5);
+          for (int64_t place = 0; place < 5 * dim; ++place) {
+            const long double want =
+                expected(preset, dim, 10000, shift, cos_first, place % dim, 500 + place / dim);
+            ASSERT_NEAR(core::load(out[place]), static_cast<double>(want),
+                        tolerance(arguments.scalar))
+                << "place " << place;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(SinusoidalKernel, AddsToTheWholeBatchInPlaceAndAside) {
+  using T = TypeParam;
+  constexpr int64_t batch = 3, seq = 4, dim = 37;
+  const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-2, 2);
+  std::vector<T> x(batch * seq * dim);
+  for (T& value : x) core::store(Compute<T>(uniform(random)), &value);
+  const int32_t positions[] = {7, -3, 0, 1000};
+  for (const auto& [name, encode] : copies()) {
+    SCOPED_TRACE(name);
+    std::vector<T> values, aside, in_place;
+    Arguments alone = rows(encoding.sinusoid, batch, seq, values);
+    alone.positions = {positions, false, core::Index::int32, core::Scalar::float32};
+    alone.position_stride[1] = 1;
+    encode(alone, 0, encodings(alone));
+    Arguments adding = rows(encoding.sinusoid, batch, seq, aside);
+    adding.positions = alone.positions;
+    adding.position_stride[1] = 1;
+    adding.in = x.data();
+    encode(adding, 0, encodings(adding));
+    in_place = x;
+    adding.in = adding.out = in_place.data();
+    encode(adding, 0, encodings(adding));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double unit = tolerance(alone.scalar);
+      ASSERT_NEAR(core::load(aside[i]), core::load(x[i]) + core::load(values[i]), 4 * unit);
+      ASSERT_EQ(core::load(aside[i]), core::load(in_place[i]));
+      ASSERT_EQ(core::load(values[i]), core::load(values[i % (seq * dim)]));
+    }
+  }
+}
+
+TEST(SinusoidalKernel, IsExactAtLargeIntegerPositions) {
+  constexpr int64_t dim = 128;
+  const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);
+  const int64_t positions[] = {131072, 1048576, 16777217, 2147483647, -2147483647};
+  for (const auto& [name, encode] : copies()) {
+    std::vector<float> out;
+    Arguments arguments = rows(encoding.sinusoid, 1, 5, out);
+    arguments.positions = {positions, false, core::Index::int64, core::Scalar::float32};
+    arguments.position_stride[1] = 1;
+    encode(arguments, 0, 5);
+    for (int64_t place = 0; place < 5 * dim; ++place) {
+      const auto position = static_cast<long double>(positions[place / dim]);
+      const auto want = static_cast<double>(
+          expected(Preset::vaswani, dim, 10000, 0, false, place % dim, position));
+      ASSERT_NEAR(out[place], want, 1.5e-7) << name << " place " << place;
+    }
+  }
+}
+
+TEST(SinusoidalKernel, TakesFractionalPositionsOfEveryType) {
+  constexpr int64_t dim = 64;
+  const Encoding encoding(Preset::tensor2tensor, dim, 10000, 1, true);
+  const double positions[] = {0.5, -0.25, 998.3897, 1e6 + 1.0 / 3, 3.0};
+  std::vector<float> single(positions, positions + 5);
+  for (const auto& [name, encode] : copies()) {
+    SCOPED_TRACE(name);
+    for (const bool wide : {true, false}) {
+      std::vector<double> out;
+      Arguments arguments = rows(encoding.sinusoid, 1, 5, out);
+      arguments.positions.floating = true;
+      arguments.positions.data = wide ? static_cast<const void*>(positions) : single.data();
+      arguments.positions.scalar = wide ? core::Scalar::float64 : core::Scalar::float32;
+      arguments.position_stride[1] = 1;
+      encode(arguments, 0, 5);
+      for (int64_t place = 0; place < 5 * dim; ++place) {
+        const double position = wide ? positions[place / dim] : single[place / dim];
+        const auto want = static_cast<double>(
+            expected(Preset::tensor2tensor, dim, 10000, 1, true, place % dim, position));
+        // long double itself is uncertain by 1e6 * 2^-64.
+        ASSERT_NEAR(out[place], want, 1e-15 + 1e-19 * std::abs(position) * 2) << place;
+      }
+    }
+  }
+}
+
+TEST(SinusoidalKernel, GivesNaNForPositionsThatAreNone) {
+  const Encoding encoding(Preset::vaswani, 6, 10000, 0, false);
+  const float positions[] = {NAN, INFINITY, -INFINITY, 1e30f};
+  for (const auto& [name, encode] : copies()) {
+    std::vector<float> out;
+    Arguments arguments = rows(encoding.sinusoid, 1, 4, out);
+    arguments.positions.floating = true;
+    arguments.positions.data = positions;
+    arguments.position_stride[1] = 1;
+    encode(arguments, 0, 4);
+    EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float v) { return std::isnan(v); })) << name;
+  }
+}
+
+TEST(SinusoidalKernel, DerivativesTakeTurns) {
+  constexpr int64_t dim = 10;
+  Encoding encoding(Preset::marian, dim, 100, 0, false);
+  encoding.sinusoid.scale = 2;
+  const double position = 1.75;
+  for (const auto& [name, encode] : copies()) {
+    for (int64_t order = 0; order <= 5; ++order) {
+      encoding.sinusoid.order = order;
+      std::vector<double> out;
+      Arguments arguments = rows(encoding.sinusoid, 1, 1, out);
+      arguments.positions.floating = true;
+      arguments.positions.scalar = core::Scalar::float64;
+      arguments.positions.data = &position;
+      encode(arguments, 0, 1);
+      for (int64_t column = 0; column < dim; ++column) {
+        const int64_t pair = column % 5;
+        const double frequency = std::pow(100.0, -pair / 5.0);
+        const double quarter = std::acos(0.0), angle = position * frequency + quarter * order;
+        const double wave = column < 5 ? std::sin(angle) : std::cos(angle);
+        ASSERT_NEAR(out[column], 2 * std::pow(frequency, order) * wave, 1e-14)
+            << name << " order " << order << " column " << column;
+      }
+    }
+  }
+}
+
+TEST(SinusoidalKernel, EveryInstructionSetGivesTheSameBits) {
+  const Encoding encoding(Preset::vaswani, 770, 10000, 0, false);
+  std::vector<std::vector<float>> results;
+  for (const auto& [name, encode] : copies()) {
+    Arguments arguments = rows(encoding.sinusoid, 1, 300, results.emplace_back());
+    arguments.offset = 1 << 30;
+    encode(arguments, 0, 300);
+    EXPECT_EQ(results.back(), results.front()) << name;
+  }
+}
+
+TEST(SinusoidalFrequencies, OneFrequencyNeedsNoDivisor) {
+  for (const double divisor : {1.0, 0.0, -1.0}) {
+    const auto result = frequencies(10000, divisor, 1);
+    ASSERT_EQ(result.size(), 1u);
+    EXPECT_EQ(core::to_double(result[0]), 1.0);
+  }
+}
+
+TEST(SinusoidalFrequencies, ReachTheirEnds) {
+  const auto result = frequencies(10000, divisor_of(Preset::tensor2tensor, 64, 1), 32);
+  EXPECT_EQ(core::to_double(result.front()), 1.0);
+  EXPECT_EQ(core::to_double(result.back()), 1e-4);
+}
+
+}  // namespace
+}  // namespace posembed::sinusoidal

@@ -1,0 +1,287 @@
+// The token kernels against plain loops in double, on every instruction set that the processor has.
+#include "token/kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "core/index_range.h"
+
+namespace posembed::token {
+namespace {
+
+using core::Scalar;
+
+struct Copy {
+  const char* name;
+  decltype(&baseline::gather) gather;
+  decltype(&baseline::group) group;
+  decltype(&baseline::sum_groups) sum_groups;
+};
+
+std::vector<Copy> copies() {
+  std::vector<Copy> all{{"baseline", baseline::gather, baseline::group, baseline::sum_groups}};
+#if defined(POSEMBED_X86_VARIANTS)
+  const core::InstructionSet set = core::instruction_set();
+  if (set >= core::InstructionSet::avx2)
+    all.push_back({"avx2", avx2::gather, avx2::group, avx2::sum_groups});
+  if (set >= core::InstructionSet::avx512) {
+    all.push_back({"avx512", avx512::gather, avx512::group, avx512::sum_groups});
+  }
+#endif
+  return all;
+}
+
+template <typename T>
+std::vector<T> random_values(size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<T> values(count);
+  for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
+  return values;
+}
+
+std::vector<int64_t> random_ids(int64_t count, int64_t rows, unsigned seed) {
+  std::mt19937_64 generator(seed);
+  std::vector<int64_t> ids(static_cast<size_t>(count));
+  for (int64_t& id : ids) id = static_cast<int64_t>(generator() % static_cast<uint64_t>(rows));
+  return ids;
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
+  return left.size() == right.size() &&
+         std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
+}
+
+/// The sorted ids of one batch.
+struct Groups {
+  std::vector<uint64_t> entries, scratch;
+  std::vector<int64_t> starts;
+  int64_t groups = -1;
+};
+
+Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows,
+             int64_t padding_idx = -1) {
+  Groups result;
+  result.entries.resize(ids.size());
+  result.scratch.resize(ids.size());
+  result.starts.resize(ids.size() + 1);
+  GroupArguments arguments;
+  arguments.ids = {ids.data(), core::Index::int64};
+  arguments.count = static_cast<int64_t>(ids.size());
+  arguments.num_embeddings = rows;
+  arguments.padding_idx = padding_idx;
+  arguments.entries = result.entries.data();
+  arguments.scratch = result.scratch.data();
+  arguments.starts = result.starts.data();
+  arguments.groups = &result.groups;
+  copy.group(arguments);
+  return result;
+}
+
+template <typename T>
+class TokenKernel : public testing::Test {};
+
+template <typename T>
+constexpr Scalar scalar_of() {
+  if constexpr (std::is_same_v<T, double>) return Scalar::float64;
+  if constexpr (std::is_same_v<T, core::BFloat16>) return Scalar::bfloat16;
+  if constexpr (std::is_same_v<T, core::Float16>) return Scalar::float16;
+  return Scalar::float32;
+}
+
+using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
+TYPED_TEST_SUITE(TokenKernel, Scalars);
+
+TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
+  using T = TypeParam;
+  for (const int64_t dim : {1, 7, 64, 129}) {
+    const int64_t rows = 50, stride = dim + 3;
+    const auto weight = random_values<T>(static_cast<size_t>(rows * stride), 1);
+    const auto ids = random_ids(33, rows - 2, 2);
+    const std::vector<int32_t> narrow(ids.begin(), ids.end());
+    for (const Copy& copy : copies()) {
+      for (const bool wide : {true, false}) {
+        std::vector<T> out(ids.size() * static_cast<size_t>(dim));
+        GatherArguments arguments;
+        arguments.weight = weight.data();
+        arguments.out = out.data();
+        arguments.scalar = scalar_of<T>();
+        arguments.rows = rows;
+        arguments.embedding_dim = dim;
+        arguments.weight_stride = stride;
+        arguments.ids = wide ? core::IndexView{ids.data(), core::Index::int64}
+                             : core::IndexView{narrow.data(), core::Index::int32};
+        arguments.count = static_cast<int64_t>(ids.size());
+        arguments.first_row = 2;
+        copy.gather(arguments, 0, 20);
+        copy.gather(arguments, 20, arguments.count);
+        for (size_t place = 0; place < ids.size(); ++place) {
+          for (int64_t i = 0; i < dim; ++i) {
+            const T expected = weight[static_cast<size_t>((ids[place] + 2) * stride + i)];
+            ASSERT_EQ(std::memcmp(&out[place * static_cast<size_t>(dim) + static_cast<size_t>(i)],
+                                  &expected, sizeof(T)),
+                      0)
+                << copy.name << " dim " << dim << " place " << place << " column " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(TokenKernel, ScalesInComputeTypeAndRoundsOnce) {
+  using T = TypeParam;
+  const int64_t dim = 37;
+  const auto weight = random_values<T>(5 * dim, 3);
+  const std::vector<int64_t> ids{4, 0, 4};
+  const double scale = std::sqrt(768.0);
+  for (const Copy& copy : copies()) {
+    std::vector<T> out(3 * dim);
+    GatherArguments arguments;
+    arguments.weight = weight.data();
+    arguments.out = out.data();
+    arguments.scalar = scalar_of<T>();
+    arguments.rows = 5;
+    arguments.embedding_dim = arguments.weight_stride = dim;
+    arguments.ids = {ids.data(), core::Index::int64};
+    arguments.count = 3;
+    arguments.scale = scale;
+    copy.gather(arguments, 0, 3);
+    for (int64_t i = 0; i < 3 * dim; ++i) {
+      const T input =
+          weight[static_cast<size_t>(ids[static_cast<size_t>(i / dim)] * dim + i % dim)];
+      T expected;
+      core::store(core::load(input) * static_cast<core::Compute<T>>(scale), &expected);
+      ASSERT_EQ(std::memcmp(&out[static_cast<size_t>(i)], &expected, sizeof(T)), 0)
+          << copy.name << " at " << i;
+    }
+  }
+}
+
+TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
+  using T = TypeParam;
+  const int64_t rows = 20, count = 700;  // groups of about 35, and row 3 with more than one span
+  auto ids = random_ids(count, rows, 4);
+  for (size_t place = 0; place < 200; ++place) ids[place * 3] = 3;
+  for (const int64_t dim : {1, 31, 32, 75}) {
+    const auto gradient = random_values<T>(static_cast<size_t>(count * dim), 5);
+    std::vector<T> first;
+    for (const Copy& copy : copies()) {
+      const Groups sorted = group(copy, ids, rows, /*padding_idx=*/7);
+      std::vector<T> out(static_cast<size_t>(rows * dim), T{});
+      SumArguments arguments;
+      arguments.gradient = gradient.data();
+      arguments.out = out.data();
+      arguments.scalar = scalar_of<T>();
+      arguments.embedding_dim = dim;
+      arguments.entries = sorted.entries.data();
+      arguments.starts = sorted.starts.data();
+      arguments.scale = 0.5;
+      arguments.scale_grad_by_freq = true;
+      copy.sum_groups(arguments, 0, sorted.groups / 2);
+      copy.sum_groups(arguments, sorted.groups / 2, sorted.groups);
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < dim; ++i) {
+          double total = 0, magnitude = 0;
+          int64_t times = 0;
+          for (int64_t place = 0; place < count; ++place) {
+            if (ids[static_cast<size_t>(place)] != row || row == 7) continue;
+            const double value = core::load(gradient[static_cast<size_t>(place * dim + i)]);
+            total += value;
+            magnitude += std::abs(value);
+            ++times;
+          }
+          if (times > 0) total *= 0.5 / static_cast<double>(times);
+          const double unit = sizeof(T) == 8                     ? 1e-15
+                              : sizeof(T) == 4                   ? 1e-6
+                              : std::is_same_v<T, core::Float16> ? 6e-4
+                                                                 : 5e-3;
+          ASSERT_NEAR(core::load(out[static_cast<size_t>(row * dim + i)]), total,
+                      unit * (std::abs(total) + 1e-2 * magnitude) + 1e-12)
+              << copy.name << " dim " << dim << " row " << row << " column " << i;
+        }
+      }
+      if (first.empty()) first = out;
+      EXPECT_TRUE(same_bits(first, out)) << copy.name << " differs from baseline";
+    }
+  }
+}
+
+TEST(TokenKernelGroups, AreSortedByIdThenPlace) {
+  for (const int64_t rows : {1, 2, 2048, 2049, 300000, 5000000}) {
+    const auto ids = random_ids(5000, rows, 6);
+    for (const Copy& copy : copies()) {
+      const Groups sorted = group(copy, ids, rows);
+      ASSERT_EQ(sorted.starts[static_cast<size_t>(sorted.groups)], 5000);
+      for (size_t i = 0; i < sorted.entries.size(); ++i) {
+        const auto place = static_cast<size_t>(sorted.entries[i] & 0xffffffffu);
+        ASSERT_EQ(static_cast<int64_t>(sorted.entries[i] >> 32), ids[place]);
+        if (i == 0) continue;
+        ASSERT_LT(sorted.entries[i - 1], sorted.entries[i]) << copy.name << " rows " << rows;
+      }
+      for (int64_t number = 1; number < sorted.groups; ++number) {
+        const auto begin = static_cast<size_t>(sorted.starts[static_cast<size_t>(number)]);
+        ASSERT_NE(sorted.entries[begin] >> 32, sorted.entries[begin - 1] >> 32);
+      }
+    }
+  }
+}
+
+TEST(TokenKernelGroups, LeaveOutPaddingAndMayBeEmpty) {
+  for (const Copy& copy : copies()) {
+    EXPECT_EQ(group(copy, {2, 2, 2}, 4, 2).groups, 0);
+    EXPECT_EQ(group(copy, {}, 4).groups, 0);
+    const Groups some = group(copy, {2, 1, 2, 3}, 4, 2);
+    EXPECT_EQ(some.groups, 2);
+    EXPECT_EQ(some.starts[2], 2);
+  }
+}
+
+TEST(TokenKernelSum, TenThousandOnesInBfloat16AreNotLost) {
+  const std::vector<int64_t> ids(10240, 1);
+  core::BFloat16 one;
+  core::store(1.0f, &one);
+  const std::vector<core::BFloat16> gradient(10240 * 3, one);
+  for (const Copy& copy : copies()) {
+    const Groups sorted = group(copy, ids, 2);
+    std::vector<core::BFloat16> out(3);
+    SumArguments arguments;
+    arguments.gradient = gradient.data();
+    arguments.out = out.data();
+    arguments.dense = false;
+    arguments.scalar = Scalar::bfloat16;
+    arguments.embedding_dim = 3;
+    arguments.entries = sorted.entries.data();
+    arguments.starts = sorted.starts.data();
+    copy.sum_groups(arguments, 0, sorted.groups);
+    for (const core::BFloat16& value : out) EXPECT_EQ(core::load(value), 10240.0f) << copy.name;
+  }
+}
+
+TEST(IndexRange, FindsTheFirstValueOutside) {
+  std::vector<int64_t> ids(2000, 5);
+  const core::IndexView view{ids.data(), core::Index::int64};
+  EXPECT_EQ(core::find_outside(view, 2000, 0, 6), -1);
+  EXPECT_EQ(core::find_outside(view, 2000, 0, 5), 0);
+  EXPECT_EQ(core::find_outside(view, 2000, 6, 9), 0);
+  EXPECT_EQ(core::find_outside(view, 0, 0, 0), -1);
+  for (const int64_t bad : {int64_t{-1}, int64_t{6}, std::numeric_limits<int64_t>::min(),
+                            std::numeric_limits<int64_t>::max(), (int64_t{1} << 32) + 5}) {
+    for (const size_t place : {size_t{0}, size_t{511}, size_t{512}, size_t{1999}}) {
+      ids[place] = bad;
+      EXPECT_EQ(core::find_outside(view, 2000, 0, 6), static_cast<int64_t>(place)) << bad;
+      ids[place] = 5;
+    }
+  }
+  ids[700] = -2;
+  EXPECT_EQ(core::find_outside(view, 2000, -2, 6), -1);
+  EXPECT_EQ(core::find_outside(view, 2000, -1, 6), 700);
+}
+
+}  // namespace
+}  // namespace posembed::token

@@ -1,0 +1,220 @@
+"""What cannot work is refused in one sentence that tells what was found and what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import posembed
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(posembed.__file__).parent
+NEXT_MINOR = "2.{}.0".format(int(torch.__version__.split(".")[1]) + 1)
+
+
+def run(*command: object, **environment: object) -> tuple[int, str]:
+    """Exit status and output of a command; line breaks become spaces, as CMake wraps messages."""
+    result = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+    )
+    return result.returncode, " ".join(result.stdout.split())
+
+
+# Choosing CUDA: CMake's script mode runs the choice without a compiler.
+
+
+def fake_nvcc(folder: Path, release: str) -> Path:
+    nvcc = folder / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def choose_cuda(folder: Path, **variables: object) -> tuple[int, str]:
+    """What cmake/Cuda.cmake decides for these variables."""
+    values = {
+        "POSEMBED_CUDA": "AUTO",
+        "POSEMBED_TORCH_ROOT": "/torch",
+        "POSEMBED_TORCH_VERSION": "2.11.0",
+        "POSEMBED_TORCH_CUDA_MAJOR": "13",
+        **variables,
+    }
+    script = folder / "choose.cmake"
+    script.write_text(
+        "cmake_minimum_required(VERSION 3.24)\n"
+        f'include("{ROOT}/cmake/Cuda.cmake")\n'
+        "posembed_choose_cuda()\n"
+        'message("CUDA is ${POSEMBED_WITH_CUDA} for [${CMAKE_CUDA_ARCHITECTURES}]")\n'
+    )
+    environment = {"TORCH_CUDA_ARCH_LIST": values.pop("TORCH_CUDA_ARCH_LIST", "")}
+    definitions = [f"-D{name}={value}" for name, value in values.items()]
+    return run("cmake", *definitions, "-P", script, **environment)
+
+
+def test_the_right_toolkit_is_used(tmp_path: Path) -> None:
+    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=fake_nvcc(tmp_path, "13.1"))
+    assert status == 0
+    assert output.endswith("CUDA is ON for [80-real;90-real;100-real;100-virtual]")
+
+
+def test_a_missing_toolkit_gives_a_cpu_build(tmp_path: Path) -> None:
+    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=tmp_path / "nvcc")
+    assert status == 0
+    assert "CPU only: torch 2.11.0 in /torch has CUDA 13, but no CUDA toolkit was found" in output
+    assert output.endswith("CUDA is OFF for []")
+
+
+def test_another_major_version_gives_a_cpu_build_and_a_warning(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "12.8")
+    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc)
+    assert status == 0
+    assert "CMake Warning" in output
+    assert f"torch 2.11.0 in /torch has CUDA 13, but {nvcc} is CUDA 12.8; set CUDACXX" in output
+    assert output.endswith("CUDA is OFF for []")
+
+
+@pytest.mark.parametrize(
+    ("release", "torch_cuda", "reason"),
+    [
+        ("12.8", "13", "is CUDA 12.8"),
+        ("13.0", "", "has no CUDA"),
+        ("", "13", "no CUDA toolkit was found"),
+    ],
+)
+def test_cuda_on_insists(tmp_path: Path, release: str, torch_cuda: str, reason: str) -> None:
+    status, output = choose_cuda(
+        tmp_path,
+        POSEMBED_CUDA="ON",
+        POSEMBED_TORCH_CUDA_MAJOR=torch_cuda,
+        CMAKE_CUDA_COMPILER=fake_nvcc(tmp_path, release),
+    )
+    assert status != 0
+    assert "POSEMBED_CUDA=ON cannot be met" in output
+    assert reason in output
+
+
+@pytest.mark.parametrize(
+    ("asked", "architectures"),
+    [
+        ("9.0", "90-real"),
+        ("8.0;9.0a 10.0+PTX", "80-real;90a-real;100-real;100-virtual"),
+        ("Ampere, Hopper", "80-real;86-real;86-virtual;90-real;90-virtual"),
+        ("native", "native"),
+    ],
+)
+def test_architectures_are_written_as_torch_writes_them(
+    tmp_path: Path, asked: str, architectures: str
+) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0")
+    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST=asked)
+    assert status == 0
+    assert output.endswith(f"CUDA is ON for [{architectures}]")
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0")
+    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST="sm_90")
+    assert status != 0
+    assert "'sm_90' is no architecture; write for example '8.0;9.0;10.0+PTX'" in output
+
+
+# Finding torch.
+
+
+@pytest.fixture
+def python_without_torch(tmp_path: Path) -> Path:
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def test_cmake_without_torch(tmp_path: Path, python_without_torch: Path) -> None:
+    status, output = run(
+        *("cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja"),
+        f"-DPOSEMBED_PYTHON={python_without_torch}",
+    )
+    assert status != 0
+    assert "posembed found no torch. Install it into a Python and name that Python" in output
+
+
+def test_setup_without_torch() -> None:
+    hide_torch = (
+        "import importlib.metadata as m, runpy\n"
+        "def missing(name): raise m.PackageNotFoundError(name)\n"
+        "m.version = missing\n"
+        f"runpy.run_path({str(ROOT / 'setup.py')!r})"
+    )
+    status, output = run(sys.executable, "-c", hide_torch)
+    assert status != 0
+    assert "posembed is built against the torch that it will run with" in output
+    assert output.endswith("python -m pip install --no-build-isolation .")
+
+
+def test_find_package_refuses_another_torch(tmp_path: Path) -> None:
+    """A folder that looks like LibTorch of the next minor version is found first, and refused."""
+    version = tmp_path / "include" / "torch" / "headeronly" / "version.h"
+    version.parent.mkdir(parents=True)
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), NEXT_MINOR.split("."), strict=True)
+    version.write_text("".join(f"#define TORCH_VERSION_{name} {n}\n" for name, n in numbers))
+    config = tmp_path / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
+    config.parent.mkdir(parents=True)
+    config.touch()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cpu.so").touch()
+
+    status, output = run(
+        *("cmake", "-S", ROOT / "tests/install/project", "-B", tmp_path / "build", "-G", "Ninja"),
+        f"-DPosEmbed_DIR={PACKAGE}/lib/cmake/PosEmbed",
+        f"-DCMAKE_PREFIX_PATH={tmp_path}",
+    )
+    assert status != 0
+    built_for = ".".join(torch.__version__.split(".")[:2])
+    assert f"This posembed was built for torch {built_for}, but torch {NEXT_MINOR} was" in output
+
+
+# Loading.
+
+
+def import_copy(folder: Path, *, library: bytes | None, torch_version: str = "") -> str:
+    """The error of importing a copy of the package with this library, beside this torch."""
+    copy = folder / "posembed"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "*.so"))
+    if library is not None:
+        (copy / "lib").mkdir()
+        (copy / "lib" / "libposembed.so").write_bytes(library)
+        (copy / "lib" / "build.json").write_text(json.dumps({"torch_version": "2.11.0"}))
+    if torch_version:
+        (folder / "torch").mkdir()
+        (folder / "torch" / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
+    status, output = run(sys.executable, "-c", "import posembed", PYTHONPATH=folder)
+    assert status != 0
+    return output.partition("ImportError: ")[2]
+
+
+def test_loading_beside_another_torch(tmp_path: Path) -> None:
+    error = import_copy(tmp_path, library=b"", torch_version="2.12.1+cu130")
+    assert error == (
+        "This posembed was built for torch 2.11, but torch 2.12.1+cu130 is installed. Install the "
+        "torch that it was built for (python -m pip install torch==2.11.0), or build posembed for "
+        "this one. In posembed's source folder run: "
+        "python -m pip install --no-build-isolation --no-deps --force-reinstall ."
+    )
+
+
+def test_loading_without_a_library(tmp_path: Path) -> None:
+    error = import_copy(tmp_path, library=None)
+    assert error.startswith(f"posembed is not built: {tmp_path}/posembed/lib/libposembed.so is")
+    assert error.endswith("pip install --no-build-isolation --no-deps --force-reinstall .")
+
+
+def test_loading_a_library_that_cannot_be_opened(tmp_path: Path) -> None:
+    error = import_copy(tmp_path, library=b"no library", torch_version="")
+    assert "libposembed.so was built for torch 2.11.0 and cannot be loaded beside torch" in error

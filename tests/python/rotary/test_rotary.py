@@ -1,0 +1,166 @@
+"""RotaryEmbedding and RotarySpec beyond what all operators are tested for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, TOLERANCE, assert_close
+from support.rotary import rotate
+
+
+def make(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
+    torch.manual_seed(0)
+    query = torch.randn(2, 6, 4, 16, dtype=dtype, device=device)
+    key = torch.randn(2, 6, 2, 16, dtype=dtype, device=device)
+    return query, key
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) -> None:
+    query, key = make(dtype, device)
+    rope = pe.RotaryEmbedding(16, rotary_dim=8, interleaved=True)
+    expected = rope(query, key, offset=9)
+    rope.rotate_(query, key, offset=9)
+    assert torch.equal(query, expected[0])
+    assert torch.equal(key, expected[1])
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_inverse_undoes(dtype: torch.dtype, device: torch.device) -> None:
+    query, _ = make(dtype, device)
+    rope = pe.RotaryEmbedding(16)
+    back = rope(rope(query, offset=100), offset=100, inverse=True)
+    assert_close(back, query, 2 * TOLERANCE[dtype])
+
+
+def test_query_and_key_are_views_of_one_tensor(device: torch.device) -> None:
+    packed = torch.randn(2, 6, 4 + 2 + 2, 16, device=device)
+    query, key, value = packed.split([4, 2, 2], dim=2)
+    expected = [rotate(x.double(), None, spec='{"head_dim":16}') for x in (query, key)]
+    kept = value.clone()
+    pe.RotaryEmbedding(16).rotate_(query, key)
+    assert_close(query, expected[0], TOLERANCE[torch.float32])
+    assert_close(key, expected[1], TOLERANCE[torch.float32])
+    assert torch.equal(value, kept)
+
+
+def test_scores_depend_on_distance_alone(device: torch.device) -> None:
+    """Exact angles: the same at position 10 and at two billion, which float32 angles are not."""
+    query, key = make(torch.float64, device)
+    rope = pe.RotaryEmbedding(16)
+    scores = []
+    for start in (10, 2_000_000_000):
+        q, k = rope(query, key.repeat(1, 1, 2, 1), offset=start)
+        scores.append(torch.einsum("bqhd,bkhd->bhqk", q, k))
+    assert_close(scores[1], scores[0], 1e-11)
+
+
+def test_position_minus_one_leaves_a_token(device: torch.device) -> None:
+    query, _ = make(device=device)
+    positions = torch.tensor([0, -1, 1, -1, 2, 3], device=device)
+    rotated = pe.RotaryEmbedding(16)(query, positions=positions)
+    assert torch.equal(rotated[:, [1, 3]], query[:, [1, 3]])
+    assert not torch.equal(rotated[:, 2], query[:, 2])
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_positions_of_each_row(index: torch.dtype, device: torch.device) -> None:
+    query, _ = make(device=device)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 5, 3, 1, 0, 900]], dtype=index, device=device)
+    rotated = pe.RotaryEmbedding(16)(query, positions=positions)
+    for row in range(2):
+        alone = pe.RotaryEmbedding(16)(query[row : row + 1], positions=positions[row])
+        assert torch.equal(rotated[row : row + 1], alone)
+
+
+def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
+    query = torch.ones(1, 1, 1, 8, device=device)
+    query[..., 2] = float("nan")
+    rotated = pe.RotaryEmbedding(8)(query, offset=1)
+    assert rotated.isnan().nonzero()[:, -1].tolist() == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda rope, q, k: rope(q[0]), ValueError, r"query: expected \[batch, seq, heads, head_dim\], got \[6, 4, 16\]"),
+        (lambda rope, q, k: rope(q[..., :8]), ValueError, "query: expected head_dim 16, got 8"),
+        (lambda rope, q, k: rope(q.int()), TypeError, "query: expected float32, float64, bfloat16 or float16, got Int"),
+        (lambda rope, q, k: rope(q, k[:, :5]), ValueError, "key: expected seq 6, got 5"),
+        (lambda rope, q, k: rope(q, k[:1]), ValueError, "key: expected batch 2, got 1"),
+        (lambda rope, q, k: rope(q, k.double()), TypeError, "key: expected the dtype of query, Float, got Double"),
+        (lambda rope, q, k: rope(q, k.to("meta")), ValueError, "key: expected the device of query, .*, got meta"),
+        (lambda rope, q, k: rope(q, positions=torch.arange(5)), ValueError, "positions: expected seq 6, got 5"),
+        (lambda rope, q, k: rope(q, positions=torch.arange(6.0)), TypeError, "positions: expected int32 or int64, got Float"),
+        (lambda rope, q, k: rope(q, positions=torch.zeros(3, 6).long()), ValueError, "positions: expected batch 2 or 1, got 3"),
+        (lambda rope, q, k: rope(q, positions=torch.zeros(1, 2, 6).long()), ValueError, r"positions: expected \[seq\] or \[batch, seq\], got \[1, 2, 6\]"),
+        (lambda rope, q, k: rope(q, positions=torch.arange(6), offset=1), ValueError, "offset: expected 0 where positions are given, got 1"),
+        (lambda rope, q, k: rope(q, offset=-1), ValueError, "offset: expected 0 or more, got -1"),
+        (lambda rope, q, k: rope(q, positions=torch.tensor([0, 1, 2, -2, 4, 5])), IndexError, r"positions: expected -1 \(leave the token as it is\) or more, got -2 at place 3"),
+        (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
+        (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),
+        (lambda rope, q, k: rope.rotate_(q[:, :1].expand(-1, 6, -1, -1)), ValueError, "query: expected elements that do not share memory"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, layout="hsbd"), ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hsbd'"),
+        (lambda rope, q, k: pe.RotaryEmbedding(15), ValueError, "rotary_dim: expected an even number, got 15"),
+        (lambda rope, q, k: pe.RotaryEmbedding(0), ValueError, "head_dim: expected a positive number, got 0"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, rotary_dim=18), ValueError, "expected at most head_dim, 16, got 0 [+] 18"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, base=float("nan")), ValueError, "base: expected a finite number of at least 1"),
+        (lambda rope, q, k: pe.RotaryEmbedding(pe.RotarySpec(16), base=2.0), ValueError, "spec_options: expected none"),
+        (lambda rope, q, k: pe.RotarySpec.from_json('{"head_dim":16,"theta":1}'), ValueError, "unknown key 'theta'"),
+        (lambda rope, q, k: pe.RotarySpec.from_json("[]"), ValueError, "RotarySpec: expected JSON text"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, text) -> None:
+    query, key = make()
+    before = query.clone()
+    with pytest.raises(error, match=text):
+        call(pe.RotaryEmbedding(16), query, key)
+    assert torch.equal(query, before)
+
+
+@pytest.mark.gpu
+def test_bad_position_on_cuda_is_raised_later(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("CPU positions are checked before the call")
+    query, _ = make(device=device)
+    rope = pe.RotaryEmbedding(16)
+    rotated = rope(query, positions=torch.tensor([0, 1, -7, 3, 4, 5], device=device))
+    with pytest.raises(IndexError, match="position -7 at place 2"):
+        pe.check_errors()
+    assert torch.equal(rotated[:, 2], query[:, 2])
+    pe.check_errors()
+    assert torch.ones(8, 8, device=device).matmul(torch.ones(8, 8, device=device)).sum() == 512
+
+
+def test_specification_is_a_value() -> None:
+    spec = pe.RotarySpec(128, base=500000, interleaved=True)
+    assert spec == pe.RotarySpec.from_json(spec.to_json()) == pickle.loads(pickle.dumps(spec))
+    assert hash(spec) == hash(copy.deepcopy(spec))
+    assert spec != pe.RotarySpec(128, base=500000)
+    assert list(json.loads(spec.to_json())) == sorted(json.loads(spec.to_json()))
+    with pytest.raises(AttributeError):
+        spec.base = 2.0  # type: ignore[misc]
+    expected = 500000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    assert_close(spec.frequencies(), expected, 1e-15)
+
+
+def test_module_holds_nothing_that_can_rot() -> None:
+    query, key = make(torch.bfloat16)
+    rope = pe.RotaryEmbedding(16)
+    expected = rope(query, key, offset=100_000)
+    for changed in (
+        copy.deepcopy(rope).bfloat16(),
+        copy.deepcopy(rope).half(),
+        pickle.loads(pickle.dumps(rope)),
+        copy.deepcopy(rope).to("meta").to_empty(device="cpu"),
+    ):
+        assert changed.state_dict() == {}
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(changed(query, key, offset=100_000), expected, strict=True)
+        )

@@ -1,0 +1,167 @@
+"""The rules that keep the house in order: who may include and import whom."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "python" / "posembed"
+FAMILIES = ("token", "learned", "sinusoidal", "rotary", "alibi", "input")
+TORCH = ("torch/", "ATen/", "c10/", "pybind11/")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, new ones included; those that git ignores are not."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listing.returncode != 0:
+        pytest.skip("only a git checkout tells the project's files from others")
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def includes(source: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source.read_text(), re.MULTILINE)
+
+
+def torch_free(source: Path) -> bool:
+    """Whether a file belongs to the kernel layer: core/, and what the kernels' library compiles."""
+    listed = (CSRC / "CMakeLists.txt").read_text().partition("set(library_sources")[0]
+    inside = source.relative_to(CSRC)
+    return (
+        inside.parts[0] == "core"
+        or inside.stem.startswith("kernel")
+        or str(inside.with_suffix(".cpp")) in listed
+    )
+
+
+def broken(sources: list[Path], forbidden: tuple[str, ...]) -> list[str]:
+    """Every include that starts with one of these, as 'file includes header'."""
+    assert sources, "the rule looks at no file"
+    return [
+        f"{source.relative_to(ROOT)} includes {header}"
+        for source in sources
+        for header in includes(source)
+        if header.startswith(forbidden)
+    ]
+
+
+def sources_of(room: str) -> list[Path]:
+    return [
+        file
+        for file in tracked(f"csrc/{room}")
+        if file.suffix in {".h", ".cpp", ".cu"} and file.is_relative_to(CSRC / room)
+    ]
+
+
+def test_kernels_know_no_torch() -> None:
+    rooms = ("core", *FAMILIES)
+    kernels = [file for room in rooms for file in sources_of(room) if torch_free(file)]
+    assert broken(kernels, (*TORCH, "dispatcher/", "posembed/")) == []
+
+
+def test_core_knows_no_family() -> None:
+    others = tuple(f"{family}/" for family in FAMILIES)
+    assert broken(sources_of("core"), others) == []
+
+
+def test_the_dispatcher_knows_no_family() -> None:
+    others = tuple(f"{family}/" for family in FAMILIES)
+    assert broken(sources_of("dispatcher"), others) == []
+
+
+def test_users_headers_include_only_what_is_installed() -> None:
+    inside = ("core/", "dispatcher/", "nlohmann/", *(f"{family}/" for family in FAMILIES))
+    assert broken(sources_of("include/posembed"), inside) == []
+
+
+def test_bindings_use_what_users_use() -> None:
+    inside = ("core/", "dispatcher/", *(f"{family}/" for family in FAMILIES))
+    assert broken(sources_of("python"), inside) == []
+
+
+def test_headers_that_drag_in_all_of_torch_stay_out() -> None:
+    sources = [file for file in tracked("csrc") if file.suffix in {".h", ".cpp", ".cu"}]
+    heavy = ("torch/all.h", "torch/torch.h", "torch/script.h", "torch/extension.h")
+    bindings = CSRC / "python"  # bind_module is declared in torch/extension.h's neighbourhood only
+    assert broken([file for file in sources if bindings not in file.parents], heavy) == []
+
+
+def test_every_source_is_compiled() -> None:
+    listed = (CSRC / "CMakeLists.txt").read_text() + (CSRC / "python/CMakeLists.txt").read_text()
+    common = {"kernel_cpu.cpp", "kernel_cuda.cu", "operator.cpp", "gradient.cpp", "module.cpp"}
+    forgotten = [
+        str(file.relative_to(CSRC))
+        for file in tracked("csrc")
+        if file.suffix in {".cpp", ".cu"}
+        and not (file.parent.name in FAMILIES and file.name in common)
+        and not (file.parent.name == "python" and file.name in listed)
+        and str(file.relative_to(CSRC)) not in listed
+    ]
+    assert forgotten == []
+
+
+def test_every_test_is_compiled() -> None:
+    listed = (ROOT / "tests/cpp/CMakeLists.txt").read_text()
+    calls = dict(re.findall(r"posembed_add_test\((\w+)\s+([^)]*)\)", listed))
+    forgotten = [
+        str(file.relative_to(ROOT))
+        for file in tracked("tests/cpp")
+        if file.suffix == ".cpp" and file.name not in calls.get(file.parent.name, "").split()
+    ]
+    assert forgotten == []
+
+
+# Python.
+
+
+def imported(source: Path) -> set[str]:
+    """Modules that a file imports, in full: 'posembed.functional', 'torch.nn'."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def test_nothing_imports_integrations() -> None:
+    modules = [file for file in tracked("python/posembed/*.py") if "integrations" not in file.parts]
+    assert modules
+    importers = [
+        file.name
+        for file in modules
+        if any(name.startswith("posembed.integrations") for name in imported(file))
+    ]
+    assert importers == []
+
+
+def test_only_the_operators_faces_call_operators() -> None:
+    """Modules go through functional, which stands on specification; the rest is registration."""
+    faces = {"functional.py", "specification.py", "batching.py", "_library.py"}
+    modules = [file for file in tracked("python/posembed/*.py") if file.name not in faces]
+    assert modules
+    callers = [file.name for file in modules if "torch.ops" in file.read_text()]
+    assert callers == []
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    places = re.compile(r"(?<![\w.$}/-])/(home|root|work|tmp|Users)/\w")
+    named = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in tracked()
+        if file.suffix not in {".ipynb", ".png"}
+        for line in file.read_text(errors="ignore").splitlines()
+        if places.search(line)
+    ]
+    assert named == []

@@ -1,0 +1,349 @@
+"""What every operator must do, one body for all: add an operator's cases to OPERATORS and it is held to this."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo.testing
+from support import rotary
+from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
+from torch import Tensor
+
+OPERATORS: list[OperatorCase] = [
+    *rotary.CASES,
+]
+
+every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
+differentiable = pytest.mark.parametrize(
+    "case",
+    [case for case in OPERATORS if case.differentiable and not case.mutates],
+    ids=lambda case: case.name,
+)
+
+
+def scalar(results: tuple[Tensor, ...]) -> Tensor:
+    """A number that depends on every element, each with another weight."""
+    return sum(
+        (
+            result
+            * torch.linspace(
+                1, 2, result.numel(), dtype=result.dtype, device=result.device
+            ).view_as(result)
+        ).sum()
+        for result in results
+        if result.is_floating_point()
+    )
+
+
+def double(case: OperatorCase, device: torch.device, batch: int = 2, seq: int = 3) -> Sample:
+    torch.manual_seed(0)
+    return case.sample(batch, seq, device, torch.float64)
+
+
+def function_of(case: OperatorCase, sample: Sample):
+    """The operator as a function of its floating-point tensors alone."""
+    return lambda *tensors: case(sample.replace(tensors))
+
+
+def first_of(case: OperatorCase, sample: Sample):
+    """The operator as a function of its first floating-point tensor, giving one tensor."""
+    rest = sample.tensors()[1:]
+    return lambda tensor: torch.cat([r.flatten() for r in case(sample.replace([tensor, *rest]))])
+
+
+@every
+@pytest.mark.parametrize("size", [(2, 3), (1, 1), (3, 7), (0, 5), (2, 0)], ids=str)
+def test_against_float64(case: OperatorCase, size: tuple[int, int], device: torch.device) -> None:
+    for dtype in case.dtypes:
+        torch.manual_seed(1)
+        sample = case.sample(*size, device, dtype)
+        expected = case.expected(sample)
+        for actual, wanted in zip(case(sample), expected, strict=True):
+            if actual.is_floating_point():
+                assert_close(actual, wanted, TOLERANCE[actual.dtype])
+            else:
+                assert torch.equal(actual, wanted)
+
+
+@every
+def test_opcheck(case: OperatorCase, device: torch.device) -> None:
+    sample = double(case, device)
+    if case.differentiable and not case.mutates:
+        sample = sample.requires_grad()
+    torch.library.opcheck(case.operator, sample.args, sample.kwargs)
+
+
+@differentiable
+def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
+    sample = double(case, device).requires_grad()
+    function = function_of(case, sample)
+    assert torch.autograd.gradcheck(
+        function, sample.tensors(), check_forward_ad=True, check_batched_grad=case.vmap
+    )
+    assert torch.autograd.gradgradcheck(function, sample.tensors())
+
+
+@differentiable
+def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> None:
+    """Gradients in every dtype against the reference's own, from torch's autograd."""
+    for dtype in case.dtypes:
+        torch.manual_seed(2)
+        sample = case.sample(2, 3, device, dtype).requires_grad()
+        exact = sample.to(torch.float64).requires_grad()
+        actual = torch.autograd.grad(scalar(case(sample)), sample.tensors())
+        expected = torch.autograd.grad(
+            scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors()
+        )
+        for found, wanted in zip(actual, expected, strict=True):
+            assert found.dtype == dtype
+            assert_close(found, wanted, 8 * TOLERANCE[dtype])
+
+
+@every
+def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -> None:
+    """One graph, no break, for every batch and sequence length, with gradients."""
+    torch._dynamo.reset()
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=graphs, fullgraph=True, dynamic=True)
+    def compiled(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(result * 2 for result in case(sample.replace([t * 1 for t in tensors])))
+
+    # Sizes that no other dimension has: the compiler takes equal sizes of a first call for one symbol.
+    for batch, seq in ((11, 13), (17, 19), (23, 29), (13, 37)):
+        sample = double(case, device, batch, seq)
+        tensors = (
+            sample.requires_grad().tensors()
+            if case.differentiable and not case.mutates
+            else sample.tensors()
+        )
+        exact = case.expected(sample)
+        results = compiled(*tensors)
+        for actual, wanted in zip(results, exact, strict=True):
+            assert_close(actual, wanted * 2, 1e-12)
+        if tensors and tensors[0].requires_grad:
+            scalar(results).backward()
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.slow
+@every
+def test_inductor(case: OperatorCase, device: torch.device) -> None:
+    """The default backend gives what eager gives."""
+    torch._dynamo.reset()
+    sample = double(case, device)
+    expected = case.expected(sample)
+    function = torch.compile(function_of(case, sample), fullgraph=True)
+    for actual, wanted in zip(
+        function(*[t.clone() for t in sample.tensors()]), expected, strict=True
+    ):
+        assert_close(actual, wanted, 1e-12)
+
+
+@differentiable
+def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
+    sample = double(case, device).requires_grad()
+    expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(
+        torch.compile(backend="aot_eager", fullgraph=True)
+    ):
+        scalar(case(sample)).backward()
+    for tensor, wanted in zip(sample.tensors(), expected, strict=True):
+        assert_close(tensor.grad, wanted, 1e-12)
+
+
+@every
+def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torch.device) -> None:
+    class Program(torch.nn.Module):
+        def forward(self, args):
+            clones = [
+                a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
+            ]
+            return case(Sample(tuple(clones), kwargs))
+
+    torch.manual_seed(3)
+    # Sizes that no other dimension has, so that a dimension is known by its size.
+    small, large = (
+        case.sample(19, 23, device, torch.float64),
+        case.sample(29, 31, device, torch.float64),
+    )
+    kwargs = small.kwargs
+    names = {19: torch.export.Dim("batch", min=2), 23: torch.export.Dim("seq", min=2)}
+    shapes = [
+        {i: names[n] for i, n in enumerate(a.shape) if n in names}
+        if isinstance(a, Tensor)
+        else None
+        for a in small.args
+    ]
+    program = torch.export.export(
+        Program(), (small.args,), dynamic_shapes=(tuple(shapes),)
+    ).module()
+    if small.kwargs == large.kwargs:
+        for actual, wanted in zip(as_tuple(program(large.args)), case.expected(large), strict=True):
+            assert_close(actual, wanted, 1e-12)
+
+
+@differentiable
+def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
+    sample = double(case, device, 1, 2)
+    function = first_of(case, sample)
+
+    def reference(tensor: Tensor) -> Tensor:
+        exact = sample.replace([tensor, *sample.tensors()[1:]])
+        results = as_tuple(case.reference(*exact.args, **exact.kwargs))
+        return torch.cat([result.flatten() for result in results])
+
+    point = sample.tensors()[0]
+    expected = torch.func.jacrev(reference)(point)
+    assert_close(torch.func.jacrev(function)(point), expected, 1e-12)
+    assert_close(torch.func.jacfwd(function)(point), expected, 1e-12)
+    grad = torch.func.grad(lambda tensor: scalar((function(tensor),)))
+    assert_close(
+        grad(point), torch.func.grad(lambda tensor: scalar((reference(tensor),)))(point), 1e-12
+    )
+    direction = torch.ones_like(point)
+    for actual, wanted in zip(
+        torch.func.jvp(function, (point,), (direction,)),
+        torch.func.jvp(reference, (point,), (direction,)),
+        strict=True,
+    ):
+        assert_close(actual, wanted, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
+)
+def test_vmap(case: OperatorCase, device: torch.device) -> None:
+    """Each tensor mapped alone, and all together, along the first and the last but one dimension."""
+    copies = [double(case, device) for _ in range(3)]
+    for i, copy in enumerate(copies):
+        copies[i] = copy.replace([torch.randn_like(t) for t in copy.tensors()])
+    places = [
+        i for i, a in enumerate(copies[0].args) if isinstance(a, Tensor) and a.is_floating_point()
+    ]
+    for mapped in [[p] for p in places] * (len(places) > 1 and not case.mutates) + [places]:
+        for dim in (0, 1):
+            args = list(copies[0].args)
+            in_dims: list[int | None] = [None] * len(args)
+            for place in mapped:
+                args[place] = torch.stack([copy.args[place] for copy in copies], dim)
+                in_dims[place] = dim
+            singles = []
+            for copy in copies:
+                single = [copy.args[i] if i in mapped else a for i, a in enumerate(copies[0].args)]
+                singles.append(
+                    case(
+                        Sample(
+                            tuple(a.clone() if isinstance(a, Tensor) else a for a in single),
+                            copy.kwargs,
+                        )
+                    )
+                )
+
+            def call(*args):
+                return case(Sample(args, copies[0].kwargs))
+
+            results = torch.func.vmap(call, in_dims=tuple(in_dims))(*args)
+            for k, result in enumerate(results):
+                wanted = torch.stack([single[k] for single in singles])
+                if case.mutates:
+                    result = args[places[k]].movedim(dim, 0)
+                assert_close(result, wanted, 1e-13)
+
+
+@every
+def test_autocast_changes_nothing(case: OperatorCase, device: torch.device) -> None:
+    """Kernels compute in float32 whatever the data; autocast has nothing to add."""
+    torch.manual_seed(4)
+    sample = case.sample(2, 3, device, torch.float32)
+    plain = case(sample.replace([t.clone() for t in sample.tensors()]))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        cast = case(sample.replace([t.clone() for t in sample.tensors()]))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(plain, cast, strict=True))
+
+
+@differentiable
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(case: OperatorCase, device: torch.device, use_reentrant: bool) -> None:
+    sample = double(case, device).requires_grad()
+    expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
+    results = torch.utils.checkpoint.checkpoint(
+        function_of(case, sample), *sample.tensors(), use_reentrant=use_reentrant
+    )
+    for actual, wanted in zip(
+        torch.autograd.grad(scalar(results), sample.tensors())
+        if not use_reentrant
+        else backward_of(scalar(results), sample),
+        expected,
+        strict=True,
+    ):
+        assert torch.equal(actual, wanted)
+
+
+def backward_of(loss: Tensor, sample: Sample) -> list[Tensor]:
+    """Reentrant checkpoints refuse torch.autograd.grad."""
+    loss.backward()
+    return [tensor.grad for tensor in sample.tensors()]
+
+
+@every
+def test_meta_device(case: OperatorCase) -> None:
+    """Shapes, dtypes and strides without data, as with data."""
+    torch.manual_seed(5)
+    sample = case.sample(2, 3, "cpu", torch.float32)
+    real = case(sample)
+    to_meta = [a.to("meta") if isinstance(a, Tensor) else a for a in sample.args]
+    for actual, wanted in zip(case(Sample(tuple(to_meta), sample.kwargs)), real, strict=True):
+        assert (actual.shape, actual.dtype, actual.stride()) == (
+            wanted.shape,
+            wanted.dtype,
+            wanted.stride(),
+        )
+
+
+@every
+def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> None:
+    """Bits do not depend on strides."""
+    sample = double(case, device)
+    plain = case(sample.replace([t.clone() for t in sample.tensors()]))
+    for dims in ((0, 1), (0, 2), (1, 2)):
+        strided = [
+            t.transpose(*dims).contiguous().transpose(*dims)
+            if max(dims) < t.dim() - 1
+            else t.clone()
+            for t in sample.tensors()
+        ]
+        for actual, wanted in zip(case(sample.replace(strided)), plain, strict=True):
+            assert torch.equal(actual, wanted)
+
+
+@every
+def test_same_bits_for_any_thread_count(case: OperatorCase) -> None:
+    torch.manual_seed(6)
+    sample = case.sample(8, 1024, "cpu", torch.float32)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(case(sample.replace([t.clone() for t in sample.tensors()])))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.mutates], ids=lambda case: case.name
+)
+def test_mutation_refuses_gradients(case: OperatorCase, device: torch.device) -> None:
+    sample = double(case, device).requires_grad()
+    with pytest.raises(ValueError, match="requires grad"):
+        case(sample)
+    with torch.no_grad():
+        case(sample)
+    before = sample.tensors()[0]._version
+    with torch.no_grad():
+        case(sample)
+    assert sample.tensors()[0]._version == before + 1

@@ -1,0 +1,84 @@
+"""Every Python module and its C++ twin agree: values under one seed, state_dict, printed form, results bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Twins:
+    """One module by name and the arguments that build it in both languages; a call that both take."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    call: Callable[[Any], Any]
+
+    def build(self) -> tuple[nn.Module, nn.Module]:
+        modules = []
+        for namespace in (pe, pe.cpp):
+            torch.manual_seed(7)
+            modules.append(getattr(namespace, self.name)(*self.args, **self.kwargs))
+        return modules[0], modules[1]
+
+
+def twins(name: str, *args: Any, call: Callable[[Any], Any], **kwargs: Any) -> Any:
+    options = ",".join([*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
+    return pytest.param(Twins(name, args, kwargs, call), id=f"{name}({options})")
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def rotate_pair(module: Any) -> Any:
+    return module.forward(numbers(2, 5, 4, 8), numbers(2, 5, 1, 8), offset=3)
+
+
+MODULES = [
+    twins("RotaryEmbedding", 8, call=rotate_pair),
+    twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
+    twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
+    twins(
+        "RotaryEmbedding",
+        8,
+        base=1e6,
+        layout="bhsd",
+        call=lambda m: m.forward(numbers(2, 3, 5, 8), inverse=True),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_twins(case: Twins) -> None:
+    python, cpp = case.build()
+    assert repr(python) == repr(cpp)
+    assert list(python.state_dict()) == list(cpp.state_dict())
+    for ours, theirs in zip(python.parameters(), cpp.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+        assert ours.requires_grad == theirs.requires_grad
+    python.eval(), cpp.eval()
+    results = [
+        module_result if isinstance(module_result, tuple) else (module_result,)
+        for module_result in (case.call(python), case.call(cpp))
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_module_has_a_twin() -> None:
+    ours = {
+        name
+        for name in pe.__all__
+        if isinstance(getattr(pe, name), type) and issubclass(getattr(pe, name), nn.Module)
+    }
+    assert ours == set(pe.cpp.__all__)
+    assert ours == {parameter.values[0].name for parameter in MODULES}
