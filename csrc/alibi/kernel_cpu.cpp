@@ -26,6 +26,9 @@ struct Tile {
   int64_t count;
   int64_t key;
   int64_t keys;
+
+  /// Distances that the tile covers.
+  int64_t distances() const { return keys + count - 1; }
 };
 
 /// Fills `ramp` with the bias of a tile and returns where the window of the tile's first row
@@ -34,7 +37,7 @@ template <typename C, typename T>
 const T* fill_ramp(Line<C> line, const Distances& distances, const Tile& tile, T* ramp) {
   const int64_t last_query = distances.offset + tile.first + tile.count - 1;
   const auto start = static_cast<int32_t>(tile.key - last_query);
-  const auto size = static_cast<int32_t>(tile.keys + tile.count - 1);
+  const auto size = static_cast<int32_t>(tile.distances());
   for (int32_t i = 0; i < size; ++i) core::store(bias(line, start + i), ramp + i);
   return ramp + tile.count - 1;
 }
@@ -80,7 +83,9 @@ template <typename T>
 class Windows {
  public:
   Windows(Line<float> line, const Distances& distances, const Tile& tile)
-      : first_(fill_ramp(line, distances, tile, ramp_) - ramp_) {}
+      : first_(fill_ramp(line, distances, tile, ramp_) - ramp_) {
+    std::fill_n(ramp_ + tile.distances(), 2 * lanes, 0.0f);  // the last vector reads past the end
+  }
 
   int64_t first() const { return first_; }
 
@@ -90,7 +95,7 @@ class Windows {
   }
 
  private:
-  float ramp_[ramp_size + 2 * lanes] = {};
+  float ramp_[ramp_size + 2 * lanes];
   int64_t first_;
 };
 
@@ -100,9 +105,10 @@ template <>
 class Windows<core::BFloat16> {
  public:
   Windows(Line<float> line, const Distances& distances, const Tile& tile) {
-    float ramp[ramp_size + 2 * lanes] = {};
+    float ramp[ramp_size + padding];
     first_ = fill_ramp(line, distances, tile, ramp) - ramp;
-    for (int64_t i = 0; i < half_size; ++i) {
+    std::fill_n(ramp + tile.distances(), padding, 0.0f);  // the last vectors read past the end
+    for (int64_t i = 0; 2 * i + 2 <= tile.distances() + padding; ++i) {
       even_[i] = ramp[2 * i];
       odd_[i] = ramp[2 * i + 1];
     }
@@ -119,9 +125,9 @@ class Windows<core::BFloat16> {
   }
 
  private:
-  static constexpr int64_t half_size = ramp_size / 2 + lanes;
-  float even_[half_size + 1] = {};
-  float odd_[half_size + 1] = {};
+  static constexpr int64_t padding = 2 * lanes + 2;
+  float even_[(ramp_size + padding) / 2];
+  float odd_[(ramp_size + padding) / 2];
   int64_t first_ = 0;
 };
 
