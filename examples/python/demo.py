@@ -5,6 +5,7 @@ Fails if the input layer differs from transformers', or the Python twin from the
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -35,6 +36,9 @@ def build_language_model() -> Path:
 
 
 def main() -> int:
+    # Waiting threads give their core away: otherwise a machine that does other things too takes ten
+    # times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     python, text = sys.executable, sysconfig.get_path("stdlib")
     losses = BUILD / "losses.csv"
     try:
