@@ -24,7 +24,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build test test-cpp test-python lint format demo benchmark wheel clean
+.PHONY: all build test test-cpp test-python lint format demo benchmark benchmark-kernels wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -64,8 +64,14 @@ format: $(requirements)
 demo: build
 	$(python) examples/python/demo.py
 
+# Whole calls beside peers; then the kernels alone.
 benchmark: build
 	$(python) benchmarks/run.py $(BENCHMARK_ARGS)
+
+benchmark-kernels: $(requirements)
+	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
+	cmake --build $(BUILD) --target rotary_benchmark exactness
+	$(BUILD)/benchmarks/rotary_benchmark
 
 wheel: build
 	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -9,6 +9,7 @@
 
 #include "core/cuda_launch.h"
 #include "core/pinned_memory.h"
+#include "posembed/errors.h"
 
 namespace posembed::dispatcher {
 namespace {
@@ -73,3 +74,5 @@ void check_errors() {
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("check_errors", check_errors); }
 
 }  // namespace posembed::dispatcher
+
+void posembed::check_errors() { posembed::dispatcher::check_errors(); }

@@ -3,6 +3,7 @@
 
 #include "posembed/alibi.h"
 #include "posembed/build_info.h"
+#include "posembed/errors.h"
 #include "posembed/input.h"
 #include "posembed/learned.h"
 #include "posembed/rotary.h"

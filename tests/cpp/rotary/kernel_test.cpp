@@ -114,9 +114,9 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
         Problem problem;
         problem.scalar = scalar;
         problem.interleaved = interleaved;
-        problem.heads[0] = 33;
+        problem.heads[0] = 17;
         problem.heads[1] = 0;
-        problem.seq = 1024;
+        problem.seq = 2048 / core::size_of(scalar);  // 8.5 MiB in all: just past the threshold
         problem.head_dim = 128;
         problem.pairs = 64;
         problem.in_place = true;
@@ -128,8 +128,8 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
           char* line =
               memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift * 64 / 4;
           call.arguments.rows[0].out = line;
-          variant.rotate(call.arguments, 0, 2 * 1024);
-          if (variant.rotate == baseline::rotate) variant.rotate(in_place.arguments, 0, 2 * 1024);
+          variant.rotate(call.arguments, 0, 2 * problem.seq);
+          if (variant.rotate == baseline::rotate) variant.rotate(in_place.arguments, 0, 2 * problem.seq);
           ASSERT_EQ(memcmp(line, in_place.input(0).data(), bytes), 0)
               << variant.name << problem.text();
         }

@@ -1,0 +1,18 @@
+/// Bad ids and positions that CUDA kernels met.
+#pragma once
+
+#include "posembed/export.h"
+
+namespace posembed {
+
+/// Waits for the CUDA devices and raises the first id or position error that a kernel recorded.
+///
+/// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and goes
+/// on; the error is raised here or at posembed's next CUDA call, and the CUDA context stays usable.
+/// @throws c10::IndexError naming what was out of range, its value, its place and the range
+///
+///     embed->forward(ids);
+///     posembed::check_errors();
+POSEMBED_API void check_errors();
+
+}  // namespace posembed
