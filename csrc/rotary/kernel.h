@@ -17,6 +17,9 @@ namespace posembed::rotary {
 /// Pairs that one launch can carry: head_dim up to 1024.
 inline constexpr int64_t max_pairs = 512;
 
+/// Axes that positions can have: time, height, width and one more.
+inline constexpr int64_t max_axes = 4;
+
 /// One tensor to rotate, seen as [batch, seq, heads, head_dim] with a contiguous last dimension.
 /// `in == out` rotates in place; otherwise components outside the window are copied.
 struct Rows {

@@ -10,6 +10,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
+#include "rotary/json.h"
 #include "rotary/kernel.h"
 #include "rotary/specification.h"
 
@@ -69,6 +70,9 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) 
 void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text text,
            Text layout, const c10::SymInt& offset) {
   const RotarySpec& spec = specification(text).spec;
+  TORCH_CHECK_VALUE(!spec.is_dynamic(),
+                    "spec: its frequencies depend on the length of the sequence, which the ",
+                    "operator does not know: pass seq_len, or resolve(seq_len) of it");
   const Dimensions where = dimensions(layout);
   check_rotated(query, "query", where, spec);
   if (key != nullptr) {
@@ -126,6 +130,7 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   result.interleaved = spec.spec.interleaved;
   result.reverse = (inverse != transpose) != spec.spec.reverse;
   result.turns = spec.turns.data();
+  result.amplitude = inverse ? 1.0 / spec.attention_factor : spec.attention_factor;
   result.offset = offset;
   if (positions.defined()) {
     result.positions = dispatcher::index_view(positions);
@@ -256,6 +261,20 @@ Tensor rotary_frequencies(Text text) {
   return result;
 }
 
+double rotary_attention_factor(Text text) { return specification(text).attention_factor; }
+
+std::string rotary_specification(Text text) { return specification(text).spec.to_json(); }
+
+std::string rotary_resolve(Text text, int64_t seq_len) {
+  return specification(text).spec.resolve(seq_len).to_json();
+}
+
+std::string rotary_description(Text text) { return describe(specification(text).spec); }
+
+std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
+  return Sections::of(sizes.vec(), interleaved).axis_of_pair;
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("rotary", rotary);
   m.impl("rotary_pair", rotary_pair);
@@ -280,6 +299,11 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_frequencies", rotary_frequencies);
+  m.impl("rotary_attention_factor", rotary_attention_factor);
+  m.impl("rotary_specification", rotary_specification);
+  m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_description", rotary_description);
+  m.impl("rotary_sections", rotary_sections);
 }
 
 }  // namespace posembed::rotary

@@ -9,6 +9,16 @@ from posembed import batching, cpp, functional
 from posembed._build_info import build_info
 from posembed.functional import check_errors
 from posembed.rotary import RotaryEmbedding
+from posembed.scaling import (
+    DynamicNtkScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NtkScaling,
+    ProportionalScaling,
+    Sections,
+    YarnScaling,
+)
 from posembed.specification import RotarySpec
 
 batching.register()
@@ -16,8 +26,16 @@ batching.register()
 __version__ = build_info()["version"]
 
 __all__ = [
+    "DynamicNtkScaling",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
+    "NtkScaling",
+    "ProportionalScaling",
     "RotaryEmbedding",
     "RotarySpec",
+    "Sections",
+    "YarnScaling",
     "build_info",
     "check_errors",
     "cpp",

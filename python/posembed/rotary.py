@@ -54,6 +54,10 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
 
+    def spec_for(self, seq_len: int | None) -> RotarySpec:
+        """The specification, resolved where a length is given."""
+        return self.spec if seq_len is None else self.spec.resolve(seq_len)
+
     @overload
     def forward(
         self,
@@ -63,6 +67,7 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> Tensor: ...
 
     @overload
@@ -74,6 +79,7 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -84,13 +90,19 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rotated query, or (query, key); see :func:`posembed.functional.rotary`."""
+        """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
+
+        ``seq_len``, the length of the whole sequence, is for specifications whose frequencies
+        depend on it (dynamic NTK, LongRoPE): all calls that share a key cache need the same
+        ``spec.resolve(seq_len)``.
+        """
         return functional.rotary(
             query,
             key,
             positions,
-            spec=self.spec,
+            spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
             inverse=inverse,
@@ -104,13 +116,14 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> None:
         """Rotates in place, for inference; see :func:`posembed.functional.rotary_`."""
         functional.rotary_(
             query,
             key,
             positions,
-            spec=self.spec,
+            spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
             inverse=inverse,
@@ -118,11 +131,5 @@ class RotaryEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
-        spec = self.spec
-        parts = [f"{spec.head_dim}, base={spec.base:g}"]
-        if spec.rotary_dim != spec.head_dim:
-            parts.append(f"rotary_dim={spec.rotary_dim}")
-        if spec.rotary_start:
-            parts.append(f"rotary_start={spec.rotary_start}")
-        parts += [f"{flag}=True" for flag in ("interleaved", "reverse") if getattr(spec, flag)]
-        return ", ".join([*parts, f"layout={self.layout!r}"])
+        numbers: str = torch.ops.posembed.rotary_description(self.spec.text)
+        return f"{numbers}, layout={self.layout!r}"
