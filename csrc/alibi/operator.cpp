@@ -19,6 +19,13 @@
 namespace posembed::alibi {
 namespace {
 
+/// Kernels take plain numbers; checks, which Meta kernels share, symbolic ones.
+using MaybeInt = std::optional<int64_t>;
+
+MaybeOffset symbolic(const MaybeInt& query_offset) {
+  return query_offset.has_value() ? MaybeOffset(*query_offset) : std::nullopt;
+}
+
 // ------------------------------------------------------------------------------ shapes and checks
 
 void check_slopes(const Tensor& slopes) {
@@ -87,10 +94,9 @@ Slopes slopes_view(const Tensor& slopes) {
           slopes.dim() == 2 ? 2 : 1};
 }
 
-Distances distances_of(int64_t queries, int64_t keys, const MaybeOffset& query_offset, bool causal,
+Distances distances_of(int64_t queries, int64_t keys, const MaybeInt& query_offset, bool causal,
                        bool hide_future) {
-  const int64_t offset = offset_of(query_offset, queries, keys).guard_int(__FILE__, __LINE__);
-  return {queries, keys, offset, causal, hide_future};
+  return {queries, keys, query_offset.value_or(keys - queries), causal, hide_future};
 }
 
 /// Strides of batch, head and query; without a batch, there is one.
@@ -107,10 +113,10 @@ Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeOffset query_offset,
-            bool causal, bool hide_future, MaybeType dtype) {
+Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeInt query_offset, bool causal,
+            bool hide_future, MaybeType dtype) {
   check_slopes(slopes);
-  check_distances(queries, keys, offset_of(query_offset, queries, keys));
+  check_distances(queries, keys, offset_of(symbolic(query_offset), queries, keys));
   Tensor out =
       at::empty({slopes.size(-1), queries, keys}, slopes.options().dtype(type_or(dtype, slopes)));
   if (out.numel() == 0) return out;
@@ -132,8 +138,8 @@ Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeOffset que
   return out;
 }
 
-void add_to(const Tensor& scores, const Tensor& slopes, const MaybeOffset& query_offset,
-            bool causal, bool hide_future, const Tensor& out) {
+void add_to(const Tensor& scores, const Tensor& slopes, const MaybeInt& query_offset, bool causal,
+            bool hide_future, const Tensor& out) {
   if (out.numel() == 0) return;
   const Tensor dense = slopes.contiguous();
   AddArguments call;
@@ -157,18 +163,18 @@ void add_to(const Tensor& scores, const Tensor& slopes, const MaybeOffset& query
                            [&call](int64_t begin, int64_t end) { add_cpu(call, begin, end); });
 }
 
-Tensor add(const Tensor& scores, const Tensor& slopes, MaybeOffset query_offset, bool causal,
+Tensor add(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
            bool hide_future) {
-  check_add(scores, slopes, query_offset);
+  check_add(scores, slopes, symbolic(query_offset));
   const Tensor in = with_dense_rows(scores);
   Tensor out = at::empty(scores.sizes(), scores.options());
   add_to(in, slopes, query_offset, causal, hide_future, out);
   return out;
 }
 
-void add_in_place(const Tensor& scores, const Tensor& slopes, MaybeOffset query_offset, bool causal,
+void add_in_place(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
                   bool hide_future) {
-  check_add(scores, slopes, query_offset);
+  check_add(scores, slopes, symbolic(query_offset));
   TORCH_CHECK_VALUE(scores.size(-1) <= 1 || scores.stride(-1) == 1,
                     "scores: expected a contiguous last dimension, got strides ", scores.strides());
   TORCH_CHECK_VALUE(at::has_internal_overlap(scores) != at::MemOverlap::Yes,
@@ -177,11 +183,11 @@ void add_in_place(const Tensor& scores, const Tensor& slopes, MaybeOffset query_
   add_to(scores, slopes, query_offset, causal, hide_future, scores);
 }
 
-Tensor bias_backward(const Tensor& grad, MaybeOffset query_offset, bool causal, bool two_sided,
+Tensor bias_backward(const Tensor& grad, MaybeInt query_offset, bool causal, bool two_sided,
                      MaybeType dtype) {
   check_scores(grad, "grad");
   const int64_t queries = grad.size(-2), keys = grad.size(-1), heads = grad.size(-3);
-  check_distances(queries, keys, offset_of(query_offset, queries, keys));
+  check_distances(queries, keys, offset_of(symbolic(query_offset), queries, keys));
   Tensor out =
       at::empty_symint(slope_sizes(grad, two_sided), grad.options().dtype(type_or(dtype, grad)));
   if (heads == 0) return out;

@@ -30,6 +30,7 @@ TORCH_LIBRARY(posembed, m) {
 
   define("sinusoidal_add(Tensor x, Tensor? positions=None, *, str spec, SymInt offset=0) -> Tensor");
   define("sinusoidal_encode(Tensor positions, *, str spec, int order=0, ScalarType? dtype=None) -> Tensor");
+  define("sinusoidal_frequencies(str spec) -> Tensor");
   define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
 
   define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], Device? device=None) -> Tensor");

@@ -9,7 +9,9 @@ namespace posembed::python {
 
 namespace py = pybind11;
 
+void bind_alibi(py::module_& module);
 void bind_rotary(py::module_& module);
+void bind_sinusoidal(py::module_& module);
 
 /// Binds a C++ module that prints itself in Python as it does in C++.
 template <typename Implementation>

@@ -147,6 +147,14 @@ Tensor encode(const Tensor& positions, Text text, int64_t order, MaybeType dtype
   return out;
 }
 
+Tensor frequencies(Text text) {
+  const Specification& found = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
+  double* value = result.mutable_data_ptr<double>();
+  for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
+  return result;
+}
+
 /// Puts the rotation by `angle` into the rows and columns of a pair.
 void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosine, double* matrix) {
   const int64_t first = first_column(layout, pair), second = second_column(layout, pair);
@@ -213,6 +221,7 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
+  m.impl("sinusoidal_frequencies", frequencies);
   m.impl("sinusoidal_shift_matrix", shift_matrix);
 }
 

@@ -26,6 +26,22 @@ def rotary_(
     inverse: bool,
 ) -> None: ...
 
+class ALiBi(ModuleWrapper):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        slopes: str | Tensor = "press",
+        max_bias: float = 8.0,
+        causal: bool = True,
+        total_heads: int | None = None,
+        head_start: int = 0,
+        learned: bool = False,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add_(self, *args: Any, **kwargs: Any) -> None: ...
+    def attention(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
         self,
@@ -36,3 +52,18 @@ class RotaryEmbedding(ModuleWrapper):
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def rotate_(self, *args: Any, **kwargs: Any) -> None: ...
+
+class SinusoidalPositionalEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        base: float = 10000.0,
+        preset: str = "vaswani",
+        cos_first: bool | None = None,
+        shift: float | None = None,
+        scale: float = 1.0,
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, *args: Any, **kwargs: Any) -> Any: ...
+    def shift_matrix(self, distance: float) -> Any: ...

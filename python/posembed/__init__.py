@@ -7,6 +7,7 @@ _library.load()
 # ruff: noqa: E402  (what follows needs the library)
 from posembed import batching, cpp, functional
 from posembed._build_info import build_info
+from posembed.alibi import ALiBi
 from posembed.functional import check_errors
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
@@ -19,13 +20,15 @@ from posembed.scaling import (
     Sections,
     YarnScaling,
 )
-from posembed.specification import RotarySpec
+from posembed.sinusoidal import SinusoidalPositionalEmbedding
+from posembed.specification import RotarySpec, SinusoidalSpec
 
 batching.register()
 
 __version__ = build_info()["version"]
 
 __all__ = [
+    "ALiBi",
     "DynamicNtkScaling",
     "LinearScaling",
     "Llama3Scaling",
@@ -35,6 +38,8 @@ __all__ = [
     "RotaryEmbedding",
     "RotarySpec",
     "Sections",
+    "SinusoidalPositionalEmbedding",
+    "SinusoidalSpec",
     "YarnScaling",
     "build_info",
     "check_errors",

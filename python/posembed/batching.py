@@ -6,6 +6,7 @@ A rule moves the mapped dimension into one that the operator has anyway: vmap co
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,10 +88,83 @@ def in_place_rule(
     return None, None
 
 
+def front(tensor: Tensor, mapped: int | None, size: int) -> Tensor:
+    """The mapped dimension in front; None: ``size`` views of one tensor."""
+    if mapped is None:
+        return tensor.unsqueeze(0).expand(size, *tensor.shape)
+    return tensor.movedim(mapped, 0)
+
+
+def sinusoidal_add_rule(
+    info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> Any:
+    """Into the batch, or instead of it where x is [seq, embedding_dim]."""
+    size = info.batch_size
+    x = front(args[0], in_dims[0], size)
+    shape = x.shape
+    positions = args[1] if len(args) > 1 else None
+    if positions is not None:
+        positions = front(positions, in_dims[1], size)
+        if positions.dim() < x.dim() - 1:  # [size, seq] beside [size, batch, seq, embedding_dim]
+            positions = positions.unsqueeze(1)
+        positions = positions.expand(shape[:-1]).reshape(-1, shape[-2])
+    result = torch.ops.posembed.sinusoidal_add(x.reshape(-1, *shape[-2:]), positions, **options)
+    return result.reshape(shape), 0
+
+
+def sinusoidal_encode_rule(
+    info: Any, in_dims: tuple[int | None, ...], positions: Tensor, **options: Any
+) -> Any:
+    """Positions may have any shape."""
+    return torch.ops.posembed.sinusoidal_encode(positions, **options), in_dims[0]
+
+
+def alibi_bias_rule(
+    info: Any, in_dims: tuple[int | None, ...], slopes: Tensor, *args: Any, **options: Any
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    sides = slopes.dim() - 2  # where heads are: [heads] or [2, heads]
+    folded = fold(slopes, in_dims[0], sides, info.batch_size)
+    bias = torch.ops.posembed.alibi_bias(folded, *args, **options)
+    return unfold(bias, 0, info.batch_size)
+
+
+def alibi_bias_backward_rule(
+    info: Any, in_dims: tuple[int | None, ...], grad: Tensor, **options: Any
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    folded = fold(grad, in_dims[0], grad.dim() - 4, info.batch_size)
+    result = torch.ops.posembed.alibi_bias_backward(folded, **options)
+    return unfold(result, result.dim() - 1, info.batch_size)
+
+
+def alibi_add_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    scores: Tensor,
+    slopes: Tensor,
+    **options: Any,
+) -> Any:
+    """Into heads: those of each copy side by side."""
+    size = info.batch_size
+    heads = scores.dim() - (3 if in_dims[0] is None else 4)
+    sides = slopes.dim() - (1 if in_dims[1] is None else 2)
+    folded = (fold(scores, in_dims[0], heads, size), fold(slopes, in_dims[1], sides, size))
+    return unfold(torch.ops.posembed.alibi_add(*folded, **options), heads, size)
+
+
 def register() -> None:
     """Tells torch.func about every rule."""
-    for name in ("rotary_", "rotary_pair_"):
-        rule = functools.partial(in_place_rule, name)
+    rules: dict[str, Callable[..., Any]] = {
+        "rotary": functools.partial(rotary_rule, 1),
+        "rotary_pair": functools.partial(rotary_rule, 2),
+        "sinusoidal_add": sinusoidal_add_rule,
+        "sinusoidal_encode": sinusoidal_encode_rule,
+        "alibi_bias": alibi_bias_rule,
+        "alibi_bias_backward": alibi_bias_backward_rule,
+        "alibi_add": alibi_add_rule,
+    }
+    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
+        rules[name] = functools.partial(in_place_rule, name)
+    for name, rule in rules.items():
         torch.library.register_vmap(f"posembed::{name}", rule)
-    for count, name in ((1, "rotary"), (2, "rotary_pair")):
-        torch.library.register_vmap(f"posembed::{name}", functools.partial(rotary_rule, count))

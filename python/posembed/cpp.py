@@ -5,6 +5,6 @@ cannot be compiled, pickled, deep-copied or given parameters from outside (torch
 binding C++ modules).
 """
 
-from posembed._C import RotaryEmbedding
+from posembed._C import ALiBi, RotaryEmbedding, SinusoidalPositionalEmbedding
 
-__all__ = ["RotaryEmbedding"]
+__all__ = ["ALiBi", "RotaryEmbedding", "SinusoidalPositionalEmbedding"]

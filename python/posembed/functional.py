@@ -5,6 +5,7 @@ Modules hold options and parameters; everything they compute, they compute here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
@@ -12,7 +13,7 @@ import torch.overrides
 from torch import Tensor
 
 from posembed import _C
-from posembed.specification import RotarySpec
+from posembed.specification import RotarySpec, SinusoidalSpec
 
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 
@@ -130,6 +131,192 @@ def rotary_(
         torch.ops.posembed.rotary_(query, positions, **options)
     else:
         torch.ops.posembed.rotary_pair_(query, key, positions, **options)
+
+
+def sinusoidal(
+    x: Tensor, positions: Tensor | None = None, *, spec: SinusoidalSpec, offset: int = 0
+) -> Tensor:
+    """Adds sinusoidal encodings of positions; gradients flow to x and to floating positions.
+
+    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Exact at every position.
+
+    Args:
+        x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
+            [seq, embedding_dim].
+        positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
+            and so on.
+        spec: The encoding's numbers.
+        offset: Position of the first row where no positions are given.
+
+    Returns:
+        x plus encodings: shape and dtype of x.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
+    """
+    return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
+        x, positions, spec=spec.text, offset=offset
+    )
+
+
+def sinusoidal_encode(
+    positions: Tensor, *, spec: SinusoidalSpec, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Sinusoidal encodings of positions; gradients flow to floating positions.
+
+    Args:
+        positions: int32, int64 or floating [...].
+        spec: The encoding's numbers.
+        dtype: Default: that of floating positions, else float32.
+
+    Returns:
+        [..., embedding_dim]; NaN where a position is not finite.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> time = pe.SinusoidalSpec(64, preset="ddpm")
+        >>> pe.functional.sinusoidal_encode(torch.tensor([998.39]), spec=time).shape
+        torch.Size([1, 64])
+    """
+    return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
+        positions, spec=spec.text, dtype=dtype
+    )
+
+
+def alibi_slopes(
+    num_heads: int,
+    *,
+    kind: str = "press",
+    max_bias: float = 8.0,
+    total_heads: int | None = None,
+    head_start: int = 0,
+    values: Sequence[float] = (),
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The slopes of ALiBi's heads, correctly rounded. Press et al., arXiv:2108.12409.
+
+    Args:
+        num_heads: How many.
+        kind: "press": the paper's series, interleaved where the head count is no power of two.
+            "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
+        max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
+        total_heads: Heads of the whole model, where these are a part of them.
+        head_start: The first of these heads among them.
+        values: The slopes themselves, one for each of total_heads, or two: left of the query, then
+            right of it.
+        device: Default: CPU.
+
+    Returns:
+        float32 [num_heads], or [2, num_heads] where two values are given for each.
+
+    Raises:
+        ValueError: No heads, heads outside total_heads, or another number of values.
+    """
+    return torch.ops.posembed.alibi_slopes(  # type: ignore[no-any-return]
+        num_heads,
+        kind=kind,
+        max_bias=max_bias,
+        total_heads=total_heads,
+        head_start=head_start,
+        values=list(values),
+        device=None if device is None else torch.device(device),
+    )
+
+
+def alibi_bias(
+    slopes: Tensor,
+    query_length: int,
+    key_length: int,
+    *,
+    query_offset: int | None = None,
+    causal: bool = True,
+    hide_future: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The bias of attention scores; gradients flow to slopes.
+
+    Computed from distances, in float32 and rounded once, so that it is right at any position.
+
+    Args:
+        slopes: Floating [heads]; [2, heads]: for keys left and right of the query.
+        query_length: Queries.
+        key_length: Keys.
+        query_offset: Position of the first query among the keys; default: the last query stands at
+            the last key.
+        causal: ``-slope * (i - j)`` for keys up to the query; otherwise ``-slope * abs(i - j)``.
+        hide_future: Causal: keys after the query get -inf; otherwise 0.
+        dtype: Default: that of slopes.
+
+    Returns:
+        [heads, query_length, key_length].
+
+    Raises:
+        ValueError: Shapes or lengths do not fit.
+        TypeError: A dtype is not supported.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.functional.alibi_bias(pe.functional.alibi_slopes(8), 2, 3)[0]
+        tensor([[-0.5000,  0.0000,    -inf],
+                [-1.0000, -0.5000,  0.0000]])
+    """
+    return torch.ops.posembed.alibi_bias(  # type: ignore[no-any-return]
+        slopes,
+        query_length,
+        key_length,
+        query_offset=query_offset,
+        causal=causal,
+        hide_future=hide_future,
+        dtype=dtype,
+    )
+
+
+def alibi_add(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    query_offset: int | None = None,
+    causal: bool = True,
+    hide_future: bool = True,
+) -> Tensor:
+    """Scores plus bias in one pass over memory; gradients flow to both.
+
+    Args:
+        scores: Floating [batch, heads, query, key] or [heads, query, key].
+        slopes: As in :func:`alibi_bias`, with the other arguments.
+        query_offset: Position of the first query among the keys; default: ends aligned.
+        causal: ``-slope * (i - j)`` for keys up to the query; otherwise ``-slope * abs(i - j)``.
+        hide_future: Causal: keys after the query get -inf; otherwise nothing is added.
+
+    Returns:
+        Shape and dtype of scores.
+    """
+    options = {"query_offset": query_offset, "causal": causal, "hide_future": hide_future}
+    return torch.ops.posembed.alibi_add(scores, slopes, **options)  # type: ignore[no-any-return]
+
+
+def alibi_add_(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    query_offset: int | None = None,
+    causal: bool = True,
+    hide_future: bool = True,
+) -> None:
+    """Adds the bias to scores in place: for inference.
+
+    Arguments as :func:`alibi_add`; strides are free but for a contiguous last dimension.
+
+    Raises:
+        ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
+    """
+    options = {"query_offset": query_offset, "causal": causal, "hide_future": hide_future}
+    torch.ops.posembed.alibi_add_(scores, slopes, **options)
 
 
 def check_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -114,3 +115,66 @@ class RotarySpec:
     def attention_factor(self) -> float:
         """What rotated queries and keys are multiplied by (within the original context)."""
         return torch.ops.posembed.rotary_attention_factor(self.text)  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class SinusoidalSpec:
+    """A sinusoidal encoding's numbers: immutable, hashable, comparable, picklable.
+
+    Args:
+        embedding_dim: Components of an encoding.
+        base: Ratio of the longest to the shortest wavelength, about.
+        preset: "vaswani", "marian", "tensor2tensor" or "ddpm"; see
+            :class:`posembed.SinusoidalPositionalEmbedding`.
+        cos_first: Cosines before sines; default: False.
+        shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
+            preset's.
+        scale: Multiplies the encoding.
+
+    Raises:
+        ValueError: The numbers do not fit together; the text names the field.
+
+    Example:
+        >>> import posembed as pe
+        >>> spec = pe.SinusoidalSpec(512, preset="marian")
+        >>> spec == pe.SinusoidalSpec.from_json(spec.to_json())
+        True
+    """
+
+    embedding_dim: int
+    _: dataclasses.KW_ONLY
+    base: float = 10000.0
+    preset: str = "vaswani"
+    cos_first: bool | None = None
+    shift: float | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("base", "shift", "scale"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
+        self.frequencies()  # the operator reads the text and refuses what does not fit
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What operators are given: :meth:`to_json`, made once."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    def to_json(self) -> str:
+        """JSON text; equal specifications have equal text, in C++ too."""
+        return self.text
+
+    @classmethod
+    def from_json(cls, text: str) -> SinusoidalSpec:
+        """The specification that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: The text is not JSON, or has a key that is not a field.
+        """
+        torch.ops.posembed.sinusoidal_frequencies(text)
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**fields)
+
+    def frequencies(self) -> Tensor:
+        """Radians per position of each pair of sine and cosine: float64 [pairs]."""
+        return torch.ops.posembed.sinusoidal_frequencies(self.text)  # type: ignore[no-any-return]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
-from support import rotary
+from support import alibi, rotary, sinusoidal
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
+    *alibi.CASES,
     *rotary.CASES,
+    *sinusoidal.CASES,
 ]
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)

@@ -43,6 +43,42 @@ def rotate_pair(module: Any) -> Any:
 
 
 MODULES = [
+    twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
+    twins(
+        "ALiBi",
+        4,
+        slopes="geometric",
+        max_bias=4.5,
+        causal=False,
+        total_heads=9,
+        head_start=5,
+        call=lambda m: m.forward(5, query_offset=2, dtype=torch.bfloat16),
+    ),
+    twins(
+        "ALiBi",
+        3,
+        slopes=torch.tensor([[0.3, 0.2, 0.1], [0.7, 0.5, 0.25]]),
+        learned=True,
+        call=lambda m: m.attention(numbers(1, 3, 4, 8), numbers(1, 1, 6, 8), numbers(1, 1, 6, 8)),
+    ),
+    twins("SinusoidalPositionalEmbedding", 8, call=lambda m: m.forward(numbers(2, 5, 8), offset=3)),
+    twins(
+        "SinusoidalPositionalEmbedding",
+        7,
+        preset="ddpm",
+        cos_first=True,
+        base=100.0,
+        scale=0.5,
+        call=lambda m: m.encode(numbers(2, 5)),
+    ),
+    twins(
+        "SinusoidalPositionalEmbedding",
+        6,
+        preset="marian",
+        shift=0.5,
+        cos_first=False,
+        call=lambda m: m.shift_matrix(2.5),
+    ),
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),

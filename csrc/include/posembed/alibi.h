@@ -67,13 +67,14 @@ POSEMBED_API void alibi_add_(const torch::Tensor& scores, const torch::Tensor& s
 
 /// Options of ALiBi.
 struct POSEMBED_API ALiBiOptions {
+  using SlopesOption = std::variant<Slopes, torch::Tensor>;
+
   /* implicit */ ALiBiOptions(int64_t num_heads);
 
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
   /// A series, or the slopes themselves: [total_heads]; [2, total_heads]: left and right of the
   /// query.
-  using SlopesOption = std::variant<Slopes, torch::Tensor>;
   TORCH_ARG(SlopesOption, slopes) = Slopes::press;
   /// The last of a power of two of heads has slope 2^-max_bias.
   TORCH_ARG(double, max_bias) = 8.0;

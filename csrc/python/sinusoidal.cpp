@@ -1,0 +1,36 @@
+#include "posembed/sinusoidal.h"
+
+#include "bindings.h"
+
+namespace posembed::python {
+namespace {
+
+using Module = SinusoidalPositionalEmbeddingImpl;
+
+std::shared_ptr<Module> make(int64_t embedding_dim, double base, const std::string& preset,
+                             std::optional<bool> cos_first, std::optional<double> shift,
+                             double scale) {
+  return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
+                                      .base(base)
+                                      .preset(preset)
+                                      .cos_first(cos_first)
+                                      .shift(shift)
+                                      .scale(scale));
+}
+
+}  // namespace
+
+void bind_sinusoidal(py::module_& module) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  bind<Module>(module, "SinusoidalPositionalEmbedding")
+      .def(py::init(&make), py::arg("embedding_dim"), py::kw_only(), py::arg("base") = 10000.0,
+           py::arg("preset") = "vaswani", py::arg("cos_first") = py::none(),
+           py::arg("shift") = py::none(), py::arg("scale") = 1.0)
+      .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
+           py::kw_only(), py::arg("offset") = 0, release())
+      .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),
+           py::arg("dtype") = py::none(), release())
+      .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), release());
+}
+
+}  // namespace posembed::python

@@ -1,0 +1,88 @@
+"""SinusoidalPositionalEmbedding: sines and cosines of the position, added to embeddings.
+
+Vaswani et al., "Attention Is All You Need", arXiv:1706.03762.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posembed import functional
+from posembed.specification import SinusoidalSpec
+
+
+class SinusoidalPositionalEmbedding(nn.Module):
+    """Adds sinusoidal encodings of positions. Holds no tensor: nothing to cast, move or save.
+
+    Exact at every position, whole or fractional: there is no table and no largest position.
+
+    Args:
+        embedding_dim: Components of an encoding.
+        base: Ratio of the longest to the shortest wavelength, about.
+        preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
+            ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
+            ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
+        cos_first: Cosines before sines; default: False.
+        shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
+        scale: Multiplies the encoding.
+        device, dtype: Taken for likeness to other modules; there is no state to place.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> position = pe.SinusoidalPositionalEmbedding(512)
+        >>> y = position(torch.randn(2, 16, 512), offset=100)
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        base: float = 10000.0,
+        preset: str = "vaswani",
+        cos_first: bool | None = None,
+        shift: float | None = None,
+        scale: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = SinusoidalSpec(
+            embedding_dim, base=base, preset=preset, cos_first=cos_first, shift=shift, scale=scale
+        )
+
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
+        """X plus encodings; see :func:`posembed.functional.sinusoidal`."""
+        return functional.sinusoidal(x, positions, spec=self.spec, offset=offset)
+
+    def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""
+        return functional.sinusoidal_encode(positions, spec=self.spec, dtype=dtype)
+
+    def shift_matrix(self, distance: float) -> Tensor:
+        """The matrix M with ``encode(p + distance) == encode(p) @ M.T`` for every p.
+
+        Args:
+            distance: Whole or fractional.
+
+        Returns:
+            float64 [embedding_dim, embedding_dim].
+
+        Raises:
+            ValueError: A sine has no cosine beside it: an odd embedding_dim in "vaswani", "marian".
+        """
+        return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
+            distance, spec=self.spec.text
+        )
+
+    def extra_repr(self) -> str:
+        """The options, as the C++ module prints them."""
+        spec = self.spec
+        parts = [f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"]
+        if spec.cos_first is not None:
+            parts.append(f"cos_first={spec.cos_first}")
+        if spec.shift is not None:
+            parts.append(f"shift={spec.shift:g}")
+        if spec.scale != 1.0:
+            parts.append(f"scale={spec.scale:g}")
+        return ", ".join(parts)

@@ -1,0 +1,95 @@
+// ALiBi as a C++ program uses it: options, gradients, copies, printed form, errors.
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <limits>
+#include <sstream>
+
+#include "posembed/alibi.h"
+
+namespace {
+
+using posembed::ALiBi;
+using posembed::ALiBiOptions;
+using posembed::Slopes;
+
+TEST(ALiBiModule, SubtractsSlopeTimesDistance) {
+  ALiBi alibi(ALiBiOptions(8));
+  const torch::Tensor bias = alibi->forward(2, 3);
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(torch::equal(bias[0], torch::tensor({{-0.5f, 0.0f, hidden}, {-1.0f, -0.5f, 0.0f}})));
+  EXPECT_TRUE(torch::equal(bias[7].slice(1, 0, 1), bias[0].slice(1, 0, 1) / 128));
+}
+
+TEST(ALiBiModule, OffsetMovesTheQueries) {
+  ALiBi alibi(ALiBiOptions(4).causal(false));
+  const torch::Tensor all = alibi->forward(7);
+  EXPECT_TRUE(torch::equal(alibi->forward(2, 7, 3), all.slice(1, 3, 5)));
+}
+
+TEST(ALiBiModule, LearnedSlopesHaveGradients) {
+  ALiBi alibi(ALiBiOptions(3).causal(false).learned(true));
+  alibi->forward(4).sum().backward();
+  // Distances of a 4 x 4 block add up to 20, and every head has the same.
+  EXPECT_TRUE(torch::equal(alibi->slopes().grad(), torch::full({3}, -20.0f)));
+  EXPECT_EQ(alibi->named_parameters().keys(), std::vector<std::string>{"slopes"});
+}
+
+TEST(ALiBiModule, AddsInPlaceWhatItReturns) {
+  ALiBi alibi(ALiBiOptions(4).slopes(torch::rand({2, 4})).causal(false));
+  const torch::Tensor scores = torch::randn({2, 4, 3, 5});
+  const torch::Tensor expected = scores + alibi->forward(3, 5);
+  alibi->add_(scores);
+  EXPECT_TRUE(torch::equal(scores, expected));
+}
+
+TEST(ALiBiModule, AttendsWithTheBias) {
+  ALiBi alibi(ALiBiOptions(4));
+  const torch::Tensor query = torch::randn({2, 4, 3, 8}), key = torch::randn({2, 2, 5, 8});
+  const torch::Tensor expected = at::scaled_dot_product_attention(
+      query, key, key, alibi->forward(3, 5), 0.0, false, std::nullopt, /*enable_gqa=*/true);
+  EXPECT_TRUE(torch::equal(alibi->attention(query, key, key), expected));
+}
+
+TEST(ALiBiModule, ClonesAndCastsKeepTheSlopes) {
+  ALiBi alibi(ALiBiOptions(12).total_heads(16).head_start(4));
+  EXPECT_TRUE(alibi->parameters().empty());
+  EXPECT_TRUE(alibi->buffers().empty());
+  auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone());
+  copy->to(torch::kBFloat16);
+  EXPECT_TRUE(torch::equal(copy->slopes(), alibi->slopes()));
+  EXPECT_EQ(copy->forward(3).scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(alibi->forward(3).scalar_type(), torch::kFloat32);
+}
+
+TEST(ALiBiModule, CloneOfLearnedSlopesIsApart) {
+  ALiBi alibi(ALiBiOptions(2).learned(true));
+  auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone());
+  {
+    const torch::NoGradGuard no_grad;
+    copy->slopes().zero_();
+  }
+  EXPECT_TRUE(torch::equal(copy->slopes(), torch::zeros({2})));
+  EXPECT_TRUE(torch::equal(alibi->slopes(), posembed::functional::alibi_slopes(2)));
+}
+
+TEST(ALiBiModule, PrintsItsOptions) {
+  std::ostringstream text;
+  text << ALiBi(ALiBiOptions(4).slopes(Slopes::geometric).total_heads(8).learned(true));
+  EXPECT_EQ(text.str(),
+            "ALiBi(4, slopes='geometric', max_bias=8, total_heads=8, head_start=0, learned=True)");
+}
+
+TEST(ALiBiModule, BadInputRaisesC10Errors) {
+  EXPECT_THROW(ALiBi(ALiBiOptions(0)), c10::ValueError);
+  EXPECT_THROW(ALiBi(ALiBiOptions(4).total_heads(6).head_start(3)), c10::ValueError);
+  EXPECT_THROW(ALiBi(ALiBiOptions(4).slopes(torch::rand({3}))), c10::ValueError);
+  ALiBi alibi(ALiBiOptions(4));
+  EXPECT_THROW(alibi->forward(-1), c10::ValueError);
+  EXPECT_THROW(alibi->forward(3, 3, std::nullopt, torch::kInt), c10::TypeError);
+  EXPECT_THROW(alibi->add_(torch::randn({2, 3, 4, 4})), c10::ValueError);
+}
+
+}  // namespace

@@ -1,0 +1,92 @@
+// SinusoidalPositionalEmbedding as a C++ program uses it: options, gradients, copies, printed form,
+// errors.
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "posembed/sinusoidal.h"
+
+namespace {
+
+using posembed::SinusoidalOptions;
+using posembed::SinusoidalPositionalEmbedding;
+using posembed::SinusoidalSpec;
+
+TEST(SinusoidalModule, AddsSinesAndCosines) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(4).base(100.0).scale(2.0));
+  const torch::Tensor y =
+      position->forward(torch::ones({1, 3, 4}, torch::kFloat64), std::nullopt, /*offset=*/5);
+  for (int64_t i = 0; i < 3; ++i) {
+    const double p = 5.0 + static_cast<double>(i);
+    const double expected[] = {std::sin(p), std::cos(p), std::sin(p / 10), std::cos(p / 10)};
+    for (int64_t c = 0; c < 4; ++c) {
+      EXPECT_NEAR(y[0][i][c].item<double>(), 1 + 2 * expected[c], 4e-15);
+    }
+  }
+}
+
+TEST(SinusoidalModule, GradientsReachInputAndPositions) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(2));
+  const torch::Tensor x = torch::randn({3, 2}, torch::dtype(torch::kFloat64).requires_grad(true));
+  const torch::Tensor places =
+      torch::tensor({0.5, 1.5, 2.5}, torch::dtype(torch::kFloat64).requires_grad(true));
+  position->forward(x, places).select(-1, 0).sum().backward();
+  EXPECT_TRUE(
+      torch::equal(x.grad(), torch::tensor({{1.0, 0.0}, {1.0, 0.0}, {1.0, 0.0}}, torch::kFloat64)));
+  EXPECT_TRUE(torch::allclose(places.grad(), places.detach().cos(), 0, 1e-14));
+}
+
+TEST(SinusoidalModule, ShiftMatrixMovesEncodings) {
+  for (const char* preset : {"vaswani", "marian", "tensor2tensor"}) {
+    for (const bool cos_first : {false, true}) {
+      SinusoidalPositionalEmbedding position(
+          SinusoidalOptions(8).preset(preset).cos_first(cos_first));
+      const torch::Tensor places = torch::tensor({3.0, 100.25}, torch::kFloat64);
+      const torch::Tensor moved =
+          position->encode(places).matmul(position->shift_matrix(-7.5).transpose(0, 1));
+      EXPECT_TRUE(torch::allclose(moved, position->encode(places - 7.5), 0, 1e-14));
+    }
+  }
+}
+
+TEST(SinusoidalModule, ClonesAndCastsWithoutState) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(8).preset("ddpm"));
+  EXPECT_TRUE(position->parameters().empty());
+  EXPECT_TRUE(position->buffers().empty());
+  auto copy =
+      std::dynamic_pointer_cast<posembed::SinusoidalPositionalEmbeddingImpl>(position->clone());
+  copy->to(torch::kHalf);
+  const torch::Tensor x = torch::randn({2, 3, 8});
+  EXPECT_TRUE(torch::equal(copy->forward(x), position->forward(x)));
+}
+
+TEST(SinusoidalModule, PrintsItsOptions) {
+  std::ostringstream text;
+  text << SinusoidalPositionalEmbedding(SinusoidalOptions(512).preset("ddpm").cos_first(true));
+  EXPECT_EQ(text.str(),
+            "SinusoidalPositionalEmbedding(512, base=10000, preset='ddpm', cos_first=True)");
+}
+
+TEST(SinusoidalModule, SpecificationIsAValue) {
+  SinusoidalSpec spec(512);
+  spec.shift = 0.5;
+  EXPECT_EQ(SinusoidalSpec::from_json(spec.to_json()), spec);
+  EXPECT_NE(SinusoidalSpec(512), spec);
+}
+
+TEST(SinusoidalModule, BadInputRaisesC10Errors) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(8));
+  const torch::Tensor x = torch::randn({1, 3, 8});
+  EXPECT_THROW(position->forward(x[0][0]), c10::ValueError);
+  EXPECT_THROW(position->forward(x.to(torch::kInt)), c10::TypeError);
+  EXPECT_THROW(position->forward(x, torch::zeros({4})), c10::ValueError);
+  EXPECT_THROW(SinusoidalPositionalEmbedding(SinusoidalOptions(0)), c10::ValueError);
+  EXPECT_THROW(SinusoidalPositionalEmbedding(SinusoidalOptions(8).preset("bert")), c10::ValueError);
+  EXPECT_THROW(SinusoidalPositionalEmbedding(SinusoidalOptions(8).shift(4)), c10::ValueError);
+  EXPECT_THROW(SinusoidalSpec::from_json("{\"embedding_dim\":8,\"theta\":1}"), c10::ValueError);
+}
+
+}  // namespace

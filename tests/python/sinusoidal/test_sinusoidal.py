@@ -1,0 +1,176 @@
+"""SinusoidalPositionalEmbedding and SinusoidalSpec beyond what all operators are tested for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import mpmath
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, TOLERANCE, assert_close
+from support.sinusoidal import encode
+
+PRESETS = ["vaswani", "marian", "tensor2tensor", "ddpm"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 64, 513])
+@pytest.mark.parametrize("cos_first", [None, True, False])
+def test_presets(preset: str, dim: int, cos_first: bool | None, device: torch.device) -> None:
+    module = pe.SinusoidalPositionalEmbedding(dim, preset=preset, cos_first=cos_first)
+    positions = torch.arange(100, device=device)
+    for dtype in FLOATING:
+        found = module.encode(positions, dtype=dtype)
+        assert found.dtype == dtype
+        assert_close(found, encode(positions, spec=module.spec.text), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("position", [2**17, 2**20, 2**24 + 1, 2**31 - 1])
+def test_float32_is_exact_at_large_positions(position: int, device: torch.device) -> None:
+    module = pe.SinusoidalPositionalEmbedding(32)
+    found = module.encode(torch.tensor([position], device=device))[0]
+    assert_close(found, exact(position, 32), 1.5e-7)
+
+
+@pytest.mark.parametrize("position", [1000, 2**17 + 1, 2**20, 1234.5678, -77.25])
+def test_float64_is_exact(position: float, device: torch.device) -> None:
+    positions = torch.tensor([position], dtype=torch.float64, device=device)
+    found = pe.SinusoidalPositionalEmbedding(32).encode(positions)[0]
+    assert found.dtype == torch.float64
+    assert_close(found, exact(position, 32), 1e-15)
+
+
+def exact(position: float, dim: int) -> torch.Tensor:
+    """The encoding with 50 digits, rounded once."""
+    with mpmath.workdps(50):
+        values = []
+        for pair in range(dim // 2):
+            angle = mpmath.mpf(position) * mpmath.mpf(10000) ** (-mpmath.mpf(2 * pair) / dim)
+            values += [float(mpmath.sin(angle)), float(mpmath.cos(angle))]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_positions_of_each_row_and_of_all(device: torch.device) -> None:
+    module = pe.SinusoidalPositionalEmbedding(12)
+    x = torch.randn(2, 3, 12, device=device)
+    positions = torch.tensor([[5, 0, -4], [100, 3, 3]], device=device)
+    found = module(x, positions)
+    for row in range(2):
+        assert torch.equal(found[row], module(x[row], positions[row]))
+        assert torch.equal(found[row : row + 1], module(x[row : row + 1], positions[row].int()))
+    assert torch.equal(module(x, positions[:1]), module(x, positions[0]))
+    assert torch.equal(module(x, offset=4), module(x, torch.arange(4, 7, device=device)))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_sum_is_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
+    module = pe.SinusoidalPositionalEmbedding(10, scale=3.0)
+    x = torch.randn(2, 5, 10, dtype=dtype, device=device)
+    expected = x.double() + encode(torch.arange(5, device=device), spec=module.spec.text)
+    assert_close(module(x), expected, TOLERANCE[dtype])
+
+
+def test_positions_that_are_none_give_nan(device: torch.device) -> None:
+    positions = torch.tensor([1.0, float("nan"), float("inf"), 2.0], device=device)
+    found = pe.SinusoidalPositionalEmbedding(7, preset="marian").encode(positions)
+    assert found.isnan().any(-1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("cos_first", [True, False])
+def test_shift_matrix(preset: str, cos_first: bool) -> None:
+    module = pe.SinusoidalPositionalEmbedding(16, preset=preset, cos_first=cos_first, scale=0.5)
+    positions = torch.tensor([0.0, 3.0, 1e5, 0.125], dtype=torch.float64)
+    for distance in (7, -3.5, 1000):
+        matrix = module.shift_matrix(distance)
+        assert matrix.dtype == torch.float64
+        assert_close(
+            module.encode(positions + distance), module.encode(positions) @ matrix.T, 1e-14
+        )
+        assert_close(matrix @ module.shift_matrix(-distance), torch.eye(16), 1e-14)
+
+
+def test_product_of_encodings_depends_on_distance_alone() -> None:
+    module = pe.SinusoidalPositionalEmbedding(64)
+    starts = torch.tensor([3, 100, 2**31 - 100])
+    near, far = (module.encode(starts + k, dtype=torch.float64) for k in (0, 7))
+    products = (near * far).sum(-1)
+    assert_close(products, products[:1].expand(3), 1e-11)
+    assert_close(near.square().sum(-1), torch.full((3,), 32.0), 1e-14)
+
+
+def test_gradients_are_off_where_nobody_asks() -> None:
+    module = pe.SinusoidalPositionalEmbedding(4)
+    x = torch.randn(1, 3, 4, requires_grad=True)
+    positions = torch.rand(3)
+    module(x, positions).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+    assert positions.grad is None
+
+
+def test_module_compiles_for_every_length() -> None:
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    module = pe.SinusoidalPositionalEmbedding(8)
+    compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
+    for batch, seq in ((2, 11), (3, 13), (5, 17)):
+        x = torch.randn(batch, seq, 8)
+        assert torch.equal(compiled(x, offset=seq), module(x, offset=seq))
+    assert graphs.frame_count == 1
+
+
+def test_specification_is_a_value() -> None:
+    spec = pe.SinusoidalSpec(128, base=500, preset="ddpm", shift=0)
+    assert spec == pe.SinusoidalSpec.from_json(spec.to_json()) == pickle.loads(pickle.dumps(spec))
+    assert hash(spec) == hash(copy.deepcopy(spec))
+    assert spec != pe.SinusoidalSpec(128, base=500, preset="ddpm")
+    assert list(json.loads(spec.to_json())) == sorted(json.loads(spec.to_json()))
+    expected = 500.0 ** (-torch.arange(64, dtype=torch.float64) / 64)
+    assert_close(spec.frequencies(), expected, 1e-15)
+
+
+def test_module_holds_nothing_that_can_rot() -> None:
+    module = pe.SinusoidalPositionalEmbedding(16)
+    x = torch.randn(2, 3, 16)
+    expected = module(x, offset=100_000)
+    for changed in (
+        copy.deepcopy(module).half(),
+        pickle.loads(pickle.dumps(module)),
+        copy.deepcopy(module).to("meta").to_empty(device="cpu"),
+    ):
+        assert changed.state_dict() == {}
+        assert torch.equal(changed(x, offset=100_000), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda m, x: m(x[0, 0]), ValueError, r"x: expected \[batch, seq, embedding_dim\] or \[seq, embedding_dim\], got \[8\]"),
+        (lambda m, x: m(x[..., :6]), ValueError, "x: expected embedding_dim 8, got 6"),
+        (lambda m, x: m(x.int()), TypeError, "x: expected float32, float64, bfloat16 or float16, got Int"),
+        (lambda m, x: m(x, torch.arange(4)), ValueError, "positions: expected seq 3, got 4"),
+        (lambda m, x: m(x, torch.zeros(3, 3)), ValueError, "positions: expected batch 2 or 1, got 3"),
+        (lambda m, x: m(x, torch.zeros(1, 2, 3)), ValueError, r"positions: expected \[seq\] or \[batch, seq\], got \[1, 2, 3\]"),
+        (lambda m, x: m(x, torch.arange(3) > 1), TypeError, "positions: expected int32, int64, float32"),
+        (lambda m, x: m(x, torch.arange(3), offset=1), ValueError, "offset: expected 0 where positions are given, got 1"),
+        (lambda m, x: m(x, torch.arange(3, device="meta")), ValueError, "positions: expected the device of x, cpu, got meta"),
+        (lambda m, x: m.encode(torch.arange(3), dtype=torch.int64), TypeError, "dtype: expected float32"),
+        (lambda m, x: m.shift_matrix(float("inf")), ValueError, "distance: expected a finite number"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(7).shift_matrix(1), ValueError, "expected an even embedding_dim, .*, got 7"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(0), ValueError, "embedding_dim: expected a positive number, got 0"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, base=0.5), ValueError, "base: expected a finite number of at least 1, got 0.5"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, preset="bert"), ValueError, "preset: expected 'vaswani', 'marian', 'tensor2tensor' or 'ddpm', got 'bert'"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, shift=4), ValueError, "shift: expected less than half of embedding_dim, 8, got 4"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, scale=float("inf")), ValueError, "JSON|scale: expected a finite number"),
+        (lambda m, x: pe.SinusoidalSpec.from_json('{"embedding_dim":8,"theta":1}'), ValueError, "unknown key 'theta'"),
+        (lambda m, x: pe.SinusoidalSpec.from_json("[]"), ValueError, "SinusoidalSpec: expected JSON text"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, text) -> None:
+    x = torch.randn(2, 3, 8)
+    before = x.clone()
+    with pytest.raises(error, match=text):
+        call(pe.SinusoidalPositionalEmbedding(8), x)
+    assert torch.equal(x, before)

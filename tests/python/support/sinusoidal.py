@@ -1,0 +1,104 @@
+"""Sinusoidal encodings the slow and obvious way, and their operators' cases."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import posembed  # noqa: F401  (registers the operators)
+import torch
+from torch import Tensor
+
+from support.case import OperatorCase, Sample
+
+
+def encode(
+    positions: Tensor, *, spec: str, order: int = 0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Column by column, as the presets' own code bases lay them out."""
+    numbers = json.loads(spec)
+    dim, preset = numbers["embedding_dim"], numbers.get("preset", "vaswani")
+    halves = preset != "vaswani"
+    usual = 1.0 if preset in ("tensor2tensor", "ddpm") else 0.0
+    shift = usual if numbers.get("shift") is None else numbers["shift"]
+    even_only = preset in ("tensor2tensor", "ddpm")
+    half = (dim // 2 if even_only else dim / 2) - shift
+    pairs = dim // 2 if even_only else (dim + 1) // 2
+    exponents = torch.arange(pairs, dtype=torch.float64, device=positions.device)
+    frequencies = numbers.get("base", 10000.0) ** -(exponents / (half if pairs > 1 else 1.0))
+    angles = positions.double().unsqueeze(-1) * frequencies + order * math.pi / 2
+    first, second = angles.sin() * frequencies**order, angles.cos() * frequencies**order
+    if numbers.get("cos_first"):
+        first, second = second, first
+    columns = (
+        torch.cat([first, second], -1) if halves else torch.stack([first, second], -1).flatten(-2)
+    )
+    if columns.shape[-1] < dim:
+        columns = torch.nn.functional.pad(columns, (0, 1))
+    return columns[..., :dim] * numbers.get("scale", 1.0)
+
+
+def add(x: Tensor, positions: Tensor | None = None, *, spec: str, offset: int = 0) -> Tensor:
+    if positions is None:
+        positions = torch.arange(x.shape[-2], device=x.device) + offset
+    return x + encode(positions, spec=spec)
+
+
+def add_sample(positions: str | None = None, dim: int = 6, **options: Any) -> Any:
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        x = torch.randn(batch, seq, dim, device=device, dtype=dtype)
+        if positions is None:
+            return Sample((x,), options)
+        if positions == "integer":
+            return Sample((x, torch.arange(seq, device=device, dtype=torch.int32) * 3 - 1), options)
+        shape = (seq,) if positions == "row" else (batch, seq)
+        return Sample((x, torch.rand(shape, device=device, dtype=dtype) * 20), options)
+
+    return make
+
+
+def encode_sample(**options: Any) -> Any:
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        return Sample((torch.rand(batch, seq, device=device, dtype=dtype) * 20,), options)
+
+    return make
+
+
+PLAIN = '{"embedding_dim":6}'
+DDPM = '{"base":100.0,"cos_first":true,"embedding_dim":7,"preset":"ddpm","scale":0.5}'
+MARIAN = '{"embedding_dim":5,"preset":"marian","shift":0.25}'
+OPERATORS = torch.ops.posembed
+
+CASES = [
+    OperatorCase(
+        "sinusoidal_add", OPERATORS.sinusoidal_add.default, add_sample(spec=PLAIN, offset=9), add
+    ),
+    OperatorCase(
+        "sinusoidal_add-integer",
+        OPERATORS.sinusoidal_add.default,
+        add_sample("integer", 5, spec=MARIAN),
+        add,
+    ),
+    OperatorCase(
+        "sinusoidal_add-row", OPERATORS.sinusoidal_add.default, add_sample("row", spec=PLAIN), add
+    ),
+    OperatorCase(
+        "sinusoidal_add-each",
+        OPERATORS.sinusoidal_add.default,
+        add_sample("each", 7, spec=DDPM),
+        add,
+    ),
+    OperatorCase(
+        "sinusoidal_encode",
+        OPERATORS.sinusoidal_encode.default,
+        encode_sample(spec=DDPM),
+        encode,
+    ),
+    OperatorCase(
+        "sinusoidal_encode-derivative",
+        OPERATORS.sinusoidal_encode.default,
+        encode_sample(spec=PLAIN, order=3),
+        encode,
+    ),
+]
