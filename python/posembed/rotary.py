@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from posembed import functional
 from posembed.functional import Layout
@@ -53,6 +54,19 @@ class RotaryEmbedding(nn.Module):
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
+
+    @classmethod
+    def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
+        """The module of a model's configuration: see :meth:`RotarySpec.from_huggingface`.
+
+        Args:
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            layer_type: Where layers differ.
+            **options: ``interleaved`` and ``base`` of :meth:`RotarySpec.from_huggingface`, and the
+                module's own.
+        """
+        stated = {key: options.pop(key) for key in ("interleaved", "base") if key in options}
+        return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved where a length is given."""

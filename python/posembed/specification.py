@@ -90,6 +90,39 @@ class RotarySpec:
             fields["sections"] = Sections(**fields["sections"])
         return cls(**fields)
 
+    @classmethod
+    def from_huggingface(
+        cls,
+        config: Any,
+        layer_type: str | None = None,
+        *,
+        interleaved: bool | None = None,
+        base: float | None = None,
+    ) -> RotarySpec:
+        """The specification of a model, strictly read from its configuration.
+
+        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata.
+
+        Args:
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            layer_type: Where layers differ: "full_attention", "sliding_attention", and so on.
+            interleaved: The pairing, for model types that are not known; nothing tells it.
+            base: For configurations without rope_theta.
+
+        Raises:
+            ValueError: A key that would be ignored, a missing one, or a contradiction, by name.
+
+        Example:
+            >>> import posembed as pe
+            >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+            ...           "rope_theta": 500000.0}
+            >>> pe.RotarySpec.from_huggingface(config).head_dim
+            128
+        """
+        from posembed.configuration import from_huggingface
+
+        return from_huggingface(config, layer_type, interleaved=interleaved, base=base)
+
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification for sequences of that length, with fixed frequencies.
 
