@@ -8,6 +8,7 @@ BUILD ?= build/dev
 CMAKE_ARGS ?=
 PYTEST_ARGS ?=
 CTEST_ARGS ?=
+BENCHMARK_ARGS ?=
 
 ifeq ($(VENV),)
   python := $(shell command -v $(PYTHON))
@@ -61,7 +62,7 @@ demo: build
 	$(python) examples/python/demo.py
 
 benchmark: build
-	$(python) -m benchmarks
+	$(python) benchmarks/run.py $(BENCHMARK_ARGS)
 
 wheel: $(requirements)
 	$(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

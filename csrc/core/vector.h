@@ -33,6 +33,10 @@ template <typename Vector>
 POSEMBED_INLINE Vector load_vector(const void* in) {
   Vector value;
   memcpy(&value, in, sizeof value);
+#if defined(__x86_64__)
+  // Without this the compiler reads memory again for every use, and loads are the bottleneck.
+  asm("" : "+v"(value));
+#endif
   return value;
 }
 

@@ -47,20 +47,26 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return (Words)_mm512_inserti64x4(lower, _mm512_cvtps_ph(second, nearest), 1);
 }
 
-/// Adds what rounds the upper half of each word to nearest even.
-POSEMBED_INLINE Words round_upper_half(Words bits) {
-  // bits + 0x7fff + (bits >> 16 & 1) = bits - ~((bits >> 16 & 1) | 0x7ffe); the bracket is one
-  // instruction.
-  const Words shifted = bits >> 16;
-  const __m512i complement = _mm512_ternarylogic_epi32((__m512i)shifted, _mm512_set1_epi32(1),
-                                                       _mm512_set1_epi32(0x7ffe), 0x15);
-  return bits - (Words)complement;
-}
-
-/// Even and odd bfloat16 elements, rounded and side by side.
+/// Even and odd floats as bfloat16, rounded to nearest even, side by side.
+///
+/// The upper halves of all words are gathered in one register and the lower halves in another; then
+/// one comparison of 16-bit lanes finds those that round up: where the lower half is above 0x8000,
+/// or equal and the upper half odd.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
-  const Words lower = round_upper_half(even) >> 16;
-  return (Words)_mm512_mask_mov_epi16((__m512i)lower, 0xaaaaaaaau, (__m512i)round_upper_half(odd));
+  const __m512i upper_to_lower = _mm512_set1_epi32(0x03020302);
+  const __m512i lower_to_upper = _mm512_set1_epi32(0x01000100);
+  const __m512i quarters = _mm512_set_epi64(
+      0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000,
+      0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
+  const __m512i upper = _mm512_mask_shuffle_epi8((__m512i)odd, 0x3333333333333333u, (__m512i)even,
+                                                 _mm512_add_epi8(upper_to_lower, quarters));
+  const __m512i lower = _mm512_mask_shuffle_epi8((__m512i)even, 0xccccccccccccccccu, (__m512i)odd,
+                                                 _mm512_add_epi8(lower_to_upper, quarters));
+  // 0x8001 for an even upper half, 0x8000 for an odd one: 0x8000 | (~upper & 1).
+  const __m512i threshold =
+      _mm512_ternarylogic_epi32(upper, _mm512_set1_epi16(1), _mm512_set1_epi16(-0x8000), 0xae);
+  const __mmask32 up = _mm512_cmpge_epu16_mask(lower, threshold);
+  return (Words)_mm512_mask_sub_epi16(upper, up, upper, _mm512_set1_epi16(-1));
 }
 
 }  // namespace POSEMBED_ISA

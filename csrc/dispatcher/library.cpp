@@ -4,6 +4,9 @@
 // change. Lengths and offsets are SymInt, so that a compiled graph serves every length.
 #include <torch/library.h>
 
+#include <string>
+#include <vector>
+
 // clang-format off
 TORCH_LIBRARY(posembed, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
@@ -38,6 +41,12 @@ TORCH_LIBRARY(posembed, m) {
   define("alibi_bias_backward(Tensor grad, *, SymInt? query_offset=None, bool causal=True, bool two_sided=False, ScalarType? dtype=None) -> Tensor");
   define("alibi_add(Tensor scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> Tensor");
   define("alibi_add_(Tensor(a!) scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> ()");
+
+  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
+  define(("input_embedding(" + input + ") -> Tensor").c_str());
+  define(("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)").c_str());
+  define(("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)").c_str());
+  define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");
 }

@@ -48,7 +48,7 @@ Tensor add_tangent(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
 }
 
 Tensor learned_add_autograd(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                            const c10::SymInt& offset, int64_t first_row) {
+                            c10::SymInt offset, int64_t first_row) {
   auto node = dispatcher::node_for<LearnedAddBackward>(x, weight);
   if (node) {
     node->positions = dispatcher::save(positions);
@@ -137,8 +137,7 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
 };
 
 Tensor learned_backward_autograd(const Tensor& gradient, const MaybeTensor& positions,
-                                 const c10::SymInt& rows, const c10::SymInt& offset,
-                                 int64_t first_row) {
+                                 c10::SymInt rows, c10::SymInt offset, int64_t first_row) {
   auto node = dispatcher::node_for<LearnedBackwardBackward>(gradient);
   if (node) {
     node->positions = dispatcher::save(positions);

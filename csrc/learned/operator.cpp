@@ -20,6 +20,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
+/// The length is left to check_length: a Meta kernel would turn it into a bound on what a graph
+/// serves.
 void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                const c10::SymInt& offset, int64_t first_row) {
   // x: [batch, seq, embedding_dim]
@@ -32,8 +34,6 @@ void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positio
   check_positions(positions, x.sym_size(0), x.sym_size(1), offset);
   if (positions.has_value()) {
     dispatcher::check_same_device(*positions, "positions", x, "x");
-  } else {
-    check_length(offset + x.sym_size(1), weight.sym_size(0), first_row);
   }
 }
 
@@ -43,13 +43,12 @@ void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_r
   dispatcher::check_same_device(positions, "positions", weight, "weight");
 }
 
-void check_backward(const Tensor& gradient, const MaybeTensor& positions, const c10::SymInt& rows,
-                    const c10::SymInt& offset, int64_t first_row) {
+void check_backward(const Tensor& gradient, const MaybeTensor& positions,
+                    const c10::SymInt& offset) {
   // gradient: [batch, seq, embedding_dim]
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 3, "[batch, seq, embedding_dim]");
   check_positions(positions, gradient.sym_size(0), gradient.sym_size(1), offset);
-  if (!positions.has_value()) check_length(offset + gradient.sym_size(1), rows, first_row);
 }
 
 // ---------------------------------------------------------------------------------------- add
@@ -88,6 +87,7 @@ void launch(AddArguments& arguments, const Tensor& x) {
 Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                    int64_t offset, int64_t first_row) {
   check_add(x, weight, positions, offset, first_row);
+  if (!positions.has_value()) check_length(offset + x.size(1), weight.size(0), first_row);
   const Tensor in = token::with_dense_rows(x), table = token::with_dense_rows(weight);
   Tensor out = at::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
@@ -152,19 +152,20 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
 
 Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
                         int64_t offset, int64_t first_row) {
-  check_backward(gradient, positions, rows, offset, first_row);
+  check_backward(gradient, positions, offset);
   if (positions.has_value()) {
     const Tensor ids = at::add(positions->expand({gradient.size(0), gradient.size(1)}), first_row);
     return token::call_embedding_backward(gradient, ids, rows);
   }
+  check_length(offset + gradient.size(1), rows, first_row);
   const Tensor out = at::zeros({rows, gradient.size(2)}, gradient.options());
   sum_batch(gradient.contiguous(), out.narrow(0, offset + first_row, gradient.size(1)));
   return out;
 }
 
 Tensor learned_backward_meta(const Tensor& gradient, const MaybeTensor& positions, c10::SymInt rows,
-                             c10::SymInt offset, int64_t first_row) {
-  check_backward(gradient, positions, rows, offset, first_row);
+                             c10::SymInt offset, int64_t) {
+  check_backward(gradient, positions, offset);
   return at::empty_symint({rows, gradient.sym_size(2)}, gradient.options());
 }
 
@@ -197,7 +198,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_length(const c10::SymInt& end, const c10::SymInt& rows, int64_t first_row) {
+void check_length(int64_t end, int64_t rows, int64_t first_row) {
   TORCH_CHECK_INDEX(end + first_row <= rows, "positions: expected 0 to ", rows - first_row - 1,
                     ", a row of the position table of ", rows - first_row, ", got ", end - 1,
                     ", the last of the sequence");

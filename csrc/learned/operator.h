@@ -34,16 +34,17 @@ inline Tensor call_learned_backward(const Tensor& gradient, const MaybeTensor& p
   return handle.call(gradient, positions, rows, offset, first_row);
 }
 
-/// What every operator with a table of positions checks; gives nothing back.
+/// weight: floating [first_row + max_positions, embedding_dim].
 void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 
-/// `positions`: [seq], [1, seq] or [batch, seq] for an input of that batch and seq; none: the
-/// positions from `offset` on must be in a table of `rows` rows.
+/// positions: int [seq], [1, seq] or [batch, seq], or none; with them no offset.
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
-void check_length(const c10::SymInt& end, const c10::SymInt& rows, int64_t first_row);
 
-/// CPU positions are looked at before anything is written.
+/// Consecutive positions up to `end` must have a row each.
+void check_length(int64_t end, int64_t rows, int64_t first_row);
+
+/// Given positions, on the CPU, must have a row each.
 void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row);
 
 }  // namespace posembed::learned

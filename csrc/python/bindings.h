@@ -4,14 +4,26 @@
 #include <torch/python.h>
 
 #include <sstream>
+#include <string>
+
+#include "posembed/token.h"
 
 namespace posembed::python {
 
 namespace py = pybind11;
 
 void bind_alibi(py::module_& module);
+void bind_input(py::module_& module);
+void bind_learned(py::module_& module);
 void bind_rotary(py::module_& module);
 void bind_sinusoidal(py::module_& module);
+void bind_token(py::module_& module);
+
+/// A number, or "sqrt_dim"; raises ValueError for any other text.
+double table_scale(const py::object& scale, int64_t embedding_dim);
+
+/// From the name that Python gives; raises ValueError for any other.
+TableGradient table_gradient(const std::string& text);
 
 /// Binds a C++ module that prints itself in Python as it does in C++.
 template <typename Implementation>

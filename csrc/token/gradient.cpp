@@ -104,8 +104,8 @@ class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackw
 };
 
 Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
-                                   const c10::SymInt& num_embeddings, int64_t padding_idx,
-                                   double scale, bool scale_grad_by_freq) {
+                                   c10::SymInt num_embeddings, int64_t padding_idx, double scale,
+                                   bool scale_grad_by_freq) {
   auto node = dispatcher::node_for<EmbeddingBackwardBackward>(gradient);
   if (node) {
     node->ids = dispatcher::save(ids);
@@ -144,7 +144,7 @@ class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackw
 
 std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
                                                             const Tensor& ids,
-                                                            const c10::SymInt& num_embeddings,
+                                                            c10::SymInt num_embeddings,
                                                             int64_t padding_idx, double scale,
                                                             bool scale_grad_by_freq) {
   auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);
@@ -169,8 +169,9 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
   const auto [row_ids, rows] = call_embedding_backward_rows(gradient, ids, num_embeddings,
                                                             padding_idx, scale, scale_grad_by_freq);
   return at::_sparse_coo_tensor_unsafe_symint(row_ids.unsqueeze(0), rows,
-                                              {num_embeddings, gradient.sym_size(-1)})
-      ._coalesced_(true);
+                                              {num_embeddings, gradient.sym_size(-1)},
+                                              rows.options().layout(at::kSparse),
+                                              /*is_coalesced=*/true);
 }
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {

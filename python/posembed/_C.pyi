@@ -42,6 +42,29 @@ class ALiBi(ModuleWrapper):
     def add_(self, *args: Any, **kwargs: Any) -> None: ...
     def attention(self, *args: Any, **kwargs: Any) -> Any: ...
 
+class InputEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        positions: str | None = "learned",
+        max_positions: int | None = None,
+        num_types: int = 0,
+        scale: float | str = 1.0,
+        norm: str | None = None,
+        eps: float = 1e-5,
+        dropout: float = 0.0,
+        padding_idx: int | None = None,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class LearnedPositionalEmbedding(ModuleWrapper):
+    def __init__(self, max_positions: int, embedding_dim: int, *, first_row: int = 0) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def encode(self, positions: Tensor) -> Any: ...
+
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
         self,
@@ -67,3 +90,20 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def encode(self, *args: Any, **kwargs: Any) -> Any: ...
     def shift_matrix(self, distance: float) -> Any: ...
+
+class TokenEmbedding(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        scale: float | str = 1.0,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def logits(self, hidden: Tensor) -> Any: ...

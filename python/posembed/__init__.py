@@ -5,10 +5,12 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, cpp, functional
+from posembed import batching, cpp, functional, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
 from posembed.functional import check_errors
+from posembed.input import InputEmbedding
+from posembed.learned import LearnedPositionalEmbedding
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -22,14 +24,18 @@ from posembed.scaling import (
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.token import TokenEmbedding
 
 batching.register()
+shapes.register()
 
 __version__ = build_info()["version"]
 
 __all__ = [
     "ALiBi",
     "DynamicNtkScaling",
+    "InputEmbedding",
+    "LearnedPositionalEmbedding",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",
@@ -40,6 +46,7 @@ __all__ = [
     "Sections",
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
+    "TokenEmbedding",
     "YarnScaling",
     "build_info",
     "check_errors",

@@ -6,6 +6,7 @@ A rule moves the mapped dimension into one that the operator has anyway: vmap co
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,109 @@ def front(tensor: Tensor, mapped: int | None, size: int) -> Tensor:
     return tensor.movedim(mapped, 0)
 
 
+def copies_of(ids: Tensor, mapped: int | None, rows: int, size: int) -> Tensor:
+    """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other."""
+    ids = front(ids, mapped, size)
+    starts = torch.arange(size, device=ids.device) * rows
+    return ids + starts.view(-1, *[1] * (ids.dim() - 1))
+
+
+def embedding_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    padding_idx: int = -1,
+    **options: Any,
+) -> tuple[Tensor, int]:
+    """embedding: mapped ids are more ids; mapped tables stand side by side, or in a column."""
+    operator = torch.ops.posembed.embedding
+    weight_dim, ids_dim = in_dims
+    if weight_dim is None and not options.get("scale_grad_by_freq", False):
+        return operator(weight, ids.movedim(ids_dim or 0, 0), padding_idx=padding_idx, **options), 0
+    if weight_dim is None:  # counted in each copy by itself
+        weight, weight_dim = weight.expand(info.batch_size, *weight.shape), 0
+    if ids_dim is None:
+        columns = weight.movedim(weight_dim, 1).flatten(1)
+        result = operator(columns, ids, padding_idx=padding_idx, **options)
+        return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
+    tables = weight.movedim(weight_dim, 0)
+    places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
+    result = operator(tables.flatten(0, 1), places, **options)
+    if padding_idx >= 0:  # each table has its own padding row now: cut their gradients off here
+        padding = (ids if ids_dim is None else ids.movedim(ids_dim, 0)) == padding_idx
+        result = torch.where(padding.unsqueeze(-1), result.detach(), result)
+    return result, 0
+
+
+def embedding_backward_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    gradient: Tensor,
+    ids: Tensor,
+    *,
+    num_embeddings: int,
+    padding_idx: int = -1,
+    **options: Any,
+) -> tuple[Tensor, int]:
+    """embedding_backward: mapped gradients are more columns; mapped ids are ids of more tables."""
+    operator = torch.ops.posembed.embedding_backward
+    gradient_dim, ids_dim = in_dims
+    size = info.batch_size
+    if ids_dim is None and gradient_dim is not None:
+        columns = gradient.movedim(gradient_dim, -2).flatten(-2)
+        result = operator(
+            columns, ids, num_embeddings=num_embeddings, padding_idx=padding_idx, **options
+        )
+        return result.unflatten(-1, (size, -1)), 1
+    places = copies_of(ids, ids_dim, num_embeddings, size)
+    rows = front(gradient, gradient_dim, size)
+    if padding_idx >= 0:
+        padding = ids.movedim(ids_dim or 0, 0) == padding_idx
+        rows = rows.masked_fill(padding.unsqueeze(-1), 0)
+    result = operator(rows, places, num_embeddings=size * num_embeddings, **options)
+    return result.unflatten(0, (size, -1)), 0
+
+
+def learned_add_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """learned_add: mapped x is a larger batch; mapped tables or positions are looked up apart."""
+    x_dim, weight_dim, *positions_dim = in_dims
+    if x_dim is None or weight_dim is not None or any(dim is not None for dim in positions_dim):
+        return loop_rule(
+            torch.ops.posembed.learned_add, info, in_dims, x, weight, positions, **options
+        )
+    size = info.batch_size
+    if positions is not None and positions.dim() == 2:
+        positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
+    result = torch.ops.posembed.learned_add(fold(x, x_dim, 0, size), weight, positions, **options)
+    return unfold(result, 0, size)
+
+
+def loop_rule(
+    operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> Any:
+    """Any operator: one call for each copy. For mappings too rare for a rule of their own."""
+    results = []
+    for i in range(info.batch_size):
+        single = [
+            arg if dim is None else arg.select(dim, i)
+            for arg, dim in itertools.zip_longest(args, in_dims)
+        ]
+        results.append(operator(*single, **options))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
 def sinusoidal_add_rule(
     info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
@@ -156,15 +260,27 @@ def alibi_add_rule(
 def register() -> None:
     """Tells torch.func about every rule."""
     rules: dict[str, Callable[..., Any]] = {
-        "rotary": functools.partial(rotary_rule, 1),
-        "rotary_pair": functools.partial(rotary_rule, 2),
+        "embedding": embedding_rule,
+        "embedding_backward": embedding_backward_rule,
+        "learned_add": learned_add_rule,
         "sinusoidal_add": sinusoidal_add_rule,
         "sinusoidal_encode": sinusoidal_encode_rule,
+        "rotary": functools.partial(rotary_rule, 1),
+        "rotary_pair": functools.partial(rotary_rule, 2),
         "alibi_bias": alibi_bias_rule,
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
     for name in ("alibi_add_", "rotary_", "rotary_pair_"):
         rules[name] = functools.partial(in_place_rule, name)
+    for name in (
+        "learned_encode",
+        "learned_backward",
+        "input_embedding",
+        "input_embedding_forward",
+        "input_embedding_backward",
+        "input_dropout",
+    ):
+        rules[name] = functools.partial(loop_rule, getattr(torch.ops.posembed, name))
     for name, rule in rules.items():
         torch.library.register_vmap(f"posembed::{name}", rule)

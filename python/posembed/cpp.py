@@ -5,6 +5,20 @@ cannot be compiled, pickled, deep-copied or given parameters from outside (torch
 binding C++ modules).
 """
 
-from posembed._C import ALiBi, RotaryEmbedding, SinusoidalPositionalEmbedding
+from posembed._C import (
+    ALiBi,
+    InputEmbedding,
+    LearnedPositionalEmbedding,
+    RotaryEmbedding,
+    SinusoidalPositionalEmbedding,
+    TokenEmbedding,
+)
 
-__all__ = ["ALiBi", "RotaryEmbedding", "SinusoidalPositionalEmbedding"]
+__all__ = [
+    "ALiBi",
+    "InputEmbedding",
+    "LearnedPositionalEmbedding",
+    "RotaryEmbedding",
+    "SinusoidalPositionalEmbedding",
+    "TokenEmbedding",
+]

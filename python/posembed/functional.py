@@ -16,6 +16,164 @@ from posembed import _C
 from posembed.specification import RotarySpec, SinusoidalSpec
 
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
+Gradient = Literal["dense", "rows"]
+
+
+def embedding(
+    ids: Tensor,
+    weight: Tensor,
+    *,
+    padding_idx: int | None = None,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """``scale * weight[ids]``; the table's gradient is accumulated in float32 and repeatable.
+
+    Args:
+        ids: int32 or int64 of any shape, each from 0 to num_embeddings - 1.
+        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
+        padding_idx: A row that gets no gradient.
+        scale: Multiplies the result.
+        scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
+        gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
+            id; it has no second derivative.
+
+    Returns:
+        [..., embedding_dim] in the dtype of ``weight``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: An id is outside the table.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> weight = torch.randn(100, 8)
+        >>> vectors = pe.functional.embedding(torch.tensor([[1, 99]]), weight)
+    """
+    return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
+        weight,
+        ids,
+        padding_idx=-1 if padding_idx is None else padding_idx,
+        scale=scale,
+        scale_grad_by_freq=scale_grad_by_freq,
+        gradient=gradient,
+    )
+
+
+def learned_add(
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
+) -> Tensor:
+    """Adds rows of a table of learned positions to x.
+
+    Args:
+        x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim].
+        weight: [first_row + max_positions, embedding_dim], dtype of ``x``.
+        positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
+            ``offset``, ``offset + 1``, and so on.
+        offset: Position of the first token where no positions are given.
+        first_row: The row of position 0.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: A position has no row; the text names it.
+    """
+    return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
+        x, weight, positions, offset=offset, first_row=first_row
+    )
+
+
+def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
+    """Rows of a table of learned positions: int32 or int64 [...] -> [..., embedding_dim].
+
+    Arguments and errors as :func:`learned_add`.
+    """
+    return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
+
+
+def input_embedding(
+    ids: Tensor,
+    token: Tensor,
+    position: Tensor | None = None,
+    positions: Tensor | None = None,
+    token_type: Tensor | None = None,
+    types: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
+    sinusoid: SinusoidalSpec | None = None,
+    norm: Literal["layer", "rms"] | None = None,
+    eps: float = 1e-5,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+    padding_idx: int | None = None,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """Adds up token, type and position rows, norms the sum and drops out, in one kernel.
+
+    Args:
+        ids: int32 or int64 [batch, seq].
+        token: The token table [num_embeddings, embedding_dim].
+        position: A table of learned positions [first_row + max_positions, embedding_dim].
+        positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and so
+            on.
+        token_type: A table of token types [num_types, embedding_dim].
+        types: int32 or int64 [batch, seq]; None: type 0.
+        norm_weight: [embedding_dim].
+        norm_bias: [embedding_dim], for ``norm="layer"``.
+        offset: Position of the first token where no positions are given.
+        first_row: The row of position 0.
+        sinusoid: Sinusoidal positions instead of a table.
+        norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
+        eps: Added to the norm's variance.
+        scale: Multiplies the token rows.
+        dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
+        padding_idx: A token row that gets no gradient.
+        gradient: Form of the token table's gradient, "dense" or "rows".
+
+    Returns:
+        [batch, seq, embedding_dim] in the dtype of ``token``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: An id, position or type is outside its table.
+    """
+    seed = None
+    if dropout > 0:
+        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
+    return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
+        token,
+        ids,
+        position,
+        positions,
+        token_type,
+        types,
+        norm_weight,
+        norm_bias,
+        seed,
+        offset=offset,
+        first_row=first_row,
+        sinusoid="" if sinusoid is None else sinusoid.text,
+        norm=norm or "none",
+        eps=eps,
+        scale=scale,
+        dropout=dropout,
+        padding_idx=-1 if padding_idx is None else padding_idx,
+        gradient=gradient,
+    )
 
 
 def eager(*arguments: Tensor | None) -> bool:

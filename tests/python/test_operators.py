@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
-from support import alibi, rotary, sinusoidal
+from support import alibi, input, learned, rotary, sinusoidal, token
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
-    *alibi.CASES,
-    *rotary.CASES,
+    *token.CASES,
+    *learned.CASES,
     *sinusoidal.CASES,
+    *rotary.CASES,
+    *alibi.CASES,
+    *input.CASES,
 ]
 
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)

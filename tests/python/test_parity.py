@@ -38,11 +38,60 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
+def ids(*shape: int) -> Tensor:
+    return torch.randint(0, 12, shape, generator=torch.Generator().manual_seed(0))
+
+
+def look_up(module: Any) -> Any:
+    return module.forward(ids(2, 5)), module.logits(numbers(2, 8))
+
+
+def train(module: Any) -> Any:
+    """Dropout draws from torch's generator in both languages."""
+    torch.manual_seed(11)
+    module.train()
+    return module.forward(ids(2, 5), types=ids(2, 5) % 2, offset=2)
+
+
 def rotate_pair(module: Any) -> Any:
     return module.forward(numbers(2, 5, 4, 8), numbers(2, 5, 1, 8), offset=3)
 
 
 MODULES = [
+    twins("TokenEmbedding", 12, 8, call=look_up),
+    twins("TokenEmbedding", 12, 8, 3, 1.5, 1.0, True, scale=0.5, gradient="rows", call=look_up),
+    twins("TokenEmbedding", 12, 8, padding_idx=-1, sparse=True, scale="sqrt_dim", call=look_up),
+    twins("LearnedPositionalEmbedding", 9, 8, call=lambda m: m.forward(numbers(2, 5, 8), offset=3)),
+    twins(
+        "LearnedPositionalEmbedding",
+        13,
+        8,
+        first_row=2,
+        call=lambda m: (m.forward(numbers(2, 5, 8), ids(5)), m.encode(ids(2, 3) - 2)),
+    ),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        max_positions=9,
+        num_types=2,
+        norm="layer",
+        eps=1e-12,
+        dropout=0.25,
+        padding_idx=0,
+        call=train,
+    ),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        positions="sinusoidal",
+        norm="rms",
+        scale="sqrt_dim",
+        gradient="rows",
+        call=lambda m: m.forward(ids(2, 5), ids(2, 5)),
+    ),
+    twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

@@ -1,0 +1,1 @@
+"""One file for each family: the calls that a user would choose between."""

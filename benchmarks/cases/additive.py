@@ -1,0 +1,109 @@
+"""Sinusoids, ALiBi, and the fused input embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import posembed as pe
+import torch
+from measure import Case
+from torch import Tensor, nn
+
+BATCH, SEQ, DIM, VOCABULARY = 8, 1024, 768, 30522
+
+
+def sinusoidal(dtype: torch.dtype, device: str) -> Case:
+    x = torch.randn(BATCH, SEQ, DIM, device=device, dtype=dtype)
+    out = torch.empty_like(x)
+    position = pe.SinusoidalPositionalEmbedding(DIM)
+    table = position.encode(torch.arange(SEQ, device=device)).to(dtype)
+    return Case(
+        f"sinusoidal add [{BATCH},{SEQ},{DIM}] {dtype}",
+        {
+            "copy_ into existing memory": lambda: out.copy_(x),
+            "clone": lambda: x.clone(),
+            "posembed": lambda: position(x),
+            "eager, table at hand": lambda: x + table,
+        },
+        "clone",
+    )
+
+
+def alibi(dtype: torch.dtype, device: str) -> Case:
+    heads, length = 32, 2048
+    module = pe.ALiBi(heads)
+    slopes = module.slopes.to(device)
+    place = torch.arange(length, device=device)
+    future = place[None] > place[:, None]
+    scores = torch.randn(1, heads, length, length, device=device, dtype=dtype)
+
+    def eager() -> Tensor:
+        distance = (place[None] - place[:, None]).float()
+        return (slopes[:, None, None] * distance).masked_fill(future, -torch.inf).to(dtype)
+
+    return Case(
+        f"ALiBi bias [{heads},{length},{length}] {dtype}",
+        {
+            "fill_ of the same bytes": lambda: scores.fill_(1.0),
+            "posembed": lambda: module.to(device)(length, dtype=dtype),
+            "eager": eager,
+            "posembed, added in place": lambda: module.add_(scores),
+            "mul_ in place": lambda: scores.mul_(1.0),
+        },
+        "fill_ of the same bytes",
+    )
+
+
+class EagerInput(nn.Module):
+    """Token + position + LayerNorm as one writes it without posembed."""
+
+    def __init__(self, **where: object) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, DIM, **where)
+        self.position = nn.Embedding(SEQ, DIM, **where)
+        self.norm = nn.LayerNorm(DIM, **where)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.token(ids) + self.position.weight[: ids.shape[1]])
+
+
+def input_embedding(dtype: torch.dtype, device: str, compile_peers: bool) -> Iterator[Case]:
+    where = {"device": device, "dtype": dtype}
+    options = {"positions": "learned", "max_positions": SEQ, "norm": "layer", **where}
+    modules: dict[str, nn.Module] = {
+        "posembed": pe.InputEmbedding(VOCABULARY, DIM, **options),
+        "posembed, rows": pe.InputEmbedding(VOCABULARY, DIM, gradient="rows", **options),
+        "eager": EagerInput(**where),
+    }
+    if compile_peers:
+        modules["compiled"] = torch.compile(EagerInput(**where), fullgraph=True, dynamic=False)
+    ids = torch.randint(VOCABULARY, (BATCH, SEQ), device=device)
+    gradient = torch.randn(BATCH, SEQ, DIM, **where)
+
+    def forward(module: nn.Module):
+        return torch.no_grad()(lambda: module(ids))
+
+    def step(module: nn.Module):
+        def run() -> None:
+            module.zero_grad(set_to_none=True)
+            module(ids).backward(gradient)
+
+        return run
+
+    sizes = f"[{BATCH},{SEQ},{DIM}] {dtype}"
+    yield Case(
+        f"input: token + position + LayerNorm forward {sizes}",
+        {label: forward(module) for label, module in modules.items() if "rows" not in label},
+    )
+    yield Case(
+        f"input: token + position + LayerNorm forward and backward {sizes}",
+        {label: step(module) for label, module in modules.items()},
+    )
+
+
+def cases(device: str, compile_peers: bool) -> Iterator[Case]:
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.no_grad():
+            yield sinusoidal(dtype, device)
+            yield alibi(dtype, device)
+        yield from input_embedding(dtype, device, compile_peers)

@@ -1,0 +1,36 @@
+// What memory itself allows: the fastest copy and the fastest in-place update that we know, as
+// yardsticks measured beside a kernel. Fractions of memcpy mislead: it is slow between the cache
+// and its own threshold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace posembed::benchmarks {
+
+/// Copies `bytes` (a multiple of 16 KiB; 64-byte aligned).
+using Copy = void (*)(const void* in, void* out, size_t bytes);
+
+/// Reads, changes and writes `bytes` in place.
+using Update = void (*)(void* data, size_t bytes);
+
+struct NamedCopy {
+  const char* name;
+  Copy run;
+};
+
+struct NamedUpdate {
+  const char* name;
+  Update run;
+};
+
+/// memcpy, and with AVX-512 vector copies: cached, past the caches, past the caches four pages side
+/// by side.
+std::vector<NamedCopy> copies();
+
+/// An ordinary loop, and with AVX-512 vector updates: straight, with software prefetch, four pages
+/// side by side.
+std::vector<NamedUpdate> updates();
+
+}  // namespace posembed::benchmarks

@@ -1,0 +1,108 @@
+"""Times posembed beside its peers and beside a copy of the same bytes, all in one run.
+
+make benchmark                                  every case
+python benchmarks/run.py --case rotary          cases whose name contains "rotary"
+python benchmarks/run.py --threads 1 --json out.json
+python benchmarks/run.py --allocator reusing    freed memory is kept: new outputs cost no faults
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import measure
+import posembed as pe
+from cases import additive, rotary, token
+
+# What glibc's malloc does by default is give large blocks back at once, so that each new output
+# costs page faults. Servers run allocators that keep them; these settings make glibc do so too.
+REUSING = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+FAMILIES = (rotary, token, additive)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--case", default="", help="run the cases whose name contains this")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="each candidate is timed once a round"
+    )
+    parser.add_argument("--allocator", default="default", choices=["default", "reusing"])
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile peers")
+    parser.add_argument("--json", type=Path, help="write every number there")
+    parser.add_argument("--table", type=Path, help="write the table there as well")
+    return parser.parse_args()
+
+
+def restart_with_reusing_allocator() -> None:
+    """Malloc reads its settings when a process starts."""
+    if any(os.environ.get(name) != value for name, value in REUSING.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **REUSING})
+
+
+def facts(arguments: argparse.Namespace) -> dict[str, str]:
+    """What a result means nothing without."""
+    cuda = arguments.device == "cuda"
+    return {
+        "command": "python benchmarks/run.py " + " ".join(sys.argv[1:]),
+        "device": torch.cuda.get_device_name() if cuda else processor(),
+        "threads": str(arguments.threads),
+        "instruction set": pe.build_info()["instruction_set"],
+        "allocator": arguments.allocator,
+        "torch": torch.__version__,
+        "posembed": pe.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.allocator == "reusing":
+        restart_with_reusing_allocator()
+    torch.set_num_threads(arguments.threads)
+    # Inductor's cache does not ask torch how many threads to use.
+    torch._inductor.config.cpp.threads = arguments.threads
+    known = facts(arguments)
+    lines = [f"- {name}: {value}" for name, value in known.items()] + [""]
+    print("\n".join(lines))
+    results = []
+    for family in FAMILIES:
+        for case in family.cases(arguments.device, compile_peers=not arguments.no_compile):
+            if arguments.case not in case.name:
+                continue
+            result = measure.run(case, arguments.rounds)
+            results.append(result)
+            lines += measure.table(result)
+            print("\n".join(measure.table(result)), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"facts": known, "results": results}, indent=1))
+    if arguments.table:
+        arguments.table.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

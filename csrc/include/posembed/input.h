@@ -1,0 +1,112 @@
+/// The whole input of a Transformer: token, position and type rows added up, normed and dropped
+/// out, in one kernel forwards and one backwards. Devlin et al., "BERT", arXiv:1810.04805; Vaswani
+/// et al., "Attention Is All You Need", arXiv:1706.03762.
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "posembed/export.h"
+#include "posembed/learned.h"
+#include "posembed/sinusoidal.h"
+#include "posembed/token.h"
+
+namespace posembed {
+
+/// Where InputEmbedding's positions come from.
+enum class Positions { none, learned, sinusoidal };
+
+/// What InputEmbedding does with the sum.
+enum class InputNorm {
+  none,
+  layer,  ///< LayerNorm: Ba et al., arXiv:1607.06450
+  rms,    ///< RMSNorm: Zhang and Sennrich, arXiv:1910.07467
+};
+
+/// Options of InputEmbedding.
+struct POSEMBED_API InputOptions {
+  InputOptions(int64_t num_embeddings, int64_t embedding_dim)
+      : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {}
+
+  /// Rows of the token table.
+  TORCH_ARG(int64_t, num_embeddings);
+  /// Components of a row.
+  TORCH_ARG(int64_t, embedding_dim);
+  /// Where positions come from.
+  TORCH_ARG(Positions, positions) = Positions::learned;
+  /// Rows of the position table, for learned positions.
+  TORCH_ARG(std::optional<int64_t>, max_positions) = std::nullopt;
+  /// Rows of the table of token types (segments); 0: there is none.
+  TORCH_ARG(int64_t, num_types) = 0;
+  /// Multiplies the token rows.
+  TORCH_ARG(double, scale) = 1.0;
+  /// What is done with the sum.
+  TORCH_ARG(InputNorm, norm) = InputNorm::none;
+  /// Added to the norm's variance.
+  TORCH_ARG(double, eps) = 1e-5;
+  /// Probability with which training drops a component.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// A token row that starts as zeros and gets no gradient.
+  TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
+  /// The form of the token table's gradient.
+  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
+
+ public:
+  /// Scale token rows by the square root of embedding_dim.
+  InputOptions& sqrt_dim() { return scale(std::sqrt(static_cast<double>(embedding_dim_))); }
+};
+
+/// The parameters of InputEmbedding's norm: `weight` of ones and, for a LayerNorm, `bias` of zeros.
+class POSEMBED_API InputNormImpl : public torch::nn::Cloneable<InputNormImpl> {
+ public:
+  InputNormImpl(InputNorm kind, int64_t embedding_dim, double eps);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  InputNorm kind;
+  int64_t embedding_dim;
+  double eps;
+  torch::Tensor weight;
+  torch::Tensor bias;
+};
+
+/// Ids in, vectors out: what stands before the first block of a Transformer.
+///
+///     posembed::InputEmbedding embed(posembed::InputOptions(30522, 768).max_positions(512)
+///                                        .num_types(2).norm(posembed::InputNorm::layer));
+///     auto h = embed->forward(ids);  // [batch, seq] -> [batch, seq, 768]
+class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddingImpl> {
+ public:
+  explicit InputEmbeddingImpl(const InputOptions& options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// @param ids  int32/int64 [batch, seq]
+  /// @param positions  int32/int64 [seq] or [batch, seq]; none: offset, offset + 1, …
+  /// @param types  int32/int64 [batch, seq]; none: type 0
+  /// @return [batch, seq, embedding_dim]
+  /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
+  /// positions, types
+  torch::Tensor forward(const torch::Tensor& ids,
+                        const std::optional<torch::Tensor>& positions = std::nullopt,
+                        const std::optional<torch::Tensor>& types = std::nullopt,
+                        int64_t offset = 0);
+
+  InputOptions options;
+  TokenEmbedding token{nullptr};
+  LearnedPositionalEmbedding learned{nullptr};        ///< registered as "position"
+  SinusoidalPositionalEmbedding sinusoidal{nullptr};  ///< registered as "position"
+  TokenEmbedding token_type{nullptr};
+  std::shared_ptr<InputNormImpl> norm;
+};
+
+TORCH_MODULE(InputEmbedding);
+
+}  // namespace posembed

@@ -1,0 +1,65 @@
+/// Learned positions: a table with one learned row for each position, added to what stands there.
+/// Gehring et al., "Convolutional Sequence to Sequence Learning", arXiv:1705.03122; BERT, GPT-2,
+/// OPT, RoBERTa.
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "posembed/export.h"
+
+namespace posembed {
+
+/// Options of LearnedPositionalEmbedding.
+struct POSEMBED_API LearnedOptions {
+  LearnedOptions(int64_t max_positions, int64_t embedding_dim)
+      : max_positions_(max_positions), embedding_dim_(embedding_dim) {}
+
+  /// Positions 0 to max_positions - 1 have a row.
+  TORCH_ARG(int64_t, max_positions);
+  /// Components of a row.
+  TORCH_ARG(int64_t, embedding_dim);
+  /// The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. Positions below 0 name the rows
+  /// before.
+  TORCH_ARG(int64_t, first_row) = 0;
+};
+
+/// A table of position vectors; `weight` is [first_row + max_positions, embedding_dim], filled with
+/// N(0, 0.02) as BERT and GPT-2 do.
+///
+///     posembed::LearnedPositionalEmbedding position(posembed::LearnedOptions(512, 768));
+///     auto h = position->forward(x);  // x [batch, seq, 768]
+class POSEMBED_API LearnedPositionalEmbeddingImpl
+    : public torch::nn::Cloneable<LearnedPositionalEmbeddingImpl> {
+ public:
+  LearnedPositionalEmbeddingImpl(int64_t max_positions, int64_t embedding_dim)
+      : LearnedPositionalEmbeddingImpl(LearnedOptions(max_positions, embedding_dim)) {}
+  explicit LearnedPositionalEmbeddingImpl(const LearnedOptions& options);
+
+  void reset() override;
+  /// N(0, 0.02).
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// x [batch, seq, embedding_dim] plus the rows of `positions`.
+  /// @param positions  int32/int64 [seq] or [batch, seq]; none: offset, offset + 1, …
+  /// @throws c10::ValueError shapes and options; c10::TypeError dtypes;
+  ///         c10::IndexError a position past the end, which the text names
+  torch::Tensor forward(const torch::Tensor& x,
+                        const std::optional<torch::Tensor>& positions = std::nullopt,
+                        int64_t offset = 0);
+  /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
+  torch::Tensor encode(const torch::Tensor& positions);
+
+  LearnedOptions options;
+  torch::Tensor weight;
+};
+
+TORCH_MODULE(LearnedPositionalEmbedding);
+
+}  // namespace posembed

@@ -1,0 +1,295 @@
+// Derivatives of the input operators. The usual backward pass is one kernel for dropout and norm,
+// then the tables' own gradients. Where derivatives of derivatives or tangents are asked for, the
+// same formulas run as a chain of differentiable operators instead.
+#include <ATen/ops/add.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <array>
+
+#include "dispatcher/autograd.h"
+#include "input/operator.h"
+#include "learned/operator.h"
+#include "token/operator.h"
+
+namespace posembed::input {
+namespace {
+
+/// The types of all tokens, also where none were given.
+Tensor types_of(const Input& in) {
+  return in.types.has_value() ? *in.types : at::zeros_like(in.ids);
+}
+
+// -------------------------------------------------------------------- as a chain of operators
+
+/// Token, type and position added up, in the compute type.
+Tensor sum_of(const Input& in) {
+  const at::ScalarType type = compute_type(in.token);
+  Tensor sum = at::mul(token::call_embedding(in.token, in.ids, in.padding_idx).to(type), in.scale);
+  if (in.token_type.has_value()) {
+    sum = at::add(sum, token::call_embedding(*in.token_type, types_of(in)).to(type));
+  }
+  if (!in.sinusoid.empty()) sum = at::add(sum, encoding(in));
+  if (in.position.has_value()) {
+    const Tensor zeros = at::zeros_like(sum);
+    sum = at::add(sum, learned::call_learned_add(zeros, in.position->to(type), in.positions,
+                                                 in.offset, in.first_row));
+  }
+  return sum;
+}
+
+/// What the norm divides by, and its result before weight and bias.
+struct Normalised {
+  Tensor rows, rstd;
+};
+
+Normalised normalise(const Input& in, const Tensor& sum) {
+  const Tensor centred = in.norm == "layer" ? at::sub(sum, sum.mean(-1, true)) : sum;
+  const Tensor rstd = at::rsqrt(at::add(at::square(centred).mean(-1, true), in.eps));
+  return {at::mul(centred, rstd), rstd};
+}
+
+Tensor drop(const Input& in, const Tensor& x) {
+  return drops(in) ? call_input_dropout(x, *in.seed, in.dropout) : x;
+}
+
+Tensor forward_chain(const Input& in) {
+  Tensor x = sum_of(in);
+  if (norms(in)) {
+    x = normalise(in, x).rows;
+    if (in.norm_weight.has_value()) x = at::mul(x, *in.norm_weight);
+    if (in.norm_bias.has_value()) x = at::add(x, *in.norm_bias);
+  }
+  return drop(in, x).to(in.token.scalar_type());
+}
+
+Backward backward_chain(const Input& in, const Tensor& output_gradient) {
+  const at::ScalarType type = in.token.scalar_type();
+  Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
+  const Tensor none = at::zeros({0}, in.token.options());
+  if (!norms(in)) return {gradient.to(type), none, none};
+  const Normalised x = normalise(in, sum_of(in));
+  const std::array<int64_t, 2> tokens = {0, 1};
+  Tensor weight_gradient = none, bias_gradient = none;
+  if (in.norm_bias.has_value()) bias_gradient = gradient.sum(tokens).to(type);
+  if (in.norm_weight.has_value()) {
+    weight_gradient = at::mul(gradient, x.rows).sum(tokens).to(type);
+    gradient = at::mul(gradient, *in.norm_weight);
+  }
+  const Tensor along = at::mul(gradient, x.rows).mean(-1, true);
+  Tensor rest = at::sub(gradient, at::mul(x.rows, along));
+  if (in.norm == "layer") rest = at::sub(rest, gradient.mean(-1, true));
+  return {at::mul(rest, x.rstd).to(type), weight_gradient, bias_gradient};
+}
+
+bool has_tangent(const Tensor& tensor) { return dispatcher::tangent(tensor).defined(); }
+bool has_tangent(const MaybeTensor& tensor) { return tensor.has_value() && has_tangent(*tensor); }
+
+bool has_tangent(const Input& in) {
+  return has_tangent(in.token) || has_tangent(in.position) || has_tangent(in.token_type) ||
+         has_tangent(in.norm_weight) || has_tangent(in.norm_bias);
+}
+
+bool requires_grad(const Input& in) {
+  return torch::autograd::compute_requires_grad(in.token, in.position, in.token_type,
+                                                in.norm_weight, in.norm_bias);
+}
+
+// ---------------------------------------------------------------------- by the fused kernels
+
+class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBackward> {
+ public:
+  static constexpr const char* label = "InputEmbeddingBackward";
+
+  /// Edges, in the order in which node_for gets the inputs.
+  enum Edge : size_t { token_edge, position_edge, type_edge, weight_edge, bias_edge, edges };
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(token);
+    visit(ids);
+    visit(position);
+    visit(positions);
+    visit(token_type);
+    visit(types);
+    visit(norm_weight);
+    visit(norm_bias);
+    visit(seed);
+    visit(mean);
+    visit(rstd);
+    visit(offset);
+    visit(first_row);
+    visit(sinusoid);
+    visit(norm);
+    visit(eps);
+    visit(scale);
+    visit(dropout);
+    visit(padding_idx);
+    visit(form);
+  }
+
+  void keep(const Input& in) {
+    using dispatcher::save;
+    token = save(in.token);
+    ids = save(in.ids);
+    position = save(in.position);
+    positions = save(in.positions);
+    token_type = save(in.token_type);
+    types = save(in.types);
+    norm_weight = save(in.norm_weight);
+    norm_bias = save(in.norm_bias);
+    seed = save(in.seed);
+    offset = in.offset;
+    first_row = in.first_row;
+    sinusoid = in.sinusoid;
+    norm = in.norm;
+    eps = in.eps;
+    scale = in.scale;
+    dropout = in.dropout;
+    padding_idx = in.padding_idx;
+    form = in.gradient;
+  }
+
+  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
+    dispatcher::variable_list result(edges);
+    if (!gradients[0].defined()) return result;
+    const Input in = input();
+    Tensor sum = gradients[0];
+    if (norms(in) || drops(in)) {
+      Backward found = call_input_embedding_backward(in, sum, mean.unpack(), rstd.unpack());
+      sum = std::get<0>(found);
+      if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
+      if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
+    }
+    if (needs(token_edge)) {
+      result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
+                                                 in.scale, false, in.gradient);
+    }
+    if (in.position.has_value() && needs(position_edge)) {
+      result[position_edge] = learned::call_learned_backward(
+          sum, in.positions, in.position->sym_size(0), in.offset, in.first_row);
+    }
+    if (in.token_type.has_value() && needs(type_edge)) {
+      result[type_edge] =
+          token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
+    }
+    return result;
+  }
+
+  dispatcher::SavedVariable token, ids, position, positions, token_type, types;
+  dispatcher::SavedVariable norm_weight, norm_bias, seed, mean, rstd;
+  c10::SymInt offset;
+  int64_t first_row = 0;
+  std::string sinusoid, norm;
+  double eps = 0, scale = 1, dropout = 0;
+  int64_t padding_idx = -1;
+  std::string form;
+
+ private:
+  Input input() const {
+    using dispatcher::unpack;
+    return {token.unpack(),
+            ids.unpack(),
+            unpack(position),
+            unpack(positions),
+            unpack(token_type),
+            unpack(types),
+            unpack(norm_weight),
+            unpack(norm_bias),
+            unpack(seed),
+            offset,
+            first_row,
+            sinusoid,
+            norm,
+            eps,
+            scale,
+            dropout,
+            padding_idx,
+            form};
+  }
+};
+
+Tensor input_embedding_autograd(const Input& in) {
+  if (has_tangent(in)) return forward_chain(in);
+  auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
+                                                           in.norm_weight, in.norm_bias);
+  if (!node) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_input_embedding(in);
+  }
+  Forward outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    outputs = call_input_embedding_forward(in);
+  }
+  auto& [output, mean, rstd] = outputs;
+  node->keep(in);
+  node->mean = dispatcher::save(mean);
+  node->rstd = dispatcher::save(rstd);
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+Backward input_embedding_backward_autograd(const Input& in, const Tensor& gradient,
+                                           const Tensor& mean, const Tensor& rstd) {
+  const bool again = torch::autograd::compute_requires_grad(gradient) || requires_grad(in);
+  if (again || has_tangent(gradient) || has_tangent(in)) return backward_chain(in, gradient);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_input_embedding_backward(in, gradient, mean, rstd);
+}
+
+/// Dropout is linear: tangents and gradients are dropped by the same mask.
+class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackward> {
+ public:
+  static constexpr const char* label = "InputDropoutBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(seed);
+    visit(probability);
+  }
+
+  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
+    if (!gradients[0].defined()) return {Tensor()};
+    return {call_input_dropout(gradients[0], seed.unpack(), probability)};
+  }
+
+  dispatcher::SavedVariable seed;
+  double probability = 0;
+};
+
+Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probability) {
+  auto node = dispatcher::node_for<InputDropoutBackward>(x);
+  if (node) {
+    node->seed = dispatcher::save(seed);
+    node->probability = probability;
+  }
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call_input_dropout(x, seed, probability);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  if (const Tensor direction = dispatcher::tangent(x); direction.defined()) {
+    dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability));
+  }
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("input_embedding", Spread<input_embedding_autograd>::call);
+  m.impl("input_embedding_backward", Spread<input_embedding_backward_autograd>::call);
+  m.impl("input_dropout", input_dropout_autograd);
+}
+
+}  // namespace posembed::input

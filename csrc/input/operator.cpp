@@ -1,0 +1,424 @@
+// The input operators: token + type + position rows, norm and dropout in one kernel, and the way
+// back in another, which gathers the sum and draws the dropout mask again instead of having kept
+// them.
+#include "input/operator.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "input/kernel.h"
+#include "learned/operator.h"
+#include "sinusoidal/operator.h"
+#include "token/operator.h"
+
+namespace posembed::input {
+namespace {
+
+// ------------------------------------------------------------------------------------- checks
+
+/// A further table must match the token table.
+void check_like_token(const Tensor& tensor, const char* argument, const Tensor& token) {
+  dispatcher::check_same_dtype(tensor, argument, token, "token");
+  dispatcher::check_same_device(tensor, argument, token, "token");
+  dispatcher::check_size(tensor.sym_size(-1), token.sym_size(1), argument, "embedding_dim");
+}
+
+void check_token(const Input& in) {
+  // token: [num_embeddings, embedding_dim], ids: [batch, seq]
+  dispatcher::check_floating(in.token, "token");
+  dispatcher::check_rank(in.token, "token", 2, "[num_embeddings, embedding_dim]");
+  dispatcher::check_integers(in.ids, "ids");
+  dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
+  dispatcher::check_same_device(in.ids, "ids", in.token, "token");
+  token::check_gradient_form(in.gradient);
+}
+
+void check_position(const Input& in) {
+  const bool sinusoidal = !in.sinusoid.empty();
+  TORCH_CHECK_VALUE(!sinusoidal || !in.position.has_value(),
+                    "position: expected no table beside a sinusoid");
+  TORCH_CHECK_VALUE(sinusoidal || in.position.has_value() || !in.positions.has_value(),
+                    "positions: expected none without position or sinusoid");
+  learned::check_positions(in.positions, in.ids.sym_size(0), in.ids.sym_size(1), in.offset);
+  if (in.positions.has_value()) {
+    dispatcher::check_same_device(*in.positions, "positions", in.token, "token");
+  }
+  if (!in.position.has_value()) return;
+  learned::check_table(*in.position, "position", in.first_row);
+  check_like_token(*in.position, "position", in.token);
+}
+
+void check_type(const Input& in) {
+  TORCH_CHECK_VALUE(in.token_type.has_value() || !in.types.has_value(),
+                    "types: expected none without token_type");
+  if (!in.token_type.has_value()) return;
+  dispatcher::check_rank(*in.token_type, "token_type", 2, "[num_types, embedding_dim]");
+  check_like_token(*in.token_type, "token_type", in.token);
+  if (!in.types.has_value()) {
+    TORCH_CHECK_VALUE(in.token_type->sym_size(0) > 0, "token_type: expected a row for type 0");
+    return;
+  }
+  dispatcher::check_integers(*in.types, "types");
+  dispatcher::check_same_device(*in.types, "types", in.token, "token");
+  TORCH_CHECK_VALUE(in.types->sym_sizes() == in.ids.sym_sizes(),
+                    "types: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
+                    in.types->sym_sizes());
+}
+
+void check_norm(const Input& in) {
+  TORCH_CHECK_VALUE(in.norm == "none" || in.norm == "layer" || in.norm == "rms",
+                    "norm: expected 'none', 'layer' or 'rms', got '", in.norm, "'");
+  TORCH_CHECK_VALUE(norms(in) || !in.norm_weight.has_value(),
+                    "norm_weight: expected none where norm is 'none'");
+  TORCH_CHECK_VALUE(in.norm == "layer" || !in.norm_bias.has_value(),
+                    "norm_bias: expected none unless norm is 'layer'");
+  TORCH_CHECK_VALUE(in.norm_weight.has_value() || !in.norm_bias.has_value(),
+                    "norm_bias: expected none without norm_weight");
+  if (in.norm_weight.has_value()) {
+    dispatcher::check_rank(*in.norm_weight, "norm_weight", 1, "[embedding_dim]");
+    check_like_token(*in.norm_weight, "norm_weight", in.token);
+  }
+  if (in.norm_bias.has_value()) {
+    dispatcher::check_rank(*in.norm_bias, "norm_bias", 1, "[embedding_dim]");
+    check_like_token(*in.norm_bias, "norm_bias", in.token);
+  }
+}
+
+void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability) {
+  TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "dropout: expected 0 to 1, got ",
+                    probability);
+  if (!seed.has_value()) return;
+  TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed: expected int64, got ",
+                   seed->scalar_type());
+  TORCH_CHECK_VALUE(seed->sym_numel() == 1, "seed: expected one element, got ", seed->sym_sizes());
+  dispatcher::check_same_device(*seed, "seed", x, "the data");
+}
+
+/// Everything that eager and Meta kernels check alike.
+void check(const Input& in) {
+  check_token(in);
+  check_position(in);
+  check_type(in);
+  check_norm(in);
+  check_dropout(in.token, in.seed, in.dropout);
+}
+
+/// CPU indices are looked at before anything is written; a CUDA kernel records what it meets.
+void check_range(const Tensor& values, const char* argument, const Tensor& table) {
+  const core::IndexView view = dispatcher::index_view(values);
+  const int64_t rows = table.size(0);
+  const int64_t place = core::find_outside(view, values.numel(), 0, rows);
+  TORCH_CHECK_INDEX(place < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
+                    argument[0] == 't' ? "token type" : "token", " table of ", rows, ", got ",
+                    core::read(view, place), " at place ", place);
+}
+
+// ---------------------------------------------------------------------------------- the kernel
+
+/// The arguments as the kernel reads them, and the tensors that they point into.
+struct Prepared {
+  Arguments arguments;
+  Tensor token, ids, position, positions, token_type, types, weight, bias, encoding;
+};
+
+Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
+  Table result;
+  result.data = data.const_data_ptr();
+  result.rows = data.size(0);
+  result.stride = data.stride(0);
+  result.kind = kind;
+  if (index.defined()) result.index = dispatcher::index_view(index);
+  return result;
+}
+
+void prepare_token(const Input& in, Prepared& prepared) {
+  prepared.token = token::with_dense_rows(in.token);
+  prepared.ids = in.ids.contiguous();
+  if (!in.token.is_cuda()) check_range(prepared.ids, "ids", in.token);
+  Table& token = prepared.arguments.token;
+  token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
+  token.index_stride[0] = in.ids.size(1);
+  token.index_stride[1] = 1;
+}
+
+void prepare_type(const Input& in, Prepared& prepared) {
+  if (!in.token_type.has_value()) return;
+  prepared.token_type = token::with_dense_rows(*in.token_type);
+  const bool given = in.types.has_value();
+  // Type 0 for every token: one number, read again and again.
+  prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
+  if (given && !in.token.is_cuda()) check_range(prepared.types, "types", *in.token_type);
+  Table& type = prepared.arguments.type;
+  type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
+  type.index_stride[0] = given ? in.ids.size(1) : 0;
+  type.index_stride[1] = given ? 1 : 0;
+}
+
+void prepare_position(const Input& in, Prepared& prepared) {
+  Arguments& arguments = prepared.arguments;
+  if (!in.sinusoid.empty()) {
+    prepared.encoding = encoding(in).contiguous();
+    arguments.encoding = prepared.encoding.const_data_ptr();
+    const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
+    arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
+    arguments.encoding_stride[1] = in.token.size(1);
+  }
+  if (!in.position.has_value()) return;
+  prepared.position = token::with_dense_rows(*in.position);
+  if (in.positions.has_value()) {
+    prepared.positions = in.positions->contiguous();
+    if (!in.token.is_cuda()) {
+      learned::check_position_values(prepared.positions, in.position->size(0), in.first_row);
+    }
+  } else {
+    const int64_t end = in.offset.expect_int() + in.ids.size(1);
+    learned::check_length(end, in.position->size(0), in.first_row);
+  }
+  Table& position = arguments.position;
+  position = table(prepared.position, prepared.positions, core::ErrorKind::position);
+  position.offset = in.offset.expect_int();
+  position.first_row = in.first_row;
+  if (in.positions.has_value()) {
+    const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
+    position.index_stride[0] = shared ? 0 : in.ids.size(1);
+    position.index_stride[1] = 1;
+  }
+}
+
+void prepare_norm(const Input& in, Prepared& prepared) {
+  Arguments& arguments = prepared.arguments;
+  arguments.norm = in.norm == "layer" ? Norm::layer : in.norm == "rms" ? Norm::rms : Norm::none;
+  arguments.eps = in.eps;
+  if (in.norm_weight.has_value()) {
+    prepared.weight = in.norm_weight->contiguous();
+    arguments.norm_weight = prepared.weight.const_data_ptr();
+  }
+  if (in.norm_bias.has_value()) {
+    prepared.bias = in.norm_bias->contiguous();
+    arguments.norm_bias = prepared.bias.const_data_ptr();
+  }
+}
+
+Prepared prepare(const Input& in) {
+  Prepared prepared;
+  Arguments& arguments = prepared.arguments;
+  arguments.scalar = dispatcher::scalar_of(in.token);
+  arguments.batch = in.ids.size(0);
+  arguments.seq = in.ids.size(1);
+  arguments.embedding_dim = in.token.size(1);
+  arguments.scale = in.scale;
+  prepare_token(in, prepared);
+  prepare_type(in, prepared);
+  prepare_position(in, prepared);
+  prepare_norm(in, prepared);
+  if (drops(in)) {
+    arguments.dropout = in.dropout;
+    arguments.seed = in.seed->const_data_ptr<int64_t>();
+  }
+  return prepared;
+}
+
+c10::SymDimVector output_sizes(const Input& in) {
+  return {in.ids.sym_size(0), in.ids.sym_size(1), in.token.sym_size(1)};
+}
+
+// ------------------------------------------------------------------------------------- forward
+
+void launch(ForwardArguments& arguments, const Tensor& out) {
+  arguments.out = out.mutable_data_ptr();
+  if (out.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(out);
+      arguments.input.error = dispatcher::device_error();
+      dispatcher::check_launch(forward_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  const Arguments& in = arguments.input;
+  dispatcher::parallel_for(
+      in.batch * in.seq, 4 * in.embedding_dim * core::size_of(in.scalar),
+      [&arguments](int64_t begin, int64_t end) { forward_cpu(arguments, begin, end); });
+}
+
+Tensor input_embedding(const Input& in) {
+  check(in);
+  const Prepared prepared = prepare(in);
+  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  ForwardArguments arguments;
+  arguments.input = prepared.arguments;
+  launch(arguments, out);
+  return out;
+}
+
+/// Uninitialised statistics: mean is empty unless the norm has one, both are without a norm.
+std::pair<Tensor, Tensor> statistics(const Input& in) {
+  const auto options = in.token.options().dtype(compute_type(in.token));
+  const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
+  return {at::empty_symint(in.norm == "layer" ? all : none, options),
+          at::empty_symint(norms(in) ? all : none, options)};
+}
+
+Forward input_embedding_forward(const Input& in) {
+  check(in);
+  const Prepared prepared = prepare(in);
+  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  auto [mean, rstd] = statistics(in);
+  ForwardArguments arguments;
+  arguments.input = prepared.arguments;
+  if (in.norm == "layer") arguments.mean = mean.mutable_data_ptr();
+  if (norms(in)) arguments.rstd = rstd.mutable_data_ptr();
+  launch(arguments, out);
+  return {out, mean, rstd};
+}
+
+// ------------------------------------------------------------------------------------ backward
+
+void check_backward(const Tensor& gradient, const Input& in) {
+  check(in);
+  dispatcher::check_same_dtype(gradient, "gradient", in.token, "token");
+  dispatcher::check_same_device(gradient, "gradient", in.token, "token");
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == c10::SymIntArrayRef(output_sizes(in)),
+                    "gradient: expected [batch, seq, embedding_dim], got ", gradient.sym_sizes());
+}
+
+void launch(BackwardArguments& arguments, const Tensor& gradient) {
+  if (gradient.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(gradient);
+      arguments.input.error = dispatcher::device_error();
+      dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
+  dispatcher::parallel_for(arguments.parts, part_bytes, [&arguments](int64_t begin, int64_t end) {
+    backward_cpu(arguments, begin, end);
+  });
+  if (arguments.partial == nullptr) return;
+  dispatcher::parallel_for(
+      gradient.size(2), 2 * arguments.parts * int64_t{sizeof(float)},
+      [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
+}
+
+/// Empty gradients of a weight and a bias that are not there.
+std::pair<Tensor, Tensor> norm_gradients(const Input& in) {
+  const c10::SymDimVector none = {0}, all = {in.token.sym_size(1)};
+  return {at::empty_symint(in.norm_weight.has_value() ? all : none, in.token.options()),
+          at::empty_symint(in.norm_bias.has_value() ? all : none, in.token.options())};
+}
+
+Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
+                                  const Tensor& rstd) {
+  check_backward(gradient, in);
+  const Prepared prepared = prepare(in);
+  const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
+  Tensor sum_gradient = at::empty(rows.sizes(), rows.options());
+  auto [weight_gradient, bias_gradient] = norm_gradients(in);
+  BackwardArguments arguments;
+  arguments.input = prepared.arguments;
+  arguments.gradient = rows.const_data_ptr();
+  if (in.norm == "layer") arguments.mean = means.const_data_ptr();
+  if (norms(in)) arguments.rstd = rstds.const_data_ptr();
+  arguments.sum_gradient = sum_gradient.mutable_data_ptr();
+  const int64_t most = gradient.is_cuda() ? parts_cuda : parts_cpu;
+  arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
+  Tensor partial;
+  if (in.norm_weight.has_value()) {
+    partial =
+        at::empty({arguments.parts, 2, gradient.size(2)}, rows.options().dtype(compute_type(rows)));
+    arguments.partial = partial.mutable_data_ptr();
+    arguments.weight_gradient = weight_gradient.mutable_data_ptr();
+    if (in.norm_bias.has_value()) arguments.bias_gradient = bias_gradient.mutable_data_ptr();
+  }
+  launch(arguments, gradient);
+  return {sum_gradient, weight_gradient, bias_gradient};
+}
+
+// ------------------------------------------------------------------------------------- dropout
+
+Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability) {
+  dispatcher::check_floating(x, "x");
+  check_dropout(x, seed, probability);
+  const Tensor in = x.contiguous();
+  Tensor out = at::empty(x.sizes(), x.options());
+  const DropoutArguments arguments{
+      in.const_data_ptr(), out.mutable_data_ptr(),        dispatcher::scalar_of(x), in.numel(),
+      probability,         seed.const_data_ptr<int64_t>()};
+  if (x.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(x);
+      dispatcher::check_launch(drop_cuda(arguments, scope.stream()));
+    }
+    return out;
+  }
+  dispatcher::parallel_for(
+      arguments.count, 4 * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { drop_cpu(arguments, begin, end); });
+  return out;
+}
+
+// ---------------------------------------------------------------------------------------- Meta
+
+Tensor input_embedding_meta(const Input& in) {
+  check(in);
+  return at::empty_symint(output_sizes(in), in.token.options());
+}
+
+Forward input_embedding_forward_meta(const Input& in) {
+  auto [mean, rstd] = statistics(in);
+  return {input_embedding_meta(in), mean, rstd};
+}
+
+Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, const Tensor&,
+                                       const Tensor&) {
+  check_backward(gradient, in);
+  auto [weight_gradient, bias_gradient] = norm_gradients(in);
+  return {at::empty_symint(gradient.sym_sizes(), gradient.options()), weight_gradient,
+          bias_gradient};
+}
+
+Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability) {
+  dispatcher::check_floating(x, "x");
+  check_dropout(x, seed, probability);
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("input_embedding", Spread<input_embedding>::call);
+  m.impl("input_embedding_forward", Spread<input_embedding_forward>::call);
+  m.impl("input_embedding_backward", Spread<input_embedding_backward>::call);
+  m.impl("input_dropout", input_dropout);
+}
+
+}  // namespace
+
+Tensor encoding(const Input& in) {
+  const Tensor positions = in.positions.has_value()
+                               ? *in.positions
+                               : at::arange(in.offset, in.offset + in.ids.sym_size(1),
+                                            in.ids.options().dtype(at::kLong));
+  return sinusoidal::call_encode(positions, in.sinusoid, 0, compute_type(in.token));
+}
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("input_embedding", Spread<input_embedding_meta>::call);
+  m.impl("input_embedding_forward", Spread<input_embedding_forward_meta>::call);
+  m.impl("input_embedding_backward", Spread<input_embedding_backward_meta>::call);
+  m.impl("input_dropout", input_dropout_meta);
+}
+
+}  // namespace posembed::input

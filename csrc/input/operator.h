@@ -1,0 +1,137 @@
+// How C++ code calls the input operators: through the dispatcher, as Python does. They share one
+// long list of arguments, which C++ code passes as one struct.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "dispatcher/call.h"
+
+namespace posembed::input {
+
+using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using Text = std::string_view;
+
+/// Arguments of the input operators, in the order of their schemas.
+struct Input {
+  Tensor token;             // [num_embeddings, embedding_dim]
+  Tensor ids;               // int [batch, seq]
+  MaybeTensor position;     // [first_row + max_positions, embedding_dim]
+  MaybeTensor positions;    // int [seq] or [batch, seq]; none: offset, offset + 1, …
+  MaybeTensor token_type;   // [num_types, embedding_dim]
+  MaybeTensor types;        // int [batch, seq]; none: type 0
+  MaybeTensor norm_weight;  // [embedding_dim]
+  MaybeTensor norm_bias;    // [embedding_dim]
+  MaybeTensor seed;         // int64, one element; none: no dropout
+  c10::SymInt offset = 0;
+  int64_t first_row = 0;
+  std::string sinusoid;       // SinusoidalSpec::to_json(); empty: none
+  std::string norm = "none";  // "none", "layer" or "rms"
+  double eps = 1e-5;
+  double scale = 1.0;    // of token rows
+  double dropout = 0.0;  // probability
+  int64_t padding_idx = -1;
+  std::string gradient = "dense";  // of token: "dense" or "rows"
+};
+
+/// A kernel with a struct for its arguments, as one with a parameter for each; what the kernel
+/// takes besides comes first there.
+template <auto kernel>
+struct Spread;
+
+template <typename Result, typename... Leading, Result (*kernel)(const Input&, Leading...)>
+struct Spread<kernel> {
+  static Result call(Leading... leading, const Tensor& token, const Tensor& ids,
+                     const MaybeTensor& position, const MaybeTensor& positions,
+                     const MaybeTensor& token_type, const MaybeTensor& types,
+                     const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
+                     const MaybeTensor& seed, c10::SymInt offset, int64_t first_row, Text sinusoid,
+                     Text norm, double eps, double scale, double dropout, int64_t padding_idx,
+                     Text gradient) {
+    const Input in{token,
+                   ids,
+                   position,
+                   positions,
+                   token_type,
+                   types,
+                   norm_weight,
+                   norm_bias,
+                   seed,
+                   std::move(offset),
+                   first_row,
+                   std::string(sinusoid),
+                   std::string(norm),
+                   eps,
+                   scale,
+                   dropout,
+                   padding_idx,
+                   std::string(gradient)};
+    return kernel(in, leading...);
+  }
+};
+
+template <typename Result, typename... Leading>
+using Operator = Result(Leading..., const Tensor&, const Tensor&, const MaybeTensor&,
+                        const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+                        const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
+                        int64_t, Text, Text, double, double, double, int64_t, Text);
+
+template <typename Handle, typename... Leading>
+auto call_spread(const Handle& handle, const Input& in, const Leading&... leading) {
+  return handle.call(leading..., in.token, in.ids, in.position, in.positions, in.token_type,
+                     in.types, in.norm_weight, in.norm_bias, in.seed, in.offset, in.first_row,
+                     in.sinusoid, in.norm, in.eps, in.scale, in.dropout, in.padding_idx,
+                     in.gradient);
+}
+
+inline Tensor call_input_embedding(const Input& in) {
+  static const auto handle = dispatcher::find<Operator<Tensor>>("posembed::input_embedding");
+  return call_spread(handle, in);
+}
+
+/// The output, and mean and rstd of each token's sum for the backward pass.
+using Forward = std::tuple<Tensor, Tensor, Tensor>;
+
+inline Forward call_input_embedding_forward(const Input& in) {
+  static const auto handle =
+      dispatcher::find<Operator<Forward>>("posembed::input_embedding_forward");
+  return call_spread(handle, in);
+}
+
+/// Gradients of the sum that the norm saw [batch, seq, embedding_dim], and of the norm's weight and
+/// bias.
+using Backward = std::tuple<Tensor, Tensor, Tensor>;
+
+inline Backward call_input_embedding_backward(const Input& in, const Tensor& gradient,
+                                              const Tensor& mean, const Tensor& rstd) {
+  using Signature = Operator<Backward, const Tensor&, const Tensor&, const Tensor&>;
+  static const auto handle = dispatcher::find<Signature>("posembed::input_embedding_backward");
+  return call_spread(handle, in, gradient, mean, rstd);
+}
+
+/// x with the dropout that input_embedding applies under the same seed.
+inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double);
+  static const auto handle = dispatcher::find<Signature>("posembed::input_dropout");
+  return handle.call(x, seed, probability);
+}
+
+inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
+inline bool norms(const Input& in) { return in.norm != "none"; }
+
+/// float64 for float64, float32 for everything else.
+inline at::ScalarType compute_type(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// Position encodings without a table, [seq, embedding_dim] or [batch, seq, embedding_dim] in the
+/// compute type.
+Tensor encoding(const Input& in);
+
+}  // namespace posembed::input

@@ -1,0 +1,49 @@
+// LearnedPositionalEmbedding for C++: options and the table kept, the operators called.
+#include <torch/nn/init.h>
+
+#include <ostream>
+
+#include "learned/operator.h"
+#include "posembed/learned.h"
+
+namespace posembed {
+
+LearnedPositionalEmbeddingImpl::LearnedPositionalEmbeddingImpl(const LearnedOptions& options)
+    : options(options) {
+  LearnedPositionalEmbeddingImpl::reset();
+}
+
+void LearnedPositionalEmbeddingImpl::reset() {
+  TORCH_CHECK_VALUE(options.max_positions() >= 0, "max_positions: expected 0 or more, got ",
+                    options.max_positions());
+  TORCH_CHECK_VALUE(options.embedding_dim() >= 0, "embedding_dim: expected 0 or more, got ",
+                    options.embedding_dim());
+  TORCH_CHECK_VALUE(options.first_row() >= 0, "first_row: expected 0 or more, got ",
+                    options.first_row());
+  weight = register_parameter("weight", torch::empty({options.first_row() + options.max_positions(),
+                                                      options.embedding_dim()}));
+  reset_parameters();
+}
+
+void LearnedPositionalEmbeddingImpl::reset_parameters() {
+  torch::nn::init::normal_(weight, 0.0, 0.02);
+}
+
+void LearnedPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << "LearnedPositionalEmbedding(" << options.max_positions() << ", "
+         << options.embedding_dim();
+  if (options.first_row() != 0) stream << ", first_row=" << options.first_row();
+  stream << ")";
+}
+
+torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
+                                                      const std::optional<torch::Tensor>& positions,
+                                                      int64_t offset) {
+  return learned::call_learned_add(x, weight, positions, offset, options.first_row());
+}
+
+torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {
+  return learned::call_learned_encode(weight, positions, options.first_row());
+}
+
+}  // namespace posembed

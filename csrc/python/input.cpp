@@ -1,0 +1,56 @@
+#include "posembed/input.h"
+
+#include "bindings.h"
+
+namespace posembed::python {
+namespace {
+
+Positions positions_of(const std::optional<std::string>& text) {
+  if (!text.has_value()) return Positions::none;
+  if (*text == "learned") return Positions::learned;
+  if (*text == "sinusoidal") return Positions::sinusoidal;
+  throw py::value_error("positions: expected 'learned', 'sinusoidal' or None, got '" + *text + "'");
+}
+
+InputNorm norm_of(const std::optional<std::string>& text) {
+  if (!text.has_value()) return InputNorm::none;
+  if (*text == "layer") return InputNorm::layer;
+  if (*text == "rms") return InputNorm::rms;
+  throw py::value_error("norm: expected 'layer', 'rms' or None, got '" + *text + "'");
+}
+
+std::shared_ptr<InputEmbeddingImpl> make(int64_t num_embeddings, int64_t embedding_dim,
+                                         const std::optional<std::string>& positions,
+                                         std::optional<int64_t> max_positions, int64_t num_types,
+                                         const py::object& scale,
+                                         const std::optional<std::string>& norm, double eps,
+                                         double dropout, std::optional<int64_t> padding_idx,
+                                         const std::string& gradient) {
+  return std::make_shared<InputEmbeddingImpl>(InputOptions(num_embeddings, embedding_dim)
+                                                  .positions(positions_of(positions))
+                                                  .max_positions(max_positions)
+                                                  .num_types(num_types)
+                                                  .scale(table_scale(scale, embedding_dim))
+                                                  .norm(norm_of(norm))
+                                                  .eps(eps)
+                                                  .dropout(dropout)
+                                                  .padding_idx(padding_idx)
+                                                  .gradient(table_gradient(gradient)));
+}
+
+}  // namespace
+
+void bind_input(py::module_& module) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  bind<InputEmbeddingImpl>(module, "InputEmbedding")
+      .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"), py::kw_only(),
+           py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
+           py::arg("num_types") = 0, py::arg("scale") = 1.0, py::arg("norm") = py::none(),
+           py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
+           py::arg("gradient") = "dense")
+      .def("forward", &InputEmbeddingImpl::forward, py::arg("ids"),
+           py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
+           py::arg("offset") = 0, released());
+}
+
+}  // namespace posembed::python

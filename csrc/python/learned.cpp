@@ -1,0 +1,26 @@
+#include "posembed/learned.h"
+
+#include "bindings.h"
+
+namespace posembed::python {
+namespace {
+
+std::shared_ptr<LearnedPositionalEmbeddingImpl> make(int64_t max_positions, int64_t embedding_dim,
+                                                     int64_t first_row) {
+  return std::make_shared<LearnedPositionalEmbeddingImpl>(
+      LearnedOptions(max_positions, embedding_dim).first_row(first_row));
+}
+
+}  // namespace
+
+void bind_learned(py::module_& module) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  bind<LearnedPositionalEmbeddingImpl>(module, "LearnedPositionalEmbedding")
+      .def(py::init(&make), py::arg("max_positions"), py::arg("embedding_dim"), py::kw_only(),
+           py::arg("first_row") = 0)
+      .def("forward", &LearnedPositionalEmbeddingImpl::forward, py::arg("x"),
+           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0, released())
+      .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), released());
+}
+
+}  // namespace posembed::python

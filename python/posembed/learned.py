@@ -1,0 +1,83 @@
+"""LearnedPositionalEmbedding: a table with one learned row for each position.
+
+Gehring et al., "Convolutional Sequence to Sequence Learning", arXiv:1705.03122; BERT, GPT-2, OPT,
+RoBERTa.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posembed import functional
+from posembed.token import check_sizes
+
+
+class LearnedPositionalEmbedding(nn.Module):
+    """Adds a learned row to what stands at each position.
+
+    ``weight`` is [first_row + max_positions, embedding_dim], filled with N(0, 0.02) as BERT and
+    GPT-2 do.
+
+    Args:
+        max_positions: Positions 0 to max_positions - 1 have a row.
+        embedding_dim: Components of a row.
+        first_row: The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. Positions below 0,
+            which those models give to padding, name the rows before it.
+        device, dtype: Of the table.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> position = pe.LearnedPositionalEmbedding(512, 768)
+        >>> position(torch.zeros(2, 16, 768)).shape
+        torch.Size([2, 16, 768])
+    """
+
+    def __init__(
+        self,
+        max_positions: int,
+        embedding_dim: int,
+        *,
+        first_row: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(max_positions=max_positions, embedding_dim=embedding_dim, first_row=first_row)
+        self.max_positions = max_positions
+        self.embedding_dim = embedding_dim
+        self.first_row = first_row
+        rows = first_row + max_positions
+        self.weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """N(0, 0.02)."""
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
+        """X [batch, seq, embedding_dim] plus the rows of its positions.
+
+        Args:
+            x: What to add to.
+            positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
+                so on.
+            offset: Position of the first token where no positions are given.
+
+        Raises:
+            IndexError: A position is past the end; the text names it.
+        """
+        return functional.learned_add(
+            x, self.weight, positions, offset=offset, first_row=self.first_row
+        )
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """The rows alone: int32 or int64 [...] -> [..., embedding_dim]."""
+        return functional.learned_encode(self.weight, positions, first_row=self.first_row)
+
+    def extra_repr(self) -> str:
+        """The options, as the C++ module prints them."""
+        parts = [f"{self.max_positions}, {self.embedding_dim}"]
+        if self.first_row:
+            parts.append(f"first_row={self.first_row}")
+        return ", ".join(parts)

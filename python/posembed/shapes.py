@@ -1,0 +1,29 @@
+"""Shapes of results whose size depends on data, for torch.compile and torch.export.
+
+All other operators have their Meta kernels in C++; only Python can name an unknown size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def embedding_backward_rows(
+    gradient: Tensor,
+    ids: Tensor,
+    *,
+    num_embeddings: int,
+    padding_idx: int = -1,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The touched rows' ids and values: as many as there are different ids."""
+    rows = torch.library.get_ctx().new_dynamic_size()
+    row_ids = torch.empty(rows, dtype=torch.int64, device=gradient.device)
+    return row_ids, gradient.new_empty(rows, gradient.shape[-1])
+
+
+def register() -> None:
+    """Tells torch about every rule."""
+    torch.library.register_fake("posembed::embedding_backward_rows", embedding_backward_rows)

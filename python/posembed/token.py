@@ -1,0 +1,174 @@
+"""TokenEmbedding: a table with one learned row for each id of a vocabulary."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from posembed import functional
+from posembed.functional import Gradient
+
+
+class TokenEmbedding(nn.Embedding):
+    """A ``torch.nn.Embedding`` with exact, repeatable gradients, a scale and a tied output head.
+
+    Gradients are accumulated in float32 whatever the dtype, rounded once, and have the same bits
+    for any number of threads.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As for
+            ``torch.nn.Embedding``.
+        sparse: The same as ``gradient="rows"``.
+        scale: Multiplies every result; ``"sqrt_dim"`` is the square root of embedding_dim.
+        gradient: "dense", or "rows" for a sparse ``weight.grad`` of the touched rows, each once,
+            sorted by id, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
+        device, dtype: Of the table.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> token = pe.TokenEmbedding(30522, 768, padding_idx=0, scale="sqrt_dim")
+        >>> token(torch.tensor([[101, 2023, 102]])).shape
+        torch.Size([1, 3, 768])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        scale: float | Literal["sqrt_dim"] = 1.0,
+        gradient: Gradient = "dense",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+    ) -> None:
+        check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            allowed = f"{-num_embeddings} to {num_embeddings - 1}"
+            raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
+        if gradient not in ("dense", "rows"):
+            raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
+        self.scale = _scale(scale, embedding_dim)
+        self.gradient: Gradient = "rows" if sparse else gradient
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            self.gradient == "rows",
+            _weight,
+            _freeze,
+            device,
+            dtype,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        scale: float | Literal["sqrt_dim"] = 1.0,
+        gradient: Gradient = "dense",
+    ) -> TokenEmbedding:
+        """A module over ``embeddings`` [num_embeddings, embedding_dim], which it shares.
+
+        Args:
+            embeddings: The table.
+            freeze: Keep the table as it is: no gradient.
+            padding_idx: A row that gets no gradient; its values are left as they are.
+            max_norm: As for the constructor, like all that follow.
+            norm_type: The p of that norm.
+            scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
+            sparse: The same as ``gradient="rows"``.
+            scale: Multiplies every result.
+            gradient: "dense" or "rows".
+
+        Raises:
+            ValueError: ``embeddings`` is not a matrix.
+        """
+        if embeddings.dim() != 2:
+            shape = list(embeddings.shape)
+            raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        rows, columns = embeddings.shape
+        return cls(
+            rows,
+            columns,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            scale=scale,
+            gradient=gradient,
+            _weight=embeddings,
+            _freeze=freeze,
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`."""
+        if self.max_norm is not None:
+            with torch.no_grad():
+                torch.embedding_renorm_(
+                    self.weight.detach(), ids.contiguous(), self.max_norm, self.norm_type
+                )
+        return functional.embedding(
+            ids,
+            self.weight,
+            padding_idx=self.padding_idx,
+            scale=self.scale,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            gradient=self.gradient,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The table as output head: [..., embedding_dim] -> [..., num_embeddings]."""
+        return nn.functional.linear(hidden, self.weight)
+
+    def extra_repr(self) -> str:
+        """The options, as the C++ module prints them."""
+        parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
+        if self.padding_idx is not None:
+            parts.append(f"padding_idx={self.padding_idx}")
+        if self.max_norm is not None:
+            parts.append(f"max_norm={self.max_norm:g}")
+        if self.norm_type != 2:
+            parts.append(f"norm_type={self.norm_type:g}")
+        if self.scale_grad_by_freq:
+            parts.append("scale_grad_by_freq=True")
+        if self.scale != 1:
+            parts.append(f"scale={self.scale:g}")
+        if self.gradient == "rows":
+            parts.append("gradient='rows'")
+        return ", ".join(parts)
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raises ValueError for a size below 0, by its argument's name."""
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name}: expected 0 or more, got {size}")
+
+
+def _scale(scale: float | str, embedding_dim: int) -> float:
+    if scale == "sqrt_dim":
+        return math.sqrt(embedding_dim)
+    if isinstance(scale, str):
+        raise ValueError(f"scale: expected a number or 'sqrt_dim', got {scale!r}")
+    return float(scale)

@@ -1,0 +1,102 @@
+// InputEmbedding as a C++ program uses it.
+#include <gtest/gtest.h>
+#include <torch/nn/functional/normalization.h>
+#include <torch/nn/module.h>
+
+#include <sstream>
+
+#include "posembed/input.h"
+
+namespace {
+
+using posembed::InputEmbedding;
+using posembed::InputEmbeddingImpl;
+using posembed::InputNorm;
+using posembed::InputOptions;
+using posembed::Positions;
+
+InputOptions bert() {
+  return InputOptions(11, 8)
+      .max_positions(6)
+      .num_types(2)
+      .norm(InputNorm::layer)
+      .eps(1e-12)
+      .padding_idx(0);
+}
+
+torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
+
+/// The submodules one after the other.
+torch::Tensor apart(InputEmbedding& embed, const torch::Tensor& ids, const torch::Tensor& types) {
+  const torch::Tensor sum =
+      embed->learned->forward(embed->token->forward(ids) + embed->token_type->forward(types));
+  return torch::layer_norm(sum, {8}, embed->norm->weight, embed->norm->bias, embed->norm->eps);
+}
+
+TEST(InputModule, EqualsSubmodulesWithGradients) {
+  InputEmbedding embed(bert());
+  const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
+  const torch::Tensor result = embed->forward(some_ids(), std::nullopt, types);
+  const torch::Tensor expected = apart(embed, some_ids(), types);
+  EXPECT_TRUE(torch::allclose(result, expected, 1e-5, 2e-6));
+  const torch::Tensor gradient = torch::randn_like(result);
+  result.backward(gradient);
+  std::vector<torch::Tensor> ours;
+  for (torch::Tensor& parameter : embed->parameters()) {
+    ours.push_back(parameter.grad().clone());
+    parameter.mutable_grad().reset();
+  }
+  expected.backward(gradient);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(ours[i], embed->parameters()[i].grad(), 1e-4, 1e-5)) << i;
+  }
+}
+
+TEST(InputModule, NamesItsParameters) {
+  InputEmbedding embed(bert());
+  const std::vector<std::string> expected = {"token.weight", "position.weight", "token_type.weight",
+                                             "norm.weight", "norm.bias"};
+  EXPECT_EQ(embed->named_parameters().keys(), expected);
+  InputEmbedding bare(InputOptions(11, 8).positions(Positions::sinusoidal).norm(InputNorm::rms));
+  EXPECT_EQ(bare->named_parameters().keys(),
+            (std::vector<std::string>{"token.weight", "norm.weight"}));
+}
+
+TEST(InputModule, DropsOutInTrainingOnly) {
+  InputEmbedding embed(InputOptions(11, 64).positions(Positions::none).dropout(0.5));
+  torch::manual_seed(5);
+  const torch::Tensor first = embed->forward(some_ids());
+  torch::manual_seed(5);
+  EXPECT_TRUE(torch::equal(first, embed->forward(some_ids())));
+  EXPECT_FALSE(torch::equal(first, embed->forward(some_ids())));
+  embed->eval();
+  const torch::Tensor plain = embed->forward(some_ids());
+  EXPECT_TRUE(torch::equal(plain, embed->token->forward(some_ids())));
+  EXPECT_TRUE(torch::equal(first, torch::where(first == 0, torch::zeros_like(first), plain * 2)));
+}
+
+TEST(InputModule, ClonesAndPrints) {
+  InputEmbedding embed(bert());
+  auto copy = std::dynamic_pointer_cast<InputEmbeddingImpl>(embed->clone());
+  EXPECT_NE(copy->token->weight.data_ptr(), embed->token->weight.data_ptr());
+  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), embed->forward(some_ids())));
+  std::ostringstream text;
+  text << embed;
+  EXPECT_EQ(text.str(),
+            "InputEmbedding(\n  (token): TokenEmbedding(11, 8, padding_idx=0)\n"
+            "  (position): LearnedPositionalEmbedding(6, 8)\n  (token_type): TokenEmbedding(2, 8)\n"
+            "  (norm): LayerNorm((8,), eps=1e-12, elementwise_affine=True)\n)");
+}
+
+TEST(InputModule, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(InputEmbedding(InputOptions(11, 8)), c10::ValueError);
+  EXPECT_THROW(InputEmbedding(InputOptions(11, 8).positions(Positions::none).max_positions(3)),
+               c10::ValueError);
+  EXPECT_THROW(InputEmbedding(bert().dropout(2.0)), c10::ValueError);
+  InputEmbedding embed(bert());
+  EXPECT_THROW(embed->forward(some_ids()[0]), c10::ValueError);
+  EXPECT_THROW(embed->forward(some_ids() + 1), c10::IndexError);
+  EXPECT_THROW(embed->forward(some_ids(), std::nullopt, std::nullopt, 3), c10::IndexError);
+}
+
+}  // namespace

@@ -1,0 +1,67 @@
+// LearnedPositionalEmbedding as a C++ program uses it.
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+
+#include <sstream>
+
+#include "posembed/learned.h"
+
+namespace {
+
+using posembed::LearnedOptions;
+using posembed::LearnedPositionalEmbedding;
+using posembed::LearnedPositionalEmbeddingImpl;
+using torch::indexing::Slice;
+
+TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
+  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
+  ASSERT_EQ(position->weight.sizes(), (std::vector<int64_t>{12, 4}));
+  const torch::Tensor x = torch::randn({2, 3, 4});
+  const torch::Tensor rows = position->weight.index({Slice(7, 10)});
+  EXPECT_TRUE(torch::equal(position->forward(x, std::nullopt, /*offset=*/5), x + rows));
+  EXPECT_TRUE(torch::equal(position->forward(x, torch::tensor({5, 6, 7}, torch::kInt)), x + rows));
+  EXPECT_TRUE(torch::equal(position->encode(torch::tensor({5, 6, 7}, torch::kLong)), rows));
+}
+
+TEST(LearnedModule, GradientsFlowWithoutPython) {
+  LearnedPositionalEmbedding position(4, 2);
+  const torch::Tensor x = torch::randn({5, 3, 2}, torch::requires_grad());
+  position->forward(x, std::nullopt, /*offset=*/1).sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), torch::ones({5, 3, 2})));
+  const torch::Tensor expected = torch::tensor({{0.f, 0.f}, {5.f, 5.f}, {5.f, 5.f}, {5.f, 5.f}});
+  EXPECT_TRUE(torch::equal(position->weight.grad(), expected));
+}
+
+TEST(LearnedModule, ClonesAndPrints) {
+  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
+  auto copy = std::dynamic_pointer_cast<LearnedPositionalEmbeddingImpl>(position->clone());
+  EXPECT_NE(copy->weight.data_ptr(), position->weight.data_ptr());
+  EXPECT_TRUE(torch::equal(copy->weight, position->weight));
+  std::ostringstream text;
+  text << position << "; " << LearnedPositionalEmbedding(3, 4);
+  EXPECT_EQ(text.str(),
+            "LearnedPositionalEmbedding(10, 4, first_row=2); LearnedPositionalEmbedding(3, 4)");
+}
+
+TEST(LearnedModule, NamesThePositionPastTheEnd) {
+  LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
+  const auto message = [&](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const c10::IndexError& error) {
+      return error.what();
+    }
+    return "nothing was raised";
+  };
+  const torch::Tensor x = torch::zeros({1, 3, 4});
+  EXPECT_NE(message([&] { position->forward(x, std::nullopt, 8); }).find("table of 10, got 10"),
+            std::string::npos);
+  const torch::Tensor positions = torch::tensor({0, 11, 3}, torch::kLong);
+  EXPECT_NE(message([&] { position->forward(x, positions); }).find("got 11 at place 1"),
+            std::string::npos);
+  EXPECT_NE(message([&] { position->encode(-positions); }).find("got -11 at place 1"),
+            std::string::npos);
+  EXPECT_NO_THROW(position->encode(torch::tensor({-2, 9}, torch::kLong)));
+}
+
+}  // namespace

@@ -1,0 +1,121 @@
+// TokenEmbedding as a C++ program uses it: likeness to torch::nn::Embedding, gradients, copies,
+// errors.
+#include <gtest/gtest.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "posembed/token.h"
+
+namespace {
+
+using posembed::TableGradient;
+using posembed::TokenEmbedding;
+using posembed::TokenEmbeddingImpl;
+using posembed::TokenOptions;
+
+torch::Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}, torch::kLong); }
+
+TEST(TokenModule, EqualsTorchEmbedding) {
+  torch::manual_seed(3);
+  TokenEmbedding ours(TokenOptions(5, 7).padding_idx(-4));
+  torch::manual_seed(3);
+  torch::nn::Embedding theirs(torch::nn::EmbeddingOptions(5, 7).padding_idx(-4));
+  ASSERT_TRUE(torch::equal(ours->weight, theirs->weight));
+  EXPECT_TRUE(torch::equal(ours->weight[1], torch::zeros({7})));
+  const torch::Tensor output = ours->forward(some_ids());
+  EXPECT_TRUE(torch::equal(output, theirs->forward(some_ids())));
+  const torch::Tensor gradient = torch::randn_like(output);
+  output.backward(gradient);
+  theirs->forward(some_ids()).backward(gradient);
+  EXPECT_TRUE(torch::allclose(ours->weight.grad(), theirs->weight.grad()));
+}
+
+TEST(TokenModule, TakesNarrowIdsAndScales) {
+  TokenEmbedding token(TokenOptions(5, 4).sqrt_dim());
+  const torch::Tensor ids = some_ids().to(torch::kInt);
+  EXPECT_TRUE(torch::equal(token->forward(ids),
+                           2 * token->weight.index_select(0, ids.flatten()).view({2, 3, 4})));
+}
+
+TEST(TokenModule, RowsGradientEqualsDense) {
+  TokenEmbedding dense(TokenOptions(50, 3));
+  TokenEmbedding rows =
+      TokenEmbedding::from_pretrained(dense->weight.detach().clone(), /*freeze=*/false,
+                                      TokenOptions(0, 0).gradient(TableGradient::rows));
+  dense->forward(some_ids()).pow(2).sum().backward();
+  rows->forward(some_ids()).pow(2).sum().backward();
+  ASSERT_TRUE(rows->weight.grad().is_sparse());
+  EXPECT_TRUE(
+      torch::equal(rows->weight.grad()._indices(), torch::tensor({{0, 1, 2, 4}}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(rows->weight.grad().to_dense(), dense->weight.grad()));
+}
+
+TEST(TokenModule, MaxNormShrinksLookedUpRowsInTheTable) {
+  TokenEmbedding token(TokenOptions(5, 8).max_norm(1.0));
+  const torch::Tensor untouched = token->weight[3].detach().clone();
+  EXPECT_LE(token->forward(some_ids()).norm(2, -1).max().item<double>(), 1.0 + 1e-6);
+  EXPECT_TRUE(torch::equal(token->weight[3], untouched));
+}
+
+TEST(TokenModule, LogitsUseTheTable) {
+  TokenEmbedding token(TokenOptions(5, 8));
+  const torch::Tensor hidden = torch::randn({2, 3, 8});
+  EXPECT_TRUE(torch::allclose(token->logits(hidden), hidden.matmul(token->weight.t()), 1e-5, 1e-6));
+}
+
+TEST(TokenModule, FromPretrainedSharesAndFreezes) {
+  const torch::Tensor table = torch::randn({4, 2});
+  TokenEmbedding token = TokenEmbedding::from_pretrained(table);
+  EXPECT_EQ(token->weight.data_ptr(), table.data_ptr());
+  EXPECT_FALSE(token->weight.requires_grad());
+  EXPECT_TRUE(TokenEmbedding::from_pretrained(table, /*freeze=*/false)->weight.requires_grad());
+}
+
+TEST(TokenModule, ClonesAndSaves) {
+  TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(3.0));
+  auto copy = std::dynamic_pointer_cast<TokenEmbeddingImpl>(token->clone());
+  EXPECT_NE(copy->weight.data_ptr(), token->weight.data_ptr());
+  EXPECT_TRUE(torch::equal(copy->forward(some_ids()), token->forward(some_ids())));
+
+  std::stringstream file;
+  torch::save(token, file);
+  TokenEmbedding other(TokenOptions(5, 8));
+  torch::load(other, file);
+  EXPECT_TRUE(torch::equal(other->weight, token->weight));
+}
+
+TEST(TokenModule, PrintsItsOptions) {
+  std::ostringstream text;
+  text << TokenEmbedding(5, 8) << "; "
+       << TokenEmbedding(TokenOptions(5, 8)
+                             .padding_idx(-1)
+                             .max_norm(2.0)
+                             .norm_type(1.0)
+                             .scale_grad_by_freq(true)
+                             .scale(0.5)
+                             .sparse(true));
+  EXPECT_EQ(text.str(),
+            "TokenEmbedding(5, 8); TokenEmbedding(5, 8, padding_idx=4, max_norm=2, norm_type=1, "
+            "scale_grad_by_freq=True, scale=0.5, gradient='rows')");
+}
+
+TEST(TokenModule, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(TokenEmbedding(TokenOptions(5, 8).padding_idx(5)), c10::ValueError);
+  EXPECT_THROW(TokenEmbedding(-1, 8), c10::ValueError);
+  EXPECT_THROW(TokenEmbedding(TokenOptions(5, 8)._weight(torch::zeros({5, 7}))), c10::ValueError);
+  TokenEmbedding token(5, 8);
+  EXPECT_THROW(token->forward(torch::zeros({2})), c10::TypeError);
+  try {
+    token->forward(torch::tensor({0, 5, -1}, torch::kLong));
+    FAIL() << "id 5 was taken";
+  } catch (const c10::IndexError& error) {
+    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at place 1"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace

@@ -1,0 +1,393 @@
+"""InputEmbedding beyond what all operators are tested for: against modules apart, dropout, Hugging Face."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, TOLERANCE, assert_close
+from torch import Tensor, nn
+
+ROWS, COLUMNS = 23, 48
+KINDS = [
+    {"positions": None},
+    {"max_positions": 20},
+    {"max_positions": 20, "num_types": 2, "norm": "layer", "padding_idx": 3, "eps": 1e-12},
+    {"max_positions": 20, "norm": "rms", "scale": "sqrt_dim", "gradient": "rows"},
+    {"positions": "sinusoidal", "norm": "layer", "num_types": 3, "scale": "sqrt_dim"},
+]
+kinds = pytest.mark.parametrize("options", KINDS, ids=str)
+
+
+def make(
+    options: dict, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, **more
+):
+    torch.manual_seed(0)
+    embed = pe.InputEmbedding(ROWS, COLUMNS, device=device, dtype=dtype, **options, **more)
+    if embed.norm is not None:
+        nn.init.normal_(embed.norm.weight)
+    ids = torch.randint(0, ROWS, (4, 7), device=device)
+    types = torch.randint(0, 2, (4, 7), device=device) if embed.token_type else None
+    return embed, ids, types
+
+
+def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: int = 0) -> Tensor:
+    """The submodules one after the other."""
+    x = embed.token(ids)
+    if embed.token_type is not None:
+        x = x + embed.token_type(types)
+    if embed.position is not None:
+        x = embed.position(x, offset=offset)
+    return x if embed.norm is None else embed.norm(x)
+
+
+@kinds
+def test_equals_submodules_one_after_the_other(options: dict, device: torch.device) -> None:
+    """Values and every gradient."""
+    embed, ids, types = make(options, device)
+    other = copy.deepcopy(embed)
+    result, expected = embed(ids, types=types, offset=2), apart(other, ids, types, offset=2)
+    assert_close(result, expected, 2e-6)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient)
+    for (name, ours), theirs in zip(embed.named_parameters(), other.parameters(), strict=True):
+        assert ours.grad is not None, name
+        assert_close(ours.grad.to_dense(), theirs.grad.to_dense(), 4e-6)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_16_bit_types_round_once(options: dict, dtype: torch.dtype, device: torch.device) -> None:
+    embed, ids, types = make(options, device, dtype)
+    exact = copy.deepcopy(embed).double()
+    assert_close(embed(ids, types=types), apart(exact, ids, types), 2 * TOLERANCE[dtype])
+
+
+@kinds
+def test_default_types_are_type_0(options: dict, device: torch.device) -> None:
+    embed, ids, _ = make(options, device)
+    zeros = torch.zeros_like(ids) if embed.token_type is not None else None
+    results = [embed(ids), embed(ids, types=zeros)]
+    assert torch.equal(*results)
+    gradients = []
+    for result in results:
+        embed.zero_grad()
+        result.square().sum().backward()
+        gradients.append([p.grad.to_dense().clone() for p in embed.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        assert torch.equal(first, second)
+
+
+@kinds
+def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
+    """A row alone has the bits that it has in the batch, at its offset or its given position."""
+    embed, ids, types = make(options, device)
+    whole = embed(ids, types=types)
+    for place in range(ids.shape[1]):
+        part = slice(place, place + 1)
+        step = embed(ids[:, part], types=None if types is None else types[:, part], offset=place)
+        assert torch.equal(step, whole[:, part])
+    if embed.position is not None:
+        order = torch.randperm(ids.shape[1], device=device)
+        moved = embed(ids[:, order], order, None if types is None else types[:, order])
+        assert torch.equal(moved, whole[:, order])
+
+
+def test_second_derivatives_of_the_module(device: torch.device) -> None:
+    """A gradient penalty: through the fused kernels' own gradients."""
+    embed, ids, types = make(KINDS[2], device, torch.float64)
+    other = copy.deepcopy(embed)
+    penalties = []
+    for module, output in ((embed, embed(ids, types=types)), (other, apart(other, ids, types))):
+        grads = torch.autograd.grad(
+            output.square().sum(), list(module.parameters()), create_graph=True
+        )
+        penalty = sum(g.square().sum() for g in grads)
+        penalty.backward()
+        penalties.append(penalty)
+    assert_close(penalties[0], penalties[1], 1e-12)
+    for ours, theirs in zip(embed.parameters(), other.parameters(), strict=True):
+        assert_close(ours.grad, theirs.grad, 1e-12)
+
+
+# ------------------------------------------------------------------------------------------ dropout
+
+
+@kinds
+def test_dropout_follows_the_seed_and_its_gradient_the_mask(
+    options: dict, device: torch.device
+) -> None:
+    embed, ids, types = make(options, device, dropout=0.4)
+    plain = embed.eval()(ids, types=types)
+    embed.train()
+    torch.manual_seed(1)
+    first = embed(ids, types=types)
+    second = embed(ids, types=types)
+    torch.manual_seed(1)
+    again = embed(ids, types=types)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    kept = first != 0
+    assert 0.5 < float(kept.double().mean()) < 0.7
+    assert_close(first[kept], plain[kept] / 0.6, 1e-6)
+    embed.zero_grad()
+    first.backward(torch.ones_like(first))
+    found = embed.token.weight.grad.to_dense().clone()
+    embed.zero_grad()
+    (apart(embed, ids, types) * kept / 0.6).backward(torch.ones_like(first))
+    assert_close(found, embed.token.weight.grad.to_dense(), 1e-5)
+
+
+def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
+    embed, _, _ = make({"max_positions": 512, "norm": "layer"}, dropout=0.5)
+    ids = torch.randint(0, ROWS, (8, 512))
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            torch.manual_seed(3)
+            embed.zero_grad()
+            output = embed(ids)
+            output.sum().backward()
+            results.append([output, *(p.grad for p in embed.parameters())])
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_dropout_at_its_ends(probability: float, device: torch.device) -> None:
+    embed, ids, _ = make({"positions": None}, device, dropout=probability)
+    expected = embed.token(ids) * (1 - probability)
+    assert torch.equal(embed(ids), expected)
+
+
+# ------------------------------------------------------------------------------------- Hugging Face
+
+transformers = pytest.importorskip("transformers")
+
+
+def small(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    if family == "bert":
+        model = transformers.BertModel(
+            transformers.BertConfig(
+                vocab_size=ROWS,
+                hidden_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=16,
+                max_position_embeddings=20,
+            )
+        )
+    elif family == "distilbert":
+        model = transformers.DistilBertForMaskedLM(
+            transformers.DistilBertConfig(
+                vocab_size=ROWS,
+                dim=32,
+                n_layers=1,
+                n_heads=2,
+                hidden_dim=16,
+                max_position_embeddings=20,
+            )
+        )
+    else:
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=1, n_head=2, n_positions=20)
+        )
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.normal_(module.weight), nn.init.normal_(module.bias)
+    return model.eval()
+
+
+def input_of(model: nn.Module, ids: Tensor) -> Tensor:
+    """What the family's own code computes."""
+    base = model.base_model
+    if base.config.model_type == "gpt2":
+        return base.wte(ids) + base.wpe(torch.arange(ids.shape[1]))
+    return base.embeddings(ids)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2"])
+def test_from_huggingface(family: str, tmp_path) -> None:
+    model = small(family)
+    ids = torch.randint(0, ROWS, (3, 9))
+    embed = pe.InputEmbedding.from_huggingface(model).eval()
+    expected = input_of(model, ids)
+    assert_close(embed(ids), expected, 2e-6)
+    assert embed.dropout == 0.1
+    gradient = torch.randn_like(expected)
+    embed(ids).backward(gradient), expected.backward(gradient)
+    theirs = model.get_input_embeddings().weight.grad
+    assert_close(embed.token.weight.grad, theirs, 4e-6)
+    if family == "bert":  # the table was copied, not shared
+        assert embed.token.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
+        assert embed.token.padding_idx == 0
+    model.base_model.save_pretrained(tmp_path)
+    assert_close(pe.InputEmbedding.from_huggingface(tmp_path).eval()(ids), expected, 2e-6)
+
+
+def test_from_huggingface_refuses_other_families() -> None:
+    model = transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
+    )
+    with pytest.raises(ValueError, match="bert, distilbert, gpt2, got 't5'"):
+        pe.InputEmbedding.from_huggingface(model)
+
+
+# ------------------------------------------------------------------------------- module and errors
+
+
+def test_state_dict_keys() -> None:
+    embed = pe.InputEmbedding(5, 4, max_positions=3, num_types=2, norm="layer")
+    assert list(embed.state_dict()) == [
+        "token.weight",
+        "position.weight",
+        "token_type.weight",
+        "norm.weight",
+        "norm.bias",
+    ]
+    bare = pe.InputEmbedding(5, 4, positions="sinusoidal", norm="rms")
+    assert list(bare.state_dict()) == ["token.weight", "norm.weight"]
+
+
+@kinds
+def test_copies_pickles_and_meta_device(options: dict) -> None:
+    embed, ids, types = make(options)
+    expected = embed(ids, types=types)
+    for other in (copy.deepcopy(embed), pickle.loads(pickle.dumps(embed))):
+        assert repr(other) == repr(embed)
+        assert torch.equal(other(ids, types=types), expected)
+    meta = pe.InputEmbedding(ROWS, COLUMNS, device="meta", **options)
+    assert meta(ids.to("meta")).shape == (4, 7, COLUMNS)
+    real = meta.to_empty(device="cpu")
+    real.load_state_dict(embed.state_dict())
+    assert torch.equal(real(ids, types=types), expected)
+
+
+@kinds
+def test_compiled_module_serves_every_length(options: dict) -> None:
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    options = {**options, "gradient": "dense"}
+    embed, _, _ = make(options, dropout=0.25)
+    compiled = torch.compile(embed, backend=graphs, fullgraph=True, dynamic=True)
+    for batch, seq, offset in ((2, 3, 2), (4, 7, 5), (5, 12, 3)):
+        ids = torch.randint(0, ROWS, (batch, seq))
+        torch.manual_seed(4)
+        expected = embed(ids, offset=offset)
+        torch.manual_seed(4)
+        result = compiled(ids, offset=offset)
+        assert torch.equal(result, expected)
+        result.sum().backward()
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (
+            IndexError,
+            "token table of 23, got 23 at place 3",
+            lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)),
+        ),
+        (
+            IndexError,
+            "token type table of 2, got 2 at place 0",
+            lambda e, i: e(i, types=torch.full_like(i, 2)),
+        ),
+        (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
+        (
+            IndexError,
+            "position table of 20, got 20 at place 6",
+            lambda e, i: e(i, torch.arange(14, 21)),
+        ),
+        (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
+        (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
+        (ValueError, "positions: expected seq 7", lambda e, i: e(i, torch.arange(6))),
+        (ValueError, "offset: expected 0 where", lambda e, i: e(i, torch.arange(7), offset=1)),
+        (ValueError, "types: expected the shape of ids", lambda e, i: e(i, types=i[:, :3])),
+        (
+            ValueError,
+            "types: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, types=i),
+        ),
+        (
+            ValueError,
+            "positions: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None)(i, torch.arange(7)),
+        ),
+        (ValueError, "max_positions: expected a number", lambda e, i: pe.InputEmbedding(ROWS, 4)),
+        (
+            ValueError,
+            "max_positions: expected none",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, max_positions=3),
+        ),
+        (
+            ValueError,
+            "positions: expected 'learned'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions="rotary"),
+        ),
+        (
+            ValueError,
+            "norm: expected 'layer'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, norm="batch"),
+        ),
+        (
+            ValueError,
+            "dropout: expected 0 to 1",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout=1.5),
+        ),
+        (
+            ValueError,
+            "num_types: expected 0 or more",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1),
+        ),
+        (
+            ValueError,
+            "norm: expected 'none'",
+            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch"),
+        ),
+        (
+            ValueError,
+            "norm_weight: expected none",
+            lambda e, i: torch.ops.posembed.input_embedding(
+                e.token.weight, i, norm_weight=e.norm.weight
+            ),
+        ),
+        (
+            TypeError,
+            "position: expected the dtype",
+            lambda e, i: torch.ops.posembed.input_embedding(
+                e.token.weight, i, e.position.weight.half()
+            ),
+        ),
+    ],
+)
+def test_errors(error: type[Exception], message: str, call) -> None:
+    embed, ids, _ = make({"max_positions": 20, "num_types": 2, "norm": "layer"})
+    with pytest.raises(error, match=message):
+        call(embed, ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_ids_outside_on_cuda() -> None:
+    embed, ids, types = make(KINDS[2], "cuda")
+    good = embed(ids, types=types)
+    bad = ids.clone()
+    bad[1, 2] = ROWS
+    output = embed(bad, types=types)
+    with pytest.raises(IndexError, match=f"token id {ROWS} at place 9"):
+        pe.check_errors()
+    assert not output[1, 2].any()
+    assert torch.equal(output[0], good[0])
+    output.sum().backward()
+    assert torch.isfinite(embed.token.weight.grad).all()
+    with pytest.raises(IndexError, match="token id"):
+        pe.check_errors()

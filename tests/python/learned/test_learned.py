@@ -1,0 +1,146 @@
+"""LearnedPositionalEmbedding beyond what all operators are tested for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING
+
+
+def test_initial_values() -> None:
+    torch.manual_seed(0)
+    weight = pe.LearnedPositionalEmbedding(2000, 64, first_row=2).weight
+    assert weight.shape == (2002, 64)
+    assert abs(float(weight.std()) - 0.02) < 2e-4
+    assert abs(float(weight.mean())) < 2e-4
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
+    """offset, positions [seq], [1, seq] and [batch, seq], and encode: the same bits."""
+    module = pe.LearnedPositionalEmbedding(20, 12, first_row=2, dtype=dtype, device=device)
+    x = torch.randn(3, 5, 12, dtype=dtype, device=device)
+    expected = module(x, offset=4)
+    positions = torch.arange(4, 9, device=device)
+    for given in (
+        positions,
+        positions[None].int(),
+        positions.expand(3, 5),
+        positions.expand(3, 5).int(),
+    ):
+        assert torch.equal(module(x, given), expected)
+    assert torch.equal(x + module.encode(positions), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gradients_of_given_positions_equal_those_of_an_offset(dtype, device: torch.device) -> None:
+    module = pe.LearnedPositionalEmbedding(9, 8, dtype=dtype, device=device)
+    x = torch.zeros(300, 4, 8, dtype=dtype, device=device)
+    results = []
+    for arguments in ({"offset": 2}, {"positions": torch.arange(2, 6, device=device)}):
+        module.zero_grad()
+        module(x, **arguments).sum().backward()
+        results.append(module.weight.grad.clone())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(
+        results[0][2:6].double().cpu(), torch.full((4, 8), 300.0, dtype=torch.float64)
+    )
+    assert not results[0][6:].any()
+
+
+def test_padding_positions_are_the_rows_before_the_first() -> None:
+    """OPT and RoBERTa give padding position -1: row first_row - 1."""
+    module = pe.LearnedPositionalEmbedding(4, 3, first_row=2)
+    assert torch.equal(module.encode(torch.tensor([-2, -1, 0])), module.weight[:3])
+
+
+@pytest.mark.parametrize("value", [10, -3, 2**32, -(2**63), 2**63 - 1])
+def test_position_without_a_row_cpu(value: int) -> None:
+    module = pe.LearnedPositionalEmbedding(10, 4, first_row=2)
+    positions = torch.tensor([0, 9, value])
+    message = f"position table of 10, got {value} at place 2"
+    with pytest.raises(IndexError, match=message):
+        module(torch.zeros(1, 3, 4), positions)
+    with pytest.raises(IndexError, match=message):
+        module.encode(positions)
+    with pytest.raises(IndexError, match="table of 10, got 10, the last of the sequence"):
+        module(torch.zeros(1, 3, 4), offset=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_position_without_a_row_cuda() -> None:
+    module = pe.LearnedPositionalEmbedding(10, 4, device="cuda")
+    x = torch.ones(1, 3, 4, device="cuda")
+    output = module(x, torch.tensor([0, 9, 10], device="cuda"))
+    with pytest.raises(IndexError, match="position 10 at place 2"):
+        pe.check_errors()
+    assert not output[0, 2].any()
+    assert torch.equal(module(x).cpu(), 1 + module.weight[:3].cpu()[None])
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "x: expected .batch, seq", lambda m: m(torch.zeros(3, 4))),
+        (ValueError, "weight: expected embedding_dim 5", lambda m: m(torch.zeros(1, 3, 5))),
+        (TypeError, "weight: expected the dtype of x", lambda m: m(torch.zeros(1, 3, 4).half())),
+        (
+            ValueError,
+            "positions: expected seq 3",
+            lambda m: m(torch.zeros(1, 3, 4), torch.arange(2)),
+        ),
+        (
+            ValueError,
+            "positions: expected batch 2",
+            lambda m: m(torch.zeros(2, 3, 4), torch.zeros(3, 3).int()),
+        ),
+        (TypeError, "positions: expected int32", lambda m: m(torch.zeros(1, 3, 4), torch.zeros(3))),
+        (
+            ValueError,
+            "offset: expected 0 where",
+            lambda m: m(torch.zeros(1, 3, 4), torch.arange(3), offset=1),
+        ),
+        (ValueError, "offset: expected 0 or more", lambda m: m(torch.zeros(1, 3, 4), offset=-1)),
+        (
+            ValueError,
+            "first_row: expected 0",
+            lambda m: pe.LearnedPositionalEmbedding(3, 4, first_row=-1),
+        ),
+        (ValueError, "max_positions: expected 0", lambda m: pe.LearnedPositionalEmbedding(-3, 4)),
+        (
+            ValueError,
+            "first_row: expected 0 to 10",
+            lambda m: pe.functional.learned_encode(m.weight, torch.arange(2), first_row=11),
+        ),
+    ],
+)
+def test_errors(error: type[Exception], message: str, call) -> None:
+    with pytest.raises(error, match=message):
+        call(pe.LearnedPositionalEmbedding(10, 4))
+
+
+def test_copies_pickles_and_meta_device() -> None:
+    module = pe.LearnedPositionalEmbedding(10, 4, first_row=1)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(other) == repr(module)
+        assert torch.equal(other.weight, module.weight)
+    meta = pe.LearnedPositionalEmbedding(10, 4, device="meta")
+    assert meta(torch.zeros(2, 3, 4, device="meta")).shape == (2, 3, 4)
+    real = meta.to_empty(device="cpu")
+    real.reset_parameters()
+    assert float(real.weight.abs().max()) < 0.2
+
+
+def test_compiled_module_serves_every_length() -> None:
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    module = pe.LearnedPositionalEmbedding(50, 4)
+    compiled = torch.compile(module, backend=graphs, fullgraph=True, dynamic=True)
+    for batch, seq, offset in ((2, 3, 2), (4, 7, 5), (5, 40, 7)):
+        x = torch.randn(batch, seq, 4)
+        assert torch.equal(compiled(x, offset=offset), module(x, offset=offset))
+    assert graphs.frame_count == 1

@@ -1,0 +1,151 @@
+"""The input embedding the slow and obvious way, and its operators' cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.case import OperatorCase, Sample
+from support.learned import rows_for
+
+ROWS, TYPES, COLUMNS = 7, 2, 5
+
+
+def sinusoids(positions: Tensor) -> Tensor:
+    """Vaswani's encoding of COLUMNS components, base 10000."""
+    columns = torch.arange(COLUMNS, device=positions.device)
+    angles = positions.double().unsqueeze(-1) * 10000.0 ** (-(columns // 2 * 2) / COLUMNS)
+    return torch.where(columns % 2 == 0, angles.sin(), angles.cos())
+
+
+def sum_of(
+    token: Tensor,
+    ids: Tensor,
+    position: Tensor | None,
+    positions: Tensor | None,
+    token_type: Tensor | None,
+    types: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    result = token[ids.long()] * options.get("scale", 1.0)
+    if token_type is not None:
+        result = (
+            result + token_type[types.long() if types is not None else torch.zeros_like(ids).long()]
+        )
+    if positions is None:
+        positions = torch.arange(ids.shape[1], device=ids.device) + options.get("offset", 0)
+    if position is not None:
+        result = result + position[positions.long() + options.get("first_row", 0)]
+    if options.get("sinusoid", ""):
+        result = result + sinusoids(positions)
+    return result
+
+
+def normalise(x: Tensor, norm: str, eps: float) -> Tensor:
+    if norm == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x if norm == "none" else x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def mask(shape: torch.Size, seed: Tensor | None, probability: float) -> Tensor | float:
+    """Dropout's factors: Philox itself has known answers in the C++ tests."""
+    if seed is None:
+        return 1.0
+    ones = torch.ones(shape, dtype=torch.float64, device=seed.device)
+    return torch.ops.posembed.input_dropout(ones, seed, probability=probability)
+
+
+def reference(
+    token: Tensor,
+    ids: Tensor,
+    position: Tensor | None = None,
+    positions: Tensor | None = None,
+    token_type: Tensor | None = None,
+    types: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    seed: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    x = sum_of(token, ids, position, positions, token_type, types, options)
+    x = normalise(x, options.get("norm", "none"), options.get("eps", 1e-5))
+    if norm_weight is not None:
+        x = x * norm_weight
+    if norm_bias is not None:
+        x = x + norm_bias
+    return x * mask(x.shape, seed, options.get("dropout", 0.0))
+
+
+def sample(
+    *,
+    learned: bool = False,
+    given: bool = False,
+    types: bool | None = None,
+    weight: bool = False,
+    bias: bool = False,
+    index: torch.dtype = torch.int64,
+    **options: Any,
+) -> Any:
+    """Samples with those tables; types None: no table of them, False: none given."""
+
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        integers: dict[str, Any] = {"device": device, "dtype": index}
+        return Sample(
+            (
+                torch.randn(ROWS, COLUMNS, **place),
+                torch.randint(0, ROWS, (batch, seq), **integers),
+                torch.randn(rows_for(seq), COLUMNS, **place) if learned else None,
+                torch.randint(0, 15, (batch, seq), **integers) if given else None,
+                torch.randn(TYPES, COLUMNS, **place) if types is not None else None,
+                torch.randint(0, TYPES, (batch, seq), **integers) if types else None,
+                torch.randn(COLUMNS, **place) if weight else None,
+                torch.randn(COLUMNS, **place) if bias else None,
+                torch.tensor([123456789], device=device) if "dropout" in options else None,
+            ),
+            options,
+        )
+
+    return make
+
+
+SINUSOID = f'{{"embedding_dim":{COLUMNS}}}'
+
+
+def case(name: str, **options: Any) -> OperatorCase:
+    operator = torch.ops.posembed.input_embedding.default
+    return OperatorCase(f"input_embedding-{name}", operator, sample(**options), reference)
+
+
+def dropout_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    x = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
+    return Sample((x, torch.tensor([5], device=device)), {"probability": 0.5})
+
+
+def reference_dropout(x: Tensor, seed: Tensor, *, probability: float) -> Tensor:
+    return x * mask(x.shape, seed, probability)
+
+
+CASES = [
+    case("token", scale=3.0, index=torch.int32),
+    case("learned", learned=True, types=True, first_row=2, offset=3),
+    case(
+        "bert",
+        learned=True,
+        types=True,
+        weight=True,
+        bias=True,
+        norm="layer",
+        eps=1e-12,
+        dropout=0.3,
+    ),
+    case("rms", learned=True, given=True, weight=True, norm="rms", scale=2.0, index=torch.int32),
+    case("plain-norm-dropout", types=False, norm="layer", dropout=0.5),
+    case("sinusoidal", sinusoid=SINUSOID, norm="rms", weight=True, offset=2),
+    case("sinusoidal-positions", sinusoid=SINUSOID, given=True),
+    OperatorCase(
+        "input_dropout", torch.ops.posembed.input_dropout.default, dropout_sample, reference_dropout
+    ),
+]

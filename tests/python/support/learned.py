@@ -1,0 +1,124 @@
+"""Learned positions the slow and obvious way, and their operators' cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.case import OperatorCase, Sample
+
+COLUMNS = 4
+
+
+def rows_for(seq: int) -> int:
+    """Few rows where every element is tried one by one, enough for the longest sequence elsewhere."""
+    return 20 if seq < 15 else 1100
+
+
+def places(positions: Tensor | None, seq: int, offset: int, device: Any) -> Tensor:
+    return torch.arange(seq, device=device) + offset if positions is None else positions.long()
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
+) -> Tensor:
+    return x + weight[places(positions, x.shape[1], offset, x.device) + first_row]
+
+
+def reference_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
+    return weight[positions.long() + first_row]
+
+
+def reference_backward(
+    gradient: Tensor,
+    positions: Tensor | None = None,
+    *,
+    rows: int,
+    offset: int = 0,
+    first_row: int = 0,
+) -> Tensor:
+    index = places(positions, gradient.shape[1], offset, gradient.device) + first_row
+    index = index.expand(gradient.shape[:2])
+    zeros = gradient.new_zeros(rows, gradient.shape[2])
+    return zeros.index_put((index,), gradient, accumulate=True)
+
+
+def make_positions(
+    form: str | None, batch: int, seq: int, first_row: int, device: Any
+) -> Tensor | None:
+    if form is None:
+        return None
+    shape = (batch, seq) if form == "batch" else (seq,)
+    return torch.randint(-first_row, 15, shape, device=device, dtype=torch.int32)
+
+
+def sample(positions: str | None = None, **options: Any) -> Any:
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        x = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
+        weight = torch.randn(rows_for(seq), COLUMNS, device=device, dtype=dtype)
+        given = make_positions(positions, batch, seq, options.get("first_row", 0), device)
+        return Sample((x, weight, given), options)
+
+    return make
+
+
+def encode_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    weight = torch.randn(17, COLUMNS, device=device, dtype=dtype)
+    return Sample((weight, make_positions("batch", batch, seq, 2, device)), {"first_row": 2})
+
+
+def backward_sample(positions: str | None = None, **options: Any) -> Any:
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
+        given = make_positions(positions, batch, seq, 0, device)
+        return Sample((gradient, given), {"rows": 1100, **options})
+
+    return make
+
+
+CASES = [
+    OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
+    OperatorCase(
+        "learned_add-offset",
+        torch.ops.posembed.learned_add.default,
+        sample(offset=3, first_row=2),
+        reference,
+    ),
+    OperatorCase(
+        "learned_add-positions",
+        torch.ops.posembed.learned_add.default,
+        sample("batch", first_row=2),
+        reference,
+    ),
+    OperatorCase(
+        "learned_add-positions-seq",
+        torch.ops.posembed.learned_add.default,
+        sample("seq"),
+        reference,
+    ),
+    OperatorCase(
+        "learned_encode",
+        torch.ops.posembed.learned_encode.default,
+        encode_sample,
+        reference_encode,
+    ),
+    OperatorCase(
+        "learned_backward",
+        torch.ops.posembed.learned_backward.default,
+        backward_sample(offset=1),
+        reference_backward,
+    ),
+    OperatorCase(
+        "learned_backward-positions",
+        torch.ops.posembed.learned_backward.default,
+        backward_sample("seq"),
+        reference_backward,
+    ),
+]

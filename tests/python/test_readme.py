@@ -1,0 +1,25 @@
+"""What the README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_blocks_run(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_cpp_block_is_the_quickstart_example() -> None:
+    """tests/install builds and runs that program."""
+    assert blocks("cpp") == [(ROOT / "examples/cpp/quickstart/main.cpp").read_text()]

@@ -1,0 +1,404 @@
+"""TokenEmbedding beyond what all operators are tested for: likeness to nn.Embedding, gradients, errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, assert_close
+from torch import Tensor, nn
+
+ROWS, COLUMNS = 37, 5
+
+
+def make_ids(count: int = 200, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, ROWS, (count // 4, 4), generator=generator).to(device)
+
+
+def pair(
+    dtype: torch.dtype, device: torch.device, **options: object
+) -> tuple[nn.Module, nn.Module]:
+    """Our module and torch's, with the same values."""
+    modules = []
+    for kind in (pe.TokenEmbedding, nn.Embedding):
+        torch.manual_seed(1)
+        modules.append(kind(ROWS, COLUMNS, dtype=dtype, device=device, **options))
+    return modules[0], modules[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding_idx": 3},
+        {"padding_idx": -1},
+        {"scale_grad_by_freq": True},
+        {"scale_grad_by_freq": True, "padding_idx": 0},
+        {"max_norm": 1.5},
+        {"max_norm": 1.0, "norm_type": 1.0},
+        {"sparse": True, "padding_idx": 3},
+    ],
+    ids=str,
+)
+def test_equals_torch(dtype: torch.dtype, options: dict, device: torch.device) -> None:
+    ours, theirs = pair(dtype, device, **options)
+    ids = make_ids(device=device)
+    for index in (torch.int32, torch.int64):
+        ours.zero_grad(), theirs.zero_grad()
+        result, expected = ours(ids.to(index)), theirs(ids)
+        assert torch.equal(result, expected)
+        assert torch.equal(ours.weight, theirs.weight)
+        gradient = torch.randn_like(expected)
+        result.backward(gradient), expected.backward(gradient)
+        found, wanted = ours.weight.grad, theirs.weight.grad
+        assert found.is_sparse == wanted.is_sparse
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+        assert_close(found.to_dense(), wanted.to_dense(), tolerance)
+
+
+def test_is_an_nn_embedding_by_type_and_state() -> None:
+    ours, theirs = pair(torch.float32, torch.device("cpu"), padding_idx=2)
+    assert isinstance(ours, nn.Embedding)
+    assert torch.equal(ours.weight, theirs.weight)
+    theirs.load_state_dict(ours.state_dict())
+    ours.reset_parameters()
+    assert not ours.weight[2].any()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_ten_thousand_ones_are_not_lost(
+    dtype: torch.dtype, gradient: str, device: torch.device
+) -> None:
+    table = pe.TokenEmbedding(2, 8, gradient=gradient, dtype=dtype, device=device)
+    table(torch.ones(10240, dtype=torch.int64, device=device)).sum().backward()
+    found = table.weight.grad.to_dense()
+    assert torch.equal(found[1].double().cpu(), torch.full((8,), 10240.0, dtype=torch.float64))
+    assert not found[0].any()
+
+
+def gradient_of(
+    gradient: str, ids: Tensor, dtype: torch.dtype = torch.float32, **options
+) -> Tensor:
+    torch.manual_seed(2)
+    table = pe.TokenEmbedding(
+        ROWS, COLUMNS, gradient=gradient, dtype=dtype, device=ids.device, **options
+    )
+    output = table(ids)
+    output.backward(
+        torch.linspace(-1, 1, output.numel(), device=ids.device).view_as(output).to(dtype)
+    )
+    return table.weight.grad
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 5}, {"scale_grad_by_freq": True, "scale": 3.0}], ids=str
+)
+def test_rows_form_has_each_touched_row_once_in_order(dtype, options, device: torch.device) -> None:
+    ids = make_ids(60, device=device)
+    rows, dense = (
+        gradient_of("rows", ids, dtype, **options),
+        gradient_of("dense", ids, dtype, **options),
+    )
+    expected = ids.unique()
+    expected = expected[expected != options.get("padding_idx", -1)]
+    assert torch.equal(rows._indices(), expected.unsqueeze(0))
+    assert torch.equal(rows.to_dense(), dense)
+
+
+def test_rows_form_of_nothing(device: torch.device) -> None:
+    empty = gradient_of("rows", torch.zeros(0, dtype=torch.int64, device=device))
+    assert empty._nnz() == 0
+    assert empty.shape == (ROWS, COLUMNS)
+    only_padding = gradient_of("rows", torch.full((3,), 5, device=device), padding_idx=5)
+    assert only_padding._nnz() == 0
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "SparseAdam"])
+def test_optimizers_take_the_rows_form(optimizer: str, device: torch.device) -> None:
+    ids = make_ids(device=device)
+    tables = [
+        pe.TokenEmbedding(ROWS, COLUMNS, gradient=g, device=device) for g in ("rows", "dense")
+    ]
+    tables[1].load_state_dict(tables[0].state_dict())
+    make = getattr(torch.optim, optimizer)
+    others = {"SGD": torch.optim.SGD, "SparseAdam": torch.optim.Adam}
+    steppers = [
+        make(tables[0].parameters(), lr=0.1),
+        others[optimizer](tables[1].parameters(), lr=0.1),
+    ]
+    for stepper, table in zip(steppers, tables, strict=True):
+        table(ids).pow(2).sum().backward()
+        stepper.step()
+    assert_close(tables[0].weight, tables[1].weight, 1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_gradient_has_the_same_bits_for_any_thread_count(gradient: str) -> None:
+    ids = torch.cat([make_ids(4000), torch.full((500, 4), 7)])
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(gradient_of(gradient, ids, torch.bfloat16).to_dense())
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("columns", [1, 5, 64, 768])
+def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int) -> None:
+    ids = torch.cat([make_ids(4000), torch.full((500, 4), 7), torch.full((16, 4), 8)])
+    gradient = torch.randn(*ids.shape, columns).to(dtype)
+    call = torch.ops.posembed.embedding_backward
+    on_cpu = call(
+        gradient, ids, num_embeddings=ROWS, padding_idx=4, scale=0.5, scale_grad_by_freq=True
+    )
+    for _ in range(3):
+        on_cuda = call(
+            gradient.cuda(),
+            ids.cuda(),
+            num_embeddings=ROWS,
+            padding_idx=4,
+            scale=0.5,
+            scale_grad_by_freq=True,
+        )
+        assert torch.equal(on_cuda.cpu(), on_cpu)
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"scale": 2.0}], ids=str
+)
+def test_second_derivatives(options: dict, device: torch.device) -> None:
+    """The backward operator is linear in the gradient: its own derivative against a Jacobian."""
+    ids = make_ids(16, device=device)
+    gradient = torch.randn(*ids.shape, 2, dtype=torch.float64, device=device, requires_grad=True)
+
+    def backward(gradient: Tensor) -> Tensor:
+        return torch.ops.posembed.embedding_backward(gradient, ids, num_embeddings=ROWS, **options)
+
+    assert torch.autograd.gradcheck(
+        backward, gradient, check_forward_ad=True, check_batched_grad=True
+    )
+    assert torch.autograd.gradgradcheck(backward, gradient)
+
+
+def test_rows_form_refuses_second_derivatives() -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS, gradient="rows")
+    (first,) = torch.autograd.grad(table(make_ids()).pow(2).sum(), table.weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradient='dense'"):
+        first.to_dense().sum().backward()
+
+
+def test_rows_operator_passes_opcheck(device: torch.device) -> None:
+    gradient = torch.randn(50, 4, COLUMNS, device=device)
+    torch.library.opcheck(
+        torch.ops.posembed.embedding_backward_rows.default,
+        (gradient, make_ids(device=device)),
+        {"num_embeddings": ROWS},
+    )
+
+
+@pytest.mark.parametrize("weight_dim", [None, 0, 2])
+@pytest.mark.parametrize("ids_dim", [None, 0, 1])
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}], ids=str)
+def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.device) -> None:
+    """Values, and gradients through vmap, as from one call for each copy."""
+    if weight_dim is None and ids_dim is None:
+        pytest.skip("nothing is mapped")
+    torch.manual_seed(3)
+    weights = torch.randn(3, ROWS, COLUMNS, dtype=torch.float64, device=device)
+    ids = torch.randint(0, ROWS, (3, 4, 5), device=device)
+
+    def look_up(weight: Tensor, ids: Tensor) -> Tensor:
+        return torch.ops.posembed.embedding(weight, ids, **options)
+
+    def total(weights: Tensor, mapped: bool) -> Tensor:
+        given = weights if weight_dim is not None else weights[0]
+        places = ids if ids_dim is not None else ids[0]
+        if mapped:
+            moved = given if weight_dim is None else given.movedim(0, weight_dim)
+            results = torch.func.vmap(look_up, (weight_dim, ids_dim))(
+                moved, places if ids_dim is None else places.movedim(0, ids_dim)
+            )
+        else:
+            results = torch.stack(
+                [
+                    look_up(
+                        given if weight_dim is None else given[i],
+                        places if ids_dim is None else places[i],
+                    )
+                    for i in range(3)
+                ]
+            )
+        return (
+            results * torch.linspace(1, 2, results.numel(), device=device).view_as(results)
+        ).sum()
+
+    leaf = weights.clone().requires_grad_()
+    other = weights.clone().requires_grad_()
+    mapped, single = total(leaf, True), total(other, False)
+    assert_close(mapped, single, 1e-14)
+    assert_close(torch.autograd.grad(mapped, leaf)[0], torch.autograd.grad(single, other)[0], 1e-13)
+    per_copy = torch.func.vmap(torch.func.grad(lambda w, i: look_up(w, i).pow(2).sum()), (0, 0))(
+        weights, ids
+    )
+    for i in range(3):
+        alone = weights[i].clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(look_up(alone, ids[i]).pow(2).sum(), alone)
+        assert_close(per_copy[i], wanted, 1e-13)
+
+
+def test_scale_and_logits() -> None:
+    table = pe.TokenEmbedding(ROWS, 16, scale="sqrt_dim")
+    ids = make_ids()
+    assert torch.equal(table(ids), table.weight[ids] * 4)
+    hidden = torch.randn(2, 3, 16)
+    assert_close(table.logits(hidden), hidden @ table.weight.T, 1e-6)
+
+
+def test_from_pretrained_shares_and_freezes() -> None:
+    values = torch.randn(4, 3)
+    table = pe.TokenEmbedding.from_pretrained(values, padding_idx=1, scale=2.0)
+    assert isinstance(table, pe.TokenEmbedding)
+    assert table.weight.data_ptr() == values.data_ptr()
+    assert not table.weight.requires_grad
+    assert table.padding_idx == 1
+    assert values[1].any()
+    assert torch.equal(table(torch.tensor([1])), values[[1]] * 2)
+    assert pe.TokenEmbedding.from_pretrained(values, freeze=False).weight.requires_grad
+    with pytest.raises(ValueError, match="embeddings: expected"):
+        pe.TokenEmbedding.from_pretrained(torch.zeros(3))
+
+
+def test_one_hot_times_table_is_a_look_up() -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS)
+    ids = make_ids()
+    one_hot = nn.functional.one_hot(ids, ROWS).float()
+    assert torch.equal(table(ids), one_hot @ table.weight)
+
+
+def test_copies_pickles_and_meta_device() -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=0, scale=2.0, gradient="rows")
+    for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert repr(other) == repr(table)
+        assert torch.equal(other(make_ids()), table(make_ids()))
+    meta = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=0, device="meta")
+    assert meta(torch.zeros(2, 3, dtype=torch.int64, device="meta")).shape == (2, 3, COLUMNS)
+    real = meta.to_empty(device="cpu")
+    real.reset_parameters()
+    assert not real.weight[0].any()
+    assert real.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("place", [0, 199])
+def test_id_outside_the_table_cpu(value: int, place: int) -> None:
+    ids = make_ids()
+    ids.view(-1)[place] = value
+    message = f"token table of {ROWS}, got {value} at place {place}"
+    with pytest.raises(IndexError, match=message):
+        pe.TokenEmbedding(ROWS, COLUMNS)(ids)
+    gradient = torch.zeros(*ids.shape, COLUMNS)
+    for operator in (
+        torch.ops.posembed.embedding_backward,
+        torch.ops.posembed.embedding_backward_rows,
+    ):
+        with pytest.raises(IndexError, match=message):
+            operator(gradient, ids, num_embeddings=ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
+def test_id_outside_the_table_cuda(value: int) -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS, device="cuda")
+    ids = make_ids().cuda()
+    ids.view(-1)[17] = value
+    output = table(ids)
+    with pytest.raises(IndexError, match=f"token id {value} at place 17"):
+        pe.check_errors()
+    pe.check_errors()
+    assert not output.view(-1, COLUMNS)[17].any()
+    output.sum().backward()
+    assert torch.equal(table(make_ids().cuda()).cpu(), table.weight.cpu()[make_ids()])
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (
+            TypeError,
+            "ids: expected int32 or int64",
+            lambda w: pe.functional.embedding(torch.zeros(2), w),
+        ),
+        (
+            TypeError,
+            "weight: expected float32",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w.int()),
+        ),
+        (
+            ValueError,
+            "weight: expected .num_embeddings",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0]),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w, padding_idx=37),
+        ),
+        (
+            ValueError,
+            "gradient: expected",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w, gradient="sparse"),
+        ),
+        (
+            ValueError,
+            "ids: expected the device",
+            lambda w: pe.functional.embedding(torch.zeros(2, device="meta").long(), w),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected -37 to 36",
+            lambda w: pe.TokenEmbedding(37, 5, padding_idx=37),
+        ),
+        (ValueError, "gradient: expected", lambda w: pe.TokenEmbedding(37, 5, gradient="columns")),
+        (
+            ValueError,
+            "scale: expected a number or 'sqrt_dim'",
+            lambda w: pe.TokenEmbedding(37, 5, scale="sqrt"),
+        ),
+        (ValueError, "num_embeddings: expected 0 or more", lambda w: pe.TokenEmbedding(-1, 5)),
+        (
+            ValueError,
+            "gradient: expected the shape of ids",
+            lambda w: torch.ops.posembed.embedding_backward(
+                w, torch.zeros(2).long(), num_embeddings=3
+            ),
+        ),
+    ],
+)
+def test_errors(error: type[Exception], message: str, call) -> None:
+    with pytest.raises(error, match=message):
+        call(torch.zeros(ROWS, COLUMNS))
+
+
+def test_compiled_module_serves_every_length() -> None:
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    table = pe.TokenEmbedding(ROWS, COLUMNS, padding_idx=2, scale=3.0)
+    compiled = torch.compile(table, backend=graphs, fullgraph=True, dynamic=True)
+    for count in (8, 20, 44):
+        ids = make_ids(count)
+        assert torch.equal(compiled(ids), table(ids))
+    assert graphs.frame_count == 1
