@@ -40,9 +40,22 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
   dispatcher::check_size(tensor.sym_size(-1), spec.head_dim, argument, "head_dim");
 }
 
-void check_positions(const Tensor& positions, const Tensor& query, const Dimensions& where,
+/// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
+bool has_axes(const Tensor& positions, const Dimensions& where) {
+  return positions.dim() == (where.batch < 0 ? 2 : 3);
+}
+
+void check_axes(const Tensor& positions, int64_t axes) {
+  TORCH_CHECK_VALUE(axes > 1, "positions: expected one axis for a specification without sections, ",
+                    "got ", positions.sym_sizes());
+  dispatcher::check_size(positions.sym_size(0), axes, "positions", "axes");
+}
+
+void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
                      const c10::SymInt& offset) {
-  // positions: [seq], [batch, seq] or [1, seq]
+  // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
+  if (has_axes(all, where)) check_axes(all, axes);
+  const Tensor positions = has_axes(all, where) ? all.select(0, 0) : all;
   dispatcher::check_integers(positions, "positions");
   dispatcher::check_same_device(positions, "positions", query, "query");
   const bool one_row = positions.dim() == 1;
@@ -80,7 +93,9 @@ void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions,
     check_key(*key, query, where);
   }
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
-  if (positions.has_value()) check_positions(*positions, query, where, offset);
+  if (positions.has_value()) {
+    check_positions(*positions, query, where, specification(text).axes, offset);
+  }
 }
 
 /// CPU positions are looked at before anything is written; a CUDA kernel records what it meets.
@@ -134,9 +149,14 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   result.offset = offset;
   if (positions.defined()) {
     result.positions = dispatcher::index_view(positions);
-    result.position_stride[0] =
-        positions.dim() == 2 && positions.size(0) > 1 ? positions.stride(0) : 0;
+    const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
+    result.position_stride[0] = by_row ? positions.stride(-2) : 0;
     result.position_stride[1] = positions.stride(-1);
+    if (has_axes(positions, where)) {
+      result.position_stride[2] = positions.stride(0);
+      result.axes = spec.axes;
+      result.axis_of_pair = spec.axis_of_pair.data();
+    }
   }
   return result;
 }

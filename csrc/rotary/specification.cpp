@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -78,9 +79,15 @@ std::unique_ptr<const Specification> read(std::string_view text) {
   const RotarySpec spec = RotarySpec::from_json(std::string(text));
   const Scaled numbers = scaled(spec);
   auto result = std::make_unique<Specification>(
-      Specification{spec, numbers.frequencies, {}, numbers.attention_factor});
+      Specification{spec, numbers.frequencies, {}, numbers.attention_factor, {}, 1});
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
     result->turns.push_back(core::turn_from_radians(frequency));
+  }
+  if (spec.sections.has_value()) {
+    for (const int64_t axis : spec.sections->axis_of_pair) {
+      result->axis_of_pair.push_back(static_cast<uint8_t>(axis));
+      result->axes = std::max(result->axes, axis + 1);
+    }
   }
   return result;
 }

@@ -16,6 +16,8 @@ struct Specification {
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
   std::vector<core::Turn128> turns;             // the same as fractions of a turn
   double attention_factor;                      // what rotated pairs are multiplied by
+  std::vector<uint8_t> axis_of_pair;            // empty: positions have one axis
+  int64_t axes;                                 // of positions: 1 without sections
 };
 
 /// Reads a specification's JSON text, once for each text; the result lives as long as the process.

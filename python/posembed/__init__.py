@@ -8,6 +8,7 @@ _library.load()
 from posembed import batching, cpp, functional, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
+from posembed.conversion import permute_rotary_weight
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
@@ -52,4 +53,5 @@ __all__ = [
     "check_errors",
     "cpp",
     "functional",
+    "permute_rotary_weight",
 ]

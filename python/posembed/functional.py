@@ -258,6 +258,44 @@ def rotary(
     return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
 
 
+def rerotate_(
+    key: Tensor,
+    old_positions: Tensor,
+    new_positions: Tensor,
+    *,
+    spec: RotarySpec,
+    new_spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+) -> None:
+    """Moves rotated keys to other positions, or to another specification, in place.
+
+    For context shifts, prefixes that move, and scalings that change with the length: keys are as
+    if rotated anew, but for one rounding to their dtype. Works on a float64 copy.
+
+    Args:
+        key: Rotated keys in ``layout``.
+        old_positions: Where they were rotated, as :func:`rotary` takes positions.
+        new_positions: Where they shall be.
+        spec: What rotated them.
+        new_spec: What shall have rotated them; default: the same.
+        layout: The order of dimensions.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`rotary_`.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(64)
+        >>> positions = torch.arange(100, 110)
+        >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
+        >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
+    """
+    wide = key.to(torch.float64, copy=True)
+    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
+    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
+    key.copy_(wide)
+
+
 def rotary_(
     query: Tensor,
     key: Tensor | None = None,

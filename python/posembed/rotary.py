@@ -143,6 +143,25 @@ class RotaryEmbedding(nn.Module):
             inverse=inverse,
         )
 
+    def rerotate_(
+        self,
+        key: Tensor,
+        old_positions: Tensor,
+        new_positions: Tensor,
+        *,
+        seq_len: int | None = None,
+        new_spec: RotarySpec | None = None,
+    ) -> None:
+        """Moves rotated keys in place; see :func:`posembed.functional.rerotate_`."""
+        functional.rerotate_(
+            key,
+            old_positions,
+            new_positions,
+            spec=self.spec_for(seq_len),
+            new_spec=new_spec,
+            layout=self.layout,
+        )
+
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
         numbers: str = torch.ops.posembed.rotary_description(self.spec.text)

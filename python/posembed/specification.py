@@ -144,6 +144,18 @@ class RotarySpec:
         """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand."""
         return 2 * math.pi / self.frequencies(seq_len).abs()
 
+    def explain(self, seq_len: int | None = None) -> str:
+        """What the specification does, for people: pairs, wavelengths, what stretches them."""
+        from posembed.explanation import explain
+
+        return explain(self, seq_len)
+
+    def diff(self, other: RotarySpec) -> str:
+        """In words what differs, and from which position on angles differ by more than 1e-3."""
+        from posembed.explanation import diff
+
+        return diff(self, other)
+
     @property
     def attention_factor(self) -> float:
         """What rotated queries and keys are multiplied by (within the original context)."""
