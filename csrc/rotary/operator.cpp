@@ -45,17 +45,12 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
 
-void check_axes(const Tensor& positions, int64_t axes) {
-  TORCH_CHECK_VALUE(axes > 1, "positions: expected one axis for a specification without sections, ",
-                    "got ", positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(0), axes, "positions", "axes");
-}
-
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
                      const c10::SymInt& offset) {
   // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
-  if (has_axes(all, where)) check_axes(all, axes);
-  const Tensor positions = has_axes(all, where) ? all.select(0, 0) : all;
+  const bool by_axis = axes > 1 && has_axes(all, where);
+  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, "positions", "axes");
+  const Tensor positions = by_axis ? all.select(0, 0) : all;
   dispatcher::check_integers(positions, "positions");
   dispatcher::check_same_device(positions, "positions", query, "query");
   const bool one_row = positions.dim() == 1;

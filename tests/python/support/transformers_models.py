@@ -104,8 +104,10 @@ def models() -> Iterator[Model]:
         except (ValueError, StrictDataclassError):  # two composite configurations have no default
             continue
         keys = {key for key, value in config.to_dict().items() if value is not None}
+        if not any(ROTARY_KEY.search(key) for key in keys):
+            continue
         code = code_of(config)
-        if code is None or not any(ROTARY_KEY.search(key) for key in keys):
+        if code is None:
             continue
         for layer_type in layer_types(config):
             yield Model(model_type, layer_type, config, code)
