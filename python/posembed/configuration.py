@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posembed import conventions
@@ -40,7 +40,8 @@ local_rope_theta global_rope_theta compress_rope_theta
 )
 NO_BEARING = words(
     """
-no_rope_layers no_rope_layer_interval layer_rope_theta rope_scaling_layers use_mem_rope
+layer_rope_theta no_rope_layer_interval no_rope_layers rope_scaling_layers rotary_value use_mem_rope
+memory_attention_rope_dropout memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
 """
 )
 ROTARY_KEY = re.compile("rope|rotary|theta")
@@ -253,14 +254,19 @@ def first(fields: Fields, *keys: str) -> Any:
 
 def head_width(fields: Fields) -> int:
     """Components of one head: given, or the width shared out among the heads."""
-    given = first(fields, "head_dim", "attention_head_dim")
+    given = first(fields, "head_dim", "attention_head_dim", "kv_channels")
     if given:
         return int(given)
+    if "memory_attention_hidden_size" in fields:  # video trackers rotate there
+        keys = ("hidden_size", "downsample_rate", "num_attention_heads")
+        width, rate, heads = (fields[f"memory_attention_{key}"] for key in keys)
+        return int(width) // int(rate * heads)
     # Where a vision tower has embed_dim, hidden_size is the width of the language model.
     width = first(fields, "embed_dim", "hidden_size", "n_embd", "d_model", "dim")
     heads = first(
         fields,
         *("num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_num_attention_heads"),
+        "speech_encoder_attention_heads",
     )
     if not width or not heads:
         raise ValueError(
@@ -270,13 +276,8 @@ def head_width(fields: Fields) -> int:
     return int(width) // int(heads)
 
 
-def even(width: float) -> int:
-    """A rotated width rounded down to whole components, then up to whole pairs."""
-    return int(width) + int(width) % 2
-
-
 def widths(fields: Fields, rope: Fields, model_type: str) -> tuple[int, int]:
-    """head_dim and rotary_dim."""
+    """head_dim and the rotated width, which may be odd."""
     part = same(
         "partial_rotary_factor",
         rope.get("partial_rotary_factor"),
@@ -289,7 +290,9 @@ def widths(fields: Fields, rope: Fields, model_type: str) -> tuple[int, int]:
     head_dim = head_width(fields)
     if rope_type(rope) == "proportional":
         return head_dim, head_dim
-    rotary_dim = None if part is None else even(head_dim * part)
+    if part is None and model_type in conventions.WIDTH_BY_PART:
+        part = 1.0
+    rotary_dim = None if part is None else int(head_dim * part)
     rotary_dim = same("rotary_dim", fields.get("rotary_dim"), rotary_dim)
     return head_dim, head_dim if rotary_dim is None else int(rotary_dim)
 
@@ -326,17 +329,27 @@ def ernie_fields(rope: Fields, head_dim: int) -> Fields:
     return {"sections": Sections(axis_of_pair=(1, 2) * height + (0,) * time)}
 
 
-def text_sections(rope: Fields, model_type: str) -> Sections | None:
+def sections_in_turns(sizes: Sequence[int], pairs: int) -> Sections:
+    """Qwen3-VL's: pairs that no later axis takes are the first axis's, however many there are."""
+    first_size = max(sizes[0], pairs - sum(sizes[1:]))
+    axes = Sections((first_size, *sizes[1:]), interleaved=True).axis_of_pair
+    return Sections(axis_of_pair=axes[:pairs])
+
+
+def text_sections(rope: Fields, model_type: str, pairs: int) -> Sections | None:
     """M-RoPE: in turns or one axis after the other, as the model has it."""
     sizes = rope.get("mrope_section")
     if model_type in conventions.INTERLEAVED_SECTIONS:
-        return Sections(sizes or conventions.INTERLEAVED_SECTIONS[model_type], interleaved=True)
+        return sections_in_turns(sizes or conventions.INTERLEAVED_SECTIONS[model_type], pairs)
+    if model_type in conventions.ALTERNATING_AXES:
+        return Sections(axis_of_pair=[pair % 2 for pair in range(pairs)])
     if model_type in conventions.CONTIGUOUS_SECTIONS:
         return Sections(sizes or conventions.CONTIGUOUS_SECTIONS[model_type])
     if sizes is None:
         return None
-    if model_type in conventions.MODEL_SECTIONS:
-        return Sections(sizes, interleaved=conventions.MODEL_SECTIONS[model_type])
+    if model_type in conventions.OPTIONAL_SECTIONS:
+        in_turns = conventions.OPTIONAL_SECTIONS[model_type]
+        return sections_in_turns(sizes, pairs) if in_turns else Sections(sizes)
     raise ValueError(f"mrope_section: {model_type!r} is not known to have sections")
 
 
@@ -399,13 +412,17 @@ def from_huggingface(
     if theta is None:
         raise ValueError("rope_theta: missing in the configuration: pass base=")
     head_dim, rotary_dim = widths(fields, rope, model_type)
+    if rotary_dim % 2 and rotary_dim < head_dim:  # exponents go over the odd width
+        if rope_type(rope) != "default":
+            raise ValueError(f"partial_rotary_factor: expected an even width, got {rotary_dim}")
+        theta, rotary_dim = theta ** ((rotary_dim + 1) / rotary_dim), rotary_dim + 1
     options: Fields = {"base": theta, "rotary_dim": rotary_dim, "scaling": read(rope, fields)}
-    if rope_type(rope) == "axial":
+    if model_type in conventions.AXIAL:
         options.update(axial(model_type, head_dim, theta))
     elif model_type == "ernie4_5_vl_moe_text":
         options.update(ernie_fields(rope, head_dim))
     else:
-        options["sections"] = text_sections(rope, model_type)
+        options["sections"] = text_sections(rope, model_type, rotary_dim // 2)
     if model_type in conventions.TRAILING:
         options["rotary_start"] = head_dim - rotary_dim
     return RotarySpec(

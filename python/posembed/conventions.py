@@ -29,13 +29,14 @@ llama mellum mimi mimi_decoder mimi_encoder mimo_v2_flash minicpm3 minimax minim
 minimax_m3_vl_text ministral ministral3 mistral mixtral mllama_text_model modernbert
 modernbert-decoder molmo2_text moshi muse_glimmer_assistant muse_glimmer_text muse_spark_text
 nanochat nemotron nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp
-nemotron3_diarization_audio neucodec nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe
+nemotron3_diarization_audio neomme neucodec nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe
 paddleocr_vl_text persimmon phi phi3 phi4_multimodal phimoe pocket_tts
 pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder
 qwen2 qwen2_5_omni_dit qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe
 qwen2_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
 qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text qwen3_omni_moe_text
-qwen3_vl_moe_text qwen3_vl_text qwen4_exp_text recurrent_gemma seed_oss smollm3 solar_open
+qwen3_vl_moe_text qwen3_vl_text qwen4_exp_text recurrent_gemma seamless_m4t seed_oss
+smollm3 solar_open
 stablelm starcoder2 step3p5 step3p7 t5_gemma_module t5gemma2_decoder t5gemma2_text timesfm2_5
 ultrabert unlimited_ocr_text vaultgemma voxtral_realtime_encoder voxtral_realtime_text
 wav2vec2-bert wav2vec2-conformer xcodec2 zamba2 zaya
@@ -50,7 +51,7 @@ axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encod
 codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5
 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_moe_dsa glm_ocr_text gptj helium
 llama4_text longcat_flash moonshine moonshine_streaming openai_privacy_filter pe_audio_encoder
-pe_audio_video_encoder pe_video_encoder
+pe_audio_video_encoder pe_video_encoder roformer
 """
 )
 
@@ -90,7 +91,6 @@ INTERLEAVED_SECTIONS = {
 UNSUPPORTED = {
     "clvp_encoder": "rotates values too, by a width that its projection gives",
     "dinov3_vit": "positions are coordinates between -1 and 1, not whole numbers",
-    "edgetam_video": "its width comes from the memory attention: use RotarySpec with Sections",
     "efficientloftr": "positions alternate between rows and columns within its aggregated grid",
     "eomt_dinov3": "positions are coordinates between -1 and 1, not whole numbers",
     "gemma4_vision": "each axis pairs halves of its own window: use a RotarySpec for each window",
@@ -98,11 +98,6 @@ UNSUPPORTED = {
     "kimi_linear": "its layers are not rotated",
     "mistral_large4_text": "its frequencies are learned, pair by pair",
     "musicflamingo": "positions are times in seconds, not whole numbers",
-    "neomme": "pairs alternate between two axes of two tables",
-    "llama4_vision_model": "positions start at 1, the class token stands: use Sections",
-    "roformer": "rotates by a table of its own; use RotarySpec(head_dim, interleaved=True)",
-    "sam2_video": "its width comes from the memory attention: use RotarySpec with Sections",
-    "sam3_tracker_video": "its width comes from the memory attention: use RotarySpec with Sections",
     "sapiens2": "positions are coordinates between -1 and 1, not whole numbers",
 }
 
@@ -117,12 +112,16 @@ qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision qwen3_vl_vision qwen4_exp_visi
 video_llama_3_vision
 """
 )
-WIDTH_THEN_HEIGHT = frozenset({"inkling2_vision", "step3p5_vision"})
+WIDTH_THEN_HEIGHT = frozenset({"inkling2_vision", "llama4_vision_model", "step3p5_vision"})
 WIDTH_AND_HEIGHT_IN_TURNS = frozenset({"kimi_k25_vision"})
 TIME_HEIGHT_WIDTH = frozenset({"minimax_m3_vl_vision"})
 # Axes share one series: height has its even members, width the odd ones.
 SHARED_SERIES = frozenset({"pixtral"})
-INTERLEAVED_AXIAL = frozenset({"inkling2_vision", "sam3_vit_model"})
+INTERLEAVED_AXIAL = words(
+    """
+edgetam_video inkling2_vision llama4_vision_model sam2_video sam3_tracker_video sam3_vit_model
+"""
+)
 AXIAL = (
     HEIGHT_THEN_WIDTH
     | WIDTH_THEN_HEIGHT
@@ -133,10 +132,16 @@ AXIAL = (
 )
 
 # Sections only where the configuration has mrope_section; whether axes take turns.
-MODEL_SECTIONS = {"cohere_compass_text": True, "hunyuan_vl_text": False}
+OPTIONAL_SECTIONS = {"cohere_compass_text": True, "hunyuan_vl_text": False}
+
+# The last of two axes has every other pair.
+ALTERNATING_AXES = frozenset({"neomme"})
+
+# A rotary_dim beside partial_rotary_factor is not what the code reads.
+WIDTH_BY_PART = frozenset({"minimax_m3_vl_text"})
 
 # Bases that the code has and the configuration has not.
-FIXED_BASE = {"gptj": 10000.0, "codegen": 10000.0}
+FIXED_BASE = {"gptj": 10000.0, "codegen": 10000.0, "roformer": 10000.0}
 
 # GGUF: architectures of llama.cpp whose pairs are interleaved, and those whose are not.
 GGUF_INTERLEAVED = dict.fromkeys(
