@@ -20,11 +20,10 @@ from posembed.scaling import (
     LongRopeScaling,
     NtkScaling,
     ProportionalScaling,
-    Sections,
     YarnScaling,
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.specification import RotarySpec, Sections, SinusoidalSpec
 from posembed.token import TokenEmbedding
 
 batching.register()

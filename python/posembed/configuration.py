@@ -22,10 +22,9 @@ from posembed.scaling import (
     NtkScaling,
     ProportionalScaling,
     RotaryScaling,
-    Sections,
     YarnScaling,
 )
-from posembed.specification import RotarySpec
+from posembed.specification import RotarySpec, Sections
 
 Fields = dict[str, Any]
 

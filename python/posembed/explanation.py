@@ -46,7 +46,7 @@ def explain(spec: RotarySpec, seq_len: int | None = None) -> str:
     width = spec.rotary_dim or 0
     pairing = "neighbours (2i, 2i + 1)" if spec.interleaved else f"halves (i, i + {pairs})"
     lines = [
-        str(torch.ops.posembed.rotary_description(resolved.text)),
+        resolved.describe(),
         f"{pairs} pairs of {pairing} in components {spec.rotary_start} to "
         f"{spec.rotary_start + width - 1} of {spec.head_dim}; attention factor "
         f"{resolved.attention_factor:.6g}",

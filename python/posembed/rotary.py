@@ -164,5 +164,4 @@ class RotaryEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
-        numbers: str = torch.ops.posembed.rotary_description(self.spec.text)
-        return f"{numbers}, layout={self.layout!r}"
+        return f"{self.spec.describe()}, layout={self.layout!r}"

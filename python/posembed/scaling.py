@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import torch
 
 
 def finite(name: str, value: Any) -> float:
@@ -173,41 +171,3 @@ RotaryScaling = (
     | ProportionalScaling
     | LongRopeScaling
 )
-
-
-@dataclasses.dataclass(frozen=True, init=False)
-class Sections:
-    """Positions with several axes (time, height, width): the axis that turns each pair.
-
-    Args:
-        sizes: Pairs of each axis, one axis after the other (Qwen2-VL).
-        interleaved: Axes take turns instead; what is left over belongs to axis 0 (Qwen3-VL).
-        restart: Each axis has the whole series of frequencies (vision towers).
-        axis_of_pair: Any other order, instead of ``sizes``.
-
-    Example:
-        >>> import posembed as pe
-        >>> pe.Sections((1, 1, 2)).axis_of_pair
-        (0, 1, 2, 2)
-    """
-
-    axis_of_pair: tuple[int, ...]
-    restart: bool
-
-    def __init__(
-        self,
-        sizes: Iterable[int] | None = None,
-        interleaved: bool = False,
-        restart: bool = False,
-        *,
-        axis_of_pair: Iterable[int] | None = None,
-    ) -> None:
-        if (sizes is None) == (axis_of_pair is None):
-            raise ValueError("Sections: expected either sizes or axis_of_pair")
-        if sizes is not None:
-            axis_of_pair = torch.ops.posembed.rotary_sections(list(sizes), interleaved)
-        elif interleaved:
-            raise ValueError("interleaved: expected False beside axis_of_pair")
-        assert axis_of_pair is not None
-        object.__setattr__(self, "axis_of_pair", tuple(int(axis) for axis in axis_of_pair))
-        object.__setattr__(self, "restart", bool(restart))

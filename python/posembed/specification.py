@@ -6,12 +6,51 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling, Scaling, Sections, finite
+from posembed.scaling import RotaryScaling, Scaling, finite
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Sections:
+    """Positions with several axes (time, height, width): the axis that turns each pair.
+
+    Args:
+        sizes: Pairs of each axis, one axis after the other (Qwen2-VL).
+        interleaved: Axes take turns instead; what is left over belongs to axis 0 (Qwen3-VL).
+        restart: Each axis has the whole series of frequencies (vision towers).
+        axis_of_pair: Any other order, instead of ``sizes``.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.Sections((1, 1, 2)).axis_of_pair
+        (0, 1, 2, 2)
+    """
+
+    axis_of_pair: tuple[int, ...]
+    restart: bool
+
+    def __init__(
+        self,
+        sizes: Iterable[int] | None = None,
+        interleaved: bool = False,
+        restart: bool = False,
+        *,
+        axis_of_pair: Iterable[int] | None = None,
+    ) -> None:
+        if (sizes is None) == (axis_of_pair is None):
+            raise ValueError("Sections: expected either sizes or axis_of_pair")
+        if sizes is not None:
+            axis_of_pair = torch.ops.posembed.rotary_sections(list(sizes), interleaved)
+        elif interleaved:
+            raise ValueError("interleaved: expected False beside axis_of_pair")
+        assert axis_of_pair is not None
+        object.__setattr__(self, "axis_of_pair", tuple(int(axis) for axis in axis_of_pair))
+        object.__setattr__(self, "restart", bool(restart))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +93,9 @@ class RotarySpec:
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", finite("base", self.base))
+        object.__setattr__(self, "base", float(self.base))
+        if not math.isfinite(self.base):  # JSON has no word for it
+            raise ValueError(f"base: expected a finite number of at least 1, got {self.base}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         if self.custom_frequencies is not None:
@@ -143,6 +184,10 @@ class RotarySpec:
     def wavelengths(self, seq_len: int | None = None) -> Tensor:
         """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand."""
         return 2 * math.pi / self.frequencies(seq_len).abs()
+
+    def describe(self) -> str:
+        """What differs from the defaults, in the short form that modules print."""
+        return torch.ops.posembed.rotary_description(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
         """What the specification does, for people: pairs, wavelengths, what stretches them."""
