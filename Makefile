@@ -12,6 +12,7 @@ BENCHMARK_ARGS ?=
 
 ifeq ($(VENV),)
   python := $(shell command -v $(PYTHON))
+  $(if $(python),,$(error PYTHON=$(PYTHON) is no program))
   requirements :=
 else
   python := $(abspath $(VENV))/bin/python
@@ -19,6 +20,8 @@ else
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
 export PATH := $(dir $(python)):$(PATH)
+# Tests and setup.py use the same build folder, so that nothing is compiled twice.
+export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: all build test test-cpp test-python lint format demo benchmark wheel clean
@@ -33,7 +36,7 @@ $(VENV)/requirements-installed: requirements.txt requirements-dev.txt
 # The library with its tests, installed into python/posembed, where Python and find_package look for it.
 build: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=WARNING -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_PYTHON_MODULE=ON \
-	  -DPOSEMBED_TESTS=ON -DCMAKE_INSTALL_LIBDIR=lib $(CMAKE_ARGS)
+	  -DPOSEMBED_TESTS=ON -DPOSEMBED_RELOCATABLE=OFF -DCMAKE_INSTALL_LIBDIR=lib $(CMAKE_ARGS)
 	cmake --build $(BUILD)
 	cmake --install $(BUILD) --prefix python/posembed > $(BUILD)/install.log
 
@@ -64,8 +67,8 @@ demo: build
 benchmark: build
 	$(python) benchmarks/run.py $(BENCHMARK_ARGS)
 
-wheel: $(requirements)
-	$(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+wheel: build
+	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info

@@ -47,7 +47,7 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         """Runs CMake; the build folder stays, so that a second build compiles only changes."""
-        build = ROOT / "build" / f"python-{torch_version()}"
+        build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / f"python-{torch_version()}"))
         python = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
         options = [
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",

@@ -19,12 +19,7 @@
 namespace posembed::alibi {
 namespace {
 
-/// Kernels take plain numbers; checks, which Meta kernels share, symbolic ones.
 using MaybeInt = std::optional<int64_t>;
-
-MaybeOffset symbolic(const MaybeInt& query_offset) {
-  return query_offset.has_value() ? MaybeOffset(*query_offset) : std::nullopt;
-}
 
 // ------------------------------------------------------------------------------ shapes and checks
 
@@ -35,25 +30,9 @@ void check_slopes(const Tensor& slopes) {
                     "slopes: expected [heads] or [2, heads], got ", slopes.sym_sizes());
 }
 
-/// None: the last query stands at the last key.
-c10::SymInt offset_of(const MaybeOffset& query_offset, const c10::SymInt& queries,
-                      const c10::SymInt& keys) {
-  return query_offset.has_value() ? *query_offset : keys - queries;
-}
-
-void check_distances(const c10::SymInt& queries, const c10::SymInt& keys,
-                     const c10::SymInt& offset) {
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(queries >= 0 && queries <= most, "query_length: expected 0 to 2147483647, got ",
-                    queries);
-  TORCH_CHECK_VALUE(keys >= 0 && keys <= most, "key_length: expected 0 to 2147483647, got ", keys);
-  TORCH_CHECK_VALUE(offset >= -most && offset <= most,
-                    "query_offset: expected -2147483647 to 2147483647, got ", offset);
-  TORCH_CHECK_VALUE(
-      offset + queries <= most && keys - offset <= most,
-      "query_offset: expected distances between queries and keys up to 2147483647, got "
-      "query_offset ",
-      offset, " with query_length ", queries, " and key_length ", keys);
+void check_lengths(const c10::SymInt& queries, const c10::SymInt& keys) {
+  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
+  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
 }
 
 at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
@@ -73,13 +52,11 @@ void check_scores(const Tensor& scores, const char* argument) {
                     scores.sym_sizes());
 }
 
-void check_add(const Tensor& scores, const Tensor& slopes, const MaybeOffset& query_offset) {
+void check_add(const Tensor& scores, const Tensor& slopes) {
   check_scores(scores, "scores");
   check_slopes(slopes);
   dispatcher::check_same_device(slopes, "slopes", scores, "scores");
   dispatcher::check_size(slopes.sym_size(-1), scores.sym_size(-3), "slopes", "heads");
-  const c10::SymInt queries = scores.sym_size(-2), keys = scores.sym_size(-1);
-  check_distances(queries, keys, offset_of(query_offset, queries, keys));
 }
 
 std::vector<c10::SymInt> slope_sizes(const Tensor& scores, bool two_sided) {
@@ -94,9 +71,22 @@ Slopes slopes_view(const Tensor& slopes) {
           slopes.dim() == 2 ? 2 : 1};
 }
 
+/// Checked here and not in Meta kernels, because a bound on symbolic lengths would be a guard of
+/// compiled graphs. No offset: the last query stands at the last key.
 Distances distances_of(int64_t queries, int64_t keys, const MaybeInt& query_offset, bool causal,
                        bool hide_future) {
-  return {queries, keys, query_offset.value_or(keys - queries), causal, hide_future};
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(queries <= most, "query_length: expected up to 2147483647, got ", queries);
+  TORCH_CHECK_VALUE(keys <= most, "key_length: expected up to 2147483647, got ", keys);
+  const int64_t offset = query_offset.value_or(keys - queries);
+  TORCH_CHECK_VALUE(offset >= -most && offset <= most,
+                    "query_offset: expected -2147483647 to 2147483647, got ", offset);
+  TORCH_CHECK_VALUE(
+      offset + queries <= most && keys - offset <= most,
+      "query_offset: expected distances between queries and keys up to 2147483647, got "
+      "query_offset ",
+      offset, " with query_length ", queries, " and key_length ", keys);
+  return {queries, keys, offset, causal, hide_future};
 }
 
 /// Strides of batch, head and query; without a batch, there is one.
@@ -116,14 +106,15 @@ Tensor with_dense_rows(const Tensor& tensor) {
 Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeInt query_offset, bool causal,
             bool hide_future, MaybeType dtype) {
   check_slopes(slopes);
-  check_distances(queries, keys, offset_of(symbolic(query_offset), queries, keys));
+  check_lengths(queries, keys);
+  const Distances distances = distances_of(queries, keys, query_offset, causal, hide_future);
   Tensor out =
       at::empty({slopes.size(-1), queries, keys}, slopes.options().dtype(type_or(dtype, slopes)));
   if (out.numel() == 0) return out;
   const Tensor dense = slopes.contiguous();
   FillArguments call;
   call.slopes = slopes_view(dense);
-  call.distances = distances_of(queries, keys, query_offset, causal, hide_future);
+  call.distances = distances;
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   if (out.is_cuda()) {
@@ -140,11 +131,13 @@ Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeInt query_
 
 void add_to(const Tensor& scores, const Tensor& slopes, const MaybeInt& query_offset, bool causal,
             bool hide_future, const Tensor& out) {
+  const Distances distances =
+      distances_of(out.size(-2), out.size(-1), query_offset, causal, hide_future);
   if (out.numel() == 0) return;
   const Tensor dense = slopes.contiguous();
   AddArguments call;
   call.slopes = slopes_view(dense);
-  call.distances = distances_of(out.size(-2), out.size(-1), query_offset, causal, hide_future);
+  call.distances = distances;
   call.in = scores.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
@@ -165,7 +158,7 @@ void add_to(const Tensor& scores, const Tensor& slopes, const MaybeInt& query_of
 
 Tensor add(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
            bool hide_future) {
-  check_add(scores, slopes, symbolic(query_offset));
+  check_add(scores, slopes);
   const Tensor in = with_dense_rows(scores);
   Tensor out = at::empty(scores.sizes(), scores.options());
   add_to(in, slopes, query_offset, causal, hide_future, out);
@@ -174,7 +167,7 @@ Tensor add(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bo
 
 void add_in_place(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
                   bool hide_future) {
-  check_add(scores, slopes, symbolic(query_offset));
+  check_add(scores, slopes);
   TORCH_CHECK_VALUE(scores.size(-1) <= 1 || scores.stride(-1) == 1,
                     "scores: expected a contiguous last dimension, got strides ", scores.strides());
   TORCH_CHECK_VALUE(at::has_internal_overlap(scores) != at::MemOverlap::Yes,
@@ -187,7 +180,6 @@ Tensor bias_backward(const Tensor& grad, MaybeInt query_offset, bool causal, boo
                      MaybeType dtype) {
   check_scores(grad, "grad");
   const int64_t queries = grad.size(-2), keys = grad.size(-1), heads = grad.size(-3);
-  check_distances(queries, keys, offset_of(symbolic(query_offset), queries, keys));
   Tensor out =
       at::empty_symint(slope_sizes(grad, two_sided), grad.options().dtype(type_or(dtype, grad)));
   if (heads == 0) return out;
@@ -281,30 +273,26 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
 
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                 MaybeOffset query_offset, bool, bool, MaybeType dtype) {
+Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeOffset, bool,
+                 bool, MaybeType dtype) {
   check_slopes(slopes);
-  check_distances(queries, keys, offset_of(query_offset, queries, keys));
+  check_lengths(queries, keys);
   return at::empty_symint({slopes.sym_size(-1), queries, keys},
                           slopes.options().dtype(type_or(dtype, slopes)));
 }
 
-Tensor bias_backward_meta(const Tensor& grad, MaybeOffset query_offset, bool, bool two_sided,
-                          MaybeType dtype) {
+Tensor bias_backward_meta(const Tensor& grad, MaybeOffset, bool, bool two_sided, MaybeType dtype) {
   check_scores(grad, "grad");
-  const c10::SymInt queries = grad.sym_size(-2), keys = grad.sym_size(-1);
-  check_distances(queries, keys, offset_of(query_offset, queries, keys));
   return at::empty_symint(slope_sizes(grad, two_sided), grad.options().dtype(type_or(dtype, grad)));
 }
 
-Tensor add_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset query_offset, bool, bool) {
-  check_add(scores, slopes, query_offset);
+Tensor add_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset, bool, bool) {
+  check_add(scores, slopes);
   return at::empty_symint(scores.sym_sizes(), scores.options());
 }
 
-void add_in_place_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset query_offset, bool,
-                       bool) {
-  check_add(scores, slopes, query_offset);
+void add_in_place_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset, bool, bool) {
+  check_add(scores, slopes);
 }
 
 void register_kernels(torch::Library& m) {

@@ -41,26 +41,28 @@ using FunctionOf = Signature;
 }  // namespace posembed::core
 
 // POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
-// baseline::rotate, avx2::rotate, avx512::rotate and the callable rotate_cpu.
-#if defined(POSEMBED_X86_VARIANTS)
+// baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. The files of the
+// copies themselves have no rotate_cpu: its initialisation runs when the library is loaded, and
+// must not be code that the processor may lack.
+#define POSEMBED_DECLARE_KERNEL(instruction_set, kernel, ...) \
+  namespace instruction_set {                                 \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;           \
+  }
+#if defined(POSEMBED_ISA)
+#define POSEMBED_CPU_KERNEL(kernel, ...)                     \
+  POSEMBED_DECLARE_KERNEL(POSEMBED_ISA, kernel, __VA_ARGS__) \
+  static_assert(true)
+#elif defined(POSEMBED_X86_VARIANTS)
 #define POSEMBED_CPU_KERNEL(kernel, ...)                               \
-  namespace baseline {                                                 \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
-  }                                                                    \
-  namespace avx2 {                                                     \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
-  }                                                                    \
-  namespace avx512 {                                                   \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
-  }                                                                    \
+  POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)               \
+  POSEMBED_DECLARE_KERNEL(avx2, kernel, __VA_ARGS__)                   \
+  POSEMBED_DECLARE_KERNEL(avx512, kernel, __VA_ARGS__)                 \
   inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
     baseline::kernel, avx2::kernel, avx512::kernel                     \
   }
 #else
 #define POSEMBED_CPU_KERNEL(kernel, ...)                               \
-  namespace baseline {                                                 \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;                    \
-  }                                                                    \
+  POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)               \
   inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
     baseline::kernel, baseline::kernel, baseline::kernel               \
   }

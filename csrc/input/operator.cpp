@@ -112,13 +112,14 @@ void check(const Input& in) {
 }
 
 /// CPU indices are looked at before anything is written; a CUDA kernel records what it meets.
-void check_range(const Tensor& values, const char* argument, const Tensor& table) {
+void check_range(const Tensor& values, const char* argument, const Tensor& table,
+                 const char* table_name) {
   const core::IndexView view = dispatcher::index_view(values);
   const int64_t rows = table.size(0);
   const int64_t place = core::find_outside(view, values.numel(), 0, rows);
   TORCH_CHECK_INDEX(place < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
-                    argument[0] == 't' ? "token type" : "token", " table of ", rows, ", got ",
-                    core::read(view, place), " at place ", place);
+                    table_name, " table of ", rows, ", got ", core::read(view, place), " at place ",
+                    place);
 }
 
 // ---------------------------------------------------------------------------------- the kernel
@@ -142,7 +143,7 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
 void prepare_token(const Input& in, Prepared& prepared) {
   prepared.token = token::with_dense_rows(in.token);
   prepared.ids = in.ids.contiguous();
-  if (!in.token.is_cuda()) check_range(prepared.ids, "ids", in.token);
+  if (!in.token.is_cuda()) check_range(prepared.ids, "ids", in.token, "token");
   Table& token = prepared.arguments.token;
   token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
   token.index_stride[0] = in.ids.size(1);
@@ -155,7 +156,8 @@ void prepare_type(const Input& in, Prepared& prepared) {
   const bool given = in.types.has_value();
   // Type 0 for every token: one number, read again and again.
   prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
-  if (given && !in.token.is_cuda()) check_range(prepared.types, "types", *in.token_type);
+  if (given && !in.token.is_cuda())
+    check_range(prepared.types, "types", *in.token_type, "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
   type.index_stride[0] = given ? in.ids.size(1) : 0;

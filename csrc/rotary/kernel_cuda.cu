@@ -100,41 +100,57 @@ struct Row {
   T* out;
 };
 
+/// Where a token is in its tensors.
+struct Token {
+  int64_t number, batch, seq;
+};
+
 template <typename T, int capacity>
-__device__ Row<T> row_of(const Launch<T, capacity>& launch, int64_t token, int head) {
-  const bool is_key = head >= launch.query_heads;
-  const Rows& rows = launch.rows[is_key];
-  const int64_t batch = token / launch.seq, seq = token - batch * launch.seq;
-  const int64_t place = is_key ? head - launch.query_heads : head;
-  const int64_t in =
-      batch * rows.in_stride[0] + seq * rows.in_stride[1] + place * rows.in_stride[2];
-  const int64_t out =
-      batch * rows.out_stride[0] + seq * rows.out_stride[1] + place * rows.out_stride[2];
-  return {static_cast<const T*>(rows.in) + in, static_cast<T*>(rows.out) + out};
+__device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
+  if (launch.tokens <= UINT32_MAX) {  // dividing 64 bits takes a hundred instructions
+    const uint32_t batch = static_cast<uint32_t>(number) / static_cast<uint32_t>(launch.seq);
+    return {number, batch, number - batch * launch.seq};
+  }
+  const int64_t batch = number / launch.seq;
+  return {number, batch, number - batch * launch.seq};
+}
+
+__device__ inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
 template <typename T, int capacity>
-__device__ int64_t position_of(const Launch<T, capacity>& launch, int64_t token, int axis) {
-  const int64_t batch = token / launch.seq, seq = token - batch * launch.seq;
-  if (launch.positions.data == nullptr) return launch.offset + seq;
-  return core::read(launch.positions, batch * launch.position_stride[0] +
-                                          seq * launch.position_stride[1] +
+__device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, int head) {
+  const bool is_key = head >= launch.query_heads;
+  const Rows& rows = launch.rows[is_key];
+  const int64_t place = is_key ? head - launch.query_heads : head;
+  return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride),
+          static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride)};
+}
+
+template <typename T, int capacity>
+__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
+  if (launch.positions.data == nullptr) return launch.offset + token.seq;
+  return core::read(launch.positions, token.batch * launch.position_stride[0] +
+                                          token.seq * launch.position_stride[1] +
                                           axis * launch.position_stride[2]);
 }
 
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
 /// well.
 template <typename T, int capacity>
-__device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position, int64_t token) {
+__device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
+                           const Token& token) {
   if (position < -1 && threadIdx.x == 0) {
-    core::record_error(launch.error, core::ErrorKind::position, position, token, INT64_MAX);
+    core::record_error(launch.error, core::ErrorKind::position, position, token.number, INT64_MAX);
   }
   return position >= 0;
 }
 
 /// Copies what lies outside the window of heads [begin, end), in packs.
 template <typename T, int capacity, int size>
-__device__ void copy_outside(const Launch<T, capacity>& launch, int64_t token, int begin, int end) {
+__device__ void copy_outside(const Launch<T, capacity>& launch, const Token& token, int begin,
+                             int end) {
   const int before = launch.start / size, window = 2 * launch.pairs / size;
   const int outside = launch.head_dim / size - window;
   for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
@@ -145,7 +161,7 @@ __device__ void copy_outside(const Launch<T, capacity>& launch, int64_t token, i
 }
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(max_pairs)
+__global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
     rotate_kernel(const __grid_constant__ Launch<T, capacity> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Compute<T> sines[capacity], cosines[capacity];
@@ -159,8 +175,9 @@ __global__ void __launch_bounds__(max_pairs)
   const int begin = launch.heads * split / launch.splits;
   const int end = launch.heads * (split + 1) / launch.splits;
 
-  for (int64_t token = blockIdx.x / blocks_of_token; token < launch.tokens;
-       token += gridDim.x / blocks_of_token) {
+  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
+       number += gridDim.x / blocks_of_token) {
+    const Token token = token_of(launch, number);
     Owned owned[heads_in_flight];
     const auto read_heads = [&](int head) {
 #pragma unroll
@@ -285,10 +302,12 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
 
   const int64_t blocks =
       std::min<int64_t>(launch.tokens, INT32_MAX / launch.splits) * launch.splits;
-  rotate_kernel<T, size, interleaved, capacity>
-      <<<static_cast<unsigned>(blocks), static_cast<unsigned>(owners * launch.heads_per_pass), 0,
-         stream>>>(launch);
-  const cudaError_t error = cudaGetLastError();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
+  config.stream = stream;
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity>, launch);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 

@@ -77,7 +77,8 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) 
 /// Everything that eager and Meta kernels check alike.
 void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text text,
            Text layout, const c10::SymInt& offset) {
-  const RotarySpec& spec = specification(text).spec;
+  const Specification& found = specification(text);
+  const RotarySpec& spec = found.spec;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
@@ -88,9 +89,7 @@ void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions,
     check_key(*key, query, where);
   }
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
-  if (positions.has_value()) {
-    check_positions(*positions, query, where, specification(text).axes, offset);
-  }
+  if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
 }
 
 /// CPU positions are looked at before anything is written; a CUDA kernel records what it meets.

@@ -21,10 +21,12 @@ Tensor position_gradient(const Tensor& gradient, const Tensor& positions, Text s
   return result.sum_to_size_symint(positions.sym_sizes()).to(positions.scalar_type());
 }
 
-/// Tangent of encodings along a tangent of the positions.
+/// Tangent of encodings along a tangent of the positions. Without their own tangent: encoding them
+/// would ask for the next derivative, and so on for ever.
 Tensor position_tangent(const Tensor& direction, const Tensor& positions, Text spec, int64_t order,
                         at::ScalarType dtype) {
-  return call_encode(positions, spec, order + 1, dtype).mul(direction.unsqueeze(-1).to(dtype));
+  const Tensor plain = positions._fw_primal(/*level=*/0);
+  return call_encode(plain, spec, order + 1, dtype).mul(direction.unsqueeze(-1).to(dtype));
 }
 
 /// Gradient of sinusoidal_add.

@@ -5,6 +5,7 @@
 #include <torch/nn/init.h>
 
 #include <ostream>
+#include <vector>
 
 #include "posembed/token.h"
 #include "token/operator.h"
@@ -51,9 +52,9 @@ void TokenEmbeddingImpl::reset() {
     reset_parameters();
     return;
   }
-  const torch::IntArrayRef expected = {options.num_embeddings(), options.embedding_dim()};
-  TORCH_CHECK_VALUE(options._weight().sizes() == expected, "_weight: expected shape ", expected,
-                    ", got ", options._weight().sizes());
+  const std::vector<int64_t> expected = {options.num_embeddings(), options.embedding_dim()};
+  TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(expected),
+                    "_weight: expected shape ", expected, ", got ", options._weight().sizes());
   weight = register_parameter("weight", options._weight());
 }
 

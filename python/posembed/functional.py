@@ -229,7 +229,8 @@ def rotary(
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
         key: The same with any number of heads, or None.
-        positions: int32 or int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is.
+        positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
+            [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
         spec: The rotation's numbers.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
@@ -381,6 +382,29 @@ def sinusoidal_encode(
     """
     return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
         positions, spec=spec.text, dtype=dtype
+    )
+
+
+def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
+    """The matrix that moves an encoding by ``distance`` positions, which rotates each pair.
+
+    Args:
+        distance: Positions.
+        spec: The encoding's numbers.
+
+    Returns:
+        float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
+
+    Raises:
+        ValueError: A sine has no cosine beside it.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
+        torch.Size([64, 64])
+    """
+    return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
+        distance, spec=spec.text
     )
 
 

@@ -71,9 +71,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         Raises:
             ValueError: A sine has no cosine beside it: an odd embedding_dim in "vaswani", "marian".
         """
-        return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
-            distance, spec=self.spec.text
-        )
+        return functional.sinusoidal_shift_matrix(distance, spec=self.spec)
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""

@@ -41,7 +41,8 @@ struct RotaryCall {
 
 /// Rotates `query`; gradients flow.
 /// @param query  floating, in `call.layout`
-/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is
+/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; with sections also
+///     [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is
 /// @param spec  RotarySpec::to_json()
 /// @param no_key  std::nullopt: a second tensor would be the key
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions

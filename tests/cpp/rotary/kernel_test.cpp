@@ -13,21 +13,13 @@
 #include <string>
 #include <vector>
 
-#include "rotary/frequencies.h"
+#include "rotary/call.h"
 
 namespace posembed::rotary {
 namespace {
 
 using core::BFloat16;
 using core::Float16;
-using core::Scalar;
-
-using Kernel = void (*)(const Arguments&, int64_t, int64_t);
-
-struct Variant {
-  const char* name;
-  Kernel rotate;
-};
 
 /// The copies of the kernel that this processor can run.
 std::vector<Variant> variants() {
@@ -40,191 +32,6 @@ std::vector<Variant> variants() {
 #endif
   return result;
 }
-
-constexpr Scalar scalars[] = {Scalar::float32, Scalar::float64, Scalar::bfloat16, Scalar::float16};
-
-double element(const void* data, Scalar scalar, int64_t place) {
-  return core::visit_scalar(scalar, [&](auto tag) -> double {
-    return core::load(static_cast<const typename decltype(tag)::type*>(data)[place]);
-  });
-}
-
-void set_element(void* data, Scalar scalar, int64_t place, double value) {
-  core::visit_scalar(scalar, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    core::store(static_cast<core::Compute<T>>(value), static_cast<T*>(data) + place);
-  });
-}
-
-/// The distance of neighbouring numbers at `value`.
-double ulp(Scalar scalar, double value) {
-  const int digits = scalar == Scalar::bfloat16 ? 8 : scalar == Scalar::float16 ? 11 : 24;
-  const int least = scalar == Scalar::bfloat16 ? -133 : scalar == Scalar::float16 ? -24 : -149;
-  if (scalar == Scalar::float64) return std::ldexp(1.0, std::max(std::ilogb(value) - 52, -1074));
-  return value == 0 ? std::ldexp(1.0, least)
-                    : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
-}
-
-enum class Order { bshd, bhsd, sbhd };
-
-struct Problem {
-  Scalar scalar = Scalar::float32;
-  int64_t batch = 2, seq = 5, heads[2] = {3, 2}, head_dim = 64, pairs = 32, start = 0;
-  bool interleaved = false, reverse = false, in_place = false;
-  double amplitude = 1.0;
-  Order order = Order::bshd;
-  int64_t padding = 0;  // elements between rows
-  int64_t shift = 0;    // elements before the first row: misaligns every row
-  int64_t offset = 0;
-  std::vector<int64_t> positions;  // [batch, seq], or empty
-  core::Index index = core::Index::int64;
-
-  std::string text() const {
-    return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
-           std::to_string(heads[1]) + " dim " + std::to_string(head_dim) + " pairs " +
-           std::to_string(pairs) + " start " + std::to_string(start) + " interleaved " +
-           std::to_string(interleaved) + " reverse " + std::to_string(reverse) + " in place " +
-           std::to_string(in_place) + " order " + std::to_string(int(order)) + " shift " +
-           std::to_string(shift);
-  }
-};
-
-/// Owns what a Problem's arguments point to.
-class Call {
- public:
-  explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
-    for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
-      turns_.push_back(core::turn_from_radians(frequency));
-    }
-    arguments.scalar = problem.scalar;
-    arguments.batch = problem.batch;
-    arguments.seq = problem.seq;
-    arguments.head_dim = problem.head_dim;
-    arguments.pairs = problem.pairs;
-    arguments.start = problem.start;
-    arguments.interleaved = problem.interleaved;
-    arguments.reverse = problem.reverse;
-    arguments.amplitude = problem.amplitude;
-    arguments.offset = problem.offset;
-    arguments.turns = turns_.data();
-    arguments.count = problem.heads[1] > 0 ? 2 : 1;
-    set_positions();
-    std::mt19937_64 random(seed);
-    for (int64_t r = 0; r < arguments.count; ++r) set_rows(r, &random);
-  }
-
-  Arguments arguments;
-
-  int64_t place(int64_t r, int64_t b, int64_t s, int64_t h) const {
-    const int64_t* stride = arguments.rows[r].in_stride;
-    return problem_.shift + b * stride[0] + s * stride[1] + h * stride[2];
-  }
-
-  int64_t position(int64_t b, int64_t s) const {
-    return problem_.positions.empty()
-               ? problem_.offset + s
-               : problem_.positions[static_cast<size_t>(b * problem_.seq + s)];
-  }
-
-  std::vector<char>& input(int64_t r) { return in_[r]; }
-  std::vector<char>& output(int64_t r) { return problem_.in_place ? in_[r] : out_[r]; }
-
-  /// Runs the kernel and compares every element, those outside the rows included.
-  void check(const Variant& variant) {
-    const std::vector<char> before[2] = {in_[0], in_[1]}, blank[2] = {output(0), output(1)};
-    const int64_t tokens = problem_.batch * problem_.seq, middle = tokens / 3;
-    variant.rotate(arguments, 0, middle);
-    variant.rotate(arguments, middle, tokens);
-    for (int64_t r = 0; r < arguments.count; ++r) {
-      std::vector<char> expected = blank[r];
-      for (int64_t b = 0; b < problem_.batch; ++b)
-        for (int64_t s = 0; s < problem_.seq; ++s)
-          for (int64_t h = 0; h < problem_.heads[r]; ++h)
-            check_row(variant, before[r].data(), output(r).data(), expected.data(),
-                      place(r, b, s, h), position(b, s));
-      ASSERT_EQ(memcmp(expected.data(), output(r).data(), expected.size()), 0)
-          << variant.name << " wrote outside its rows: " << problem_.text();
-      if (problem_.in_place) continue;
-      ASSERT_EQ(in_[r], before[r]) << variant.name << " wrote its input";
-    }
-  }
-
- private:
-  void set_positions() {
-    if (problem_.positions.empty()) return;
-    arguments.positions.type = problem_.index;
-    if (problem_.index == core::Index::int32) {
-      narrow_.assign(problem_.positions.begin(), problem_.positions.end());
-      arguments.positions.data = narrow_.data();
-    } else {
-      arguments.positions.data = problem_.positions.data();
-    }
-    arguments.position_stride[0] = problem_.seq;
-    arguments.position_stride[1] = 1;
-  }
-
-  void set_rows(int64_t r, std::mt19937_64* random) {
-    Rows& rows = arguments.rows[r];
-    rows.heads = problem_.heads[r];
-    const int64_t row = problem_.head_dim + problem_.padding;
-    const int64_t b = problem_.batch, s = problem_.seq, h = rows.heads;
-    const int64_t strides[3][3] = {
-        {s * h * row, h * row, row}, {h * s * row, row, s * row}, {h * row, b * h * row, row}};
-    for (int i = 0; i < 3; ++i)
-      rows.in_stride[i] = rows.out_stride[i] = strides[int(problem_.order)][i];
-    const int64_t elements = problem_.shift + b * s * h * row;
-    const int64_t size = core::size_of(problem_.scalar);
-    in_[r].resize(static_cast<size_t>(elements * size));
-    std::normal_distribution<double> normal;
-    for (int64_t i = 0; i < elements; ++i)
-      set_element(in_[r].data(), problem_.scalar, i, normal(*random));
-    out_[r].assign(in_[r].size(), char(0xab));
-    rows.in = in_[r].data() + problem_.shift * size;
-    rows.out = output(r).data() + problem_.shift * size;
-  }
-
-  /// Checks the rotated window, and copies the row into `expected`, which then holds what may be
-  /// there.
-  void check_row(const Variant& variant, const char* before, const char* after, char* expected,
-                 int64_t place, int64_t position) {
-    const Scalar scalar = problem_.scalar;
-    const auto size = static_cast<size_t>(core::size_of(scalar));
-    const auto begin = static_cast<size_t>(place) * size;
-    memcpy(expected + begin, before + begin, static_cast<size_t>(problem_.head_dim) * size);
-    if (position == -1) return;
-    memcpy(expected + begin + static_cast<size_t>(problem_.start) * size,
-           after + begin + static_cast<size_t>(problem_.start) * size,
-           static_cast<size_t>(2 * problem_.pairs) * size);
-    for (int64_t i = 0; i < problem_.pairs; ++i) {
-      const int64_t first = place + problem_.start + (problem_.interleaved ? 2 * i : i);
-      const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
-      double sine, cosine;
-      core::sincos_turn(core::phase(position, turns_[static_cast<size_t>(i)]), &sine, &cosine);
-      const long double c = cosine * problem_.amplitude;
-      const long double s = (problem_.reverse ? -sine : sine) * problem_.amplitude;
-      const long double x = element(before, scalar, first), y = element(before, scalar, second);
-      const double results[] = {static_cast<double>(x * c - y * s),
-                                static_cast<double>(y * c + x * s)};
-      const int64_t places[] = {first, second};
-      const double length =
-          std::hypot(static_cast<double>(x), static_cast<double>(y)) * problem_.amplitude;
-      for (int k = 0; k < 2; ++k) {
-        const double got = element(after, scalar, places[k]);
-        const bool wide = scalar == Scalar::float64;
-        double allowed = (wide ? 1e-15 : 2.5e-7) * length;
-        if (scalar == Scalar::bfloat16 || scalar == Scalar::float16)
-          allowed += 0.5 * ulp(scalar, results[k]);
-        ASSERT_NEAR(got, results[k], allowed) << variant.name << ", pair " << i << ", position "
-                                              << position << ", " << problem_.text();
-      }
-    }
-  }
-
-  Problem problem_;
-  std::vector<core::Turn128> turns_;
-  std::vector<int32_t> narrow_;
-  std::vector<char> in_[2], out_[2];
-};
 
 void check_all(const Problem& problem) {
   for (const Variant& variant : variants()) {
@@ -250,6 +57,21 @@ TEST(RotaryKernel, EverySizeOfWindow) {
           ASSERT_NO_FATAL_FAILURE(check_all(problem));
         }
       }
+    }
+  }
+}
+
+TEST(RotaryKernel, AnAxisForEachPair) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
     }
   }
 }

@@ -101,7 +101,7 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
         query, key, value, alibi(4, 6, dtype=torch.float64)
     )
     found = flex_attention(query, key, value, score_mod=alibi.score_mod(query_offset=2))
-    assert_close(found, expected, 1e-12)
+    assert_close(found, expected, 4e-7)  # slope * distance is a float32 product there
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
@@ -210,8 +210,8 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "kind: expected 'press' or 'geometric', got 'linear'"),
         (lambda s: pe.ALiBi(4, slopes=torch.rand(3)), ValueError, r"slopes: expected \[4\] or \[2, 4\], got \[3\]"),
         (lambda s: pe.functional.alibi_slopes(4, values=[1.0]), ValueError, "values: expected none, or one or two for each of total_heads 4, got 1"),
-        (lambda s: pe.ALiBi(4)(-1), ValueError, "query_length: expected 0 to 2147483647, got -1"),
-        (lambda s: pe.ALiBi(4)(3, 2**31), ValueError, "key_length: expected 0 to 2147483647"),
+        (lambda s: pe.ALiBi(4)(-1), ValueError, "query_length: expected 0 or more, got -1"),
+        (lambda s: pe.ALiBi(4)(3, 2**31), ValueError, "key_length: expected up to 2147483647"),
         (lambda s: pe.ALiBi(4)(3, 3, query_offset=2**31 - 3), ValueError, "query_offset: expected distances between queries and keys up to 2147483647"),
         (lambda s: pe.ALiBi(4)(3, dtype=torch.int32), TypeError, "dtype: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(4).add_(s), ValueError, "slopes: expected heads 2, got 4"),

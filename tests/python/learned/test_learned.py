@@ -8,6 +8,7 @@ import pickle
 import posembed as pe
 import pytest
 import torch
+import torch._dynamo.testing
 from support.case import FLOATING
 
 

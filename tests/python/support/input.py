@@ -15,7 +15,7 @@ ROWS, TYPES, COLUMNS = 7, 2, 5
 
 def sinusoids(positions: Tensor) -> Tensor:
     """Vaswani's encoding of COLUMNS components, base 10000."""
-    columns = torch.arange(COLUMNS, device=positions.device)
+    columns = torch.arange(COLUMNS, dtype=torch.float64, device=positions.device)
     angles = positions.double().unsqueeze(-1) * 10000.0 ** (-(columns // 2 * 2) / COLUMNS)
     return torch.where(columns % 2 == 0, angles.sin(), angles.cos())
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from support.case import OperatorCase, Sample
 
-ROWS, COLUMNS = 11, 6
+ROWS, COLUMNS = 9, 6
 
 
 def one_hot(ids: Tensor, rows: int) -> Tensor:

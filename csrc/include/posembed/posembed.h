@@ -1,0 +1,10 @@
+/// All of posembed for C++: what `find_package(PosEmbed)` and `PosEmbed::posembed` give a program.
+#pragma once
+
+#include "posembed/alibi.h"
+#include "posembed/build_info.h"
+#include "posembed/input.h"
+#include "posembed/learned.h"
+#include "posembed/rotary.h"
+#include "posembed/sinusoidal.h"
+#include "posembed/token.h"

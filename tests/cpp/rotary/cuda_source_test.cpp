@@ -1,0 +1,148 @@
+// The source of the CUDA kernel, run on the CPU by tests/cpp/cuda_on_cpu: what every thread
+// computes, with and without 16-byte accesses, with heads shared by several blocks, and how bad
+// positions are reported. A GPU is not needed.
+#include <cuda_runtime.h>
+
+// The library may hold the real launcher.
+#define rotate_cuda rotate_cuda_on_cpu
+#include "rotary/call.h"
+#include "rotary/kernel_cuda.cu"
+
+namespace posembed::rotary {
+namespace {
+
+void rotate_all(const Arguments& arguments, int64_t, int64_t end) {
+  if (end != arguments.batch * arguments.seq) return;  // launches have no range of tokens
+  ASSERT_EQ(rotate_cuda(arguments, nullptr), nullptr);
+}
+
+constexpr Variant source{"cuda source", rotate_all};
+
+void check(const Problem& problem) { Call(problem).check(source); }
+
+TEST(RotaryGpuSource, EverySizeOfWindow) {
+  for (const Scalar scalar : scalars) {
+    for (int64_t pairs = 0; pairs <= 70; pairs += pairs < 12 ? 1 : 4) {
+      for (int bits = 0; bits < 4; ++bits) {
+        Problem problem;
+        problem.scalar = scalar;
+        problem.pairs = pairs;
+        problem.start = pairs % 3 == 0 ? 0 : 8;
+        problem.head_dim = problem.start + 2 * pairs + (pairs % 2 == 0 ? 8 : 3);
+        problem.interleaved = (bits & 1) != 0;
+        problem.in_place = (bits & 2) != 0;
+        problem.seq = 3;
+        ASSERT_NO_FATAL_FAILURE(check(problem));
+      }
+    }
+  }
+}
+
+TEST(RotaryGpuSource, HeadsOverBlocksAndPasses) {
+  for (const int multiprocessors : {0, 1, 4, 132}) {
+    pretended_multiprocessors = multiprocessors;
+    for (const Scalar scalar : scalars) {
+      for (const int64_t heads : {1, 3, 8, 40, 130}) {
+        Problem problem;
+        problem.scalar = scalar;
+        problem.heads[0] = heads;
+        problem.heads[1] = heads / 4;
+        problem.batch = 1;
+        problem.seq = heads > 8 ? 2 : 9;
+        problem.in_place = heads % 2 == 0;
+        ASSERT_NO_FATAL_FAILURE(check(problem));
+      }
+    }
+  }
+  pretended_multiprocessors = 4;
+}
+
+TEST(RotaryGpuSource, LayoutsPositionsDirectionAmplitude) {
+  for (const Scalar scalar : scalars) {
+    for (const Order order : {Order::bshd, Order::bhsd, Order::sbhd}) {
+      for (int bits = 0; bits < 16; ++bits) {
+        Problem problem;
+        problem.scalar = scalar;
+        problem.order = order;
+        problem.interleaved = (bits & 1) != 0;
+        problem.reverse = (bits & 2) != 0;
+        problem.in_place = (bits & 4) != 0;
+        problem.index = (bits & 8) != 0 ? core::Index::int32 : core::Index::int64;
+        problem.amplitude = 1.25;
+        problem.padding = bits % 3 == 0 ? 16 : 3;
+        problem.shift = bits % 4;
+        problem.seq = 4;
+        problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3};
+        ASSERT_NO_FATAL_FAILURE(check(problem));
+      }
+    }
+  }
+}
+
+TEST(RotaryGpuSource, AnAxisForEachPair) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, LargestWindow) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.pairs = max_pairs;
+      problem.head_dim = 2 * max_pairs;
+      problem.interleaved = interleaved;
+      problem.seq = 2;
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, SameBitsAsTheCpu) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.in_place = true;
+      problem.offset = 1000000;
+      problem.amplitude = 0.7;
+      Call cpu(problem), gpu(problem);
+      rotate_cpu(cpu.arguments, 0, problem.batch * problem.seq);
+      rotate_all(gpu.arguments, 0, problem.batch * problem.seq);
+      ASSERT_EQ(cpu.input(0), gpu.input(0)) << problem.text();
+      ASSERT_EQ(cpu.input(1), gpu.input(1)) << problem.text();
+    }
+  }
+}
+
+TEST(RotaryGpuSource, RecordsTheFirstBadPositionAndLeavesItsToken) {
+  Problem problem;
+  problem.batch = 1;
+  problem.seq = 4;
+  problem.positions = {7, -2, 3, -9};
+  Call call(problem);
+  core::DeviceError error = {};
+  call.arguments.error = &error;
+  rotate_all(call.arguments, 0, 4);
+  EXPECT_EQ(error.state, 2u);
+  EXPECT_EQ(error.kind, core::ErrorKind::position);
+  EXPECT_EQ(error.value, -2);
+  EXPECT_EQ(error.place, 1);
+  const auto bytes = static_cast<size_t>(problem.heads[0] * problem.head_dim) * sizeof(float);
+  EXPECT_EQ(memcmp(call.output(0).data() + bytes, call.input(0).data() + bytes, bytes), 0);
+  EXPECT_NE(memcmp(call.output(0).data(), call.input(0).data(), bytes), 0);
+}
+
+}  // namespace
+}  // namespace posembed::rotary
