@@ -17,6 +17,11 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_(Tensor(a!) query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
   define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
   define("rotary_frequencies(str spec) -> Tensor");
+  define("rotary_attention_factor(str spec) -> float");
+  define("rotary_specification(str spec) -> str");
+  define("rotary_resolve(str spec, int seq_len) -> str");
+  define("rotary_description(str spec) -> str");
+  define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
   define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");
   define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");

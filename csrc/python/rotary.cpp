@@ -17,16 +17,16 @@ Layout layout(const std::string& text) {
   throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" + text + "'");
 }
 
-std::shared_ptr<RotaryEmbeddingImpl> make(int64_t head_dim, const std::string& layout_name,
-                                          double base, std::optional<int64_t> rotary_dim,
-                                          int64_t rotary_start, bool interleaved, bool reverse) {
-  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(head_dim)
-                                                   .layout(layout(layout_name))
-                                                   .base(base)
-                                                   .rotary_dim(rotary_dim)
-                                                   .rotary_start(rotary_start)
-                                                   .interleaved(interleaved)
-                                                   .reverse(reverse));
+/// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
+std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
+                                          const py::kwargs& options) {
+  if (!py::hasattr(spec, "to_json")) {
+    spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
+  } else if (!options.empty()) {
+    throw py::value_error("spec_options: expected none beside a RotarySpec");
+  }
+  const RotarySpec numbers = RotarySpec::from_json(spec.attr("to_json")().cast<std::string>());
+  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(numbers).layout(layout(layout_name)));
 }
 
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
@@ -74,9 +74,7 @@ void bind_rotary(py::module_& module) {
   module.def("rotary", &rotary);
   module.def("rotary_", &rotary_in_place);
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
-      .def(py::init(&make), py::arg("head_dim"), py::kw_only(), py::arg("layout") = "bshd",
-           py::arg("base") = 10000.0, py::arg("rotary_dim") = py::none(),
-           py::arg("rotary_start") = 0, py::arg("interleaved") = false, py::arg("reverse") = false)
+      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd")
       .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
            py::arg("inverse") = false)

@@ -8,10 +8,31 @@
 
 namespace posembed::rotary {
 
+/// Radians per position, one for each pair.
+using Series = std::vector<core::DoubleDouble>;
+
 /// The plain series base^(-2i / rotary_dim) for i in [0, rotary_dim / 2), in radians per position,
 /// relative error below 2^-98. Su et al., "RoFormer", 2021.
 ///
 /// Requires base > 0 and an even rotary_dim >= 0.
-std::vector<core::DoubleDouble> geometric_frequencies(double base, int64_t rotary_dim);
+Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim);
+
+/// The same where pairs belong to axes and each axis has the whole series for itself.
+Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>& axis_of_pair);
+
+/// The base whose longest wavelength is `factor` times as long: base * factor^(d / (d - 2)).
+///
+/// Requires rotary_dim > 2.
+core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
+
+/// Divides the pairs that YaRN interpolates, and blends between `fast` and `slow` turns within
+/// `original_max_positions`. Peng et al., "YaRN", 2023.
+void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,
+                double fast, double slow, bool truncate);
+
+/// Divides wavelengths over original_max_positions / low by `factor`, blends down to
+/// original_max_positions / high. Llama 3.1.
+void scale_llama3(Series& series, double factor, double low, double high,
+                  int64_t original_max_positions);
 
 }  // namespace posembed::rotary

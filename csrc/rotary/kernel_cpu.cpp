@@ -36,6 +36,7 @@ using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core
 template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
+  uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
 };
 
 /// Sine and cosine of a token, in the same order.
@@ -80,8 +81,18 @@ void order_turns(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
-template <typename T>
-void fill_angles(const Arguments& arguments, const Turns<T>& turns, int64_t position,
+template <typename T, bool interleaved>
+void order_axes(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.axes == 1) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
+  }
+}
+
+/// `position` tells the position of a slot.
+template <typename T, typename Position>
+void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
                  Angles<T>* angles) {
   const Compute<T> amplitude = static_cast<Compute<T>>(arguments.amplitude);
   const Compute<T> sine_amplitude = arguments.reverse ? -amplitude : amplitude;
@@ -89,7 +100,7 @@ void fill_angles(const Arguments& arguments, const Turns<T>& turns, int64_t posi
   for (int64_t begin = 0; begin < slots; begin += lanes) {
     for (int64_t slot = begin; slot < begin + lanes; ++slot) {
       Compute<T> sine, cosine;
-      core::sincos_turn(core::phase(position, turns.of_slot[slot]), &sine, &cosine);
+      core::sincos_turn(core::phase(position(slot), turns.of_slot[slot]), &sine, &cosine);
       angles->cosine[slot] = cosine * amplitude;
       angles->sine[slot] = sine * sine_amplitude;
     }
@@ -286,10 +297,32 @@ bool can_stream(const Arguments& arguments, const Rows& rows) {
          aligned(rows.out_stride[2]);
 }
 
-int64_t position_of(const Arguments& arguments, const Token& token) {
+int64_t position_of(const Arguments& arguments, const Token& token, int64_t axis) {
   if (arguments.positions.data == nullptr) return arguments.offset + token.seq;
   return core::read(arguments.positions, token.batch * arguments.position_stride[0] +
-                                             token.seq * arguments.position_stride[1]);
+                                             token.seq * arguments.position_stride[1] +
+                                             axis * arguments.position_stride[2]);
+}
+
+/// Angles of a token; whether it is rotated at all.
+template <typename T>
+bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                 Angles<T>* angles) {
+  if (arguments.axes == 1) {
+    const int64_t position = position_of(arguments, token, 0);
+    if (position == -1) return false;
+    fill_angles<T>(
+        arguments, turns, [=](int64_t) { return position; }, angles);
+    return true;
+  }
+  int64_t of_axis[max_axes];
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    of_axis[axis] = position_of(arguments, token, axis);
+    if (of_axis[axis] == -1) return false;
+  }
+  const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };
+  fill_angles<T>(arguments, turns, position, angles);
+  return true;
 }
 
 template <typename T>
@@ -352,9 +385,8 @@ template <typename T>
 void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t count, Token* next,
                 Token* tokens, Angles<T>* angles) {
   for (int64_t t = 0; t < count; ++t) {
-    const int64_t position = position_of(arguments, *next);
-    tokens[t] = {next->batch, next->seq, position != -1};
-    if (position != -1) fill_angles<T>(arguments, turns, position, angles + t);
+    tokens[t] = *next;
+    tokens[t].rotated = begin_token<T>(arguments, turns, *next, angles + t);
     if (++next->seq == arguments.seq) *next = {next->batch + 1, 0};
   }
 }
@@ -378,6 +410,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Angles<T> angles[tile_tokens];
   Token tokens[tile_tokens];
   order_turns<T, interleaved>(arguments, &turns);
+  order_axes<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
   for (int64_t r = 0; r < arguments.count; ++r) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);

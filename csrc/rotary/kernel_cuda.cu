@@ -26,7 +26,7 @@ template <typename T, int capacity>
 struct Launch {
   Rows rows[2];
   int64_t tokens, seq;
-  int64_t position_stride[2], offset;
+  int64_t position_stride[3], offset;
   core::IndexView positions;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
@@ -34,7 +34,9 @@ struct Launch {
   int splits;              // blocks that share the heads of a token
   int heads_per_pass;      // heads that a block's threads cover at a time
   int head_dim, pairs, start;
+  int axes;
   TurnOf<T> turns[capacity];
+  uint8_t axis_of_pair[capacity];
 };
 
 /// `size` elements that move in one instruction.
@@ -127,10 +129,11 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
 }
 
 template <typename T, int capacity>
-__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token) {
+__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
   if (launch.positions.data == nullptr) return launch.offset + token.seq;
   return core::read(launch.positions, token.batch * launch.position_stride[0] +
-                                          token.seq * launch.position_stride[1]);
+                                          token.seq * launch.position_stride[1] +
+                                          axis * launch.position_stride[2]);
 }
 
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
@@ -189,10 +192,15 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
     int head = launch.pairs > 0 ? begin + first_head : end;
     read_heads(head);
 
-    const int64_t position = position_of(launch, token);
-    const bool rotated = is_rotated(launch, position, token);
+    const int64_t first_position = position_of(launch, token, 0);
+    bool rotated = is_rotated(launch, first_position, token);
+    for (int axis = 1; axis < launch.axes; ++axis) {
+      rotated = is_rotated(launch, position_of(launch, token, axis), token) && rotated;
+    }
     __syncthreads();  // the previous token's angles have been read
     for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
+      const int64_t position =
+          launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]);
       Compute<T> sine, cosine;
       core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
       sines[pair] = sine * launch.sine_amplitude;
@@ -246,7 +254,7 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
   launch.tokens = arguments.batch * arguments.seq;
   launch.seq = arguments.seq;
-  std::copy(arguments.position_stride, arguments.position_stride + 2, launch.position_stride);
+  std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
   launch.error = arguments.error;
@@ -258,7 +266,9 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   launch.head_dim = static_cast<int>(arguments.head_dim);
   launch.pairs = static_cast<int>(arguments.pairs);
   launch.start = static_cast<int>(arguments.start);
+  launch.axes = static_cast<int>(arguments.axes);
   for (int64_t i = 0; i < arguments.pairs; ++i) {
+    if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     if constexpr (std::is_same_v<T, double>) {
       launch.turns[i] = arguments.turns[i];
     } else {

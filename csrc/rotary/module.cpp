@@ -2,6 +2,7 @@
 #include <ostream>
 
 #include "posembed/rotary.h"
+#include "rotary/json.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -19,7 +20,10 @@ const char* name(Layout layout) {
   }
 }
 
-torch::Tensor RotarySpec::frequencies() const { return rotary::call_rotary_frequencies(to_json()); }
+torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
+  const RotarySpec& spec = *this;
+  return rotary::call_rotary_frequencies((seq_len ? resolve(*seq_len) : spec).to_json());
+}
 
 namespace functional {
 
@@ -56,6 +60,12 @@ void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 
 RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
 
+RotaryOptions::RotaryOptions(const RotarySpec& spec) : head_dim_(spec.head_dim) {
+  base(spec.base).rotary_dim(spec.rotary_dim).rotary_start(spec.rotary_start);
+  interleaved(spec.interleaved).reverse(spec.reverse).scaling(spec.scaling);
+  sections(spec.sections).custom_frequencies(spec.custom_frequencies);
+}
+
 RotarySpec RotaryOptions::spec() const {
   RotarySpec spec(head_dim_);
   spec.base = base_;
@@ -63,6 +73,9 @@ RotarySpec RotaryOptions::spec() const {
   spec.rotary_start = rotary_start_;
   spec.interleaved = interleaved_;
   spec.reverse = reverse_;
+  spec.scaling = scaling_;
+  spec.sections = sections_;
+  spec.custom_frequencies = custom_frequencies_;
   spec.check();
   return spec;
 }
@@ -74,12 +87,7 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
 void RotaryEmbeddingImpl::reset() { text_ = options.spec().to_json(); }
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  const RotarySpec spec = options.spec();
-  stream << "RotaryEmbedding(" << spec.head_dim << ", base=" << spec.base;
-  if (spec.rotary_dim != spec.head_dim) stream << ", rotary_dim=" << spec.rotary_dim;
-  if (spec.rotary_start != 0) stream << ", rotary_start=" << spec.rotary_start;
-  if (spec.interleaved) stream << ", interleaved=True";
-  if (spec.reverse) stream << ", reverse=True";
+  stream << "RotaryEmbedding(" << rotary::describe(options.spec());
   stream << ", layout='" << posembed::name(options.layout()) << "')";
 }
 

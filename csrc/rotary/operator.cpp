@@ -10,6 +10,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
+#include "rotary/json.h"
 #include "rotary/kernel.h"
 #include "rotary/specification.h"
 
@@ -39,9 +40,17 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
   dispatcher::check_size(tensor.sym_size(-1), spec.head_dim, argument, "head_dim");
 }
 
-void check_positions(const Tensor& positions, const Tensor& query, const Dimensions& where,
+/// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
+bool has_axes(const Tensor& positions, const Dimensions& where) {
+  return positions.dim() == (where.batch < 0 ? 2 : 3);
+}
+
+void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
                      const c10::SymInt& offset) {
-  // positions: [seq], [batch, seq] or [1, seq]
+  // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
+  const bool by_axis = axes > 1 && has_axes(all, where);
+  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, "positions", "axes");
+  const Tensor positions = by_axis ? all.select(0, 0) : all;
   dispatcher::check_integers(positions, "positions");
   dispatcher::check_same_device(positions, "positions", query, "query");
   const bool one_row = positions.dim() == 1;
@@ -68,7 +77,11 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) 
 /// Everything that eager and Meta kernels check alike.
 void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text text,
            Text layout, const c10::SymInt& offset) {
-  const RotarySpec& spec = specification(text).spec;
+  const Specification& found = specification(text);
+  const RotarySpec& spec = found.spec;
+  TORCH_CHECK_VALUE(!spec.is_dynamic(),
+                    "spec: its frequencies depend on the length of the sequence, which the ",
+                    "operator does not know: pass seq_len, or resolve(seq_len) of it");
   const Dimensions where = dimensions(layout);
   check_rotated(query, "query", where, spec);
   if (key != nullptr) {
@@ -76,7 +89,7 @@ void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions,
     check_key(*key, query, where);
   }
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
-  if (positions.has_value()) check_positions(*positions, query, where, offset);
+  if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
 }
 
 /// CPU positions are looked at before anything is written; a CUDA kernel records what it meets.
@@ -126,12 +139,18 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   result.interleaved = spec.spec.interleaved;
   result.reverse = (inverse != transpose) != spec.spec.reverse;
   result.turns = spec.turns.data();
+  result.amplitude = inverse ? 1.0 / spec.attention_factor : spec.attention_factor;
   result.offset = offset;
   if (positions.defined()) {
     result.positions = dispatcher::index_view(positions);
-    result.position_stride[0] =
-        positions.dim() == 2 && positions.size(0) > 1 ? positions.stride(0) : 0;
+    const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
+    result.position_stride[0] = by_row ? positions.stride(-2) : 0;
     result.position_stride[1] = positions.stride(-1);
+    if (has_axes(positions, where)) {
+      result.position_stride[2] = positions.stride(0);
+      result.axes = spec.axes;
+      result.axis_of_pair = spec.axis_of_pair.data();
+    }
   }
   return result;
 }
@@ -256,6 +275,20 @@ Tensor rotary_frequencies(Text text) {
   return result;
 }
 
+double rotary_attention_factor(Text text) { return specification(text).attention_factor; }
+
+std::string rotary_specification(Text text) { return specification(text).spec.to_json(); }
+
+std::string rotary_resolve(Text text, int64_t seq_len) {
+  return specification(text).spec.resolve(seq_len).to_json();
+}
+
+std::string rotary_description(Text text) { return describe(specification(text).spec); }
+
+std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
+  return Sections::of(sizes.vec(), interleaved).axis_of_pair;
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("rotary", rotary);
   m.impl("rotary_pair", rotary_pair);
@@ -280,6 +313,11 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_frequencies", rotary_frequencies);
+  m.impl("rotary_attention_factor", rotary_attention_factor);
+  m.impl("rotary_specification", rotary_specification);
+  m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_description", rotary_description);
+  m.impl("rotary_sections", rotary_sections);
 }
 
 }  // namespace posembed::rotary

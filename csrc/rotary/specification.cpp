@@ -2,38 +2,45 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <shared_mutex>
 
-#include "rotary/frequencies.h"
+#include "rotary/json.h"
 #include "rotary/kernel.h"
+#include "rotary/scaling.h"
 
 namespace posembed {
+
 namespace {
 
-template <typename T>
-void read(const nlohmann::json& object, const char* key, T& value) {
-  if (object.contains(key)) object.at(key).get_to(value);
+void check_sections(const RotarySpec& spec) {
+  if (!spec.sections.has_value()) return;
+  const std::vector<int64_t>& axes = spec.sections->axis_of_pair;
+  TORCH_CHECK_VALUE(static_cast<int64_t>(axes.size()) == spec.rotary_dim / 2,
+                    "sections: expected an axis for each of rotary_dim / 2 = ", spec.rotary_dim / 2,
+                    " pairs, got ", axes.size());
+  for (const int64_t axis : axes) {
+    TORCH_CHECK_VALUE(axis >= 0 && axis < rotary::max_axes, "sections: expected axes 0 to ",
+                      rotary::max_axes - 1, ", got ", axis);
+  }
 }
 
-RotarySpec parse(const std::string& text) {
-  const nlohmann::json object = nlohmann::json::parse(text);
-  RotarySpec spec(object.at("head_dim").get<int64_t>());
-  read(object, "base", spec.base);
-  read(object, "rotary_dim", spec.rotary_dim);
-  read(object, "rotary_start", spec.rotary_start);
-  read(object, "interleaved", spec.interleaved);
-  read(object, "reverse", spec.reverse);
-  const nlohmann::json known = nlohmann::json::parse(spec.to_json());
-  for (const auto& entry : object.items()) {
-    TORCH_CHECK_VALUE(known.contains(entry.key()), "RotarySpec: unknown key '", entry.key(),
-                      "' in ", text);
+void check_custom_frequencies(const RotarySpec& spec) {
+  if (!spec.custom_frequencies.has_value()) return;
+  const std::vector<double>& frequencies = *spec.custom_frequencies;
+  TORCH_CHECK_VALUE(static_cast<int64_t>(frequencies.size()) == spec.rotary_dim / 2,
+                    "custom_frequencies: expected rotary_dim / 2 = ", spec.rotary_dim / 2,
+                    " numbers, got ", frequencies.size());
+  for (const double frequency : frequencies) {
+    TORCH_CHECK_VALUE(std::isfinite(frequency), "custom_frequencies: expected finite numbers, got ",
+                      frequency);
   }
-  return spec;
+  TORCH_CHECK_VALUE(std::holds_alternative<std::monostate>(spec.scaling),
+                    "scaling: expected none beside custom_frequencies");
 }
 
 }  // namespace
@@ -52,25 +59,15 @@ void RotarySpec::check() const {
                     2 * rotary::max_pairs, ", got ", rotary_dim);
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
                     "base: expected a finite number of at least 1, got ", base);
-}
-
-std::string RotarySpec::to_json() const {
-  // nlohmann::json keeps keys sorted, so equal specifications have equal text.
-  return nlohmann::json{{"head_dim", head_dim},       {"base", base},
-                        {"rotary_dim", rotary_dim},   {"rotary_start", rotary_start},
-                        {"interleaved", interleaved}, {"reverse", reverse}}
-      .dump();
+  rotary::check_scaling(*this);
+  check_sections(*this);
+  check_custom_frequencies(*this);
 }
 
 RotarySpec RotarySpec::from_json(const std::string& text) {
-  try {
-    const RotarySpec spec = parse(text);
-    spec.check();
-    return spec;
-  } catch (const nlohmann::json::exception& error) {
-    TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '", text,
-                      "': ", error.what());
-  }
+  const RotarySpec spec = rotary::parse(text);
+  spec.check();
+  return spec;
 }
 
 bool RotarySpec::operator==(const RotarySpec& other) const { return to_json() == other.to_json(); }
@@ -80,12 +77,19 @@ namespace {
 
 std::unique_ptr<const Specification> read(std::string_view text) {
   const RotarySpec spec = RotarySpec::from_json(std::string(text));
-  std::vector<core::DoubleDouble> frequencies = geometric_frequencies(spec.base, spec.rotary_dim);
-  std::vector<core::Turn128> turns;
-  for (const core::DoubleDouble& frequency : frequencies) {
-    turns.push_back(core::turn_from_radians(frequency));
+  const Scaled numbers = scaled(spec);
+  auto result = std::make_unique<Specification>(
+      Specification{spec, numbers.frequencies, {}, numbers.attention_factor, {}, 1});
+  for (const core::DoubleDouble& frequency : numbers.frequencies) {
+    result->turns.push_back(core::turn_from_radians(frequency));
   }
-  return std::make_unique<Specification>(Specification{spec, frequencies, turns});
+  if (spec.sections.has_value()) {
+    for (const int64_t axis : spec.sections->axis_of_pair) {
+      result->axis_of_pair.push_back(static_cast<uint8_t>(axis));
+      result->axes = std::max(result->axes, axis + 1);
+    }
+  }
+  return result;
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include "core/double_double.h"
 #include "core/turn.h"
-#include "posembed/rotary.h"
+#include "posembed/rotary_specification.h"
 
 namespace posembed::rotary {
 
@@ -15,6 +15,9 @@ struct Specification {
   RotarySpec spec;
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
   std::vector<core::Turn128> turns;             // the same as fractions of a turn
+  double attention_factor;                      // what rotated pairs are multiplied by
+  std::vector<uint8_t> axis_of_pair;            // empty: positions have one axis
+  int64_t axes;                                 // of positions: 1 without sections
 };
 
 /// Reads a specification's JSON text, once for each text; the result lives as long as the process.

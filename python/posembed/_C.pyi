@@ -4,6 +4,7 @@ from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
 from posembed._build_info import BuildInfo
+from posembed.specification import RotarySpec
 
 def build_info() -> BuildInfo: ...
 def rotary(
@@ -67,14 +68,10 @@ class LearnedPositionalEmbedding(ModuleWrapper):
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
         self,
-        head_dim: int,
+        spec_or_head_dim: RotarySpec | int,
         *,
         layout: str = "bshd",
-        base: float = 10000.0,
-        rotary_dim: int | None = None,
-        rotary_start: int = 0,
-        interleaved: bool = False,
-        reverse: bool = False,
+        **spec_options: Any,
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def rotate_(self, *args: Any, **kwargs: Any) -> None: ...

@@ -18,14 +18,31 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("info", help="print versions, compiler, CUDA architectures")
+    explain = commands.add_parser("explain", help="explain the rotary embedding of a model")
+    explain.add_argument("config", help="a config.json, or Meta's params.json")
+    explain.add_argument("--layer-type", help="where layers differ: full_attention, ...")
+    explain.add_argument("--seq-len", type=int, help="length, where frequencies depend on it")
+    explain.add_argument("--against", metavar="CONFIG", help="tell what differs from another model")
     arguments = parser.parse_args()
 
     if arguments.cmake_dir:
         print(_library.PACKAGE / "lib" / "cmake" / "PosEmbed")
     elif arguments.command == "info":
         print_info()
+    elif arguments.command == "explain":
+        print_explanation(arguments)
     else:
         parser.print_help()
+
+
+def print_explanation(arguments: argparse.Namespace) -> None:
+    """Prints what a model's configuration does to its queries and keys."""
+    spec = posembed.RotarySpec.from_huggingface(arguments.config, arguments.layer_type)
+    if arguments.against is None:
+        print(spec.explain(arguments.seq_len))
+    else:
+        other = posembed.RotarySpec.from_huggingface(arguments.against, arguments.layer_type)
+        print(spec.diff(other))
 
 
 def print_info() -> None:

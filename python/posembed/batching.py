@@ -33,8 +33,16 @@ def unfold(tensor: Tensor, into: int, size: int) -> tuple[Tensor, int]:
 def rotary_positions(
     positions: Tensor, mapped: int, query: Tensor, query_mapped: int | None, layout: str
 ) -> Tensor:
-    """Mapped positions as [size * batch, seq]: each row of the batch folded with its copy."""
+    """Mapped positions as [size * batch, seq]: each row of the batch folded with its copy.
+
+    An axis of sections stays in front: [axes, size * batch, seq].
+    """
     positions = positions.movedim(mapped, 0)
+    if positions.dim() == (3 if DIMENSIONS[layout][0] is None else 4):
+        rows = [
+            rotary_positions(axis, 0, query, query_mapped, layout) for axis in positions.unbind(1)
+        ]
+        return torch.stack(rows)
     if positions.dim() == 2:  # [size, seq]
         positions = positions.unsqueeze(1)
     batch_dim, _ = DIMENSIONS[layout]

@@ -229,7 +229,8 @@ def rotary(
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
         key: The same with any number of heads, or None.
-        positions: int32 or int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is.
+        positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
+            [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
         spec: The rotation's numbers.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
@@ -256,6 +257,44 @@ def rotary(
     if key is None:
         return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
     return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
+
+
+def rerotate_(
+    key: Tensor,
+    old_positions: Tensor,
+    new_positions: Tensor,
+    *,
+    spec: RotarySpec,
+    new_spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+) -> None:
+    """Moves rotated keys to other positions, or to another specification, in place.
+
+    For context shifts, prefixes that move, and scalings that change with the length: keys are as
+    if rotated anew, but for one rounding to their dtype. Works on a float64 copy.
+
+    Args:
+        key: Rotated keys in ``layout``.
+        old_positions: Where they were rotated, as :func:`rotary` takes positions.
+        new_positions: Where they shall be.
+        spec: What rotated them.
+        new_spec: What shall have rotated them; default: the same.
+        layout: The order of dimensions.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`rotary_`.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(64)
+        >>> positions = torch.arange(100, 110)
+        >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
+        >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
+    """
+    wide = key.to(torch.float64, copy=True)
+    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
+    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
+    key.copy_(wide)
 
 
 def rotary_(

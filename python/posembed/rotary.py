@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from posembed import functional
 from posembed.functional import Layout
@@ -54,6 +55,23 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
 
+    @classmethod
+    def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
+        """The module of a model's configuration: see :meth:`RotarySpec.from_huggingface`.
+
+        Args:
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            layer_type: Where layers differ.
+            **options: ``interleaved`` and ``base`` of :meth:`RotarySpec.from_huggingface`, and the
+                module's own.
+        """
+        stated = {key: options.pop(key) for key in ("interleaved", "base") if key in options}
+        return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
+
+    def spec_for(self, seq_len: int | None) -> RotarySpec:
+        """The specification, resolved where a length is given."""
+        return self.spec if seq_len is None else self.spec.resolve(seq_len)
+
     @overload
     def forward(
         self,
@@ -63,6 +81,7 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> Tensor: ...
 
     @overload
@@ -74,6 +93,7 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -84,13 +104,19 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rotated query, or (query, key); see :func:`posembed.functional.rotary`."""
+        """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
+
+        ``seq_len``, the length of the whole sequence, is for specifications whose frequencies
+        depend on it (dynamic NTK, LongRoPE): all calls that share a key cache need the same
+        ``spec.resolve(seq_len)``.
+        """
         return functional.rotary(
             query,
             key,
             positions,
-            spec=self.spec,
+            spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
             inverse=inverse,
@@ -104,25 +130,38 @@ class RotaryEmbedding(nn.Module):
         *,
         offset: int = 0,
         inverse: bool = False,
+        seq_len: int | None = None,
     ) -> None:
         """Rotates in place, for inference; see :func:`posembed.functional.rotary_`."""
         functional.rotary_(
             query,
             key,
             positions,
-            spec=self.spec,
+            spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
             inverse=inverse,
         )
 
+    def rerotate_(
+        self,
+        key: Tensor,
+        old_positions: Tensor,
+        new_positions: Tensor,
+        *,
+        seq_len: int | None = None,
+        new_spec: RotarySpec | None = None,
+    ) -> None:
+        """Moves rotated keys in place; see :func:`posembed.functional.rerotate_`."""
+        functional.rerotate_(
+            key,
+            old_positions,
+            new_positions,
+            spec=self.spec_for(seq_len),
+            new_spec=new_spec,
+            layout=self.layout,
+        )
+
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
-        spec = self.spec
-        parts = [f"{spec.head_dim}, base={spec.base:g}"]
-        if spec.rotary_dim != spec.head_dim:
-            parts.append(f"rotary_dim={spec.rotary_dim}")
-        if spec.rotary_start:
-            parts.append(f"rotary_start={spec.rotary_start}")
-        parts += [f"{flag}=True" for flag in ("interleaved", "reverse") if getattr(spec, flag)]
-        return ", ".join([*parts, f"layout={self.layout!r}"])
+        return f"{self.spec.describe()}, layout={self.layout!r}"

@@ -6,10 +6,51 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from posembed.scaling import RotaryScaling, Scaling, finite
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Sections:
+    """Positions with several axes (time, height, width): the axis that turns each pair.
+
+    Args:
+        sizes: Pairs of each axis, one axis after the other (Qwen2-VL).
+        interleaved: Axes take turns instead; what is left over belongs to axis 0 (Qwen3-VL).
+        restart: Each axis has the whole series of frequencies (vision towers).
+        axis_of_pair: Any other order, instead of ``sizes``.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.Sections((1, 1, 2)).axis_of_pair
+        (0, 1, 2, 2)
+    """
+
+    axis_of_pair: tuple[int, ...]
+    restart: bool
+
+    def __init__(
+        self,
+        sizes: Iterable[int] | None = None,
+        interleaved: bool = False,
+        restart: bool = False,
+        *,
+        axis_of_pair: Iterable[int] | None = None,
+    ) -> None:
+        if (sizes is None) == (axis_of_pair is None):
+            raise ValueError("Sections: expected either sizes or axis_of_pair")
+        if sizes is not None:
+            axis_of_pair = torch.ops.posembed.rotary_sections(list(sizes), interleaved)
+        elif interleaved:
+            raise ValueError("interleaved: expected False beside axis_of_pair")
+        assert axis_of_pair is not None
+        object.__setattr__(self, "axis_of_pair", tuple(int(axis) for axis in axis_of_pair))
+        object.__setattr__(self, "restart", bool(restart))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +65,9 @@ class RotarySpec:
         rotary_dim: Components that are rotated; default: all.
         rotary_start: The first of them.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
+        scaling: How frequencies are stretched to a longer context.
+        sections: The position axis of each pair, where positions have several.
+        custom_frequencies: Radians per position [rotary_dim / 2], instead of a series.
         reverse: Rotate the other way.
 
     Raises:
@@ -42,7 +86,11 @@ class RotarySpec:
     rotary_dim: int | None = None
     rotary_start: int = 0
     interleaved: bool = False
+    scaling: RotaryScaling | None = None
+    sections: Sections | None = None
+    custom_frequencies: tuple[float, ...] | None = None
     reverse: bool = False
+    text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", float(self.base))
@@ -50,12 +98,20 @@ class RotarySpec:
             raise ValueError(f"base: expected a finite number of at least 1, got {self.base}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
-        self.frequencies()  # the operator reads the text and refuses what does not fit
+        if self.custom_frequencies is not None:
+            numbers = tuple(finite("custom_frequencies", f) for f in self.custom_frequencies)
+            object.__setattr__(self, "custom_frequencies", numbers)
+        # C++ reads the text, refuses what does not fit, and writes it the one way both agree on.
+        text = torch.ops.posembed.rotary_specification(json.dumps(self._to_dict()))
+        object.__setattr__(self, "text", text)
 
-    @functools.cached_property
-    def text(self) -> str:
-        """What operators are given: :meth:`to_json`, made once."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+    def _to_dict(self) -> dict[str, Any]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        if self.scaling is not None:
+            fields["scaling"] = self.scaling.to_dict()
+        if self.sections is not None:
+            fields["sections"] = dataclasses.asdict(self.sections)
+        return fields
 
     def to_json(self) -> str:
         """JSON text; equal specifications have equal text, in C++ too."""
@@ -68,13 +124,87 @@ class RotarySpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        torch.ops.posembed.rotary_frequencies(text)
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = json.loads(torch.ops.posembed.rotary_specification(text))
+        if fields["scaling"] is not None:
+            fields["scaling"] = Scaling.from_dict(fields["scaling"])
+        if fields["sections"] is not None:
+            fields["sections"] = Sections(**fields["sections"])
         return cls(**fields)
 
-    def frequencies(self) -> Tensor:
-        """Radians per position of each pair: float64 [rotary_dim / 2]."""
-        return torch.ops.posembed.rotary_frequencies(self.text)  # type: ignore[no-any-return]
+    @classmethod
+    def from_huggingface(
+        cls,
+        config: Any,
+        layer_type: str | None = None,
+        *,
+        interleaved: bool | None = None,
+        base: float | None = None,
+    ) -> RotarySpec:
+        """The specification of a model, strictly read from its configuration.
+
+        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata.
+
+        Args:
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            layer_type: Where layers differ: "full_attention", "sliding_attention", and so on.
+            interleaved: The pairing, for model types that are not known; nothing tells it.
+            base: For configurations without rope_theta.
+
+        Raises:
+            ValueError: A key that would be ignored, a missing one, or a contradiction, by name.
+
+        Example:
+            >>> import posembed as pe
+            >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+            ...           "rope_theta": 500000.0}
+            >>> pe.RotarySpec.from_huggingface(config).head_dim
+            128
+        """
+        from posembed.configuration import from_huggingface
+
+        return from_huggingface(config, layer_type, interleaved=interleaved, base=base)
+
+    def resolve(self, seq_len: int) -> RotarySpec:
+        """The specification for sequences of that length, with fixed frequencies.
+
+        Itself, where the scaling does not depend on the length. Keys rotated by one resolved
+        specification are not comparable with those rotated by another: it belongs to the cache.
+        """
+        resolved: str = torch.ops.posembed.rotary_resolve(self.text, seq_len)
+        return self if resolved == self.text else RotarySpec.from_json(resolved)
+
+    def frequencies(self, seq_len: int | None = None) -> Tensor:
+        """Radians per position of each pair: float64 [rotary_dim / 2].
+
+        Without ``seq_len`` those of sequences within the original context.
+        """
+        text = self.text if seq_len is None else self.resolve(seq_len).text
+        return torch.ops.posembed.rotary_frequencies(text)  # type: ignore[no-any-return]
+
+    def wavelengths(self, seq_len: int | None = None) -> Tensor:
+        """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand."""
+        return 2 * math.pi / self.frequencies(seq_len).abs()
+
+    def describe(self) -> str:
+        """What differs from the defaults, in the short form that modules print."""
+        return torch.ops.posembed.rotary_description(self.text)  # type: ignore[no-any-return]
+
+    def explain(self, seq_len: int | None = None) -> str:
+        """What the specification does, for people: pairs, wavelengths, what stretches them."""
+        from posembed.explanation import explain
+
+        return explain(self, seq_len)
+
+    def diff(self, other: RotarySpec) -> str:
+        """In words what differs, and from which position on angles differ by more than 1e-3."""
+        from posembed.explanation import diff
+
+        return diff(self, other)
+
+    @property
+    def attention_factor(self) -> float:
+        """What rotated queries and keys are multiplied by (within the original context)."""
+        return torch.ops.posembed.rotary_attention_factor(self.text)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,10 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "posembed/export.h"
+#include "posembed/rotary_specification.h"
 
 namespace posembed {
 
@@ -28,32 +30,6 @@ enum class Layout {
 /// "bshd", "bhsd", "sbhd" or "thd".
 POSEMBED_API const char* name(Layout layout);
 
-/// The numbers that fix a rotation: everything that distinguishes one model's RoPE from another's.
-/// Plain data; equal numbers give equal text from to_json() in C++ and in Python.
-struct POSEMBED_API RotarySpec {
-  /// Raises c10::ValueError unless head_dim and rotary_dim are even and positive and fit.
-  explicit RotarySpec(int64_t head_dim);
-
-  int64_t head_dim;          ///< components of one head
-  double base = 10000.0;     ///< pair i turns by base^(-2i / rotary_dim) radians per position
-  int64_t rotary_dim;        ///< components that are rotated; default: head_dim
-  int64_t rotary_start = 0;  ///< the first of them
-  bool interleaved = false;  ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
-  bool reverse = false;      ///< rotate the other way
-
-  /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
-  void check() const;
-
-  std::string to_json() const;
-  static RotarySpec from_json(const std::string& text);
-
-  /// Radians per position: float64 [rotary_dim / 2].
-  torch::Tensor frequencies() const;
-
-  bool operator==(const RotarySpec& other) const;
-  bool operator!=(const RotarySpec& other) const { return !(*this == other); }
-};
-
 namespace functional {
 
 /// How rotary() reads its arguments.
@@ -65,7 +41,8 @@ struct RotaryCall {
 
 /// Rotates `query`; gradients flow.
 /// @param query  floating, in `call.layout`
-/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; -1 leaves a token as it is
+/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; with sections also
+///     [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is
 /// @param spec  RotarySpec::to_json()
 /// @param no_key  std::nullopt: a second tensor would be the key
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
@@ -92,6 +69,8 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 /// Options of RotaryEmbedding, as RotarySpec plus the layout.
 struct POSEMBED_API RotaryOptions {
   /* implicit */ RotaryOptions(int64_t head_dim);
+  /// The options that give this specification.
+  explicit RotaryOptions(const RotarySpec& spec);
 
   /// Components of one head.
   TORCH_ARG(int64_t, head_dim);
@@ -105,6 +84,12 @@ struct POSEMBED_API RotaryOptions {
   TORCH_ARG(bool, interleaved) = false;
   /// Rotate the other way.
   TORCH_ARG(bool, reverse) = false;
+  /// How frequencies are stretched to a longer context.
+  TORCH_ARG(RotaryScaling, scaling) = {};
+  /// The position axis of each pair, where positions have several.
+  TORCH_ARG(std::optional<Sections>, sections) = std::nullopt;
+  /// Radians per position [rotary_dim / 2], instead of a series.
+  TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
   /// Which dimension is which in query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
 

@@ -61,7 +61,8 @@ struct Problem {
   int64_t padding = 0;  // elements between rows
   int64_t shift = 0;    // elements before the first row: misaligns every row
   int64_t offset = 0;
-  std::vector<int64_t> positions;  // [batch, seq], or empty
+  std::vector<int64_t> positions;  // [batch, seq], [axes, batch, seq], or empty
+  int64_t axes = 1;                // taken in turns by the pairs
   core::Index index = core::Index::int64;
 
   std::string text() const {
@@ -94,6 +95,7 @@ class Call {
     arguments.turns = turns_.data();
     arguments.count = problem.heads[1] > 0 ? 2 : 1;
     set_positions();
+    set_axes();
     std::mt19937_64 random(seed);
     for (int64_t r = 0; r < arguments.count; ++r) set_rows(r, &random);
   }
@@ -105,10 +107,18 @@ class Call {
     return problem_.shift + b * stride[0] + s * stride[1] + h * stride[2];
   }
 
-  int64_t position(int64_t b, int64_t s) const {
+  int64_t position(int64_t axis, int64_t b, int64_t s) const {
+    const int64_t row = axis * problem_.batch + b;
     return problem_.positions.empty()
                ? problem_.offset + s
-               : problem_.positions[static_cast<size_t>(b * problem_.seq + s)];
+               : problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
+  }
+
+  /// A token's position on each axis.
+  std::vector<int64_t> positions(int64_t b, int64_t s) const {
+    std::vector<int64_t> result;
+    for (int64_t axis = 0; axis < problem_.axes; ++axis) result.push_back(position(axis, b, s));
+    return result;
   }
 
   std::vector<char>& input(int64_t r) { return in_[r]; }
@@ -126,7 +136,7 @@ class Call {
         for (int64_t s = 0; s < problem_.seq; ++s)
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
             check_row(variant, before[r].data(), output(r).data(), expected.data(),
-                      place(r, b, s, h), position(b, s));
+                      place(r, b, s, h), positions(b, s));
       ASSERT_EQ(memcmp(expected.data(), output(r).data(), expected.size()), 0)
           << variant.name << " wrote outside its rows: " << problem_.text();
       if (problem_.in_place) continue;
@@ -146,6 +156,15 @@ class Call {
     }
     arguments.position_stride[0] = problem_.seq;
     arguments.position_stride[1] = 1;
+  }
+
+  void set_axes() {
+    arguments.axes = problem_.axes;
+    arguments.position_stride[2] = problem_.batch * problem_.seq;
+    for (int64_t i = 0; i < problem_.pairs; ++i) {
+      axis_of_pair_.push_back(static_cast<uint8_t>(i % problem_.axes));
+    }
+    arguments.axis_of_pair = axis_of_pair_.data();
   }
 
   void set_rows(int64_t r, std::mt19937_64* random) {
@@ -171,18 +190,19 @@ class Call {
   /// Checks the rotated window, and copies the row into `expected`, which then holds what may be
   /// there.
   void check_row(const Variant& variant, const char* before, const char* after, char* expected,
-                 int64_t place, int64_t position) {
+                 int64_t place, const std::vector<int64_t>& positions) {
     const Scalar scalar = problem_.scalar;
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(place) * size;
     memcpy(expected + begin, before + begin, static_cast<size_t>(problem_.head_dim) * size);
-    if (position == -1) return;
+    if (std::count(positions.begin(), positions.end(), -1) > 0) return;
     memcpy(expected + begin + static_cast<size_t>(problem_.start) * size,
            after + begin + static_cast<size_t>(problem_.start) * size,
            static_cast<size_t>(2 * problem_.pairs) * size);
     for (int64_t i = 0; i < problem_.pairs; ++i) {
       const int64_t first = place + problem_.start + (problem_.interleaved ? 2 * i : i);
       const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
+      const int64_t position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;
       core::sincos_turn(core::phase(position, turns_[static_cast<size_t>(i)]), &sine, &cosine);
       const long double c = cosine * problem_.amplitude;
@@ -207,6 +227,7 @@ class Call {
 
   Problem problem_;
   std::vector<core::Turn128> turns_;
+  std::vector<uint8_t> axis_of_pair_;
   std::vector<int32_t> narrow_;
   std::vector<char> in_[2], out_[2];
 };

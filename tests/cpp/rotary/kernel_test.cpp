@@ -61,6 +61,21 @@ TEST(RotaryKernel, EverySizeOfWindow) {
   }
 }
 
+TEST(RotaryKernel, AnAxisForEachPair) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
 TEST(RotaryKernel, LargestWindow) {
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {

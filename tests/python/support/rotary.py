@@ -18,7 +18,11 @@ def angles(positions: Tensor, spec: dict[str, Any]) -> Tensor:
     """Position times frequency in float64: good to 1e-14 at the small positions of these tests."""
     dim = spec.get("rotary_dim", spec["head_dim"])
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
-    return positions.double().unsqueeze(-1) * spec.get("base", 10000.0) ** -exponents
+    frequencies = spec.get("base", 10000.0) ** -exponents
+    axes = (spec.get("sections") or {}).get("axis_of_pair")
+    if axes and positions.dim() == 3:  # [axes, batch, seq]: every pair has the position of its axis
+        return positions[torch.tensor(axes)].double().movedim(0, -1) * frequencies
+    return positions.double().unsqueeze(-1) * frequencies
 
 
 def rotate(
@@ -35,6 +39,7 @@ def rotate(
     numbers = json.loads(spec)
     if layout == "thd":
         tensor = tensor.unsqueeze(0)
+        positions = None if positions is None else positions.unsqueeze(-2)
     order = ORDERS.get(layout, (0, 1, 2))
     x = tensor.permute(*order, 3).clone()  # [batch, seq, heads, head_dim]
     if positions is None:
@@ -59,6 +64,8 @@ def rotate(
     else:
         rotated = torch.cat(turned, -1)
     untouched = (positions < 0)[..., None, None]
+    if untouched.dim() == 5:
+        untouched = untouched.any(0)
     result = torch.cat(
         [x[..., :start], torch.where(untouched, window, rotated), x[..., start + dim :]], -1
     ).permute(*[order.index(i) for i in range(3)], 3)
@@ -75,7 +82,9 @@ def reference_pair(
     return rotate(query, positions, **options), rotate(key, positions, **options)
 
 
-def sample(heads: tuple[int, ...], positions: bool = False, **options: Any) -> Any:
+def sample(
+    heads: tuple[int, ...], positions: bool = False, axes: int | None = None, **options: Any
+) -> Any:
     """Samples with that many heads in query (and key)."""
     layout, spec = options.get("layout", "bshd"), options.pop("spec")
 
@@ -92,7 +101,9 @@ def sample(heads: tuple[int, ...], positions: bool = False, **options: Any) -> A
             tensors.append(torch.randn(shape, device=device, dtype=dtype))
         places = None
         if positions:
-            places = torch.randint(-1, 40, (batch, seq), device=device)
+            shape = (seq,) if layout == "thd" else (batch, seq)
+            shape = shape if axes is None else (axes, *shape)
+            places = torch.randint(-1, 40, shape, device=device)
         return Sample((*tensors, places), {"spec": spec, **options})
 
     return make
@@ -103,6 +114,8 @@ PARTIAL = (
     '{"base":500000.0,"head_dim":16,"interleaved":true,"reverse":true,'
     '"rotary_dim":10,"rotary_start":4}'
 )
+
+SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2,1]}}'
 
 CASES = [
     OperatorCase("rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference),
@@ -123,6 +136,18 @@ CASES = [
         torch.ops.posembed.rotary_pair.default,
         sample((2, 2), spec=PLAIN, layout="thd"),
         reference_pair,
+    ),
+    OperatorCase(
+        "rotary_pair-sections",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 1), positions=True, axes=3, spec=SECTIONS),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary-sections-thd",
+        torch.ops.posembed.rotary.default,
+        sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd"),
+        reference,
     ),
     OperatorCase(
         "rotary_",

@@ -1,0 +1,136 @@
+/// What distinguishes one model's rotary embedding from another's, as plain data: RotarySpec, the
+/// scalings that stretch its frequencies to longer contexts, and position axes of its pairs.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "posembed/export.h"
+
+namespace posembed {
+
+/// Position interpolation: every frequency divided by `factor`. Chen et al., arXiv:2306.15595.
+struct LinearScaling {
+  double factor = 1.0;
+};
+
+/// NTK-aware: the base grows to base * factor^(d / (d - 2)), d = rotary_dim, so that the longest
+/// wavelength is stretched by `factor` and the shortest stays.
+struct NtkScaling {
+  double factor = 1.0;
+};
+
+/// NTK-aware with a factor that grows with the sequence: see RotarySpec::resolve.
+struct DynamicNtkScaling {
+  double factor = 1.0;
+  int64_t original_max_positions = 0;
+};
+
+/// YaRN: pairs with more than beta_fast turns in the original context stay, those with fewer than
+/// beta_slow are divided by `factor`, those between are blended. Peng et al., arXiv:2309.00071.
+struct YarnScaling {
+  double factor = 1.0;
+  int64_t original_max_positions = 0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  std::optional<double> mscale = std::nullopt;          ///< DeepSeek's, with mscale_all_dim
+  std::optional<double> mscale_all_dim = std::nullopt;  ///< both given: their ratio is the factor
+  bool truncate = true;  ///< round the ends of the blend outwards to whole pairs
+  std::optional<double> attention_factor = std::nullopt;  ///< default: 0.1 log(factor) + 1
+};
+
+/// Llama 3.1: wavelengths over original_max_positions / low_freq_factor are stretched by `factor`,
+/// those under original_max_positions / high_freq_factor stay, those between are blended.
+struct Llama3Scaling {
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_positions = 0;
+};
+
+/// Gemma: the first `proportion` of the pairs turn, with exponents over all of rotary_dim; the
+/// others stand still. All frequencies are divided by `factor`.
+struct ProportionalScaling {
+  double proportion = 1.0;
+  double factor = 1.0;
+};
+
+/// LongRoPE: each pair's frequency divided by its own searched factor, one list up to
+/// original_max_positions and one beyond: see RotarySpec::resolve. Ding et al., arXiv:2402.13753.
+struct LongRopeScaling {
+  std::vector<double> short_factor;
+  std::vector<double> long_factor;
+  int64_t original_max_positions = 0;
+  /// Of the context; default attention factor: sqrt(1 + log(factor) / log(original_max_positions)).
+  std::optional<double> factor = std::nullopt;
+  std::optional<double> attention_factor = std::nullopt;
+  std::optional<double> long_attention_factor = std::nullopt;  ///< default: attention_factor
+};
+
+/// std::monostate: frequencies as they are.
+using RotaryScaling =
+    std::variant<std::monostate, LinearScaling, NtkScaling, DynamicNtkScaling, YarnScaling,
+                 Llama3Scaling, ProportionalScaling, LongRopeScaling>;
+
+/// Positions with several axes (time, height, width): the axis that turns each pair.
+struct POSEMBED_API Sections {
+  std::vector<int64_t> axis_of_pair;  ///< [rotary_dim / 2]
+  bool restart = false;               ///< each axis has the whole series of frequencies
+
+  /// sizes[a] pairs for axis a: one axis after the other, or in turns (`interleaved`) where those
+  /// that are left over belong to axis 0.
+  static Sections of(const std::vector<int64_t>& sizes, bool interleaved = false,
+                     bool restart = false);
+};
+
+/// The numbers that fix a rotation: everything that distinguishes one model's RoPE from another's.
+/// Plain data; equal numbers give equal text from to_json() in C++ and in Python.
+///
+///     posembed::RotarySpec spec(128);
+///     spec.base = 500000.0;
+///     spec.scaling = posembed::Llama3Scaling{8.0, 1.0, 4.0, 8192};
+///     spec.check();
+struct POSEMBED_API RotarySpec {
+  explicit RotarySpec(int64_t head_dim);
+
+  int64_t head_dim;          ///< components of one head
+  double base = 10000.0;     ///< pair i turns by base^(-2i / rotary_dim) radians per position
+  int64_t rotary_dim;        ///< components that are rotated; default: head_dim
+  int64_t rotary_start = 0;  ///< the first of them
+  bool interleaved = false;  ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
+  bool reverse = false;      ///< rotate the other way
+  RotaryScaling scaling;
+  std::optional<Sections> sections = std::nullopt;
+  /// Radians per position [rotary_dim / 2], instead of a series; no scaling beside them.
+  std::optional<std::vector<double>> custom_frequencies = std::nullopt;
+
+  /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
+  void check() const;
+
+  std::string to_json() const;
+  static RotarySpec from_json(const std::string& text);
+
+  /// Whether frequencies depend on the length of the sequence; only resolve() makes them fixed.
+  bool is_dynamic() const;
+
+  /// The specification for sequences of that length, with fixed frequencies. Keys rotated by one
+  /// are not comparable with those rotated by another: a cache belongs to one resolved
+  /// specification.
+  RotarySpec resolve(int64_t seq_len) const;
+
+  /// Radians per position: float64 [rotary_dim / 2]. No seq_len: as up to the original context.
+  torch::Tensor frequencies(std::optional<int64_t> seq_len = std::nullopt) const;
+
+  /// What rotated queries and keys are multiplied by.
+  double attention_factor(std::optional<int64_t> seq_len = std::nullopt) const;
+
+  bool operator==(const RotarySpec& other) const;
+  bool operator!=(const RotarySpec& other) const { return !(*this == other); }
+};
+
+}  // namespace posembed

@@ -1,0 +1,298 @@
+// The fields of every scaling are listed once; writing, reading and printing walk through the list.
+#include "rotary/json.h"
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace posembed {
+namespace rotary {
+namespace {
+
+using nlohmann::json;
+
+// --------------------------------------------------------------------------------- names of fields
+
+const char* name(const LinearScaling&) { return "linear"; }
+const char* name(const NtkScaling&) { return "ntk"; }
+const char* name(const DynamicNtkScaling&) { return "dynamic_ntk"; }
+const char* name(const YarnScaling&) { return "yarn"; }
+const char* name(const Llama3Scaling&) { return "llama3"; }
+const char* name(const ProportionalScaling&) { return "proportional"; }
+const char* name(const LongRopeScaling&) { return "longrope"; }
+
+template <typename Visitor>
+void fields(Visitor& visit, LinearScaling& scaling) {
+  visit("factor", scaling.factor);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, NtkScaling& scaling) {
+  visit("factor", scaling.factor);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, DynamicNtkScaling& scaling) {
+  visit("factor", scaling.factor);
+  visit("original_max_positions", scaling.original_max_positions);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, YarnScaling& scaling) {
+  visit("factor", scaling.factor);
+  visit("original_max_positions", scaling.original_max_positions);
+  visit("beta_fast", scaling.beta_fast);
+  visit("beta_slow", scaling.beta_slow);
+  visit("mscale", scaling.mscale);
+  visit("mscale_all_dim", scaling.mscale_all_dim);
+  visit("truncate", scaling.truncate);
+  visit("attention_factor", scaling.attention_factor);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, Llama3Scaling& scaling) {
+  visit("factor", scaling.factor);
+  visit("low_freq_factor", scaling.low_freq_factor);
+  visit("high_freq_factor", scaling.high_freq_factor);
+  visit("original_max_positions", scaling.original_max_positions);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, ProportionalScaling& scaling) {
+  visit("proportion", scaling.proportion);
+  visit("factor", scaling.factor);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, LongRopeScaling& scaling) {
+  visit("short_factor", scaling.short_factor);
+  visit("long_factor", scaling.long_factor);
+  visit("original_max_positions", scaling.original_max_positions);
+  visit("factor", scaling.factor);
+  visit("attention_factor", scaling.attention_factor);
+  visit("long_attention_factor", scaling.long_attention_factor);
+}
+
+// ------------------------------------------------------------------------------------------
+// writing
+
+template <typename T>
+json value(const T& given) {
+  return given;
+}
+
+template <typename T>
+json value(const std::optional<T>& given) {
+  return given.has_value() ? json(*given) : json();
+}
+
+struct Writer {
+  json object = json::object();
+
+  template <typename T>
+  void operator()(const char* key, const T& given) {
+    object[key] = value(given);
+  }
+};
+
+json write(const std::monostate&) { return {}; }
+
+template <typename Scaling>
+json write(Scaling scaling) {
+  Writer writer;
+  writer("type", name(scaling));
+  fields(writer, scaling);
+  return writer.object;
+}
+
+json write(const std::optional<Sections>& sections) {
+  if (!sections.has_value()) return {};
+  return {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
+}
+
+// ------------------------------------------------------------------------------------------
+// reading
+
+/// Takes known keys out of an object; done() refuses those that are left.
+class Reader {
+ public:
+  Reader(const char* what, json object) : what_(what), object_(std::move(object)) {
+    TORCH_CHECK_VALUE(object_.is_object(), what, ": expected a JSON object, got ", object_.dump());
+  }
+
+  template <typename T>
+  void operator()(const char* key, T& given) {
+    known_ += known_.empty() ? key : std::string(", ") + key;
+    if (!object_.contains(key)) return;
+    read(object_.at(key), given);
+    object_.erase(key);
+  }
+
+  void done() const {
+    for (const auto& left : object_.items()) {
+      TORCH_CHECK_VALUE(false, what_, ": unknown key '", left.key(), "'; known are: ", known_);
+    }
+  }
+
+ private:
+  template <typename T>
+  static void read(const json& from, T& given) {
+    from.get_to(given);
+  }
+
+  template <typename T>
+  static void read(const json& from, std::optional<T>& given) {
+    if (from.is_null()) {
+      given = std::nullopt;
+    } else {
+      given = from.get<T>();
+    }
+  }
+
+  const char* what_;
+  json object_;
+  std::string known_;
+};
+
+template <typename Scaling>
+bool read_as(const std::string& type, const json& object, RotaryScaling& result) {
+  Scaling scaling;
+  if (type != name(scaling)) return false;
+  Reader reader(name(scaling), object);
+  std::string same;
+  reader("type", same);
+  fields(reader, scaling);
+  reader.done();
+  result = scaling;
+  return true;
+}
+
+RotaryScaling read_scaling(const json& object) {
+  RotaryScaling result;
+  if (object.is_null()) return result;
+  const std::string type = object.at("type").get<std::string>();
+  const bool known =
+      read_as<LinearScaling>(type, object, result) || read_as<NtkScaling>(type, object, result) ||
+      read_as<DynamicNtkScaling>(type, object, result) ||
+      read_as<YarnScaling>(type, object, result) || read_as<Llama3Scaling>(type, object, result) ||
+      read_as<ProportionalScaling>(type, object, result) ||
+      read_as<LongRopeScaling>(type, object, result);
+  TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
+                    "'llama3', 'proportional' or 'longrope', got '", type, "'");
+  return result;
+}
+
+std::optional<Sections> read_sections(const json& object) {
+  if (object.is_null()) return std::nullopt;
+  Sections sections;
+  Reader reader("sections", object);
+  reader("axis_of_pair", sections.axis_of_pair);
+  reader("restart", sections.restart);
+  reader.done();
+  return sections;
+}
+
+// -----------------------------------------------------------------------------------------
+// printing
+
+template <typename T>
+void print(std::ostream& stream, const T& given) {
+  stream << given;
+}
+
+void print(std::ostream& stream, bool given) { stream << (given ? "True" : "False"); }
+
+template <typename T>
+void print(std::ostream& stream, const std::vector<T>& given) {
+  stream << '[' << given.size() << " numbers]";
+}
+
+template <typename T>
+void print(std::ostream& stream, const std::optional<T>& given) {
+  if (given.has_value()) print(stream, *given);
+}
+
+/// Prints the fields whose values are not those of another walk: the defaults.
+struct Printer {
+  std::ostream& stream;
+  const json defaults;
+  const char* separator = "";
+
+  template <typename T>
+  void operator()(const char* key, const T& given) {
+    if (defaults.at(key) == value(given)) return;
+    stream << separator << key << '=';
+    print(stream, given);
+    separator = ", ";
+  }
+};
+
+template <typename Scaling>
+void print_scaling(std::ostream& stream, Scaling scaling) {
+  stream << ", scaling=" << name(scaling) << '(';
+  Printer printer{stream, write(Scaling())};
+  fields(printer, scaling);
+  stream << ')';
+}
+
+void print_scaling(std::ostream&, std::monostate) {}
+
+}  // namespace
+
+RotarySpec parse(const std::string& text) {
+  try {
+    const json object = json::parse(text);
+    RotarySpec spec(object.at("head_dim").get<int64_t>());
+    json scaling, sections;
+    Reader reader("RotarySpec", object);
+    reader("head_dim", spec.head_dim);
+    reader("base", spec.base);
+    reader("rotary_dim", spec.rotary_dim);
+    reader("rotary_start", spec.rotary_start);
+    reader("interleaved", spec.interleaved);
+    reader("reverse", spec.reverse);
+    reader("scaling", scaling);
+    reader("sections", sections);
+    reader("custom_frequencies", spec.custom_frequencies);
+    reader.done();
+    spec.scaling = read_scaling(scaling);
+    spec.sections = read_sections(sections);
+    return spec;
+  } catch (const json::exception& error) {
+    TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '", text,
+                      "': ", error.what());
+  }
+}
+
+std::string describe(const RotarySpec& spec) {
+  std::ostringstream stream;
+  stream << spec.head_dim << ", base=" << spec.base;
+  if (spec.rotary_dim != spec.head_dim) stream << ", rotary_dim=" << spec.rotary_dim;
+  if (spec.rotary_start != 0) stream << ", rotary_start=" << spec.rotary_start;
+  if (spec.interleaved) stream << ", interleaved=True";
+  if (spec.reverse) stream << ", reverse=True";
+  std::visit([&](const auto& scaling) { print_scaling(stream, scaling); }, spec.scaling);
+  if (spec.sections.has_value()) stream << ", sections=" << write(spec.sections).dump();
+  if (spec.custom_frequencies.has_value()) stream << ", custom_frequencies=[...]";
+  return stream.str();
+}
+
+}  // namespace rotary
+
+std::string RotarySpec::to_json() const {
+  // nlohmann::json keeps keys sorted, so equal specifications have equal text.
+  return nlohmann::json{
+      {"head_dim", head_dim},
+      {"base", base},
+      {"rotary_dim", rotary_dim},
+      {"rotary_start", rotary_start},
+      {"interleaved", interleaved},
+      {"reverse", reverse},
+      {"scaling", std::visit([](const auto& given) { return rotary::write(given); }, scaling)},
+      {"sections", rotary::write(sections)},
+      {"custom_frequencies", rotary::value(custom_frequencies)}}
+      .dump();
+}
+
+}  // namespace posembed

@@ -1,0 +1,21 @@
+// From a specification's scaling to frequencies and attention factor: which formula, which numbers.
+#pragma once
+
+#include "posembed/rotary_specification.h"
+#include "rotary/frequencies.h"
+
+namespace posembed::rotary {
+
+struct Scaled {
+  Series frequencies;             // [rotary_dim / 2], radians per position
+  double attention_factor = 1.0;  // what rotated pairs are multiplied by
+};
+
+/// Frequencies of a specification that RotarySpec::check() lets pass; of a dynamic one, those of
+/// sequences within the original context.
+Scaled scaled(const RotarySpec& spec);
+
+/// Raises c10::ValueError, naming the scaling's field, where its numbers make no sense.
+void check_scaling(const RotarySpec& spec);
+
+}  // namespace posembed::rotary

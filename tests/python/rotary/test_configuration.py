@@ -1,0 +1,181 @@
+"""Configurations of other systems, read strictly."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import posembed as pe
+import pytest
+from posembed.__main__ import main as command_line
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131072,
+}
+SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA31 = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
+GGUF = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 4096,
+    "llama.attention.head_count": 32,
+    "llama.rope.freq_base": 500000.0,
+    "llama.rope.dimension_count": 128,
+}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "head_dim": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**LLAMA, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", **SCALING}},
+        {**LLAMA, "rope_theta": 500000.0, "rope_scaling": {"type": "llama3", **SCALING}},
+        {**LLAMA, "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **SCALING}},
+        {
+            **LLAMA,
+            "hidden_size": 1,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **SCALING},
+        },
+        {
+            "text_config": {
+                **LLAMA,
+                "rope_theta": 5e5,
+                "rope_scaling": {"type": "llama3", **SCALING},
+            }
+        },
+    ],
+)
+def test_every_form_of_one_model(config: dict[str, Any], tmp_path: Path) -> None:
+    assert pe.RotarySpec.from_huggingface(config) == LLAMA31
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert pe.RotarySpec.from_huggingface(tmp_path / "config.json") == LLAMA31
+    assert pe.RotaryEmbedding.from_config(config, layout="bhsd").spec == LLAMA31
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"model_type": "gpt_neox", "hidden_size": 1024, "num_attention_heads": 16, "rotary_pct": 0.25, "rotary_emb_base": 10000},
+            pe.RotarySpec(64, rotary_dim=16),
+        ),
+        ({"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64}, pe.RotarySpec(256, rotary_dim=64, interleaved=True)),
+        (
+            {"model_type": "deepseek_v3", "hidden_size": 7168, "num_attention_heads": 128, "qk_rope_head_dim": 64, "rope_interleave": True, "rope_theta": 10000.0,
+             "max_position_embeddings": 163840,
+             "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            pe.RotarySpec(64, interleaved=True, scaling=pe.YarnScaling(40, 4096, mscale=1, mscale_all_dim=1)),
+        ),
+        (
+            {"model_type": "qwen2_vl_text", "hidden_size": 1536, "num_attention_heads": 12, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+            pe.RotarySpec(128, base=1e6, sections=pe.Sections((16, 24, 24))),
+        ),
+        (
+            {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 8, "rope_theta": 1e4, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+             "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}},
+            pe.RotarySpec(8, scaling=pe.LongRopeScaling([1.0] * 4, [2.0] * 4, 4096, factor=32)),
+        ),
+        ({"dim": 4096, "n_heads": 32, "n_kv_heads": 8, "rope_theta": 500000.0, "use_scaled_rope": True}, pe.RotarySpec(128, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(8, 1, 4, 8192))),
+        (GGUF, pe.RotarySpec(128, base=5e5, interleaved=True)),
+        (
+            {**GGUF, "llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 8192},
+            pe.RotarySpec(128, base=5e5, interleaved=True, scaling=pe.YarnScaling(4, 8192)),
+        ),
+    ],
+)  # fmt: skip
+def test_models_by_their_own_keys(config: dict[str, Any], expected: pe.RotarySpec) -> None:
+    found = pe.RotarySpec.from_huggingface(config)
+    assert found == expected, found.diff(expected)
+
+
+def test_layers_with_bases_of_their_own() -> None:
+    local = pe.RotarySpec.from_huggingface(GEMMA3, "sliding_attention")
+    assert local == pe.RotarySpec(256)
+    whole = pe.RotarySpec.from_huggingface(GEMMA3, "full_attention")
+    assert whole == pe.RotarySpec(256, base=1e6, scaling=pe.LinearScaling(8))
+    nested = {
+        "model_type": "gemma4_text",
+        "head_dim": 256,
+        "layer_types": ["sliding_attention", "full_attention", "none"],
+        "per_layer_config": {"01": {"head_dim": 512}},
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "none": None,
+        },
+    }  # fmt: skip
+    assert pe.RotarySpec.from_huggingface(nested, "sliding_attention") == pe.RotarySpec(256)
+    wide = pe.RotarySpec.from_huggingface(nested, "full_attention")
+    assert wide == pe.RotarySpec(512, base=1e6, scaling=pe.ProportionalScaling(0.25))
+    assert pe.RotarySpec.from_huggingface(nested, "none").rotary_dim == 0
+
+
+def test_the_pairing_of_an_unknown_model_is_stated() -> None:
+    config = {**LLAMA, "model_type": "my_model", "rope_theta": 1e4}
+    with pytest.raises(ValueError, match="model_type 'my_model' is not known: pass interleaved"):
+        pe.RotarySpec.from_huggingface(config)
+    assert pe.RotarySpec.from_huggingface(config, interleaved=True).interleaved
+    with pytest.raises(ValueError, match="interleaved: the configuration contradicts itself"):
+        pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4}, interleaved=True)
+
+
+def test_no_base_is_guessed() -> None:
+    with pytest.raises(ValueError, match="rope_theta: missing"):
+        pe.RotarySpec.from_huggingface(LLAMA)
+    assert math.isclose(pe.RotarySpec.from_huggingface(LLAMA, base=1e4).base, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**LLAMA, "rope_theta": 1e4, "rope_base_factor": 2}, "unknown keys ['rope_base_factor']; accepted are"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}}, "unknown keys ['beta_fast']; accepted are ['factor'"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, "factor: missing in rope_parameters"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "rope_type: the configuration contradicts itself"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_parameters": {"rope_theta": 2e4}}, "rope_theta: the configuration contradicts itself"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "stretch"}}, "rope_type: expected one of"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "original_max_position_embeddings: missing"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope_section: 'llama' is not known to have sections"),
+        ({"model_type": "llama", "rope_theta": 1e4}, "head_dim: missing in the configuration"),
+        ({**LLAMA, "model_type": "dinov3_vit", "rope_theta": 1e2}, "positions are coordinates"),
+        (GEMMA3, "layer_type: expected one of ['full_attention', 'sliding_attention'], got None"),
+        ({**GGUF, "general.architecture": "new", "new.rope.freq_base": 1e4}, "general.architecture 'new' is not known"),
+        ({**GGUF, "llama.rope.wavelength": 2}, "unknown keys ['wavelength']"),
+        ({"dim": 64, "n_heads": 4}, "rope_theta: missing in params.json"),
+    ],
+)  # fmt: skip
+def test_refusals(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
+        pe.RotarySpec.from_huggingface(config)
+    assert message in str(raised.value)
+
+
+def test_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, base in (("a", 1e4), ("b", 5e5)):
+        (tmp_path / name).write_text(json.dumps({**LLAMA, "rope_theta": base}))
+    monkeypatch.setattr("sys.argv", ["posembed", "explain", str(tmp_path / "a")])
+    command_line()
+    assert "64 pairs of halves" in capsys.readouterr().out
+    monkeypatch.setattr(
+        "sys.argv", ["posembed", "explain", str(tmp_path / "a"), "--against", str(tmp_path / "b")]
+    )
+    command_line()
+    assert "base: 10000.0 against 500000.0" in capsys.readouterr().out

@@ -1,0 +1,147 @@
+"""Weights for the other pairing: attention scores before and after are equal."""
+
+from __future__ import annotations
+
+import posembed as pe
+import pytest
+import torch
+from support.case import assert_close
+from torch import Tensor
+
+HEAD_DIM, WIDTH, TOKENS = 16, 24, 9
+WINDOWS = [{}, {"rotary_dim": 8}, {"rotary_dim": 6, "rotary_start": 10}]
+
+
+def scores(query: Tensor, key: Tensor, spec: pe.RotarySpec) -> Tensor:
+    """[tokens, heads * head_dim] each -> [heads, query, key], key heads shared by query heads."""
+    q = query.view(1, TOKENS, -1, HEAD_DIM)
+    k = key.view(1, TOKENS, -1, HEAD_DIM)
+    q, k = pe.functional.rotary(q, k, spec=spec)
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    return torch.einsum("bqhd,bkhd->hqk", q, k)
+
+
+def specs(**window: int) -> tuple[pe.RotarySpec, pe.RotarySpec]:
+    return (
+        pe.RotarySpec(HEAD_DIM, **window),
+        pe.RotarySpec(HEAD_DIM, interleaved=True, **window),
+    )
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(("query_heads", "key_heads"), [(4, 4), (6, 2), (4, 1)])
+def test_projections_and_biases_with_grouped_queries(
+    window: dict[str, int], query_heads: int, key_heads: int
+) -> None:
+    torch.manual_seed(0)
+    half, interleaved = specs(**window)
+    x = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    results = []
+    weights = {
+        heads: torch.randn(heads * HEAD_DIM, WIDTH + 1).double()
+        for heads in (query_heads, key_heads)
+    }
+    for spec in (half, interleaved):
+        projected = []
+        for heads in (query_heads, key_heads):
+            weight, bias = weights[heads][:, :-1], weights[heads][:, -1]
+            if spec.interleaved:
+                weight = pe.permute_rotary_weight(weight, heads, to="interleaved", **window)
+                bias = pe.permute_rotary_weight(bias, heads, to="interleaved", **window)
+            projected.append(x @ weight.T + bias)
+        results.append(scores(*projected, spec))
+    assert_close(results[1], results[0], 1e-13)
+
+
+def test_packed_projection_leaves_values() -> None:
+    torch.manual_seed(1)
+    query_heads, key_heads = 4, 2
+    total = query_heads + 2 * key_heads
+    half, interleaved = specs()
+    x = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    weight = torch.randn(total * HEAD_DIM, WIDTH, dtype=torch.float64)
+    permuted = pe.permute_rotary_weight(
+        weight, total, to="interleaved", heads=range(query_heads + key_heads)
+    )
+    sizes = [heads * HEAD_DIM for heads in (query_heads, key_heads, key_heads)]
+    q, k, v = (x @ weight.T).split(sizes, -1)
+    permuted_q, permuted_k, permuted_v = (x @ permuted.T).split(sizes, -1)
+    assert torch.equal(permuted_v, v)
+    assert_close(scores(permuted_q, permuted_k, interleaved), scores(q, k, half), 1e-13)
+
+
+def test_query_and_key_norms() -> None:
+    """A norm over a head has a weight for each component, which moves with it."""
+    torch.manual_seed(2)
+    half, interleaved = specs()
+    x = torch.randn(TOKENS, 2 * HEAD_DIM, dtype=torch.float64)
+    gain = torch.rand(HEAD_DIM, dtype=torch.float64)
+    results = []
+    for spec in (half, interleaved):
+        weight = gain if spec is half else pe.permute_rotary_weight(gain, 1, to="interleaved")
+        given = x if spec is half else pe.permute_rotary_weight(x.T, 2, to="interleaved").T
+        normed = torch.nn.functional.rms_norm(given.reshape(TOKENS, 2, -1), [HEAD_DIM], weight)
+        results.append(scores(normed.reshape(TOKENS, -1), normed.reshape(TOKENS, -1), spec))
+    assert_close(results[1], results[0], 1e-13)
+
+
+def test_low_rank_adapters() -> None:
+    """Of W + B A only B has the rows of heads."""
+    torch.manual_seed(3)
+    weight, b, a = torch.randn(48, WIDTH), torch.randn(48, 4), torch.randn(4, WIDTH)
+    whole = pe.permute_rotary_weight(weight + b @ a, 3, to="interleaved")
+    parts = [pe.permute_rotary_weight(part, 3, to="interleaved") for part in (weight, b)]
+    assert_close(parts[0] + parts[1] @ a, whole, 1e-6)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_there_and_back(window: dict[str, int]) -> None:
+    weight = torch.randn(3 * HEAD_DIM, 5)
+    there = pe.permute_rotary_weight(weight, 3, to="interleaved", **window)
+    back = pe.permute_rotary_weight(there, 3, to="half_split", **window)
+    assert not torch.equal(there, weight)
+    assert torch.equal(back, weight)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "options", "message"),
+    [
+        (48, 5, {"to": "interleaved"}, "num_heads: expected a divisor"),
+        (48, 3, {"to": "neox"}, "to: expected 'interleaved' or 'half_split'"),
+        (48, 3, {"to": "interleaved", "rotary_dim": 7}, "rotary_dim: expected an even number"),
+        (48, 3, {"to": "interleaved", "rotary_dim": 8, "rotary_start": 9}, "rotary_dim: expected"),
+    ],
+)
+def test_refusals(rows: int, heads: int, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pe.permute_rotary_weight(torch.zeros(rows, 2), heads, **options)
+
+
+# ------------------------------------------------------------------------------------- cached keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_keys_moved_by_a_shift(dtype: torch.dtype, device: torch.device) -> None:
+    """As if rotated anew: no more than the rounding of the cache and one more."""
+    torch.manual_seed(4)
+    spec = pe.RotarySpec(64, base=500000.0, scaling=pe.YarnScaling(4.0, 4096))
+    key = torch.randn(1, 12, 2, 64, dtype=torch.float64, device=device)
+    old = torch.tensor([100_000 + i for i in range(11)] + [-1], device=device)
+    new = torch.tensor([i * 3 for i in range(11)] + [5], device=device)
+    cache = pe.functional.rotary(key, positions=old, spec=spec).to(dtype)
+    pe.functional.rerotate_(cache, old, new, spec=spec)
+    expected = pe.functional.rotary(key, positions=new, spec=spec)
+    # float32 rotations are off by 1.5e-7 beside their rounding; here both steps are float64.
+    assert_close(cache, expected, {torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps))
+
+
+def test_keys_moved_to_another_specification(device: torch.device) -> None:
+    torch.manual_seed(5)
+    factors = [1.0 + i / 8 for i in range(16)]
+    dynamic = pe.RotarySpec(32, scaling=pe.LongRopeScaling([1.0] * 16, factors, 64, factor=4.0))
+    short, long = dynamic.resolve(64), dynamic.resolve(65)
+    key = torch.randn(1, 8, 2, 32, dtype=torch.float64, device=device)
+    places = torch.arange(60, 68, device=device)
+    cache = pe.functional.rotary(key, positions=places, spec=short)
+    pe.RotaryEmbedding(dynamic).rerotate_(cache, places, places, seq_len=64, new_spec=long)
+    assert_close(cache, pe.functional.rotary(key, positions=places, spec=long), 1e-13)
