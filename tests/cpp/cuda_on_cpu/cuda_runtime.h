@@ -106,7 +106,8 @@ class Block {
 
   void start(unsigned i) {
     constexpr size_t stack_bytes = size_t{64} << 10;
-    static std::vector<std::unique_ptr<char[]>> stacks;  // kept: mapping them anew would take longest
+    static std::vector<std::unique_ptr<char[]>>
+        stacks;  // kept: mapping them anew would take longest
     if (i == stacks.size()) stacks.emplace_back(new char[stack_bytes]);
     Thread& thread = threads_[i];
     getcontext(&thread.context);

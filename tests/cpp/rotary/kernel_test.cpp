@@ -144,7 +144,8 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
               memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift * 64 / 4;
           call.arguments.rows[0].out = line;
           variant.rotate(call.arguments, 0, 2 * problem.seq);
-          if (variant.rotate == baseline::rotate) variant.rotate(in_place.arguments, 0, 2 * problem.seq);
+          if (variant.rotate == baseline::rotate)
+            variant.rotate(in_place.arguments, 0, 2 * problem.seq);
           ASSERT_EQ(memcmp(line, in_place.input(0).data(), bytes), 0)
               << variant.name << problem.text();
         }
