@@ -158,10 +158,12 @@ void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
     arguments.row_ids = row_ids.mutable_data_ptr<int64_t>();
     arguments.groups = arguments.row_ids + arguments.count;
   }
-  const Tensor workspace =
-      at::empty({backward_workspace_cuda(arguments)}, out.options().dtype(at::kByte));
-  arguments.workspace = workspace.mutable_data_ptr();
-  dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+  if constexpr (core::built_with_cuda) {
+    const Tensor workspace =
+        at::empty({backward_workspace_cuda(arguments)}, out.options().dtype(at::kByte));
+    arguments.workspace = workspace.mutable_data_ptr();
+    dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+  }
 }
 
 std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
@@ -181,7 +183,7 @@ Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num
   const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
   if (gradient.is_cuda()) {
     Tensor out = at::zeros({num_embeddings, gradient.size(-1)}, gradient.options());
-    if constexpr (core::built_with_cuda) sum_on_cuda(of, Tensor(), out);
+    sum_on_cuda(of, Tensor(), out);
     return out;
   }
   check_ids(places, num_embeddings);
@@ -198,7 +200,7 @@ std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const
   const Tensor rows = gradient.contiguous(), places = ids.contiguous();
   const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
   if (gradient.is_cuda()) {
-    if constexpr (core::built_with_cuda) return rows_on_cuda(of);
+    return rows_on_cuda(of);
   }
   check_ids(places, num_embeddings);
   return rows_on_cpu(of);
