@@ -9,7 +9,15 @@ namespace posembed::core {
 void* allocate_pinned(std::size_t bytes) {
   void* memory = nullptr;
   const unsigned flags = cudaHostAllocPortable | cudaHostAllocMapped;
-  if (cudaHostAlloc(&memory, bytes, flags) != cudaSuccess) return nullptr;
+  // The first call may come while a graph is captured, which by default forbids allocation.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, flags);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would report it
+    return nullptr;
+  }
   std::memset(memory, 0, bytes);
   return memory;
 }

@@ -57,6 +57,9 @@ inline void check_inference_only(const at::Tensor& tensor, const char* argument,
   TORCH_CHECK_VALUE(!(at::GradMode::is_enabled() && tensor.requires_grad()), argument,
                     ": requires grad, and an in-place operator keeps no history; use ", alternative,
                     " or torch.no_grad()");
+  TORCH_CHECK_VALUE(!tensor._fw_grad(/*level=*/0).defined(), argument,
+                    ": has a forward-mode tangent, which an in-place operator would not change; ",
+                    "use ", alternative);
 }
 
 /// The kernel's name of a dtype that check_floating() has let through.

@@ -17,6 +17,7 @@
 #include "input/kernel.h"
 #include "learned/operator.h"
 #include "sinusoidal/operator.h"
+#include "sinusoidal/specification.h"
 #include "token/operator.h"
 
 namespace posembed::input {
@@ -50,6 +51,10 @@ void check_position(const Input& in) {
   learned::check_positions(in.positions, in.ids.sym_size(0), in.ids.sym_size(1), in.offset);
   if (in.positions.has_value()) {
     dispatcher::check_same_device(*in.positions, "positions", in.token, "token");
+  }
+  if (sinusoidal) {
+    const int64_t width = sinusoidal::specification(in.sinusoid).spec.embedding_dim;
+    dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
   }
   if (!in.position.has_value()) return;
   learned::check_table(*in.position, "position", in.first_row);
@@ -181,8 +186,8 @@ void prepare_position(const Input& in, Prepared& prepared) {
       learned::check_position_values(prepared.positions, in.position->size(0), in.first_row);
     }
   } else {
-    const int64_t end = in.offset.expect_int() + in.ids.size(1);
-    learned::check_length(end, in.position->size(0), in.first_row);
+    learned::check_length(in.offset.expect_int(), in.ids.size(1), in.position->size(0),
+                          in.first_row);
   }
   Table& position = arguments.position;
   position = table(prepared.position, prepared.positions, core::ErrorKind::position);
@@ -291,6 +296,16 @@ void check_backward(const Tensor& gradient, const Input& in) {
                     "gradient: expected [batch, seq, embedding_dim], got ", gradient.sym_sizes());
 }
 
+/// What forward kept: [batch, seq] in the type of the arithmetic.
+void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
+  TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
+                   compute_type(in.token), ", got ", kept.scalar_type());
+  dispatcher::check_same_device(kept, argument, in.token, "token");
+  TORCH_CHECK_VALUE(kept.sym_sizes() == in.ids.sym_sizes(), argument,
+                    ": expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
+                    kept.sym_sizes());
+}
+
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
   if (gradient.is_cuda()) {
     if constexpr (core::built_with_cuda) {
@@ -320,6 +335,8 @@ std::pair<Tensor, Tensor> norm_gradients(const Input& in) {
 Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                                   const Tensor& rstd) {
   check_backward(gradient, in);
+  if (in.norm == "layer") check_statistic(mean, "mean", in);
+  if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
   Tensor sum_gradient = at::empty(rows.sizes(), rows.options());

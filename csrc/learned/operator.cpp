@@ -87,7 +87,7 @@ void launch(AddArguments& arguments, const Tensor& x) {
 Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                    int64_t offset, int64_t first_row) {
   check_add(x, weight, positions, offset, first_row);
-  if (!positions.has_value()) check_length(offset + x.size(1), weight.size(0), first_row);
+  if (!positions.has_value()) check_length(offset, x.size(1), weight.size(0), first_row);
   const Tensor in = token::with_dense_rows(x), table = token::with_dense_rows(weight);
   Tensor out = at::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
@@ -153,11 +153,13 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
 Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
                         int64_t offset, int64_t first_row) {
   check_backward(gradient, positions, offset);
+  TORCH_CHECK_VALUE(first_row >= 0 && first_row <= rows, "first_row: expected 0 to ", rows,
+                    ", the rows of the table, got ", first_row);
   if (positions.has_value()) {
     const Tensor ids = at::add(positions->expand({gradient.size(0), gradient.size(1)}), first_row);
     return token::call_embedding_backward(gradient, ids, rows);
   }
-  check_length(offset + gradient.size(1), rows, first_row);
+  check_length(offset, gradient.size(1), rows, first_row);
   const Tensor out = at::zeros({rows, gradient.size(2)}, gradient.options());
   sum_batch(gradient.contiguous(), out.narrow(0, offset + first_row, gradient.size(1)));
   return out;
@@ -198,9 +200,12 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_length(int64_t end, int64_t rows, int64_t first_row) {
-  TORCH_CHECK_INDEX(end + first_row <= rows, "positions: expected 0 to ", rows - first_row - 1,
-                    ", a row of the position table of ", rows - first_row, ", got ", end - 1,
+void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {
+  const int64_t places = rows - first_row;
+  // Not offset + seq <= places: the signed sum may wrap.
+  TORCH_CHECK_INDEX(seq <= places && offset <= places - seq, "positions: expected 0 to ",
+                    places - 1, ", a row of the position table of ", places, ", got ",
+                    static_cast<uint64_t>(offset) + static_cast<uint64_t>(seq) - 1,
                     ", the last of the sequence");
 }
 

@@ -142,7 +142,8 @@ template <typename T, int capacity>
 __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
                            const Token& token) {
   if (position < -1 && threadIdx.x == 0) {
-    core::record_error(launch.error, core::ErrorKind::position, position, token.number, INT64_MAX);
+    core::record_error(launch.error, core::ErrorKind::position, position, token.number,
+                       /*limit=*/-1);
   }
   return position >= 0;
 }

@@ -183,6 +183,14 @@ void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout
       *job.in[0]);
 }
 
+/// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
+/// for.
+Tensor empty_result(const Tensor& input) {
+  Tensor result = at::empty_like(input);
+  const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
+  return dense ? result : at::empty_symint(input.sym_sizes(), input.options());
+}
+
 /// The kernel asks for a contiguous last dimension; gradients come expanded now and then.
 Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
@@ -192,7 +200,7 @@ Tensor rotary(const Tensor& query, const MaybeTensor& positions, Text spec, Text
               int64_t offset, bool inverse, bool transpose) {
   check(query, nullptr, positions, spec, layout, offset);
   const Tensor in = with_dense_rows(query);
-  Tensor out = at::empty_like(in);
+  Tensor out = empty_result(in);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, positions, spec, layout, offset, inverse, transpose);
   return out;
 }
@@ -203,8 +211,8 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key,
   check(query, &key, positions, spec, layout, offset);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
-  Tensor query_out = at::empty_like(query_in);
-  Tensor key_out = at::empty_like(key_in);
+  Tensor query_out = empty_result(query_in);
+  Tensor key_out = empty_result(key_in);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, positions, spec, layout, offset,
          inverse, transpose);
   return {query_out, key_out};
@@ -247,14 +255,14 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTen
 Tensor rotary_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
                    c10::SymInt offset, bool, bool) {
   check(query, nullptr, positions, spec, layout, offset);
-  return at::empty_like(query);
+  return empty_result(query);
 }
 
 std::tuple<Tensor, Tensor> rotary_pair_meta(const Tensor& query, const Tensor& key,
                                             const MaybeTensor& positions, Text spec, Text layout,
                                             c10::SymInt offset, bool, bool) {
   check(query, &key, positions, spec, layout, offset);
-  return {at::empty_like(query), at::empty_like(key)};
+  return {empty_result(query), empty_result(key)};
 }
 
 void rotary_in_place_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,

@@ -52,9 +52,9 @@ void RotarySpec::check() const {
   TORCH_CHECK_VALUE(rotary_dim >= 0 && rotary_dim % 2 == 0,
                     "rotary_dim: expected an even number, got ", rotary_dim);
   TORCH_CHECK_VALUE(rotary_start >= 0, "rotary_start: expected 0 or more, got ", rotary_start);
-  TORCH_CHECK_VALUE(rotary_start + rotary_dim <= head_dim,
-                    "rotary_start + rotary_dim: expected at ", "most head_dim, ", head_dim,
-                    ", got ", rotary_start, " + ", rotary_dim);
+  TORCH_CHECK_VALUE(rotary_dim <= head_dim && rotary_start <= head_dim - rotary_dim,
+                    "rotary_start + rotary_dim: expected at most head_dim, ", head_dim, ", got ",
+                    rotary_start, " + ", rotary_dim);
   TORCH_CHECK_VALUE(rotary_dim <= 2 * rotary::max_pairs, "rotary_dim: expected at most ",
                     2 * rotary::max_pairs, ", got ", rotary_dim);
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,

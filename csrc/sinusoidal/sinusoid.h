@@ -65,7 +65,10 @@ struct Position {
 POSEMBED_INLINE Position split(double position) {
   const double whole = floor(position);
   if (!(fabs(whole) < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
-  return {static_cast<int64_t>(whole), static_cast<uint64_t>((position - whole) * 0x1p64), 1.0};
+  const double part = position - whole;
+  // Just below a whole number the difference rounds up to one, which has no place in 64 bits.
+  if (part == 1.0) return {static_cast<int64_t>(whole) + 1, 0, 1.0};
+  return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
 }
 
 POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {

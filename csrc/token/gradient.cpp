@@ -66,11 +66,12 @@ Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t paddi
   return output;
 }
 
-/// How often each id stands among `ids`, for each of them: [..., 1].
+/// How often each id stands among `ids`, for each of them: [..., 1], in a type that can count.
 Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like) {
   c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
   sizes.push_back(1);
-  const Tensor ones = at::ones_symint(sizes, like.options());
+  const at::ScalarType wide = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor ones = at::ones_symint(sizes, like.options().dtype(wide));
   return call_embedding(call_embedding_backward(ones, ids, num_embeddings), ids);
 }
 
@@ -93,7 +94,9 @@ class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackw
     const Tensor places = *dispatcher::unpack(ids);
     Tensor rows = call_embedding(table, places, -1, scale);
     if (padding_idx >= 0) rows = rows.masked_fill(places.eq(padding_idx).unsqueeze(-1), 0);
-    if (scale_grad_by_freq) rows = at::div(rows, counts(places, table.sym_size(0), table));
+    if (scale_grad_by_freq) {
+      rows = at::div(rows, counts(places, table.sym_size(0), table)).to(table.scalar_type());
+    }
     return {rows};
   }
 
@@ -147,6 +150,9 @@ std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradie
                                                             c10::SymInt num_embeddings,
                                                             int64_t padding_idx, double scale,
                                                             bool scale_grad_by_freq) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!dispatcher::tangent(gradient).defined(),
+                              "posembed: gradient='rows' has no second derivative; use ",
+                              "gradient='dense'");
   auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);
   std::tuple<Tensor, Tensor> outputs;
   {

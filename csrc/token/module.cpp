@@ -46,9 +46,11 @@ TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(g
 
 void TokenEmbeddingImpl::reset() {
   check(options);
+  // A clone is reset while it still holds the original's table: frozen stays frozen.
+  const bool trainable = !weight.defined() || weight.requires_grad();
   if (!options._weight().defined()) {
-    weight = register_parameter("weight",
-                                torch::empty({options.num_embeddings(), options.embedding_dim()}));
+    weight = register_parameter(
+        "weight", torch::empty({options.num_embeddings(), options.embedding_dim()}), trainable);
     reset_parameters();
     return;
   }
@@ -56,6 +58,7 @@ void TokenEmbeddingImpl::reset() {
   TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(expected),
                     "_weight: expected shape ", expected, ", got ", options._weight().sizes());
   weight = register_parameter("weight", options._weight());
+  options._weight(torch::Tensor());  // a clone makes its own table
 }
 
 void TokenEmbeddingImpl::reset_parameters() {
@@ -81,7 +84,9 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
-    at::embedding_renorm_(table, ids.contiguous(), *options.max_norm(), options.norm_type());
+    functional::embedding(ids, table.narrow(1, 0, 1), {});  // refuses bad ids before any write
+    const torch::Tensor known = ids.clamp(0, table.size(0) - 1).contiguous();
+    at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());
   }
   return functional::embedding(ids, weight,
                                {options.padding_idx().value_or(-1), options.scale(),

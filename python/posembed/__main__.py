@@ -30,7 +30,10 @@ def main() -> None:
     elif arguments.command == "info":
         print_info()
     elif arguments.command == "explain":
-        print_explanation(arguments)
+        try:
+            print_explanation(arguments)
+        except (OSError, ValueError) as error:
+            parser.exit(1, f"{arguments.config}: {error}\n")
     else:
         parser.print_help()
 

@@ -60,10 +60,12 @@ class ALiBi(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(slopes, str) and slopes not in ("press", "geometric"):
+            raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
         self.num_heads, self.max_bias, self.causal = num_heads, float(max_bias), causal
         self.total_heads, self.head_start, self.learned = total_heads, head_start, learned
         self.kind = slopes if isinstance(slopes, str) else "given"
-        self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
+        self._given = [] if isinstance(slopes, str) else self._numbers(torch.as_tensor(slopes))
         # Without elements: follows the module to devices and dtypes, and has nothing to lose there.
         like = torch.empty(0, device=device, dtype=dtype)
         self.register_buffer("_like", like, persistent=False)
@@ -89,6 +91,12 @@ class ALiBi(nn.Module):
             values=self._given,
             device=self._like.device,
         )
+
+    def reset_parameters(self) -> None:
+        """Learned slopes as the options give them."""
+        if self.learned:
+            with torch.no_grad():
+                self.slopes.copy_(self._derived_slopes())
 
     @property
     def slopes(self) -> Tensor:
@@ -133,7 +141,8 @@ class ALiBi(nn.Module):
         """The bias for ``torch.nn.attention.flex_attention``: made in the kernel, never in memory.
 
         Args:
-            query_offset: Position of the first query among the keys.
+            query_offset: Position of the first query among the keys. Lengths are not known here:
+                for ends aligned, as :meth:`forward` has it, pass keys - queries.
 
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -177,7 +186,8 @@ class ALiBi(nn.Module):
         Returns:
             [batch, num_heads, seq, head_dim].
         """
-        grouped = query.shape[-3] != key.shape[-3]
+        # A branch, because the compiler compares symbols, and SDPA takes a bool.
+        grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
         if query.is_cuda and not self.learned:
             offset = key.shape[-2] - query.shape[-2] if query_offset is None else query_offset
             mod = self.score_mod(query_offset=offset)

@@ -55,7 +55,7 @@ def embedding(
     return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
         weight,
         ids,
-        padding_idx=-1 if padding_idx is None else padding_idx,
+        padding_idx=padding_row(padding_idx, weight.shape[0]),
         scale=scale,
         scale_grad_by_freq=scale_grad_by_freq,
         gradient=gradient,
@@ -171,9 +171,18 @@ def input_embedding(
         eps=eps,
         scale=scale,
         dropout=dropout,
-        padding_idx=-1 if padding_idx is None else padding_idx,
+        padding_idx=padding_row(padding_idx, token.shape[0]),
         gradient=gradient,
     )
+
+
+def padding_row(padding_idx: int | None, rows: int) -> int:
+    """The row as operators take it, counted from the end where negative; -1: there is none."""
+    if padding_idx is None:
+        return -1
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx: expected {-rows} to {rows - 1}, got {padding_idx}")
+    return padding_idx % rows
 
 
 def eager(*arguments: Tensor | None) -> bool:
@@ -291,6 +300,10 @@ def rerotate_(
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
         >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
+    if not key.is_floating_point():
+        raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
+    if torch.is_grad_enabled() and key.requires_grad:
+        raise ValueError("key: requires grad, and an in-place operator keeps no history")
     wide = key.to(torch.float64, copy=True)
     rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
     rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)

@@ -168,7 +168,7 @@ class InputEmbedding(nn.Module):
         if family not in _FAMILIES:
             known = ", ".join(_FAMILIES)
             raise ValueError(f"model_or_path: expected a model of {known}, got {family!r}")
-        return _FAMILIES[family](model)
+        return _FAMILIES[family](model).train(model.training)
 
 
 def _position(
@@ -212,7 +212,8 @@ def _copy_tables(
             if source is None:
                 continue
             for key, value in source.named_parameters():
-                embed.get_parameter(f"{name}.{key}").copy_(value)
+                parameter = embed.get_parameter(f"{name}.{key}")
+                parameter.copy_(value).requires_grad_(value.requires_grad)
     return embed
 
 

@@ -5,7 +5,7 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from posembed import functional
 from posembed.functional import Layout
+from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import RotarySpec
 
 
@@ -23,6 +24,7 @@ class RotaryEmbedding(nn.Module):
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
+        numerics: "exact": angles are exact at every position.
         device, dtype: Taken for likeness to other modules; there is no state to place.
         **spec_options: Fields of :class:`RotarySpec`.
 
@@ -38,11 +40,14 @@ class RotaryEmbedding(nn.Module):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: Layout = "bshd",
+        numerics: Literal["exact"] = "exact",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **spec_options: Any,
     ) -> None:
         super().__init__()
+        if numerics != "exact":
+            raise ValueError(f"numerics: expected 'exact', got {numerics!r}")
         if isinstance(spec_or_head_dim, RotarySpec):
             if spec_options:
                 raise ValueError(
@@ -69,8 +74,12 @@ class RotaryEmbedding(nn.Module):
         return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
-        """The specification, resolved where a length is given."""
-        return self.spec if seq_len is None else self.spec.resolve(seq_len)
+        """The specification, resolved where its frequencies depend on the length.
+
+        A compiled program resolves outside: ``RotaryEmbedding(spec.resolve(length))``.
+        """
+        depends = isinstance(self.spec.scaling, (DynamicNtkScaling, LongRopeScaling))
+        return self.spec.resolve(seq_len) if depends and seq_len is not None else self.spec
 
     @overload
     def forward(

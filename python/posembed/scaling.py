@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number, of any integer type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
 
 
 def finite(name: str, value: Any) -> float:

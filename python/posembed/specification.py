@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling, Scaling, finite
+from posembed.scaling import RotaryScaling, Scaling, finite, whole
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -93,6 +93,17 @@ class RotarySpec:
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+            raise ValueError(
+                f"scaling: expected a scaling such as YarnScaling, got {self.scaling!r}"
+            )
+        if self.sections is not None and not isinstance(self.sections, Sections):
+            raise ValueError(f"sections: expected Sections, got {self.sections!r}")
+        for name in ("head_dim", "rotary_dim", "rotary_start"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("interleaved", "reverse"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
         object.__setattr__(self, "base", float(self.base))
         if not math.isfinite(self.base):  # JSON has no word for it
             raise ValueError(f"base: expected a finite number of at least 1, got {self.base}")
@@ -240,9 +251,12 @@ class SinusoidalSpec:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "embedding_dim", whole("embedding_dim", self.embedding_dim))
         for name in ("base", "shift", "scale"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, float(getattr(self, name)))
+                object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if self.cos_first is not None:
+            object.__setattr__(self, "cos_first", bool(self.cos_first))
         self.frequencies()  # the operator reads the text and refuses what does not fit
 
     @functools.cached_property

@@ -125,9 +125,10 @@ class TokenEmbedding(nn.Embedding):
         """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`."""
         if self.max_norm is not None:
             with torch.no_grad():
-                torch.embedding_renorm_(
-                    self.weight.detach(), ids.contiguous(), self.max_norm, self.norm_type
-                )
+                table = self.weight.detach()
+                functional.embedding(ids, table[:, :1])  # refuses bad ids before any write
+                known = ids.clamp(0, self.num_embeddings - 1).contiguous()
+                torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
         return functional.embedding(
             ids,
             self.weight,

@@ -74,6 +74,22 @@ TEST(TokenModule, FromPretrainedSharesAndFreezes) {
   EXPECT_TRUE(TokenEmbedding::from_pretrained(table, /*freeze=*/false)->weight.requires_grad());
 }
 
+TEST(TokenModule, CloneOfAPretrainedTableIsItsOwnAndStaysFrozen) {
+  const torch::Tensor table = torch::randn({4, 3});
+  const auto token = posembed::TokenEmbedding::from_pretrained(table);
+  const auto copy = std::dynamic_pointer_cast<posembed::TokenEmbeddingImpl>(token->clone());
+  EXPECT_TRUE(torch::equal(copy->weight, token->weight));
+  EXPECT_NE(copy->weight.data_ptr(), token->weight.data_ptr());
+  EXPECT_FALSE(copy->weight.requires_grad());
+}
+
+TEST(TokenModule, MaxNormWritesNothingWhereAnIdIsBad) {
+  posembed::TokenEmbedding token(posembed::TokenOptions(4, 3).max_norm(0.1));
+  const torch::Tensor before = token->weight.detach().clone();
+  EXPECT_THROW(token->forward(torch::tensor({0, -1})), c10::IndexError);
+  EXPECT_TRUE(torch::equal(token->weight, before));
+}
+
 TEST(TokenModule, ClonesAndSaves) {
   TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(3.0));
   auto copy = std::dynamic_pointer_cast<TokenEmbeddingImpl>(token->clone());

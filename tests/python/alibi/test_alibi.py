@@ -9,6 +9,7 @@ import pickle
 import posembed as pe
 import pytest
 import torch
+import torch._dynamo
 from support.alibi import add, bias
 from support.case import FLOATING, TOLERANCE, assert_close
 from torch.nn.attention.flex_attention import flex_attention
@@ -207,7 +208,7 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: expected heads within total_heads, 6, got head_start 3"),
         (lambda s: pe.ALiBi(4, head_start=-1), ValueError, "head_start: expected heads within"),
         (lambda s: pe.ALiBi(4, max_bias=0), ValueError, "max_bias: expected a positive number, got 0"),
-        (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "kind: expected 'press' or 'geometric', got 'linear'"),
+        (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "slopes: expected 'press', 'geometric' or a tensor, got 'linear'"),
         (lambda s: pe.ALiBi(4, slopes=torch.rand(3)), ValueError, r"slopes: expected \[4\] or \[2, 4\], got \[3\]"),
         (lambda s: pe.functional.alibi_slopes(4, values=[1.0]), ValueError, "values: expected none, or one or two for each of total_heads 4, got 1"),
         (lambda s: pe.ALiBi(4)(-1), ValueError, "query_length: expected 0 or more, got -1"),
@@ -230,3 +231,26 @@ def test_errors(call, error, text) -> None:
     with pytest.raises(error, match=text):
         call(scores)
     assert torch.equal(scores, before)
+
+
+def test_attention_compiles_for_every_length() -> None:
+    torch._dynamo.reset()
+    module = pe.ALiBi(4)
+    compiled = torch.compile(
+        lambda q: module.attention(q, q, q), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for length in (5, 9):
+        query = torch.randn(2, 4, length, 8)
+        assert_close(compiled(query), module.attention(query, query, query), 1e-6)
+
+
+def test_learned_slopes_start_anew_after_meta() -> None:
+    module = pe.ALiBi(4, learned=True, device="meta").to_empty(device="cpu")
+    module.reset_parameters()
+    assert torch.equal(module.slopes, pe.ALiBi(4).slopes)
+
+
+def test_slopes_may_be_a_list() -> None:
+    assert torch.equal(pe.ALiBi(2, slopes=[0.5, 0.25]).slopes, torch.tensor([0.5, 0.25]))
+    with pytest.raises(ValueError, match="slopes: expected 'press', 'geometric' or a tensor"):
+        pe.ALiBi(2, slopes="steep")

@@ -395,3 +395,29 @@ def test_ids_outside_on_cuda() -> None:
     assert torch.isfinite(embed.token.weight.grad).all()
     with pytest.raises(IndexError, match="token id"):
         pe.check_errors()
+
+
+def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
+    ids, token = torch.zeros(1, 4, dtype=torch.long), torch.zeros(3, 8)
+    with pytest.raises(ValueError, match="sinusoid: expected embedding_dim 8, got 4"):
+        pe.functional.input_embedding(ids, token, sinusoid=pe.SinusoidalSpec(4))
+    embed = pe.InputEmbedding(3, 8, max_positions=16)
+    with pytest.raises(IndexError, match="positions: expected 0 to 15"):
+        embed(ids, offset=2**63 - 2)
+    none = torch.empty(0)
+    with pytest.raises(ValueError, match="mean: expected the shape of ids"):
+        torch.ops.posembed.input_embedding_backward(
+            torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"
+        )
+
+
+def test_from_huggingface_keeps_mode_and_frozen_parameters() -> None:
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertModel(BertConfig(vocab_size=11, num_hidden_layers=1, **sizes)).eval()
+    model.embeddings.word_embeddings.weight.requires_grad_(False)
+    embed = pe.InputEmbedding.from_huggingface(model)
+    ids = torch.tensor([[1, 2, 3]])
+    assert_close(embed(ids), model.embeddings(ids), 1e-6)
+    assert not embed.token.weight.requires_grad

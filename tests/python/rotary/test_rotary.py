@@ -164,3 +164,48 @@ def test_module_holds_nothing_that_can_rot() -> None:
             torch.equal(a, b)
             for a, b in zip(changed(query, key, offset=100_000), expected, strict=True)
         )
+
+
+def test_strides_that_empty_like_would_reorder(device: torch.device) -> None:
+    """The result's last dimension is contiguous whatever the input's strides are."""
+    windows = torch.randn(10, device=device).unfold(0, 8, 1)[None, :, None, :]
+    turned = torch.randn(2, 5, 8, 3, device=device).transpose(2, 3)
+    for query in (windows, turned):
+        rope = pe.RotaryEmbedding(8)
+        rotated = rope(query)
+        assert torch.equal(rotated, rope(query.contiguous()))
+        assert rotated.stride(-1) == 1
+        shape_only = torch.ops.posembed.rotary(query.to("meta"), spec=rope.spec.text)
+        assert shape_only.stride() == rotated.stride()
+
+
+def test_sums_of_options_do_not_wrap() -> None:
+    with pytest.raises(ValueError, match="expected at most head_dim"):
+        pe.RotarySpec(8, rotary_start=2**63 - 2, rotary_dim=8)
+
+
+def test_in_place_refuses_tangents() -> None:
+    query, _ = make()
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        dual = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
+        with pytest.raises(ValueError, match="query: has a forward-mode tangent"):
+            pe.RotaryEmbedding(16).rotate_(dual)
+
+
+def test_options_of_the_wrong_kind() -> None:
+    for options, text in (
+        ({"head_dim": 8.5}, "head_dim: expected a whole number, got 8.5"),
+        ({"head_dim": 8, "sections": (2, 2)}, "sections: expected Sections"),
+        ({"head_dim": 8, "scaling": {"factor": 2}}, "scaling: expected a scaling"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            pe.RotarySpec(**options)
+    with pytest.raises(ValueError, match="numerics: expected 'exact', got 'fast'"):
+        pe.RotaryEmbedding(8, numerics="fast")
+    assert pe.RotarySpec(torch.tensor(8), interleaved=1) == pe.RotarySpec(8, interleaved=True)
+
+
+def test_rerotating_integers_is_refused() -> None:
+    places = torch.arange(5)
+    with pytest.raises(TypeError, match="key: expected float32"):
+        pe.RotaryEmbedding(8).rerotate_(torch.ones(1, 5, 1, 8).long(), places, places + 1)

@@ -174,3 +174,12 @@ def test_errors(call, error, text) -> None:
     with pytest.raises(error, match=text):
         call(pe.SinusoidalPositionalEmbedding(8), x)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
+    """Their fraction rounds to one, which must carry."""
+    encoded = pe.SinusoidalPositionalEmbedding(4, dtype=dtype).encode(
+        torch.tensor([-1e-20], dtype=dtype)
+    )
+    assert_close(encoded, torch.tensor([[0.0, 1.0, 0.0, 1.0]]), 1e-7)

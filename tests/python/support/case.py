@@ -63,7 +63,6 @@ class OperatorCase:
         mutates: The operator writes to its arguments and returns nothing.
         differentiable: Gradients flow to the floating-point arguments.
         vmap: A batching rule is registered.
-        dynamic: Arguments follow batch and seq (export and compile are tried with several).
     """
 
     name: str

@@ -406,3 +406,22 @@ def test_compiled_module_serves_every_length() -> None:
         # dynamic=True tries a float option as a variable first.
         compiled_at_first = compiled_at_first or graphs.frame_count
     assert graphs.frame_count == compiled_at_first
+
+
+def test_max_norm_writes_nothing_where_an_id_is_bad() -> None:
+    token = pe.TokenEmbedding(5, 4, max_norm=0.1)
+    before = token.weight.detach().clone()
+    for ids in ([0, 9], [0, -1]):
+        with pytest.raises(IndexError, match="ids: expected 0 to 4"):
+            token(torch.tensor(ids))
+    assert torch.equal(token.weight, before)
+
+
+def test_negative_padding_counts_from_the_end() -> None:
+    weight = torch.randn(5, 4, requires_grad=True)
+    pe.functional.embedding(torch.tensor([4, 1]), weight, padding_idx=-1).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[4].eq(0).all()
+    assert weight.grad[1].eq(1).all()
+    with pytest.raises(ValueError, match="padding_idx: expected -5 to 4, got 5"):
+        pe.functional.embedding(torch.tensor([4]), weight, padding_idx=5)

@@ -1,0 +1,25 @@
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import posembed
+import pytest
+
+MODULES = [
+    module.name
+    for module in pkgutil.iter_modules(posembed.__path__, "posembed.")
+    if module.name not in ("posembed.__main__", "posembed._C")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for example in doctest.DocTestFinder().find(module, globs={}):
+        runner.run(example)
+    assert runner.summarize().failed == 0
