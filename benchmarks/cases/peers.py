@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,12 @@ Call = Callable[[], Any]
 
 
 def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    """Whether it can be imported: a package whose own dependencies do not fit is no peer."""
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +65,7 @@ def complex_form(query: Tensor, key: Tensor) -> dict[str, Call]:
 
 
 def torchtune(query: Tensor, key: Tensor) -> dict[str, Call]:
-    if not installed("torchtune"):
+    if not installed("torchtune.modules"):
         return {}
     from torchtune.modules import RotaryPositionalEmbeddings
 
