@@ -1,4 +1,4 @@
-"""The operators as functions: each is one call of ``torch.ops.posembed``.
+"""The operators as functions: each enters the dispatcher once, but for :func:`rerotate_`, twice.
 
 Modules hold options and parameters; everything they compute, they compute here.
 """
