@@ -30,26 +30,29 @@ std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& la
 }
 
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                const MaybeTensor& positions, int64_t offset, bool inverse) {
+                const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
+                bool inverse) {
   const py::gil_scoped_release release;
-  if (!key.has_value()) return self.forward(query, std::nullopt, positions, offset, inverse);
-  return self.forward(query, *key, positions, offset, inverse);
+  if (!key.has_value())
+    return self.forward(query, std::nullopt, positions, offset, inverse, cu_seqlens);
+  return self.forward(query, *key, positions, offset, inverse, cu_seqlens);
 }
 
 void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                     const MaybeTensor& positions, int64_t offset, bool inverse) {
+                     const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
+                     bool inverse) {
   const py::gil_scoped_release release;
   if (key.has_value()) {
-    self.rotate_(query, *key, positions, offset, inverse);
+    self.rotate_(query, *key, positions, offset, inverse, cu_seqlens);
   } else {
-    self.rotate_(query, std::nullopt, positions, offset, inverse);
+    self.rotate_(query, std::nullopt, positions, offset, inverse, cu_seqlens);
   }
 }
 
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
                const std::string& spec, const std::string& layout_name, int64_t offset,
-               bool inverse) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+               bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
   return functional::rotary(query, *key, positions, spec, call);
@@ -57,8 +60,9 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
 
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, const std::string& spec,
-                     const std::string& layout_name, int64_t offset, bool inverse) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+                     const std::string& layout_name, int64_t offset, bool inverse,
+                     const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (key.has_value()) {
     functional::rotary_(query, *key, positions, spec, call);
@@ -77,10 +81,10 @@ void bind_rotary(py::module_& module) {
       .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd")
       .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("inverse") = false)
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("inverse") = false);
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false);
 }
 
 }  // namespace posembed::python

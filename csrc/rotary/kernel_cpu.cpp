@@ -3,6 +3,7 @@
 // first-level cache and serve all heads of query and key.
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "core/vector.h"
@@ -37,6 +38,7 @@ template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
   uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
+  bool has_nan = false;                    // a learned frequency has no turn
 };
 
 /// Sine and cosine of a token, in the same order.
@@ -62,22 +64,37 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-template <typename T, bool interleaved>
-void order_turns(const Arguments& arguments, Turns<T>* turns) {
+/// `turn` gives the turns of a pair.
+template <typename T, bool interleaved, typename Source>
+void order_turns(int64_t pairs, const Source& turn, Turns<T>* turns) {
   if constexpr (std::is_same_v<T, double>) {
-    for (int64_t i = 0; i < arguments.pairs; ++i) turns->of_slot[i] = arguments.turns[i];
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) turns->of_slot[i] = {};
+    for (int64_t i = 0; i < pairs; ++i) turns->of_slot[i] = turn(i);
+    for (int64_t i = pairs; i < padded(pairs); ++i) turns->of_slot[i] = {};
   } else {
     alignas(64) core::Turn64 of_pair[max_padded_pairs];
-    for (int64_t i = 0; i < arguments.pairs; ++i)
-      of_pair[i] = core::round_to_turn64(arguments.turns[i]);
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) of_pair[i] = 0;
+    for (int64_t i = 0; i < pairs; ++i) of_pair[i] = core::round_to_turn64(turn(i));
+    for (int64_t i = pairs; i < padded(pairs); ++i) of_pair[i] = 0;
     constexpr int64_t block = 2 * lanes;
-    for (int64_t i = 0; i < padded(arguments.pairs); i += block) {
+    for (int64_t i = 0; i < padded(pairs); i += block) {
       for (int64_t slot = 0; slot < block; ++slot) {
         turns->of_slot[i + slot] = of_pair[i + pair_of_slot<T, interleaved>(slot)];
       }
     }
+  }
+}
+
+/// Turns of the specification, or of learned frequencies.
+template <typename T, bool interleaved>
+void prepare_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.frequencies.data != nullptr) {
+    for (int64_t i = 0; i < arguments.pairs; ++i) {
+      turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+    }
+    const auto turn = [&](int64_t i) { return turn_of(arguments.frequencies, i); };
+    order_turns<T, interleaved>(arguments.pairs, turn, turns);
+  } else {
+    const auto turn = [&](int64_t i) { return arguments.turns[i]; };
+    order_turns<T, interleaved>(arguments.pairs, turn, turns);
   }
 }
 
@@ -104,6 +121,16 @@ void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Positi
       angles->cosine[slot] = cosine * amplitude;
       angles->sine[slot] = sine * sine_amplitude;
     }
+  }
+}
+
+/// A frequency that is not a number has no angle, and must not pass for one.
+template <typename T, bool interleaved>
+void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;
+    angles->sine[slot] = angles->cosine[slot] = std::numeric_limits<Compute<T>>::quiet_NaN();
   }
 }
 
@@ -298,7 +325,11 @@ bool can_stream(const Arguments& arguments, const Rows& rows) {
 }
 
 int64_t position_of(const Arguments& arguments, const Token& token, int64_t axis) {
-  if (arguments.positions.data == nullptr) return arguments.offset + token.seq;
+  if (arguments.positions.data == nullptr) {
+    const bool one = arguments.documents.starts.data == nullptr;
+    const int64_t start = one ? 0 : document_start(arguments.documents, token.seq);
+    return arguments.offset + token.seq - start;
+  }
   return core::read(arguments.positions, token.batch * arguments.position_stride[0] +
                                              token.seq * arguments.position_stride[1] +
                                              axis * arguments.position_stride[2]);
@@ -381,12 +412,13 @@ bool tokens_are_neighbours(const Arguments& arguments) {
 }
 
 /// Fills `tokens` and `angles` of `count` tokens from `next` on and moves it behind them.
-template <typename T>
+template <typename T, bool interleaved>
 void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t count, Token* next,
                 Token* tokens, Angles<T>* angles) {
   for (int64_t t = 0; t < count; ++t) {
     tokens[t] = *next;
     tokens[t].rotated = begin_token<T>(arguments, turns, *next, angles + t);
+    if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
     if (++next->seq == arguments.seq) *next = {next->batch + 1, 0};
   }
 }
@@ -409,7 +441,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Turns<T> turns;
   Angles<T> angles[tile_tokens];
   Token tokens[tile_tokens];
-  order_turns<T, interleaved>(arguments, &turns);
+  prepare_turns<T, interleaved>(arguments, &turns);
   order_axes<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
   for (int64_t r = 0; r < arguments.count; ++r) {
@@ -419,7 +451,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Token next{begin / arguments.seq, begin % arguments.seq};
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
-    begin_tile(arguments, turns, count, &next, tokens, angles);
+    begin_tile<T, interleaved>(arguments, turns, count, &next, tokens, angles);
     for (int64_t r = 0; r < arguments.count; ++r) {
       rotate_tile(arguments, walks[r], tokens, angles, count);
     }

@@ -28,6 +28,8 @@ struct Launch {
   int64_t tokens, seq;
   int64_t position_stride[3], offset;
   core::IndexView positions;
+  Documents documents;
+  Frequencies frequencies;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
   int query_heads, heads;  // heads: of query and key together
@@ -130,7 +132,10 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
 
 template <typename T, int capacity>
 __device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
-  if (launch.positions.data == nullptr) return launch.offset + token.seq;
+  if (launch.positions.data == nullptr) {
+    const bool one = launch.documents.starts.data == nullptr;
+    return launch.offset + token.seq - (one ? 0 : document_start(launch.documents, token.seq));
+  }
   return core::read(launch.positions, token.batch * launch.position_stride[0] +
                                           token.seq * launch.position_stride[1] +
                                           axis * launch.position_stride[2]);
@@ -146,6 +151,19 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
                        /*limit=*/-1);
   }
   return position >= 0;
+}
+
+/// Sine and cosine at a learned frequency; NaN where it is no number.
+template <typename T>
+__device__ void learned_sincos(const Frequencies& frequencies, int64_t position, int pair,
+                               Compute<T>* sine, Compute<T>* cosine) {
+  const core::Turn128 turn = turn_of(frequencies, pair);
+  if constexpr (std::is_same_v<T, double>) {
+    core::sincos_turn(core::phase(position, turn), sine, cosine);
+  } else {
+    core::sincos_turn(core::phase(position, core::round_to_turn64(turn)), sine, cosine);
+  }
+  if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
 }
 
 /// Copies what lies outside the window of heads [begin, end), in packs.
@@ -203,7 +221,11 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
       const int64_t position =
           launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]);
       Compute<T> sine, cosine;
-      core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
+      if (launch.frequencies.data == nullptr) {
+        core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
+      } else {
+        learned_sincos<T>(launch.frequencies, position, pair, &sine, &cosine);
+      }
       sines[pair] = sine * launch.sine_amplitude;
       cosines[pair] = cosine * launch.amplitude;
     }
@@ -258,6 +280,8 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
+  launch.documents = arguments.documents;
+  launch.frequencies = arguments.frequencies;
   launch.error = arguments.error;
   launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
   launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
@@ -270,6 +294,7 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   launch.axes = static_cast<int>(arguments.axes);
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
+    if (arguments.frequencies.data != nullptr) continue;  // read on the device
     if constexpr (std::is_same_v<T, double>) {
       launch.turns[i] = arguments.turns[i];
     } else {

@@ -26,34 +26,39 @@ torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
 }
 
 namespace functional {
+namespace {
+
+rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const RotaryCall& call) {
+  return {positions,         call.frequencies, call.cu_seqlens, spec,
+          name(call.layout), call.offset,      call.inverse};
+}
+
+}  // namespace
 
 torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
                      const std::optional<torch::Tensor>& positions, const std::string& spec,
                      const RotaryCall& call) {
-  return rotary::call_rotary(query, positions, spec, name(call.layout), call.offset, call.inverse,
-                             false);
+  return rotary::call_rotary(query, rotation(positions, spec, call));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
                                                 const torch::Tensor& key,
                                                 const std::optional<torch::Tensor>& positions,
                                                 const std::string& spec, const RotaryCall& call) {
-  return rotary::call_rotary_pair(query, key, positions, spec, name(call.layout), call.offset,
-                                  call.inverse, false);
+  return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, std::nullopt_t,
              const std::optional<torch::Tensor>& positions, const std::string& spec,
              const RotaryCall& call) {
-  rotary::call_rotary_in_place(query, positions, spec, name(call.layout), call.offset,
-                               call.inverse);
+  rotary::call_rotary_in_place(query, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, const torch::Tensor& key,
              const std::optional<torch::Tensor>& positions, const std::string& spec,
              const RotaryCall& call) {
-  rotary::call_rotary_pair_in_place(query, key, positions, spec, name(call.layout), call.offset,
-                                    call.inverse);
+  rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
 }
 
 }  // namespace functional
@@ -93,27 +98,32 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
-                                           int64_t offset, bool inverse) {
+                                           int64_t offset, bool inverse,
+                                           const std::optional<torch::Tensor>& cu_seqlens) {
   return functional::rotary(query, std::nullopt, positions, text_,
-                            {options.layout(), offset, inverse});
+                            {options.layout(), offset, inverse, cu_seqlens});
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse) {
-  return functional::rotary(query, key, positions, text_, {options.layout(), offset, inverse});
+    const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse,
+    const std::optional<torch::Tensor>& cu_seqlens) {
+  return functional::rotary(query, key, positions, text_,
+                            {options.layout(), offset, inverse, cu_seqlens});
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse) {
-  functional::rotary_(query, std::nullopt, positions, text_, {options.layout(), offset, inverse});
+                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+  functional::rotary_(query, std::nullopt, positions, text_,
+                      {options.layout(), offset, inverse, cu_seqlens});
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse) {
-  functional::rotary_(query, key, positions, text_, {options.layout(), offset, inverse});
+                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+  functional::rotary_(query, key, positions, text_,
+                      {options.layout(), offset, inverse, cu_seqlens});
 }
 
 }  // namespace posembed

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
@@ -74,22 +76,48 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) 
   }
 }
 
+void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
+  const at::ScalarType type = frequencies.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
+                   "frequencies: expected float32 or float64, got ", type);
+  dispatcher::check_same_device(frequencies, "frequencies", query, "query");
+  dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
+  dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
+                         "rotary_dim / 2");
+}
+
+void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
+                     bool with_positions) {
+  dispatcher::check_integers(cu_seqlens, "cu_seqlens");
+  dispatcher::check_same_device(cu_seqlens, "cu_seqlens", query, "query");
+  dispatcher::check_rank(cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
+  TORCH_CHECK_VALUE(!with_positions, "cu_seqlens: expected none where positions are given");
+  TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
+                    "cu_seqlens: expected layout 'thd' or batch 1, got batch ",
+                    query.sym_size(std::max<int64_t>(where.batch, 0)));
+}
+
 /// Everything that eager and Meta kernels check alike.
-void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text text,
-           Text layout, const c10::SymInt& offset) {
-  const Specification& found = specification(text);
+void check(const Tensor& query, const Tensor* key, const Rotation& by) {
+  const Specification& found = specification(by.spec);
   const RotarySpec& spec = found.spec;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
-  const Dimensions where = dimensions(layout);
+  const Dimensions where = dimensions(by.layout);
   check_rotated(query, "query", where, spec);
   if (key != nullptr) {
     check_rotated(*key, "key", where, spec);
     check_key(*key, query, where);
   }
-  TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
-  if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
+  TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
+  if (by.positions.has_value()) {
+    check_positions(*by.positions, query, where, found.axes, by.offset);
+  }
+  if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
+  if (by.cu_seqlens.has_value()) {
+    check_documents(*by.cu_seqlens, query, where, by.positions.has_value());
+  }
 }
 
 /// CPU positions are looked at before anything is written; a CUDA kernel records what it meets.
@@ -100,6 +128,24 @@ void check_position_values(const Tensor& positions) {
     TORCH_CHECK_INDEX(position >= -1, "positions: expected -1 (leave the token as it is) or more, ",
                       "got ", position, " at place ", place);
   }
+}
+
+/// Prefix sums of the lengths of documents that make up `tokens`; on CUDA taken as they are, the
+/// kernel reads nothing outside.
+void check_document_values(const Tensor& cu_seqlens, int64_t tokens) {
+  const int64_t last = cu_seqlens.size(0) - 1;
+  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
+  if (cu_seqlens.is_cuda()) return;
+  const core::IndexView view = dispatcher::index_view(cu_seqlens);
+  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
+                    core::read(view, 0));
+  for (int64_t place = 1; place <= last; ++place) {
+    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
+    TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
+                      before, " and ", here, " at place ", place);
+  }
+  TORCH_CHECK_VALUE(core::read(view, last) == tokens, "cu_seqlens: expected the number of tokens, ",
+                    tokens, ", last, got ", core::read(view, last));
 }
 
 // ------------------------------------------------------------------------------------ the kernel
@@ -124,8 +170,27 @@ struct Job {
   int64_t count;
 };
 
-Arguments arguments(const Job& job, const Tensor& positions, const Specification& spec,
-                    const Dimensions& where, int64_t offset, bool inverse, bool transpose) {
+/// The tensors that say where tokens are and how fast they turn, as the kernel reads them.
+struct Given {
+  Tensor positions, cu_seqlens, frequencies;
+};
+
+void set_positions(const Tensor& positions, const Specification& spec, const Dimensions& where,
+                   Arguments* result) {
+  result->positions = dispatcher::index_view(positions);
+  const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
+  result->position_stride[0] = by_row ? positions.stride(-2) : 0;
+  result->position_stride[1] = positions.stride(-1);
+  if (has_axes(positions, where)) {
+    result->position_stride[2] = positions.stride(0);
+    result->axes = spec.axes;
+    result->axis_of_pair = spec.axis_of_pair.data();
+  }
+}
+
+Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
+  const Specification& found = specification(by.spec);
+  const Dimensions where = dimensions(by.layout);
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
@@ -133,24 +198,21 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);
-  result.head_dim = spec.spec.head_dim;
-  result.pairs = spec.spec.rotary_dim / 2;
-  result.start = spec.spec.rotary_start;
-  result.interleaved = spec.spec.interleaved;
-  result.reverse = (inverse != transpose) != spec.spec.reverse;
-  result.turns = spec.turns.data();
-  result.amplitude = inverse ? 1.0 / spec.attention_factor : spec.attention_factor;
-  result.offset = offset;
-  if (positions.defined()) {
-    result.positions = dispatcher::index_view(positions);
-    const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
-    result.position_stride[0] = by_row ? positions.stride(-2) : 0;
-    result.position_stride[1] = positions.stride(-1);
-    if (has_axes(positions, where)) {
-      result.position_stride[2] = positions.stride(0);
-      result.axes = spec.axes;
-      result.axis_of_pair = spec.axis_of_pair.data();
-    }
+  result.head_dim = found.spec.head_dim;
+  result.pairs = found.spec.rotary_dim / 2;
+  result.start = found.spec.rotary_start;
+  result.interleaved = found.spec.interleaved;
+  result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
+  result.turns = found.turns.data();
+  result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
+  result.offset = by.offset.expect_int();
+  if (given.positions.defined()) set_positions(given.positions, found, where, &result);
+  if (given.cu_seqlens.defined()) {
+    result.documents = {dispatcher::index_view(given.cu_seqlens), given.cu_seqlens.size(0) - 1};
+  }
+  if (given.frequencies.defined()) {
+    result.frequencies = {given.frequencies.const_data_ptr(),
+                          dispatcher::scalar_of(given.frequencies)};
   }
   return result;
 }
@@ -171,16 +233,26 @@ void launch(const Arguments& call, const Tensor& query) {
                            [&call](int64_t begin, int64_t end) { rotate_cpu(call, begin, end); });
 }
 
-void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout, int64_t offset,
-            bool inverse, bool transpose) {
-  Tensor places;
-  if (positions.has_value()) {
-    places = *positions;
-    if (!places.is_cuda()) check_position_values(places = places.contiguous());
+/// Values are looked at where the CPU can see them, before anything is written.
+Given look_at(const Rotation& by, int64_t tokens) {
+  Given given;
+  if (by.positions.has_value()) {
+    given.positions = *by.positions;
+    if (!given.positions.is_cuda()) {
+      check_position_values(given.positions = given.positions.contiguous());
+    }
   }
-  launch(
-      arguments(job, places, specification(text), dimensions(layout), offset, inverse, transpose),
-      *job.in[0]);
+  if (by.cu_seqlens.has_value()) {
+    given.cu_seqlens = by.cu_seqlens->contiguous();
+    check_document_values(given.cu_seqlens, tokens);
+  }
+  if (by.frequencies.has_value()) given.frequencies = by.frequencies->contiguous();
+  return given;
+}
+
+void rotate(const Job& job, const Rotation& by) {
+  const Given given = look_at(by, job.in[0]->size(dimensions(by.layout).seq));
+  launch(arguments(job, given, by), *job.in[0]);
 }
 
 /// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
@@ -196,25 +268,21 @@ Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-Tensor rotary(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-              int64_t offset, bool inverse, bool transpose) {
-  check(query, nullptr, positions, spec, layout, offset);
+Tensor rotary(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   const Tensor in = with_dense_rows(query);
   Tensor out = empty_result(in);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, positions, spec, layout, offset, inverse, transpose);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
 }
 
-std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key,
-                                       const MaybeTensor& positions, Text spec, Text layout,
-                                       int64_t offset, bool inverse, bool transpose) {
-  check(query, &key, positions, spec, layout, offset);
+std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
   Tensor query_out = empty_result(query_in);
   Tensor key_out = empty_result(key_in);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, positions, spec, layout, offset,
-         inverse, transpose);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
   return {query_out, key_out};
 }
 
@@ -233,46 +301,37 @@ void check_apart(const Tensor& query, const Tensor& key) {
       "key: expected memory apart from query's, got tensors that overlap");
 }
 
-void rotary_in_place(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                     int64_t offset, bool inverse) {
-  check(query, nullptr, positions, spec, layout, offset);
+void rotary_in_place(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   check_writable(query, "query");
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, positions, spec, layout, offset, inverse,
-         false);
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
 }
 
-void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTensor& positions,
-                          Text spec, Text layout, int64_t offset, bool inverse) {
-  check(query, &key, positions, spec, layout, offset);
+void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
   check_writable(query, "query");
   check_writable(key, "key");
   check_apart(query, key);
-  rotate({{&query, &key}, {&query, &key}, 2}, positions, spec, layout, offset, inverse, false);
+  rotate({{&query, &key}, {&query, &key}, 2}, by);
 }
 
 // ------------------------------------------------------------------------------------------ Meta
 
-Tensor rotary_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                   c10::SymInt offset, bool, bool) {
-  check(query, nullptr, positions, spec, layout, offset);
+Tensor rotary_meta(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   return empty_result(query);
 }
 
 std::tuple<Tensor, Tensor> rotary_pair_meta(const Tensor& query, const Tensor& key,
-                                            const MaybeTensor& positions, Text spec, Text layout,
-                                            c10::SymInt offset, bool, bool) {
-  check(query, &key, positions, spec, layout, offset);
+                                            const Rotation& by) {
+  check(query, &key, by);
   return {empty_result(query), empty_result(key)};
 }
 
-void rotary_in_place_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                          c10::SymInt offset, bool) {
-  check(query, nullptr, positions, spec, layout, offset);
-}
+void rotary_in_place_meta(const Tensor& query, const Rotation& by) { check(query, nullptr, by); }
 
-void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const MaybeTensor& positions,
-                               Text spec, Text layout, c10::SymInt offset, bool) {
-  check(query, &key, positions, spec, layout, offset);
+void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
 }
 
 Tensor rotary_frequencies(Text text) {
@@ -298,10 +357,10 @@ std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("rotary", rotary);
-  m.impl("rotary_pair", rotary_pair);
-  m.impl("rotary_", rotary_in_place);
-  m.impl("rotary_pair_", rotary_pair_in_place);
+  m.impl("rotary", Rotary::kernel<rotary>);
+  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair>);
+  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place>);
+  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place>);
 }
 
 }  // namespace
@@ -313,10 +372,10 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary", rotary_meta);
-  m.impl("rotary_pair", rotary_pair_meta);
-  m.impl("rotary_", rotary_in_place_meta);
-  m.impl("rotary_pair_", rotary_pair_in_place_meta);
+  m.impl("rotary", Rotary::kernel<rotary_meta>);
+  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_meta>);
+  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_meta>);
+  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_meta>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {

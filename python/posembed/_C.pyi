@@ -15,6 +15,8 @@ def rotary(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def rotary_(
     query: Tensor,
@@ -24,6 +26,8 @@ def rotary_(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 
 class ALiBi(ModuleWrapper):

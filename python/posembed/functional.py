@@ -202,6 +202,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> Tensor: ...
 
@@ -215,6 +217,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -227,6 +231,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Rotates query, or query and key in one launch, by their positions.
@@ -244,6 +250,11 @@ def rotary(
         spec: The rotation's numbers.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: Position of the first token where no positions are given.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where documents
+            begin that lie one behind the other (layout "thd", or a batch of 1). Positions restart
+            there, at ``offset``; there are no ``positions`` then.
+        frequencies: float32 or float64 [rotary_dim / 2]: radians per position instead of the
+            specification's, each taken as the exact number it is. Gradients flow to them.
         inverse: Undo the rotation instead.
 
     Returns:
@@ -260,12 +271,15 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
-    if eager(query, key, positions):
-        return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        return _C.rotary(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
 
 
 def rerotate_(
@@ -318,6 +332,8 @@ def rotary_(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> None:
     """Rotates query, and key where given, in place: for inference.
@@ -333,14 +349,17 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
-    if eager(query, key, positions):
-        _C.rotary_(query, key, positions, spec.text, layout, offset, inverse)
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        _C.rotary_(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
         return
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        torch.ops.posembed.rotary_(query, positions, **options)
+        torch.ops.posembed.rotary_(query, *given, **options)
     else:
-        torch.ops.posembed.rotary_pair_(query, key, positions, **options)
+        torch.ops.posembed.rotary_pair_(query, key, *given, **options)
 
 
 def sinusoidal(

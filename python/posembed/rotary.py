@@ -89,6 +89,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor: ...
@@ -101,6 +102,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> tuple[Tensor, Tensor]: ...
@@ -112,6 +114,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -128,6 +131,7 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
+            cu_seqlens=cu_seqlens,
             inverse=inverse,
         )
 
@@ -138,6 +142,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> None:
@@ -149,6 +154,7 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
+            cu_seqlens=cu_seqlens,
             inverse=inverse,
         )
 

@@ -37,6 +37,11 @@ struct RotaryCall {
   Layout layout = Layout::bshd;
   int64_t offset = 0;    ///< position of the first token where no positions are given
   bool inverse = false;  ///< undo the rotation
+  /// int32/int64 [documents + 1], from 0 to the number of tokens: where documents begin that lie
+  /// one behind the other (Layout::thd, or a batch of 1). Positions restart there, at `offset`.
+  std::optional<torch::Tensor> cu_seqlens = std::nullopt;
+  /// float32/float64 [rotary_dim / 2], radians per position, instead of the specification's.
+  std::optional<torch::Tensor> frequencies = std::nullopt;
 };
 
 /// Rotates `query`; gradients flow.
@@ -45,7 +50,8 @@ struct RotaryCall {
 ///     [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is
 /// @param spec  RotarySpec::to_json()
 /// @param no_key  std::nullopt: a second tensor would be the key
-/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
+/// @throws c10::ValueError shapes, options, cu_seqlens; c10::TypeError dtypes; c10::IndexError
+///     positions
 POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
                                   const std::optional<torch::Tensor>& positions,
                                   const std::string& spec, const RotaryCall& call = {});
@@ -112,20 +118,21 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Rotates query; see functional::rotary for shapes and errors.
   torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0, bool inverse = false);
+                        int64_t offset = 0, bool inverse = false,
+                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
   /// Rotates query and key in one launch.
   std::tuple<torch::Tensor, torch::Tensor> forward(
       const torch::Tensor& query, const torch::Tensor& key,
       const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-      bool inverse = false);
+      bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
 
   /// The same in place, for inference.
   void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false);
+               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
   void rotate_(const torch::Tensor& query, const torch::Tensor& key,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false);
+               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
 
   /// Read at construction and by reset().
   RotaryOptions options;
