@@ -81,6 +81,7 @@ struct Arguments {
   int64_t start = 0;                       // first component of the rotated window
   bool interleaved = false;                // pairs (2i, 2i + 1) instead of (i, i + pairs)
   bool reverse = false;                    // rotate by minus the angle
+  bool tangent = false;                    // see below
   double amplitude = 1.0;                  // the rotated pair is multiplied by it
   core::IndexView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
@@ -93,8 +94,24 @@ struct Arguments {
   core::DeviceError* error = nullptr;     // CUDA: where a position below -1 is recorded
 };
 
+/// Where a token stands on an axis. `call` is Arguments, or what has the same members.
+template <typename Call>
+POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq, int64_t axis) {
+  if (call.positions.data == nullptr) {
+    const bool one_document = call.documents.starts.data == nullptr;
+    return call.offset + seq - (one_document ? 0 : document_start(call.documents, seq));
+  }
+  return core::read(call.positions, batch * call.position_stride[0] +
+                                        seq * call.position_stride[1] +
+                                        axis * call.position_stride[2]);
+}
+
 /// Tokens are numbered batch * seq + place; the kernel rotates tokens [begin, end) of every tensor.
 /// A token at position -1 (on any axis) stays as it is.
+///
+/// With `tangent`, `frequencies` are the direction in which frequencies move, and rows.in has been
+/// rotated: rows.out becomes what it changes by, pair by pair position * frequency * (-y, x). What
+/// does not turn is not written: rows.out comes as zeros.
 POSEMBED_CPU_KERNEL(rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Rotates all tokens on `stream`. Returns nullptr, or the text of a CUDA error.

@@ -134,6 +134,20 @@ void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
   }
 }
 
+/// What moves a rotated pair instead of what rotates it: see `tangent`.
+template <typename T, bool interleaved>
+void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    angles->cosine[slot] = angles->sine[slot] = 0;
+    if (pair >= arguments.pairs) continue;
+    const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
+    const auto position = static_cast<double>(position_of(arguments, token.batch, token.seq, axis));
+    const double angle = position * read(arguments.frequencies, pair);
+    angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
+  }
+}
+
 /// Rows of one token.
 template <typename T>
 struct RowGroup {
@@ -303,7 +317,7 @@ void copy(const T* in, T* out, int64_t count) {
 /// Copies elements [begin, end) of every row.
 template <typename T>
 void copy_group(const RowGroup<T>& rows, int64_t begin, int64_t end) {
-  if (begin == end || rows.in == rows.out) return;
+  if (begin >= end) return;
   for (int64_t row = 0; row < rows.count; ++row) {
     copy(rows.in + row * rows.in_step + begin, rows.out + row * rows.out_step + begin, end - begin);
   }
@@ -324,23 +338,12 @@ bool can_stream(const Arguments& arguments, const Rows& rows) {
          aligned(rows.out_stride[2]);
 }
 
-int64_t position_of(const Arguments& arguments, const Token& token, int64_t axis) {
-  if (arguments.positions.data == nullptr) {
-    const bool one = arguments.documents.starts.data == nullptr;
-    const int64_t start = one ? 0 : document_start(arguments.documents, token.seq);
-    return arguments.offset + token.seq - start;
-  }
-  return core::read(arguments.positions, token.batch * arguments.position_stride[0] +
-                                             token.seq * arguments.position_stride[1] +
-                                             axis * arguments.position_stride[2]);
-}
-
 /// Angles of a token; whether it is rotated at all.
 template <typename T>
 bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                  Angles<T>* angles) {
   if (arguments.axes == 1) {
-    const int64_t position = position_of(arguments, token, 0);
+    const int64_t position = position_of(arguments, token.batch, token.seq, 0);
     if (position == -1) return false;
     fill_angles<T>(
         arguments, turns, [=](int64_t) { return position; }, angles);
@@ -348,7 +351,7 @@ bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token&
   }
   int64_t of_axis[max_axes];
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-    of_axis[axis] = position_of(arguments, token, axis);
+    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
     if (of_axis[axis] == -1) return false;
   }
   const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };
@@ -397,9 +400,13 @@ void rotate_heads(const Arguments& arguments, const Walk<T>& walk, const Token& 
   RowGroup<T> group{static_cast<const T*>(rows.in) + place(rows.in_stride),
                     static_cast<T*>(rows.out) + place(rows.out_stride), heads, rows.in_stride[2],
                     rows.out_stride[2]};
-  if (!token.rotated) return copy_group(group, 0, arguments.head_dim);
-  copy_group(group, 0, arguments.start);
-  copy_group(group, arguments.start + 2 * arguments.pairs, arguments.head_dim);
+  const bool copies = rows.in != rows.out && !arguments.tangent;
+  if (copies) {
+    const int64_t window = token.rotated ? arguments.start : arguments.head_dim;
+    copy_group(group, 0, window);
+    copy_group(group, window + 2 * arguments.pairs, arguments.head_dim);
+  }
+  if (!token.rotated) return;
   group.in += arguments.start;
   group.out += arguments.start;
   walk.rotation(group, angles, arguments.pairs);
@@ -419,6 +426,7 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t count
     tokens[t] = *next;
     tokens[t].rotated = begin_token<T>(arguments, turns, *next, angles + t);
     if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
+    if (arguments.tangent) set_tangents<T, interleaved>(arguments, *next, angles + t);
     if (++next->seq == arguments.seq) *next = {next->batch + 1, 0};
   }
 }

@@ -37,6 +37,7 @@ struct Launch {
   int heads_per_pass;      // heads that a block's threads cover at a time
   int head_dim, pairs, start;
   int axes;
+  bool tangent;
   TurnOf<T> turns[capacity];
   uint8_t axis_of_pair[capacity];
 };
@@ -130,17 +131,6 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
           static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride)};
 }
 
-template <typename T, int capacity>
-__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
-  if (launch.positions.data == nullptr) {
-    const bool one = launch.documents.starts.data == nullptr;
-    return launch.offset + token.seq - (one ? 0 : document_start(launch.documents, token.seq));
-  }
-  return core::read(launch.positions, token.batch * launch.position_stride[0] +
-                                          token.seq * launch.position_stride[1] +
-                                          axis * launch.position_stride[2]);
-}
-
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
 /// well.
 template <typename T, int capacity>
@@ -153,10 +143,16 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
   return position >= 0;
 }
 
-/// Sine and cosine at a learned frequency; NaN where it is no number.
+/// Sine and cosine at a learned frequency, NaN where it is no number; or what stands in for them in
+/// a tangent.
 template <typename T>
-__device__ void learned_sincos(const Frequencies& frequencies, int64_t position, int pair,
-                               Compute<T>* sine, Compute<T>* cosine) {
+__device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int64_t position,
+                               int pair, Compute<T>* sine, Compute<T>* cosine) {
+  if (tangent) {
+    *sine = static_cast<Compute<T>>(static_cast<double>(position) * read(frequencies, pair));
+    *cosine = 0;
+    return;
+  }
   const core::Turn128 turn = turn_of(frequencies, pair);
   if constexpr (std::is_same_v<T, double>) {
     core::sincos_turn(core::phase(position, turn), sine, cosine);
@@ -211,20 +207,22 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
     int head = launch.pairs > 0 ? begin + first_head : end;
     read_heads(head);
 
-    const int64_t first_position = position_of(launch, token, 0);
+    const int64_t first_position = position_of(launch, token.batch, token.seq, 0);
     bool rotated = is_rotated(launch, first_position, token);
     for (int axis = 1; axis < launch.axes; ++axis) {
-      rotated = is_rotated(launch, position_of(launch, token, axis), token) && rotated;
+      rotated =
+          is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
     }
     __syncthreads();  // the previous token's angles have been read
     for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
       const int64_t position =
-          launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]);
+          launch.axes == 1 ? first_position
+                           : position_of(launch, token.batch, token.seq, launch.axis_of_pair[pair]);
       Compute<T> sine, cosine;
       if (launch.frequencies.data == nullptr) {
         core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
       } else {
-        learned_sincos<T>(launch.frequencies, position, pair, &sine, &cosine);
+        learned_sincos<T>(launch.frequencies, launch.tangent, position, pair, &sine, &cosine);
       }
       sines[pair] = sine * launch.sine_amplitude;
       cosines[pair] = cosine * launch.amplitude;
@@ -243,13 +241,13 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
         if (head >= end) break;
         if (rotated) owned[i].rotate(angles);
         const Row<T> row = row_of(launch, token, head);
-        if (!rotated && row.in == row.out) continue;
+        if (!rotated && (row.in == row.out || launch.tangent)) continue;
         owned[i].first.write(row.out + first_place);
         owned[i].second.write(row.out + second_place);
       }
       read_heads(head);
     }
-    copy_outside<T, capacity, size>(launch, token, begin, end);
+    if (!launch.tangent) copy_outside<T, capacity, size>(launch, token, begin, end);
   }
 }
 
@@ -292,6 +290,7 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   launch.pairs = static_cast<int>(arguments.pairs);
   launch.start = static_cast<int>(arguments.start);
   launch.axes = static_cast<int>(arguments.axes);
+  launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     if (arguments.frequencies.data != nullptr) continue;  // read on the device
