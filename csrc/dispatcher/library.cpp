@@ -17,6 +17,8 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_pair(Tensor query, Tensor key, " + rotation + ") -> (Tensor, Tensor)");
   define("rotary_(Tensor(a!) query, " + rotation + ") -> ()");
   define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, " + rotation + ") -> ()");
+  define("rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
+  define("rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");
   define("rotary_frequencies(str spec) -> Tensor");
   define("rotary_attention_factor(str spec) -> float");
   define("rotary_specification(str spec) -> str");

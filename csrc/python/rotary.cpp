@@ -19,14 +19,15 @@ Layout layout(const std::string& text) {
 
 /// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
 std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
-                                          const py::kwargs& options) {
+                                          bool learned_frequencies, const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
   } else if (!options.empty()) {
     throw py::value_error("spec_options: expected none beside a RotarySpec");
   }
   const RotarySpec numbers = RotarySpec::from_json(spec.attr("to_json")().cast<std::string>());
-  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(numbers).layout(layout(layout_name)));
+  return std::make_shared<RotaryEmbeddingImpl>(
+      RotaryOptions(numbers).layout(layout(layout_name)).learned_frequencies(learned_frequencies));
 }
 
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
@@ -78,7 +79,8 @@ void bind_rotary(py::module_& module) {
   module.def("rotary", &rotary);
   module.def("rotary_", &rotary_in_place);
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
-      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd")
+      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd",
+           py::arg("learned_frequencies") = false)
       .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)

@@ -4,7 +4,6 @@
 // chunks whose size depends on nothing but their number: same bits for any number of threads.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "rotary/kernel.h"
@@ -12,12 +11,13 @@
 namespace posembed::rotary {
 
 /// Tokens that are summed in one go: enough chunks for every multiprocessor, few enough to add up.
-inline int64_t tokens_of_chunk(int64_t tokens) {
+POSEMBED_INLINE int64_t tokens_of_chunk(int64_t tokens) {
   constexpr int64_t least = 16, most_chunks = 512;
-  return std::max(least, (tokens + most_chunks - 1) / most_chunks);
+  const int64_t size = (tokens + most_chunks - 1) / most_chunks;
+  return size < least ? least : size;
 }
 
-inline int64_t chunks_of(int64_t tokens) {
+POSEMBED_INLINE int64_t chunks_of(int64_t tokens) {
   return (tokens + tokens_of_chunk(tokens) - 1) / tokens_of_chunk(tokens);
 }
 

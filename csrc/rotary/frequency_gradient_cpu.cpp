@@ -27,7 +27,7 @@ void token_moments(const Arguments& arguments, int64_t batch, int64_t seq, Compu
     return static_cast<const T*>(rows.in) + batch * rows.in_stride[0] + seq * rows.in_stride[1] +
            head * rows.in_stride[2] + arguments.start;
   };
-  std::fill(moments, moments + arguments.pairs, Compute<T>{0});
+  for (int64_t i = 0; i < arguments.pairs; ++i) moments[i] = 0;
   for (int64_t head = 0; head < arguments.rows[0].heads; ++head) {
     add_moments<T, interleaved>(row(arguments.rows[0], head), row(arguments.rows[1], head),
                                 arguments.pairs, moments);
@@ -37,7 +37,7 @@ void token_moments(const Arguments& arguments, int64_t batch, int64_t seq, Compu
 template <typename T, bool interleaved>
 void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
   Compute<T> moments[max_pairs];
-  std::fill(sums, sums + arguments.pairs, 0.0);
+  for (int64_t i = 0; i < arguments.pairs; ++i) sums[i] = 0;
   for (int64_t token = begin; token < end; ++token) {
     const int64_t batch = token / arguments.seq, seq = token % arguments.seq;
     double positions[max_axes];
@@ -63,8 +63,8 @@ void sum_moments(const Arguments& arguments, double* sums, int64_t begin, int64_
     using T = typename decltype(tag)::type;
     const auto sum = arguments.interleaved ? sum_chunk<T, true> : sum_chunk<T, false>;
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      sum(arguments, chunk * size, std::min(tokens, (chunk + 1) * size),
-          sums + chunk * arguments.pairs);
+      const int64_t first = chunk * size, last = tokens - first < size ? tokens : first + size;
+      sum(arguments, first, last, sums + chunk * arguments.pairs);
     }
   });
 }

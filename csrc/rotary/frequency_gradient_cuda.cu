@@ -1,5 +1,5 @@
-// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens, a thread one pair of
-// every so manieth head; a second kernel adds the chunks. No atomics: same bits in every run.
+// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens, a thread one pair in
+// some of the heads; a second kernel adds the chunks. No atomics: same bits in every run.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -89,11 +89,44 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
   RotaryEmbeddingImpl::reset();
 }
 
-void RotaryEmbeddingImpl::reset() { text_ = options.spec().to_json(); }
+void RotaryEmbeddingImpl::reset() {
+  const RotarySpec spec = options.spec();
+  text_ = spec.to_json();
+  if (!options.learned_frequencies()) return;
+  TORCH_CHECK_VALUE(!spec.is_dynamic(),
+                    "learned_frequencies: expected a specification whose frequencies do not depend "
+                    "on the length of the sequence: pass spec.resolve(seq_len)");
+  frequencies = register_parameter("frequencies", spec.frequencies().to(torch::kFloat));
+}
+
+functional::RotaryCall RotaryEmbeddingImpl::call(
+    int64_t offset, bool inverse, const std::optional<torch::Tensor>& cu_seqlens) const {
+  const bool learned = frequencies.defined();
+  return {options.layout(), offset, inverse, cu_seqlens,
+          learned ? std::optional<torch::Tensor>(frequencies) : std::nullopt};
+}
+
+torch::Dtype RotaryEmbeddingImpl::wide(torch::Dtype dtype) const {
+  const bool narrow = dtype != torch::kFloat && dtype != torch::kDouble;
+  return narrow && frequencies.defined() ? frequencies.scalar_type() : dtype;
+}
+
+void RotaryEmbeddingImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  Cloneable::to(device, wide(dtype), non_blocking);
+}
+
+void RotaryEmbeddingImpl::to(torch::Dtype dtype, bool non_blocking) {
+  Cloneable::to(wide(dtype), non_blocking);
+}
+
+void RotaryEmbeddingImpl::to(torch::Device device, bool non_blocking) {
+  Cloneable::to(device, non_blocking);
+}
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "RotaryEmbedding(" << rotary::describe(options.spec());
-  stream << ", layout='" << posembed::name(options.layout()) << "')";
+  stream << ", layout='" << posembed::name(options.layout()) << "'";
+  stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
 }
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
@@ -101,29 +134,26 @@ torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::null
                                            int64_t offset, bool inverse,
                                            const std::optional<torch::Tensor>& cu_seqlens) {
   return functional::rotary(query, std::nullopt, positions, text_,
-                            {options.layout(), offset, inverse, cu_seqlens});
+                            call(offset, inverse, cu_seqlens));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
     const torch::Tensor& query, const torch::Tensor& key,
     const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse,
     const std::optional<torch::Tensor>& cu_seqlens) {
-  return functional::rotary(query, key, positions, text_,
-                            {options.layout(), offset, inverse, cu_seqlens});
+  return functional::rotary(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
                                   bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
-  functional::rotary_(query, std::nullopt, positions, text_,
-                      {options.layout(), offset, inverse, cu_seqlens});
+  functional::rotary_(query, std::nullopt, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
                                   bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
-  functional::rotary_(query, key, positions, text_,
-                      {options.layout(), offset, inverse, cu_seqlens});
+  functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 }  // namespace posembed

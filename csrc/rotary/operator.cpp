@@ -2,220 +2,20 @@
 // Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
 #include "rotary/operator.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
-
-#include <algorithm>
 
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
+#include "rotary/arguments.h"
+#include "rotary/frequency_gradient.h"
 #include "rotary/json.h"
-#include "rotary/kernel.h"
-#include "rotary/specification.h"
 
 namespace posembed::rotary {
 namespace {
 
-// ------------------------------------------------------------------------------ shapes and checks
-
-/// Where a layout keeps its dimensions; batch -1: there is none.
-struct Dimensions {
-  int64_t rank, batch, seq, heads;
-  const char* shape;
-};
-
-Dimensions dimensions(Text layout) {
-  if (layout == "bshd") return {4, 0, 1, 2, "[batch, seq, heads, head_dim]"};
-  if (layout == "bhsd") return {4, 0, 2, 1, "[batch, heads, seq, head_dim]"};
-  if (layout == "sbhd") return {4, 1, 0, 2, "[seq, batch, heads, head_dim]"};
-  if (layout == "thd") return {3, -1, 0, 1, "[tokens, heads, head_dim]"};
-  TORCH_CHECK_VALUE(false, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '", layout, "'");
-}
-
-void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
-                   const RotarySpec& spec) {
-  dispatcher::check_floating(tensor, argument);
-  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
-  dispatcher::check_size(tensor.sym_size(-1), spec.head_dim, argument, "head_dim");
-}
-
-/// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
-bool has_axes(const Tensor& positions, const Dimensions& where) {
-  return positions.dim() == (where.batch < 0 ? 2 : 3);
-}
-
-void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
-                     const c10::SymInt& offset) {
-  // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
-  const bool by_axis = axes > 1 && has_axes(all, where);
-  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, "positions", "axes");
-  const Tensor positions = by_axis ? all.select(0, 0) : all;
-  dispatcher::check_integers(positions, "positions");
-  dispatcher::check_same_device(positions, "positions", query, "query");
-  const bool one_row = positions.dim() == 1;
-  TORCH_CHECK_VALUE(one_row || (positions.dim() == 2 && where.batch >= 0),
-                    "positions: expected [seq]", where.batch >= 0 ? " or [batch, seq]" : "",
-                    ", got ", positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(-1), query.sym_size(where.seq), "positions", "seq");
-  TORCH_CHECK_VALUE(
-      one_row || positions.sym_size(0) == query.sym_size(where.batch) || positions.sym_size(0) == 1,
-      "positions: expected batch ", query.sym_size(where.batch), " or 1, got ",
-      positions.sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
-}
-
-void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) {
-  dispatcher::check_same_dtype(key, "key", query, "query");
-  dispatcher::check_same_device(key, "key", query, "query");
-  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), "key", "seq");
-  if (where.batch >= 0) {
-    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), "key", "batch");
-  }
-}
-
-void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
-  const at::ScalarType type = frequencies.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
-                   "frequencies: expected float32 or float64, got ", type);
-  dispatcher::check_same_device(frequencies, "frequencies", query, "query");
-  dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
-  dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
-                         "rotary_dim / 2");
-}
-
-void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
-                     bool with_positions) {
-  dispatcher::check_integers(cu_seqlens, "cu_seqlens");
-  dispatcher::check_same_device(cu_seqlens, "cu_seqlens", query, "query");
-  dispatcher::check_rank(cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
-  TORCH_CHECK_VALUE(!with_positions, "cu_seqlens: expected none where positions are given");
-  TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
-                    "cu_seqlens: expected layout 'thd' or batch 1, got batch ",
-                    query.sym_size(std::max<int64_t>(where.batch, 0)));
-}
-
-/// Everything that eager and Meta kernels check alike.
-void check(const Tensor& query, const Tensor* key, const Rotation& by) {
-  const Specification& found = specification(by.spec);
-  const RotarySpec& spec = found.spec;
-  TORCH_CHECK_VALUE(!spec.is_dynamic(),
-                    "spec: its frequencies depend on the length of the sequence, which the ",
-                    "operator does not know: pass seq_len, or resolve(seq_len) of it");
-  const Dimensions where = dimensions(by.layout);
-  check_rotated(query, "query", where, spec);
-  if (key != nullptr) {
-    check_rotated(*key, "key", where, spec);
-    check_key(*key, query, where);
-  }
-  TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
-  if (by.positions.has_value()) {
-    check_positions(*by.positions, query, where, found.axes, by.offset);
-  }
-  if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
-  if (by.cu_seqlens.has_value()) {
-    check_documents(*by.cu_seqlens, query, where, by.positions.has_value());
-  }
-}
-
-/// CPU positions are looked at before anything is written; a CUDA kernel records what it meets.
-void check_position_values(const Tensor& positions) {
-  const core::IndexView view = dispatcher::index_view(positions);
-  for (int64_t place = 0; place < positions.numel(); ++place) {
-    const int64_t position = core::read(view, place);
-    TORCH_CHECK_INDEX(position >= -1, "positions: expected -1 (leave the token as it is) or more, ",
-                      "got ", position, " at place ", place);
-  }
-}
-
-/// Prefix sums of the lengths of documents that make up `tokens`; on CUDA taken as they are, the
-/// kernel reads nothing outside.
-void check_document_values(const Tensor& cu_seqlens, int64_t tokens) {
-  const int64_t last = cu_seqlens.size(0) - 1;
-  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
-  if (cu_seqlens.is_cuda()) return;
-  const core::IndexView view = dispatcher::index_view(cu_seqlens);
-  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
-                    core::read(view, 0));
-  for (int64_t place = 1; place <= last; ++place) {
-    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
-    TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
-                      before, " and ", here, " at place ", place);
-  }
-  TORCH_CHECK_VALUE(core::read(view, last) == tokens, "cu_seqlens: expected the number of tokens, ",
-                    tokens, ", last, got ", core::read(view, last));
-}
-
 // ------------------------------------------------------------------------------------ the kernel
-
-Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
-  Rows result;
-  result.in = in.const_data_ptr();
-  result.out = out.mutable_data_ptr();
-  result.heads = in.size(where.heads);
-  const int64_t order[3] = {where.batch, where.seq, where.heads};
-  for (int i = 0; i < 3; ++i) {
-    result.in_stride[i] = order[i] < 0 ? 0 : in.stride(order[i]);
-    result.out_stride[i] = order[i] < 0 ? 0 : out.stride(order[i]);
-  }
-  return result;
-}
-
-/// What to rotate: one or two tensors, each with the place of its result.
-struct Job {
-  const Tensor* in[2];
-  const Tensor* out[2];
-  int64_t count;
-};
-
-/// The tensors that say where tokens are and how fast they turn, as the kernel reads them.
-struct Given {
-  Tensor positions, cu_seqlens, frequencies;
-};
-
-void set_positions(const Tensor& positions, const Specification& spec, const Dimensions& where,
-                   Arguments* result) {
-  result->positions = dispatcher::index_view(positions);
-  const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
-  result->position_stride[0] = by_row ? positions.stride(-2) : 0;
-  result->position_stride[1] = positions.stride(-1);
-  if (has_axes(positions, where)) {
-    result->position_stride[2] = positions.stride(0);
-    result->axes = spec.axes;
-    result->axis_of_pair = spec.axis_of_pair.data();
-  }
-}
-
-Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
-  const Specification& found = specification(by.spec);
-  const Dimensions where = dimensions(by.layout);
-  const Tensor& query = *job.in[0];
-  Arguments result;
-  result.count = job.count;
-  for (int64_t i = 0; i < job.count; ++i) result.rows[i] = rows(*job.in[i], *job.out[i], where);
-  result.scalar = dispatcher::scalar_of(query);
-  result.batch = where.batch < 0 ? 1 : query.size(where.batch);
-  result.seq = query.size(where.seq);
-  result.head_dim = found.spec.head_dim;
-  result.pairs = found.spec.rotary_dim / 2;
-  result.start = found.spec.rotary_start;
-  result.interleaved = found.spec.interleaved;
-  result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
-  result.turns = found.turns.data();
-  result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
-  result.offset = by.offset.expect_int();
-  if (given.positions.defined()) set_positions(given.positions, found, where, &result);
-  if (given.cu_seqlens.defined()) {
-    result.documents = {dispatcher::index_view(given.cu_seqlens), given.cu_seqlens.size(0) - 1};
-  }
-  if (given.frequencies.defined()) {
-    result.frequencies = {given.frequencies.const_data_ptr(),
-                          dispatcher::scalar_of(given.frequencies)};
-  }
-  return result;
-}
 
 void launch(const Arguments& call, const Tensor& query) {
   if (query.is_cuda()) {
@@ -233,39 +33,9 @@ void launch(const Arguments& call, const Tensor& query) {
                            [&call](int64_t begin, int64_t end) { rotate_cpu(call, begin, end); });
 }
 
-/// Values are looked at where the CPU can see them, before anything is written.
-Given look_at(const Rotation& by, int64_t tokens) {
-  Given given;
-  if (by.positions.has_value()) {
-    given.positions = *by.positions;
-    if (!given.positions.is_cuda()) {
-      check_position_values(given.positions = given.positions.contiguous());
-    }
-  }
-  if (by.cu_seqlens.has_value()) {
-    given.cu_seqlens = by.cu_seqlens->contiguous();
-    check_document_values(given.cu_seqlens, tokens);
-  }
-  if (by.frequencies.has_value()) given.frequencies = by.frequencies->contiguous();
-  return given;
-}
-
 void rotate(const Job& job, const Rotation& by) {
   const Given given = look_at(by, job.in[0]->size(dimensions(by.layout).seq));
   launch(arguments(job, given, by), *job.in[0]);
-}
-
-/// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
-/// for.
-Tensor empty_result(const Tensor& input) {
-  Tensor result = at::empty_like(input);
-  const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
-  return dense ? result : at::empty_symint(input.sym_sizes(), input.options());
-}
-
-/// The kernel asks for a contiguous last dimension; gradients come expanded now and then.
-Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
 Tensor rotary(const Tensor& query, const Rotation& by) {
@@ -286,21 +56,6 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, c
   return {query_out, key_out};
 }
 
-void check_writable(const Tensor& tensor, const char* argument) {
-  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
-                    ": expected a contiguous last dimension, got strides ", tensor.strides());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ", tensor.strides());
-}
-
-void check_apart(const Tensor& query, const Tensor& key) {
-  if (query.numel() == 0 || key.numel() == 0) return;
-  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
-  TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-      "key: expected memory apart from query's, got tensors that overlap");
-}
-
 void rotary_in_place(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
   check_writable(query, "query");
@@ -313,6 +68,80 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation
   check_writable(key, "key");
   check_apart(query, key);
   rotate({{&query, &key}, {&query, &key}, 2}, by);
+}
+
+// ----------------------------------------------------------------------- derivatives by frequency
+
+void check_tangent(const Tensor& rotated, const Rotation& by) {
+  check(rotated, nullptr, by);
+  TORCH_CHECK_VALUE(by.frequencies.has_value(),
+                    "frequencies: expected the direction in which frequencies move, got None");
+}
+
+Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  const Tensor in = with_dense_rows(rotated);
+  Tensor out = empty_result(in).zero_();
+  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, given, by);
+  call.tangent = true;
+  call.amplitude = 1;
+  launch(call, in);
+  return out;
+}
+
+void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  dispatcher::check_same_dtype(gradient, "gradient", query, "query");
+  dispatcher::check_same_device(gradient, "gradient", query, "query");
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == query.sym_sizes(), "gradient: expected the shape of ",
+                    "query, ", query.sym_sizes(), ", got ", gradient.sym_sizes());
+}
+
+Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
+  const bool wide = query.scalar_type() == at::kDouble;
+  const at::ScalarType type = by.frequencies ? by.frequencies->scalar_type()
+                              : wide         ? at::kDouble
+                                             : at::kFloat;
+  return at::empty({specification(by.spec).spec.rotary_dim / 2}, query.options().dtype(type));
+}
+
+void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
+  double* const parts = sums.mutable_data_ptr<double>();
+  const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
+  const int64_t token_bytes = 2 * call.rows[0].heads * call.head_dim * core::size_of(call.scalar);
+  dispatcher::parallel_for(
+      sums.size(0), tokens_of_chunk(tokens) * token_bytes,
+      [&](int64_t begin, int64_t end) { sum_moments_cpu(call, parts, begin, end); });
+  core::visit_scalar(dispatcher::scalar_of(out), [&](auto tag) {
+    using Out = core::Compute<typename decltype(tag)::type>;
+    Out* const results = static_cast<Out*>(out.mutable_data_ptr());
+    for (int64_t i = 0; i < pairs; ++i) {
+      results[i] = static_cast<Out>(total_of(parts, sums.size(0), pairs, i));
+    }
+  });
+}
+
+Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                   const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  const Tensor in = with_dense_rows(query), dense = with_dense_rows(gradient);
+  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
+  const Arguments call = arguments({{&in, &dense}, {&in, &dense}, 2}, given, by);
+  Tensor out = empty_frequencies(query, by);
+  const Tensor sums =
+      at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
+  if (query.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      dispatcher::check_launch(sum_moments_cuda(call, sums.mutable_data_ptr<double>(),
+                                                out.mutable_data_ptr(), dispatcher::scalar_of(out),
+                                                scope.stream()));
+    }
+  } else {
+    sum_on_cpu(call, sums, out);
+  }
+  return out;
 }
 
 // ------------------------------------------------------------------------------------------ Meta
@@ -332,6 +161,17 @@ void rotary_in_place_meta(const Tensor& query, const Rotation& by) { check(query
 
 void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rotation& by) {
   check(query, &key, by);
+}
+
+Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  return empty_result(rotated);
+}
+
+Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& query,
+                                        const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  return empty_frequencies(query, by);
 }
 
 Tensor rotary_frequencies(Text text) {
@@ -361,6 +201,9 @@ void register_kernels(torch::Library& m) {
   m.impl("rotary_pair", RotaryPair::kernel<rotary_pair>);
   m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place>);
   m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place>);
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
 }
 
 }  // namespace
@@ -376,6 +219,9 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_meta>);
   m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_meta>);
   m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_meta>);
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_meta>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_meta>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {

@@ -54,6 +54,7 @@ struct Grouped {
 
 using Rotary = Grouped<Tensor, const Tensor&>;
 using RotaryPair = Grouped<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
+using RotaryFrequenciesBackward = Grouped<Tensor, const Tensor&, const Tensor&>;
 using RotaryInPlace = Grouped<void, const Tensor&>;
 using RotaryPairInPlace = Grouped<void, const Tensor&, const Tensor&>;
 
@@ -77,6 +78,21 @@ inline void call_rotary_pair_in_place(const Tensor& query, const Tensor& key, co
   static const auto handle =
       dispatcher::find<RotaryPairInPlace::Signature>("posembed::rotary_pair_");
   RotaryPairInPlace::call(handle, query, key, by);
+}
+
+/// What `rotated`, the result of a rotation, moves by as its frequencies move by `by.frequencies`.
+inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
+  static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary_tangent");
+  return Rotary::call(handle, rotated, by);
+}
+
+/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.frequencies`, from `query` and
+/// the gradient of query.
+inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                               const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryFrequenciesBackward::Signature>(
+      "posembed::rotary_frequencies_backward");
+  return RotaryFrequenciesBackward::call(handle, gradient, query, by);
 }
 
 inline Tensor call_rotary_frequencies(Text spec) {

@@ -75,6 +75,7 @@ class RotaryEmbedding(ModuleWrapper):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: str = "bshd",
+        learned_frequencies: bool = False,
         **spec_options: Any,
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -284,6 +284,8 @@ def register() -> None:
     for name in ("alibi_add_", "rotary_", "rotary_pair_"):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
+        "rotary_tangent",
+        "rotary_frequencies_backward",
         "learned_encode",
         "learned_backward",
         "input_embedding",

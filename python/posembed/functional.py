@@ -290,6 +290,7 @@ def rerotate_(
     spec: RotarySpec,
     new_spec: RotarySpec | None = None,
     layout: Layout = "bshd",
+    frequencies: Tensor | None = None,
 ) -> None:
     """Moves rotated keys to other positions, or to another specification, in place.
 
@@ -303,6 +304,7 @@ def rerotate_(
         spec: What rotated them.
         new_spec: What shall have rotated them; default: the same.
         layout: The order of dimensions.
+        frequencies: Those of :func:`rotary`, where it had them; ``new_spec`` is without.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
@@ -319,8 +321,10 @@ def rerotate_(
     if torch.is_grad_enabled() and key.requires_grad:
         raise ValueError("key: requires grad, and an in-place operator keeps no history")
     wide = key.to(torch.float64, copy=True)
-    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
-    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
+    old = None if frequencies is None else frequencies.detach()
+    new = old if new_spec is None else None
+    rotary_(wide, positions=old_positions, spec=spec, layout=layout, frequencies=old, inverse=True)
+    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout, frequencies=new)
     key.copy_(wide)
 
 

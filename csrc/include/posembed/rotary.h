@@ -98,12 +98,15 @@ struct POSEMBED_API RotaryOptions {
   TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
   /// Which dimension is which in query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
+  /// Train the frequencies, as a parameter.
+  TORCH_ARG(bool, learned_frequencies) = false;
 
  public:
   RotarySpec spec() const;
 };
 
-/// Rotates query and key by their positions. Holds no tensor: nothing to cast, move or save.
+/// Rotates query and key by their positions. Holds no tensor unless frequencies are learned:
+/// nothing to cast, move or save.
 ///
 ///     posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
 ///     auto [q, k] = rope->forward(query, key);
@@ -134,10 +137,23 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
                bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
 
+  /// Casting a model leaves learned frequencies in float32 or float64: positions multiply what a
+  /// cast to bfloat16 would round away.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+
   /// Read at construction and by reset().
   RotaryOptions options;
 
+  /// Learned frequencies [rotary_dim / 2], radians per position, float32; undefined without.
+  torch::Tensor frequencies;
+
  private:
+  functional::RotaryCall call(int64_t offset, bool inverse,
+                              const std::optional<torch::Tensor>& cu_seqlens) const;
+  torch::Dtype wide(torch::Dtype dtype) const;
+
   std::string text_;  // options.spec().to_json(), which the operator reads
 };
 
