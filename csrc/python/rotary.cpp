@@ -1,5 +1,7 @@
 #include "posembed/rotary.h"
 
+#include <string>
+#include <string_view>
 #include <variant>
 
 #include "bindings.h"
@@ -10,11 +12,12 @@ namespace {
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
 using MaybeTensor = std::optional<torch::Tensor>;
 
-Layout layout(const std::string& text) {
+Layout layout(std::string_view text) {
   for (const Layout known : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
     if (text == posembed::name(known)) return known;
   }
-  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" + text + "'");
+  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" +
+                        std::string(text) + "'");
 }
 
 /// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
@@ -51,8 +54,8 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
 }
 
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
-               const std::string& spec, const std::string& layout_name, int64_t offset,
-               bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+               std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
+               const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
@@ -60,8 +63,8 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
 }
 
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
-                     const MaybeTensor& positions, const std::string& spec,
-                     const std::string& layout_name, int64_t offset, bool inverse,
+                     const MaybeTensor& positions, std::string_view spec,
+                     std::string_view layout_name, int64_t offset, bool inverse,
                      const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;

@@ -28,7 +28,7 @@ torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
 namespace functional {
 namespace {
 
-rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const std::string& spec,
+rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call) {
   return {positions,         call.frequencies, call.cu_seqlens, spec,
           name(call.layout), call.offset,      call.inverse};
@@ -37,7 +37,7 @@ rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const s
 }  // namespace
 
 torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
-                     const std::optional<torch::Tensor>& positions, const std::string& spec,
+                     const std::optional<torch::Tensor>& positions, std::string_view spec,
                      const RotaryCall& call) {
   return rotary::call_rotary(query, rotation(positions, spec, call));
 }
@@ -45,18 +45,18 @@ torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
 std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
                                                 const torch::Tensor& key,
                                                 const std::optional<torch::Tensor>& positions,
-                                                const std::string& spec, const RotaryCall& call) {
+                                                std::string_view spec, const RotaryCall& call) {
   return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, std::nullopt_t,
-             const std::optional<torch::Tensor>& positions, const std::string& spec,
+             const std::optional<torch::Tensor>& positions, std::string_view spec,
              const RotaryCall& call) {
   rotary::call_rotary_in_place(query, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-             const std::optional<torch::Tensor>& positions, const std::string& spec,
+             const std::optional<torch::Tensor>& positions, std::string_view spec,
              const RotaryCall& call) {
   rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -54,20 +55,20 @@ struct RotaryCall {
 ///     positions
 POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
                                   const std::optional<torch::Tensor>& positions,
-                                  const std::string& spec, const RotaryCall& call = {});
+                                  std::string_view spec, const RotaryCall& call = {});
 
 /// Rotates `query` and `key` (any number of heads each) in one launch.
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, const std::string& spec,
+    const std::optional<torch::Tensor>& positions, std::string_view spec,
     const RotaryCall& call = {});
 
 /// The same in place, for inference: raises where a gradient would be lost.
 POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
-                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call = {});
 POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call = {});
 
 }  // namespace functional
