@@ -101,6 +101,81 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
     return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
 
 
+def learned_extend(
+    weight: Tensor,
+    max_positions: int,
+    *,
+    first_row: int = 0,
+    method: Literal["linear", "cubic", "repeat"] = "linear",
+) -> Tensor:
+    """A longer table of positions; see :meth:`posembed.LearnedPositionalEmbedding.extend`.
+
+    Args:
+        weight: Floating [first_row + positions, embedding_dim].
+        max_positions: Positions that the result has rows for.
+        first_row: The row of position 0.
+        method: "linear", "cubic" or "repeat".
+
+    Returns:
+        [first_row + max_positions, embedding_dim].
+
+    Raises:
+        ValueError: ``max_positions`` is less than the table has, or another method.
+    """
+    return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
+        weight, max_positions, first_row=first_row, method=method
+    )
+
+
+def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as RoBERTa counts them.
+
+    Args:
+        ids: int32 or int64 [..., seq].
+        padding_idx: The id of padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
+        table with ``first_row = padding_idx + 1``.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
+        tensor([[ 0,  1,  2, -1, -1]])
+    """
+    return torch.ops.posembed.learned_positions(ids.ne(padding_idx), past=past_length)  # type: ignore[no-any-return]
+
+
+def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as OPT counts them (``first_row = 2``).
+
+    Args:
+        attention_mask: bool, int32 or int64 [..., past_length + seq], 0 for padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: positions of the tokens that are not, -1 for padding.
+
+    Raises:
+        ValueError: ``past_length`` is longer than the mask.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
+        tensor([[-1, -1,  0,  1,  2]])
+    """
+    return torch.ops.posembed.learned_positions(attention_mask, skip=past_length)  # type: ignore[no-any-return]
+
+
+def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:
+    """Positions of tokens among padding, as fairseq counts them (``first_row = padding_idx + 1``).
+
+    Arguments and result as :func:`roberta_positions`.
+    """
+    return roberta_positions(ids, padding_idx)
+
+
 def input_embedding(
     ids: Tensor,
     token: Tensor,
@@ -344,9 +419,14 @@ def rotary_(
 
 
 def sinusoidal(
-    x: Tensor, positions: Tensor | None = None, *, spec: SinusoidalSpec, offset: int = 0
+    x: Tensor,
+    positions: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    offset: int = 0,
 ) -> Tensor:
-    """Adds sinusoidal encodings of positions; gradients flow to x and to floating positions.
+    """Adds sinusoidal encodings; gradients flow to x, to floating positions and to scale.
 
     Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Exact at every position.
 
@@ -355,6 +435,7 @@ def sinusoidal(
             [seq, embedding_dim].
         positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
             and so on.
+        scale: Floating, one number that multiplies the encodings: a learned scale.
         spec: The encoding's numbers.
         offset: Position of the first row where no positions are given.
 
@@ -370,17 +451,22 @@ def sinusoidal(
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
     return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
-        x, positions, spec=spec.text, offset=offset
+        x, positions, scale, spec=spec.text, offset=offset
     )
 
 
 def sinusoidal_encode(
-    positions: Tensor, *, spec: SinusoidalSpec, dtype: torch.dtype | None = None
+    positions: Tensor,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sinusoidal encodings of positions; gradients flow to floating positions.
+    """Sinusoidal encodings of positions; gradients flow to floating positions and to scale.
 
     Args:
         positions: int32, int64 or floating [...].
+        scale: Floating, one number that multiplies the encodings: a learned scale.
         spec: The encoding's numbers.
         dtype: Default: that of floating positions, else float32.
 
@@ -394,7 +480,7 @@ def sinusoidal_encode(
         torch.Size([1, 64])
     """
     return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
-        positions, spec=spec.text, dtype=dtype
+        positions, scale, spec=spec.text, dtype=dtype
     )
 
 

@@ -279,6 +279,24 @@ class SinusoidalSpec:
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
 
+    def permutation_to(self, other: SinusoidalSpec) -> Tensor:
+        """The order of columns that turns this encoding into ``other``: int64 [embedding_dim].
+
+        A model trained with one preset reads another once its columns (token table, weights that
+        take or give embeddings) are put into this order.
+
+        Raises:
+            ValueError: Frequencies or scale differ: no order makes them equal.
+
+        Example:
+            >>> import torch, posembed as pe
+            >>> fairseq_like = pe.SinusoidalSpec(8, preset="marian")
+            >>> order = pe.SinusoidalSpec(8).permutation_to(fairseq_like)
+            >>> order.tolist()
+            [0, 2, 4, 6, 1, 3, 5, 7]
+        """
+        return torch.ops.posembed.sinusoidal_permutation(self.text, other.text)  # type: ignore[no-any-return]
+
     def frequencies(self) -> Tensor:
         """Radians per position of each pair of sine and cosine: float64 [pairs]."""
         return torch.ops.posembed.sinusoidal_frequencies(self.text)  # type: ignore[no-any-return]
