@@ -27,6 +27,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
 
 WIDTH, HEIGHT = 7.0, 4.0  # inches: a page's text is about as wide
 DPI = 200  # two dots for each of 512 components
@@ -46,6 +47,13 @@ def new_axes(axes: Axes | None, height: float = HEIGHT) -> Axes:
     return pyplot.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained")[1]
 
 
+def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
+    """Places for several pictures in a new figure, by their relative widths."""
+    figure = pyplot.figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    grid = figure.add_gridspec(1, len(widths), width_ratios=list(widths))
+    return [figure.add_subplot(grid[0, column]) for column in range(len(widths))]
+
+
 def label(axes: Axes, title: str, x: str, y: str) -> Axes:
     """Writes what every picture must tell."""
     axes.set_title(title)
@@ -56,13 +64,13 @@ def label(axes: Axes, title: str, x: str, y: str) -> Axes:
 
 def matrix(
     axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
-) -> None:
-    """Numbers as colours, row 0 on top, with the bar that explains them."""
+) -> Colorbar:
+    """Numbers as colours, row 0 on top, with the bar that explains them, which is returned."""
     low, high = limit or (None, None)
     image = axes.imshow(
         values.numpy(), aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high
     )
-    axes.figure.colorbar(image, ax=axes, label=bar)
+    return axes.figure.colorbar(image, ax=axes, label=bar)
 
 
 def named(specs: Specs) -> dict[str, RotarySpec]:
@@ -207,7 +215,8 @@ def binary_codes(
     """Positions in binary as colours: what sinusoids do smoothly."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
-    matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit")
+    matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
+    axes.set_xticks(range(values.shape[1]))
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 
