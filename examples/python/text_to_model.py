@@ -130,10 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ids.bin"
         count = write_ids(texts, tokenizer, path)
-        windows = pe.data.WindowDataset(path, options.length, dtype=torch.uint16)
-        if len(windows) < HELD_OUT + options.batch:
-            print(f"--text: too short: {count} tokens", file=sys.stderr)
+        needed = (HELD_OUT + options.batch) * options.length + 1
+        if count < needed:
+            print(f"--text: expected at least {needed} tokens, got {count}", file=sys.stderr)
             return 2
+        windows = pe.data.WindowDataset(path, options.length, dtype=torch.uint16)
         vocabulary = tokenizer.get_vocab_size()
         print(f"{count} tokens of {vocabulary} kinds, {len(windows)} windows of {options.length}")
         training, held_out = random_split(windows, [len(windows) - HELD_OUT, HELD_OUT])

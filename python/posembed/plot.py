@@ -164,7 +164,7 @@ def component_scores(
         curve = row - 0.45 * scores[:, component] / limit  # the axis points down
         axes.plot(curve.numpy(), linewidth=1.0, label=f"component {component}")
     axes.set_yticks(range(len(components)), [str(component) for component in components])
-    axes.invert_yaxis()
+    axes.set_ylim(len(components) - 0.4, -0.6)
     title = f"Parts of the score, each up to ±{limit:.3g}"
     return label(axes, title, "distance (positions)", "component")
 

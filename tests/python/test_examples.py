@@ -113,8 +113,13 @@ def test_from_text_to_model(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     curves = tmp_path / "curves.svg"
     result = run(
-        *(sys.executable, EXAMPLES / "text_to_model.py", "--steps", 20, "--vocabulary", 400),
-        *("--length", 16, "--batch", 8, "--curves", curves),
+        *(
+            sys.executable,
+            EXAMPLES / "text_to_model.py",
+            "--text",
+            EXAMPLES.parents[1] / "README.md",
+        ),
+        *("--steps", 20, "--vocabulary", 400, "--length", 16, "--batch", 8, "--curves", curves),
     )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -131,4 +136,4 @@ def test_from_a_text_that_is_too_short(tmp_path: Path) -> None:
     text.write_text("A few words.")
     result = run(sys.executable, EXAMPLES / "text_to_model.py", "--text", text)
     assert result.returncode == 2
-    assert "--text: too short" in result.stderr
+    assert "--text: expected at least 5121 tokens, got 5" in result.stderr

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         "torch_in_use": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
-        "CUDA_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
     if arguments.json:
         common.print_json(known)
