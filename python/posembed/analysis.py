@@ -354,12 +354,12 @@ def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> Term
         [[0.1003, 0.0], [0.0, 0.0]]
     """
     try:
-        from sklearn.feature_extraction.text import CountVectorizer
+        from sklearn.feature_extraction import text  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
             "tf_idf counts words with scikit-learn: python -m pip install scikit-learn"
         ) from error
-    vectorizer = CountVectorizer(token_pattern=WORD)
+    vectorizer = text.CountVectorizer(token_pattern=WORD)
     counts = torch.as_tensor(vectorizer.fit_transform(documents).toarray())
     column = vectorizer.vocabulary_
     shown = tuple(sorted(column) if terms is None else terms)

@@ -132,7 +132,7 @@ def rewrite(source: Path, target: BinaryIO, permutation: Permutation, quiet: boo
     """Writes all tensors in the order of their bytes; returns the names of those permuted."""
     try:
         from safetensors import SafetensorError, safe_open
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
             "convert needs safetensors and tqdm: python -m pip install safetensors tqdm"
