@@ -1,5 +1,8 @@
 """Token and positional embeddings for PyTorch: the same operators in C++ and Python."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from posembed import _library
 
 _library.load()
@@ -25,6 +28,11 @@ from posembed.scaling import (
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import RotarySpec, Sections, SinusoidalSpec
 from posembed.token import TokenEmbedding
+
+if TYPE_CHECKING:
+    from posembed import analysis as analysis
+    from posembed import data as data
+    from posembed import plot as plot
 
 batching.register()
 shapes.register()
@@ -54,3 +62,16 @@ __all__ = [
     "functional",
     "permute_rotary_weight",
 ]
+
+# Imported at their first use: a model's program needs none of them, and pictures need matplotlib.
+_AT_FIRST_USE = ("analysis", "data", "plot")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AT_FIRST_USE:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_AT_FIRST_USE})

@@ -282,3 +282,7 @@ class SinusoidalSpec:
     def frequencies(self) -> Tensor:
         """Radians per position of each pair of sine and cosine: float64 [pairs]."""
         return torch.ops.posembed.sinusoidal_frequencies(self.text)  # type: ignore[no-any-return]
+
+    def wavelengths(self) -> Tensor:
+        """Positions per turn of each pair: float64 [pairs]."""
+        return 2 * math.pi / self.frequencies()
