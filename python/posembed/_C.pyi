@@ -25,6 +25,17 @@ def rotary_(
     offset: int,
     inverse: bool,
 ) -> None: ...
+def rotary_out(
+    query_out: Tensor,
+    key_out: Tensor | None,
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+) -> None: ...
 
 class ALiBi(ModuleWrapper):
     def __init__(

@@ -20,6 +20,7 @@ from posembed.scaling import (
     LongRopeScaling,
     NtkScaling,
     ProportionalScaling,
+    XPosScaling,
     YarnScaling,
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
@@ -47,6 +48,7 @@ __all__ = [
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
     "TokenEmbedding",
+    "XPosScaling",
     "YarnScaling",
     "build_info",
     "check_errors",
