@@ -16,10 +16,13 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_pair(Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> (Tensor, Tensor)");
   define("rotary_(Tensor(a!) query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
   define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  define("rotary_out(Tensor(a!) out, Tensor query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  define("rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
   define("rotary_frequencies(str spec) -> Tensor");
   define("rotary_attention_factor(str spec) -> float");
   define("rotary_specification(str spec) -> str");
   define("rotary_resolve(str spec, int seq_len) -> str");
+  define("rotary_for_keys(str spec) -> str");
   define("rotary_description(str spec) -> str");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 

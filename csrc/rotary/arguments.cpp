@@ -1,9 +1,9 @@
 #include "rotary/arguments.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
 
 namespace posembed::rotary {
@@ -59,6 +59,12 @@ void check_position_values(const Tensor& positions) {
   }
 }
 
+core::StridedMemory memory_of(const Tensor& tensor) {
+  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
+          static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
+          tensor.strides().data(), tensor.dim()};
+}
+
 }  // namespace
 
 Dimensions dimensions(Text layout) {
@@ -84,6 +90,13 @@ void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions,
   }
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
+}
+
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument) {
+  dispatcher::check_same_dtype(out, argument, in, in_argument);
+  dispatcher::check_same_device(out, argument, in, in_argument);
+  TORCH_CHECK_VALUE(out.sym_sizes() == in.sym_sizes(), argument, ": expected the shape of ",
+                    in_argument, ", ", in.sym_sizes(), ", got ", out.sym_sizes());
 }
 
 Tensor checked_positions(const MaybeTensor& positions) {
@@ -122,6 +135,11 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   result.interleaved = spec.spec.interleaved;
   result.reverse = (inverse != transpose) != spec.spec.reverse;
   result.turns = spec.turns.data();
+  if (!spec.decay.empty()) {
+    result.decay = spec.decay.data();
+    result.decay_center = spec.decay_center;
+    result.decay_sign = inverse ? -1.0 : 1.0;
+  }
   result.amplitude = inverse ? 1.0 / spec.attention_factor : spec.attention_factor;
   result.offset = offset;
   if (positions.defined()) {
@@ -151,16 +169,23 @@ Tensor with_dense_rows(const Tensor& tensor) {
 void check_writable(const Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ", tensor.strides());
+  TORCH_CHECK_VALUE(
+      tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
+      ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
-void check_apart(const Tensor& query, const Tensor& key) {
-  if (query.numel() == 0 || key.numel() == 0) return;
-  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
-  TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-      "key: expected memory apart from query's, got tensors that overlap");
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument) {
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,
+                    ": expected memory apart from ", other_argument,
+                    "'s, got tensors that overlap");
+}
+
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument) {
+  if (out.const_data_ptr() == in.const_data_ptr() && out.strides() == in.strides()) return;
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
+                    in_argument, " itself or memory apart from it, got tensors that overlap");
 }
 
 }  // namespace posembed::rotary

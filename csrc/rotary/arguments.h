@@ -21,6 +21,9 @@ Dimensions dimensions(Text layout);
 void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text spec,
            Text layout, const c10::SymInt& offset);
 
+/// Dtype, device and shape of memory for the rotated `in`.
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);
+
 /// Positions as the kernel reads them, undefined where there are none. CPU positions are looked at
 /// before anything is written; a CUDA kernel records what it meets.
 Tensor checked_positions(const MaybeTensor& positions);
@@ -47,6 +50,12 @@ Tensor with_dense_rows(const Tensor& tensor);
 /// What is written in place: a contiguous last dimension, and no element twice.
 void check_writable(const Tensor& tensor, const char* argument);
 
-void check_apart(const Tensor& query, const Tensor& key);
+/// Raises ValueError where an element belongs to both: exact also for views that interleave.
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument);
+
+/// The same for an output that may be its input, which is then rotated in place.
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument);
 
 }  // namespace posembed::rotary

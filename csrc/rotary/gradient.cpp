@@ -7,6 +7,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "rotary/operator.h"
+#include "rotary/specification.h"
 
 namespace posembed::rotary {
 namespace {
@@ -33,9 +34,11 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
                                            inverse, !transpose);
       return {query, key};
     }
-    for (Tensor& gradient : gradients) {
-      if (!gradient.defined()) continue;
-      gradient = call_rotary(gradient, places, spec, layout, offset, inverse, !transpose);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      const Text numbers = i == 0 ? Text(spec) : Text(specification(spec).for_keys);
+      gradients[i] =
+          call_rotary(gradients[i], places, numbers, layout, offset, inverse, !transpose);
     }
     return std::move(gradients);
   }
@@ -90,11 +93,13 @@ std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tenso
     outputs = call_rotary_pair(query, key, positions, spec, layout, offset, inverse, transpose);
   }
   auto& [query_out, key_out] = outputs;
-  for (const auto& [in, out] : {std::tie(query, query_out), std::tie(key, key_out)}) {
+  Text for_keys = specification(spec).for_keys;
+  for (const auto& [in, out, numbers] :
+       {std::tie(query, query_out, spec), std::tie(key, key_out, for_keys)}) {
     if (node) torch::autograd::set_history(out, node);
     if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
       dispatcher::set_tangent(
-          out, call_rotary(direction, positions, spec, layout, offset, inverse, transpose));
+          out, call_rotary(direction, positions, numbers, layout, offset, inverse, transpose));
     }
   }
   return outputs;
@@ -123,6 +128,32 @@ void rotary_pair_in_place_autograd(const Tensor& query, const Tensor& key,
   torch::autograd::impl::bump_version(key);
 }
 
+void rotary_out_autograd(const Tensor& out, const Tensor& query, const MaybeTensor& positions,
+                         Text spec, Text layout, c10::SymInt offset, bool inverse) {
+  dispatcher::check_inference_only(out, "out", "posembed::rotary");
+  dispatcher::check_inference_only(query, "query", "posembed::rotary");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_rotary_out(out, query, positions, spec, layout, offset, inverse);
+  }
+  torch::autograd::impl::bump_version(out);
+}
+
+void rotary_pair_out_autograd(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                              const Tensor& key, const MaybeTensor& positions, Text spec,
+                              Text layout, c10::SymInt offset, bool inverse) {
+  dispatcher::check_inference_only(query_out, "query_out", "posembed::rotary_pair");
+  dispatcher::check_inference_only(key_out, "key_out", "posembed::rotary_pair");
+  dispatcher::check_inference_only(query, "query", "posembed::rotary_pair");
+  dispatcher::check_inference_only(key, "key", "posembed::rotary_pair");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_rotary_pair_out(query_out, key_out, query, key, positions, spec, layout, offset, inverse);
+  }
+  torch::autograd::impl::bump_version(query_out);
+  torch::autograd::impl::bump_version(key_out);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
@@ -130,6 +161,8 @@ TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("rotary_pair", rotary_pair_autograd);
   m.impl("rotary_", rotary_in_place_autograd);
   m.impl("rotary_pair_", rotary_pair_in_place_autograd);
+  m.impl("rotary_out", rotary_out_autograd);
+  m.impl("rotary_pair_out", rotary_pair_out_autograd);
 }
 
 }  // namespace posembed::rotary

@@ -1,5 +1,6 @@
-// The rotary operators: query, or query and key, rotated by position; functional and in place.
-// Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
+// The rotary operators: query, or query and key, rotated by position; functional, in place, and
+// into given memory. Shapes are checked in one place for eager and Meta kernels; the arithmetic is
+// the kernel's.
 #include "rotary/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 #include "dispatcher/parallel.h"
 #include "rotary/arguments.h"
 #include "rotary/json.h"
+#include "rotary/numerics.h"
 
 namespace posembed::rotary {
 namespace {
@@ -33,9 +35,12 @@ void launch(const Arguments& call, const Tensor& query) {
 
 void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout, int64_t offset,
             bool inverse, bool transpose) {
-  launch(arguments(job, checked_positions(positions), specification(text), dimensions(layout),
-                   offset, inverse, transpose),
-         *job.in[0]);
+  const Specification& spec = specification(text);
+  const Tensor places = checked_positions(positions);
+  Arguments call = arguments(job, places, spec, dimensions(layout), offset, inverse, transpose);
+  AngleTables tables;
+  if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], places, &call);
+  launch(call, *job.in[0]);
 }
 
 Tensor rotary(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
@@ -73,8 +78,37 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTen
   check(query, &key, positions, spec, layout, offset);
   check_writable(query, "query");
   check_writable(key, "key");
-  check_apart(query, key);
+  check_apart(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, positions, spec, layout, offset, inverse, false);
+}
+
+void rotary_out(const Tensor& out, const Tensor& query, const MaybeTensor& positions, Text spec,
+                Text layout, int64_t offset, bool inverse) {
+  check(query, nullptr, positions, spec, layout, offset);
+  check_out(out, "out", query, "query");
+  check_writable(out, "out");
+  check_apart_or_same(out, "out", query, "query");
+  const Tensor in = with_dense_rows(query);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, positions, spec, layout, offset, inverse, false);
+}
+
+void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                     const Tensor& key, const MaybeTensor& positions, Text spec, Text layout,
+                     int64_t offset, bool inverse) {
+  check(query, &key, positions, spec, layout, offset);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+  check_writable(query_out, "query_out");
+  check_writable(key_out, "key_out");
+  check_apart(key_out, "key_out", query_out, "query_out");
+  check_apart(query_out, "query_out", key, "key");
+  check_apart(key_out, "key_out", query, "query");
+  check_apart_or_same(query_out, "query_out", query, "query");
+  check_apart_or_same(key_out, "key_out", key, "key");
+  const Tensor query_in = with_dense_rows(query);
+  const Tensor key_in = with_dense_rows(key);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, positions, spec, layout, offset,
+         inverse, false);
 }
 
 // ------------------------------------------------------------------------------------------ Meta
@@ -102,6 +136,20 @@ void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const May
   check(query, &key, positions, spec, layout, offset);
 }
 
+void rotary_out_meta(const Tensor& out, const Tensor& query, const MaybeTensor& positions,
+                     Text spec, Text layout, c10::SymInt offset, bool) {
+  check(query, nullptr, positions, spec, layout, offset);
+  check_out(out, "out", query, "query");
+}
+
+void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                          const Tensor& key, const MaybeTensor& positions, Text spec, Text layout,
+                          c10::SymInt offset, bool) {
+  check(query, &key, positions, spec, layout, offset);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+}
+
 Tensor rotary_frequencies(Text text) {
   const Specification& found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
@@ -118,6 +166,8 @@ std::string rotary_resolve(Text text, int64_t seq_len) {
   return specification(text).spec.resolve(seq_len).to_json();
 }
 
+std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
+
 std::string rotary_description(Text text) { return describe(specification(text).spec); }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
@@ -129,6 +179,8 @@ void register_kernels(torch::Library& m) {
   m.impl("rotary_pair", rotary_pair);
   m.impl("rotary_", rotary_in_place);
   m.impl("rotary_pair_", rotary_pair_in_place);
+  m.impl("rotary_out", rotary_out);
+  m.impl("rotary_pair_out", rotary_pair_out);
 }
 
 }  // namespace
@@ -144,6 +196,8 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("rotary_pair", rotary_pair_meta);
   m.impl("rotary_", rotary_in_place_meta);
   m.impl("rotary_pair_", rotary_pair_in_place_meta);
+  m.impl("rotary_out", rotary_out_meta);
+  m.impl("rotary_pair_out", rotary_pair_out_meta);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
@@ -151,6 +205,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_attention_factor", rotary_attention_factor);
   m.impl("rotary_specification", rotary_specification);
   m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
   m.impl("rotary_sections", rotary_sections);
 }

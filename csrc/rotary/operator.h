@@ -19,6 +19,10 @@ using Rotary = Tensor(const Tensor&, const MaybeTensor&, Text, Text, c10::SymInt
 using RotaryPair = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
                                               Text, Text, c10::SymInt, bool, bool);
 using RotaryInPlace = void(const Tensor&, const MaybeTensor&, Text, Text, c10::SymInt, bool);
+using RotaryOut = void(const Tensor&, const Tensor&, const MaybeTensor&, Text, Text, c10::SymInt,
+                       bool);
+using RotaryPairOut = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const MaybeTensor&, Text, Text, c10::SymInt, bool);
 using RotaryPairInPlace = void(const Tensor&, const Tensor&, const MaybeTensor&, Text, Text,
                                c10::SymInt, bool);
 
@@ -43,6 +47,18 @@ void call_rotary_in_place(Given&&... given) {
 template <typename... Given>
 void call_rotary_pair_in_place(Given&&... given) {
   static const auto handle = dispatcher::find<RotaryPairInPlace>("posembed::rotary_pair_");
+  handle.call(std::forward<Given>(given)...);
+}
+
+template <typename... Given>
+void call_rotary_out(Given&&... given) {
+  static const auto handle = dispatcher::find<RotaryOut>("posembed::rotary_out");
+  handle.call(std::forward<Given>(given)...);
+}
+
+template <typename... Given>
+void call_rotary_pair_out(Given&&... given) {
+  static const auto handle = dispatcher::find<RotaryPairOut>("posembed::rotary_pair_out");
   handle.call(std::forward<Given>(given)...);
 }
 

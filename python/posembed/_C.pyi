@@ -51,6 +51,17 @@ class VectorFile:
     def coverage(
         self, vocabulary: list[str], progress: _Progress
     ) -> tuple[int, list[str], list[str]]: ...
+def rotary_out(
+    query_out: Tensor,
+    key_out: Tensor | None,
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+) -> None: ...
 
 class ALiBi(ModuleWrapper):
     def __init__(

@@ -24,6 +24,7 @@ from posembed.scaling import (
     LongRopeScaling,
     NtkScaling,
     ProportionalScaling,
+    XPosScaling,
     YarnScaling,
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
@@ -57,6 +58,7 @@ __all__ = [
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
     "TokenEmbedding",
+    "XPosScaling",
     "YarnScaling",
     "build_info",
     "check_errors",

@@ -278,6 +278,7 @@ def rotary(
     layout: Layout = "bshd",
     offset: int = 0,
     inverse: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -291,6 +292,7 @@ def rotary(
     layout: Layout = "bshd",
     offset: int = 0,
     inverse: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -303,6 +305,7 @@ def rotary(
     layout: Layout = "bshd",
     offset: int = 0,
     inverse: bool = False,
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Rotates query, or query and key in one launch, by their positions.
 
@@ -312,7 +315,8 @@ def rotary(
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: The same with any number of heads, or None.
+        key: The same with any number of heads, or None. Keys alone are given as ``query``; with
+            xPos they need ``spec.for_keys()``.
         positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
             [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
@@ -320,12 +324,15 @@ def rotary(
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: Position of the first token where no positions are given.
         inverse: Undo the rotation instead.
+        out: Memory for the result, (query, key) where there is a key, for inference: any strides
+            with a contiguous last dimension. It may be the input itself, but not overlap otherwise.
 
     Returns:
-        The rotated query, or (query, key): shapes and dtypes as given.
+        The rotated query, or (query, key): shapes and dtypes as given; ``out`` where given.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit.
+        ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
+            grad in grad mode or tensors overlap in memory.
         TypeError: A dtype is not supported.
         IndexError: A position is below -1.
 
@@ -335,12 +342,40 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
+    if out is not None:
+        rotary_out(out, query, key, positions, spec.text, layout, offset, inverse)
+        return out
     if eager(query, key, positions):
         return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
     return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
+
+
+def rotary_out(
+    out: Tensor | tuple[Tensor, Tensor],
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: Layout,
+    offset: int,
+    inverse: bool,
+) -> None:
+    """:func:`rotary` with ``out``."""
+    if isinstance(out, Tensor) != (key is None):
+        expected = "a tensor" if key is None else "(query_out, key_out)"
+        raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
+    query_out, key_out = (out, None) if isinstance(out, Tensor) else out
+    if eager(query_out, key_out, query, key, positions):
+        _C.rotary_out(query_out, key_out, query, key, positions, spec, layout, offset, inverse)
+        return
+    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
+    if key is None:
+        torch.ops.posembed.rotary_out(query_out, query, positions, **options)
+    else:
+        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, positions, **options)
 
 
 def rerotate_(
@@ -380,8 +415,9 @@ def rerotate_(
     if torch.is_grad_enabled() and key.requires_grad:
         raise ValueError("key: requires grad, and an in-place operator keeps no history")
     wide = key.to(torch.float64, copy=True)
-    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
-    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
+    old, new = spec.for_keys(), (new_spec or spec).for_keys()
+    rotary_(wide, positions=old_positions, spec=old, layout=layout, inverse=True)
+    rotary_(wide, positions=new_positions, spec=new, layout=layout)
     key.copy_(wide)
 
 

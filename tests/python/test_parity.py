@@ -144,6 +144,8 @@ MODULES = [
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
+    twins("RotaryEmbedding", 8, scaling=pe.XPosScaling(center=2.5), call=rotate_pair),
+    twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
     twins(
         "RotaryEmbedding",
         8,
