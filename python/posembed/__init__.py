@@ -8,13 +8,14 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, cpp, functional, shapes
+from posembed import batching, cpp, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
 from posembed.conversion import permute_rotary_weight
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
+from posembed.pretrained import FileFormatError
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -42,6 +43,7 @@ __version__ = build_info()["version"]
 __all__ = [
     "ALiBi",
     "DynamicNtkScaling",
+    "FileFormatError",
     "InputEmbedding",
     "LearnedPositionalEmbedding",
     "LinearScaling",
@@ -61,6 +63,7 @@ __all__ = [
     "cpp",
     "functional",
     "permute_rotary_weight",
+    "pretrained",
 ]
 
 # Imported at their first use: a model's program needs none of them, and pictures need matplotlib.

@@ -52,6 +52,12 @@ def test_minilm_input_agrees_with_transformers() -> None:
     assert "largest difference" in result.stdout
 
 
+def test_word_vectors_reach_a_model() -> None:
+    result = run(sys.executable, EXAMPLES / "word_vectors.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1500 of 2000 words have a vector" in result.stdout
+
+
 def test_twins_have_the_same_losses(losses: Path) -> None:
     result = run(sys.executable, EXAMPLES / "language_model.py", *SHORT, "--compare", losses)
     assert result.returncode == 0, result.stdout + result.stderr
