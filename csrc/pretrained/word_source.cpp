@@ -180,6 +180,7 @@ class WordSource : public Source {
   int64_t row_count(const Progress& progress) const {
     if (layout_.rows >= 0) return layout_.rows;
     std::call_once(counted_, [&] {
+      row_count_ = 0;  // an earlier try may have met an error
       read(progress, nullptr, [&](const Row&) {
         ++row_count_;
         return -1;
