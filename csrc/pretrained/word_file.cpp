@@ -153,9 +153,8 @@ WordLayout read_first_row(std::string_view file) {
     ++layout.dim;
   }
   if (layout.dim == 0) {
-    fail(0,
-         "neither safetensors, word2vec, fastText nor GloVe: the first line is no word with "
-         "numbers");
+    fail(0, "neither safetensors, word2vec, fastText nor GloVe: the first line is no word ",
+         "with numbers");
   }
   return layout;
 }
@@ -181,8 +180,9 @@ bool RowReader::at_end() {
     fail(static_cast<int64_t>(file_.size()), "the file ends after ", rows_read_,
          " rows, its header says ", layout_.rows);
   }
-  if (rows_read_ == layout_.rows)
+  if (rows_read_ == layout_.rows) {
     fail(at_, "more follows the ", layout_.rows, " rows of the header");
+  }
   return false;
 }
 
