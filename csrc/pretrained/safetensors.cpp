@@ -49,8 +49,9 @@ std::string_view header_text(std::string_view file) {
     fail(0, "expected a header's length in 8 bytes, the file has ", file.size());
   }
   const uint64_t length = header_length(file);
-  if (length > max_header)
+  if (length > max_header) {
     fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
+  }
   if (length > file.size() - length_bytes) {
     fail(0, "header of ", length, " bytes, but only ", file.size() - length_bytes,
          " follow: the file is cut off, or no safetensors file");

@@ -197,7 +197,7 @@ class TensorSource : public Source {
 
   const std::vector<std::string>& checked_words() const {
     TORCH_CHECK_VALUE(!words_.empty(), "words: ", path_,
-                      " has none; give the word of each row when it is opened");
+                      " has none; give the word of each row when opening it");
     return words_;
   }
 

@@ -103,9 +103,10 @@ void refuse_foreign(std::string_view file) {
 
 /// "400000 300\n": rows and numbers in a row.
 std::optional<WordLayout> read_word_header(std::string_view file) {
-  const std::string_view line = line_at(file, 0).substr(0, 64);  // two numbers are no longer
+  const std::string_view head = file.substr(0, 64);  // two numbers and a newline are no longer
+  const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
-  if (parts.size() != 2 || line.size() == file.size()) return std::nullopt;
+  if (parts.size() != 2 || line.size() == head.size()) return std::nullopt;
   const auto rows = number_in<int64_t>(parts[0]), dim = number_in<int64_t>(parts[1]);
   if (!rows.has_value() || !dim.has_value()) return std::nullopt;
   WordLayout layout;
@@ -115,13 +116,17 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   return layout;
 }
 
-/// Whether rows are float32 numbers: what follows the first word does not read as text.
+/// Whether rows are float32 numbers: the bytes after the header do not read as text. Only a few are
+/// looked at, because a binary file need not have a single newline.
 bool is_binary(std::string_view file, const WordLayout& layout) {
-  const std::string_view rest = file.substr(static_cast<size_t>(layout.begin));
-  const std::string_view line = trim_right(rest.substr(0, rest.find('\n')));
-  if (layout.rows == 0 || line.empty()) return false;
-  const auto is_control = [](char c) { return static_cast<uint8_t>(c) < ' ' && c != '\t'; };
-  if (std::any_of(line.begin(), line.end(), is_control)) return true;
+  constexpr size_t enough = 4096;
+  const std::string_view sample = file.substr(static_cast<size_t>(layout.begin), enough);
+  const auto is_control = [](char c) {
+    return static_cast<uint8_t>(c) < ' ' && c != '\t' && c != '\r' && c != '\n';
+  };
+  if (std::any_of(sample.begin(), sample.end(), is_control)) return true;
+  const std::string_view line = trim_right(sample.substr(0, sample.find('\n')));
+  if (layout.rows == 0 || line.empty() || line.size() == enough) return false;
   // The last part and not the second: words of text may have several parts.
   const size_t last = line.find_last_of(separators);
   return last == std::string_view::npos || !is_number(line.substr(last + 1));
@@ -146,16 +151,15 @@ void check_promise(std::string_view file, const WordLayout& layout) {
 /// GloVe has no header: the first line's numbers, from the right, are a row's.
 WordLayout read_first_row(std::string_view file) {
   const std::vector<std::string_view> parts =
-      split(trim_right(line_at(file, 0).substr(0, max_first_line)));
+      split(trim_right(line_at(file.substr(0, max_first_line), 0)));
   WordLayout layout;
   while (layout.dim + 1 < static_cast<int64_t>(parts.size()) &&
          is_number(parts[parts.size() - 1 - static_cast<size_t>(layout.dim)])) {
     ++layout.dim;
   }
   if (layout.dim == 0) {
-    fail(0,
-         "neither safetensors, word2vec, fastText nor GloVe: the first line is no word with "
-         "numbers");
+    fail(0, "neither safetensors, word2vec, fastText nor GloVe: the first line is no word ",
+         "with numbers");
   }
   return layout;
 }
@@ -181,8 +185,9 @@ bool RowReader::at_end() {
     fail(static_cast<int64_t>(file_.size()), "the file ends after ", rows_read_,
          " rows, its header says ", layout_.rows);
   }
-  if (rows_read_ == layout_.rows)
+  if (rows_read_ == layout_.rows) {
     fail(at_, "more follows the ", layout_.rows, " rows of the header");
+  }
   return false;
 }
 

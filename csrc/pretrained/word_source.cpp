@@ -32,8 +32,8 @@ class Batch {
 
   void add(const Row& row, int64_t place) { rows_.push_back({row, place}); }
 
-  /// Goes on reading for a while before bytes are decoded: enough to keep threads busy, little
-  /// enough to keep memory small.
+  /// Whether rows should be decoded now: enough of them to keep threads busy, few enough to keep
+  /// memory small.
   bool is_full() const {
     constexpr int64_t max_bytes = 8 << 20;
     constexpr size_t max_rows = 1 << 16;
@@ -54,19 +54,18 @@ class Batch {
     int64_t place;
   };
 
-  void decode() {
-    if (rows_.empty()) return;
+  void decode_some(int64_t begin, int64_t end) {
     const core::Scalar scalar = dispatcher::scalar_of(out_);
     const int64_t row_bytes = out_.size(1) * out_.element_size();
     char* const data = static_cast<char*>(out_.mutable_data_ptr());
-    const auto decode_some = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Placed& placed = rows_[static_cast<size_t>(i)];
-        reader_.decode(placed.row, scalar, data + placed.place * row_bytes);
-      }
-    };
-    // A number costs some 20 ns, as much as many bytes of plain work.
-    const int64_t cost = 16 * row_bytes;
+    for (int64_t i = begin; i < end; ++i) {
+      const Placed& placed = rows_[static_cast<size_t>(i)];
+      reader_.decode(placed.row, scalar, data + placed.place * row_bytes);
+    }
+  }
+
+  void decode() {
+    if (rows_.empty()) return;
     std::mutex mutex;
     std::optional<BadFile> first;  // in the file's order, whichever thread met it
     const auto decode_and_note = [&](int64_t begin, int64_t end) {
@@ -77,7 +76,9 @@ class Batch {
         if (!first.has_value() || error.offset < first->offset) first.emplace(error);
       }
     };
-    dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), cost, decode_and_note);
+    // A number costs some 20 ns, as much as 64 bytes of plain work.
+    const int64_t row_cost = 64 * out_.size(1);
+    dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
     if (first.has_value()) throw BadFile(*first);
   }
 
@@ -180,6 +181,7 @@ class WordSource : public Source {
   int64_t row_count(const Progress& progress) const {
     if (layout_.rows >= 0) return layout_.rows;
     std::call_once(counted_, [&] {
+      row_count_ = 0;  // an earlier try may have met an error
       read(progress, nullptr, [&](const Row&) {
         ++row_count_;
         return -1;

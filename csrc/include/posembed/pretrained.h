@@ -43,7 +43,7 @@ POSEMBED_API const char* name(Format format);
 enum class Missing {
   mean,   ///< the mean of the rows that were found
   zero,   ///< zeros
-  error,  ///< c10::ValueError naming them
+  error,  ///< c10::ValueError naming them; rows that no word names become zeros
 };
 
 /// What became of a vocabulary's words.

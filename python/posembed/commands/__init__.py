@@ -20,10 +20,11 @@ from posembed.commands import (
     heatmap,
     info,
     scores,
+    vectors,
     wavelengths,
 )
 
-COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, convert, check, benchmark)
+COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, vectors, convert, check, benchmark)
 
 EXAMPLES = """examples:
   python -m posembed explain config.json            what a model's RoPE does to its heads

@@ -178,6 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{target}: expected another file than the source")
     spec = common.read_spec(arguments.config, arguments)
     fields = load(common.config_file(arguments.config))
+    fields = fields.get("text_config") or fields
     permutation = Permutation(spec, fields, arguments.to)
     permuted = convert(source, target, permutation, quiet=arguments.json)
     if arguments.json:

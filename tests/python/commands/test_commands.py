@@ -189,7 +189,8 @@ def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     other = write(tmp_path / "longer" / "config.json", LONGER)
     assert output(capsys, "diff", config, config) == "equal\n"
     assert printed_json(capsys, "diff", config, config)["differences"] == []
-    assert "scaling: None against LinearScaling" in output(capsys, "diff", config, other, code=1)
+    ours, theirs = (pe.RotarySpec.from_huggingface(path) for path in (config, other))
+    assert output(capsys, "diff", config, other, code=1).rstrip() == ours.diff(theirs)
     known = printed_json(capsys, "diff", config, other, code=1)
     assert known["equal"] is False
     assert known["a"]["scaling"] is None
@@ -295,13 +296,32 @@ def test_check_of_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str])
     assert "finds no CUDA device" in refusal(capsys, "check", "--device", "cuda")
 
 
-def test_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ("benchmark", "--case", "rotary in place", "--rounds", 1)
-    known = printed_json(capsys, *argv)
-    (result,) = known["results"]
-    assert set(result["seconds"]) == {"copy_", "posembed"}
-    assert all(seconds > 0 for seconds in result["seconds"].values())
-    assert "| posembed |" in output(capsys, *argv)
+@pytest.mark.parametrize(
+    ("case", "labels"),
+    [
+        ("rotary in place", [{"copy_", "posembed"}]),
+        ("rotary", [{"copy_", "posembed"}, {"clone", "posembed"}]),
+        ("tokens", [{"index_select", "posembed"}]),
+        ("sinusoidal", [{"clone", "posembed"}]),
+    ],
+)
+def test_benchmark(case: str, labels: list[set[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed_json(capsys, "benchmark", "--case", case, "--rounds", 1)
+    assert [set(result["seconds"]) for result in known["results"]] == labels
+    for result in known["results"]:
+        assert result["floor"] in result["seconds"]
+        assert all(seconds > 0 for seconds in result["seconds"].values())
+
+
+def test_benchmark_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # of other tests, too
+    argv = ("benchmark", "--case", "in place", "--rounds", 1, "--threads", 1)
+    lines = output(capsys, *argv).splitlines()
+    assert lines[0].startswith("device: cpu, threads:")
+    assert sum(line.startswith("| posembed |") for line in lines) == 1
+    assert lines[-1] == "Beside peers: make benchmark in a source checkout."
     assert "--case: expected a part of one of: rotary" in refusal(
         capsys, "benchmark", "--case", "typo"
     )
