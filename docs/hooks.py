@@ -19,6 +19,9 @@ def draw(folder: Path) -> None:
     pictures = {
         "heat_map": pe.plot.heat_map(pe.SinusoidalSpec(512)),
         "shift_matrix": pe.plot.shift_matrix(pe.SinusoidalSpec(32), 7),
+        "binary_codes": pe.plot.binary_codes(100),
+        "component_scores": pe.plot.component_scores(pe.RotarySpec(256), 128),
+        "wavelengths": pe.plot.wavelengths(llama),
         "scores_by_distance": pe.plot.scores_by_distance(llama, 512),
         "angle_error": pe.plot.angle_error(pe.RotarySpec(128, base=500000.0)),
         "alibi_bias": pe.plot.alibi_bias(pe.ALiBi(8), 32),

@@ -9,6 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / f"docs-test-{torch.__version__}"
+HEADERS = ["posembed/posembed.h", "cstdio", "fstream", "iostream", "string"]
 PROJECT = """cmake_minimum_required(VERSION 3.24)
 project(Fragments LANGUAGES CXX)
 find_package(PosEmbed REQUIRED)
@@ -29,7 +30,7 @@ def fragments() -> list[str]:
 def program(parts: list[str]) -> str:
     functions = "".join(f"void part_{i}() {{\n{code}}}\n" for i, code in enumerate(parts))
     calls = "".join(f"  part_{i}();\n" for i in range(len(parts)))
-    includes = "#include <posembed/posembed.h>\n\n#include <iostream>\n\n"
+    includes = "".join(f"#include <{header}>\n" for header in HEADERS)
     return f"{includes}{functions}int main() {{\n{calls}}}\n"
 
 
