@@ -15,6 +15,8 @@ def rotary(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def rotary_(
     query: Tensor,
@@ -24,6 +26,8 @@ def rotary_(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 def rotary_out(
     query_out: Tensor,
@@ -35,6 +39,8 @@ def rotary_out(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 
 class ALiBi(ModuleWrapper):
@@ -82,6 +88,7 @@ class RotaryEmbedding(ModuleWrapper):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: str = "bshd",
+        learned_frequencies: bool = False,
         **spec_options: Any,
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
