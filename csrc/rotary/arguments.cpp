@@ -224,6 +224,14 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
   return result;
 }
 
+void check_exact_angles(Text spec, const char* operator_name) {
+  const Specification& found = specification(spec);
+  TORCH_CHECK_VALUE(found.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
+                    " does not have");
+  TORCH_CHECK_VALUE(found.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
+                    operator_name, ", got '", name(found.spec.numerics), "'");
+}
+
 Tensor empty_result(const Tensor& input) {
   Tensor result = at::empty_like(input);
   const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;

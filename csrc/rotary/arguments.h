@@ -44,6 +44,10 @@ struct Job {
 
 Arguments arguments(const Job& job, const Given& given, const Rotation& by);
 
+/// For operators whose kernels know exact angles and nothing else: raises ValueError for xPos, and
+/// for numerics that reproduce a program's bits.
+void check_exact_angles(Text spec, const char* operator_name);
+
 /// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
 /// for.
 Tensor empty_result(const Tensor& input);
