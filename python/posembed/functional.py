@@ -309,10 +309,10 @@ def rotary_out(
         given: Positions, frequencies, cu_seqlens.
         options: Text of the specification, layout, offset, inverse.
     """
-    if isinstance(out, Tensor) != (key is None):
+    if isinstance(out, tuple) == (key is None):
         expected = "a tensor" if key is None else "(query_out, key_out)"
         raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
-    query_out, key_out = (out, None) if isinstance(out, Tensor) else out
+    query_out, key_out = out if isinstance(out, tuple) else (out, None)
     if eager(query_out, key_out, query, key, *given):
         _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])
         return
