@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from measure import Case
+from posembed.commands.measure import Case
 from posembed.pretrained import open_vectors
 
 from cases.peers import installed

@@ -10,14 +10,17 @@
 // clang-format off
 TORCH_LIBRARY(posembed, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  auto define = [&](const char* schema) { m.def(schema, tags); };
+  auto define = [&](const std::string& schema) { m.def(schema.c_str(), tags); };
 
-  define("rotary(Tensor query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> Tensor");
-  define("rotary_pair(Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> (Tensor, Tensor)");
-  define("rotary_(Tensor(a!) query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
-  define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
-  define("rotary_out(Tensor(a!) out, Tensor query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
-  define("rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  const std::string rotation = "Tensor? positions=None, Tensor? frequencies=None, Tensor? cu_seqlens=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False";
+  define("rotary(Tensor query, " + rotation + ") -> Tensor");
+  define("rotary_pair(Tensor query, Tensor key, " + rotation + ") -> (Tensor, Tensor)");
+  define("rotary_(Tensor(a!) query, " + rotation + ") -> ()");
+  define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, " + rotation + ") -> ()");
+  define("rotary_out(Tensor(a!) out, Tensor query, " + rotation + ") -> ()");
+  define("rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " + rotation + ") -> ()");
+  define("rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
+  define("rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");
   define("rotary_frequencies(str spec) -> Tensor");
   define("rotary_attention_factor(str spec) -> float");
   define("rotary_specification(str spec) -> str");
@@ -49,9 +52,9 @@ TORCH_LIBRARY(posembed, m) {
   define("alibi_add_(Tensor(a!) scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> ()");
 
   const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
-  define(("input_embedding(" + input + ") -> Tensor").c_str());
-  define(("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)").c_str());
-  define(("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)").c_str());
+  define("input_embedding(" + input + ") -> Tensor");
+  define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
+  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

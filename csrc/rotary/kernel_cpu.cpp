@@ -65,9 +65,12 @@ void rotate_heads(const Arguments& arguments, const Walk<T>& walk, const Token& 
   RowGroup<T> group{static_cast<const T*>(rows.in) + place(rows.in_stride),
                     static_cast<T*>(rows.out) + place(rows.out_stride), heads, rows.in_stride[2],
                     rows.out_stride[2]};
-  if (!token.rotated) return copy_group(group, 0, arguments.head_dim);
-  copy_group(group, 0, arguments.start);
-  copy_group(group, arguments.start + 2 * arguments.pairs, arguments.head_dim);
+  if (!arguments.tangent) {
+    const int64_t window = token.rotated ? arguments.start : arguments.head_dim;
+    copy_group(group, 0, window);
+    copy_group(group, window + 2 * arguments.pairs, arguments.head_dim);
+  }
+  if (!token.rotated) return;
   group.in += arguments.start;
   group.out += arguments.start;
   walk.rotation(group, angles, arguments.pairs);
@@ -81,12 +84,14 @@ bool tokens_are_neighbours(const Arguments& arguments) {
 
 /// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `next` on; returns the token
 /// behind them.
-template <typename T>
+template <typename T, bool interleaved>
 Token begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
                  Token next, Token* tokens, Angles<T>* angles) {
   for (int64_t t = 0; t < count; ++t) {
     tokens[t] = next;
     tokens[t].rotated = begin_token<T>(arguments, turns, next, angles + t, r);
+    if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
+    if (arguments.tangent) set_tangents<T, interleaved>(arguments, next, angles + t);
     if (++next.seq == arguments.seq) next = {next.batch + 1, 0};
   }
   return next;
@@ -124,7 +129,8 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
     const Token begin_of_tile = next;
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
-        next = begin_tile(arguments, turns, r, count, begin_of_tile, tokens, angles);
+        next =
+            begin_tile<T, interleaved>(arguments, turns, r, count, begin_of_tile, tokens, angles);
       }
       rotate_tile(arguments, walks[r], tokens, angles, count);
     }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "core/vector.h"
@@ -35,6 +36,7 @@ struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
   uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
   double decay_of_slot[max_padded_pairs];  // xPos
+  bool has_nan = false;                    // a learned frequency has no turn
 };
 
 /// Sine and cosine of a token, in the same order.
@@ -61,22 +63,37 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-template <typename T, bool interleaved>
-void order_turns(const Arguments& arguments, Turns<T>* turns) {
+/// `turn` gives the turns of a pair.
+template <typename T, bool interleaved, typename Source>
+void place_turns(int64_t pairs, const Source& turn, Turns<T>* turns) {
   if constexpr (std::is_same_v<T, double>) {
-    for (int64_t i = 0; i < arguments.pairs; ++i) turns->of_slot[i] = arguments.turns[i];
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) turns->of_slot[i] = {};
+    for (int64_t i = 0; i < pairs; ++i) turns->of_slot[i] = turn(i);
+    for (int64_t i = pairs; i < padded(pairs); ++i) turns->of_slot[i] = {};
   } else {
     alignas(64) core::Turn64 of_pair[max_padded_pairs];
-    for (int64_t i = 0; i < arguments.pairs; ++i)
-      of_pair[i] = core::round_to_turn64(arguments.turns[i]);
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) of_pair[i] = 0;
+    for (int64_t i = 0; i < pairs; ++i) of_pair[i] = core::round_to_turn64(turn(i));
+    for (int64_t i = pairs; i < padded(pairs); ++i) of_pair[i] = 0;
     constexpr int64_t block = 2 * lanes;
-    for (int64_t i = 0; i < padded(arguments.pairs); i += block) {
+    for (int64_t i = 0; i < padded(pairs); i += block) {
       for (int64_t slot = 0; slot < block; ++slot) {
         turns->of_slot[i + slot] = of_pair[i + pair_of_slot<T, interleaved>(slot)];
       }
     }
+  }
+}
+
+/// Turns of the specification, or of learned frequencies.
+template <typename T, bool interleaved>
+void order_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.frequencies.data != nullptr) {
+    for (int64_t i = 0; i < arguments.pairs; ++i) {
+      turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+    }
+    const auto turn = [&](int64_t i) { return turn_of(arguments.frequencies, i); };
+    place_turns<T, interleaved>(arguments.pairs, turn, turns);
+  } else {
+    const auto turn = [&](int64_t i) { return arguments.turns[i]; };
+    place_turns<T, interleaved>(arguments.pairs, turn, turns);
   }
 }
 
@@ -127,6 +144,30 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
     angles->cosine[slot] = static_cast<Compute<T>>(angles->cosine[slot] * amplitude.inner);
     angles->sine[slot] = static_cast<Compute<T>>(angles->sine[slot] * amplitude.inner);
     angles->outer[slot] = static_cast<Compute<T>>(amplitude.outer);
+  }
+}
+
+/// A frequency that is not a number has no angle, and must not pass for one.
+template <typename T, bool interleaved>
+void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;
+    angles->sine[slot] = angles->cosine[slot] = std::numeric_limits<Compute<T>>::quiet_NaN();
+  }
+}
+
+/// What moves a rotated pair instead of what rotates it: see `tangent`.
+template <typename T, bool interleaved>
+void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    angles->cosine[slot] = angles->sine[slot] = 0;
+    if (pair >= arguments.pairs) continue;
+    const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
+    const auto position = static_cast<double>(position_of(arguments, token.batch, token.seq, axis));
+    const double angle = position * read(arguments.frequencies, pair);
+    angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
   }
 }
 
@@ -344,17 +385,10 @@ void copy(const T* in, T* out, int64_t count) {
 /// Copies elements [begin, end) of every row.
 template <typename T>
 void copy_group(const RowGroup<T>& rows, int64_t begin, int64_t end) {
-  if (begin == end || rows.in == rows.out) return;
+  if (begin >= end || rows.in == rows.out) return;
   for (int64_t row = 0; row < rows.count; ++row) {
     copy(rows.in + row * rows.in_step + begin, rows.out + row * rows.out_step + begin, end - begin);
   }
-}
-
-inline int64_t position_of(const Arguments& arguments, const Token& token, int64_t axis) {
-  if (arguments.positions.data == nullptr) return arguments.offset + token.seq;
-  return core::read(arguments.positions, token.batch * arguments.position_stride[0] +
-                                             token.seq * arguments.position_stride[1] +
-                                             axis * arguments.position_stride[2]);
 }
 
 /// Reads the angles of a token, which are rotated in the order of the pairs.
@@ -382,7 +416,7 @@ template <typename T>
 bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                  Angles<T>* angles, int64_t r = 0) {
   if (arguments.axes == 1) {
-    const int64_t position = position_of(arguments, token, 0);
+    const int64_t position = position_of(arguments, token.batch, token.seq, 0);
     if (position == -1) return false;
     begin_rotation<T>(
         arguments, turns, token, [=](int64_t) { return position; }, r, angles);
@@ -390,7 +424,7 @@ bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token&
   }
   int64_t of_axis[max_axes];
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-    of_axis[axis] = position_of(arguments, token, axis);
+    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
     if (of_axis[axis] == -1) return false;
   }
   const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };

@@ -113,13 +113,13 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
         const Row<T> row = row_of(launch, token, head);
-        if (!rotated && row.in == row.out) continue;
+        if (!rotated && (row.in == row.out || launch.tangent)) continue;
         owned[i].first.write(row.out + first_place);
         owned[i].second.write(row.out + second_place);
       }
       read_heads(head);
     }
-    copy_outside<T, capacity, size>(launch, token, begin, end);
+    if (!launch.tangent) copy_outside<T, capacity, size>(launch, token, begin, end);
   }
 }
 

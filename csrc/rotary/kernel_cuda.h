@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -32,6 +33,8 @@ struct Launch {
   int64_t tokens, seq;
   int64_t position_stride[3], offset;
   core::IndexView positions;
+  Documents documents;
+  Frequencies frequencies;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
   int query_heads, heads;  // heads: of query and key together
@@ -39,6 +42,7 @@ struct Launch {
   int heads_per_pass;      // heads that a block's threads cover at a time
   int head_dim, pairs, start;
   int axes;
+  bool tangent;
   TurnOf<T> turns[capacity];
   uint8_t axis_of_pair[capacity];
 };
@@ -173,14 +177,6 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
           static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride)};
 }
 
-template <typename T, int capacity>
-__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
-  if (launch.positions.data == nullptr) return launch.offset + token.seq;
-  return core::read(launch.positions, token.batch * launch.position_stride[0] +
-                                          token.seq * launch.position_stride[1] +
-                                          axis * launch.position_stride[2]);
-}
-
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
 /// well.
 template <typename T, int capacity>
@@ -206,20 +202,41 @@ __device__ void copy_outside(const Launch<T, capacity>& launch, const Token& tok
   }
 }
 
+/// Sine and cosine at a learned frequency, NaN where it is no number; or what stands in for them in
+/// a tangent.
+template <typename T>
+__device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int64_t position,
+                               int pair, Compute<T>* sine, Compute<T>* cosine) {
+  if (tangent) {
+    *sine = static_cast<Compute<T>>(static_cast<double>(position) * read(frequencies, pair));
+    *cosine = 0;
+    return;
+  }
+  const core::Turn128 turn = turn_of(frequencies, pair);
+  if constexpr (std::is_same_v<T, double>) {
+    core::sincos_turn(core::phase(position, turn), sine, cosine);
+  } else {
+    core::sincos_turn(core::phase(position, core::round_to_turn64(turn)), sine, cosine);
+  }
+  if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
+}
+
 /// Calls fill(pair, position) for the pairs of a token: all threads of the block see what it wrote
 /// afterwards. Whether the token is rotated at all.
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
-  const int64_t first_position = position_of(launch, token, 0);
+  const int64_t first_position = position_of(launch, token.batch, token.seq, 0);
   bool rotated = is_rotated(launch, first_position, token);
   for (int axis = 1; axis < launch.axes; ++axis) {
-    rotated = is_rotated(launch, position_of(launch, token, axis), token) && rotated;
+    rotated =
+        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
   }
   __syncthreads();  // the previous token's angles have been read
   for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
-    fill(pair,
-         launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]));
+    fill(pair, launch.axes == 1
+                   ? first_position
+                   : position_of(launch, token.batch, token.seq, launch.axis_of_pair[pair]));
   }
   __syncthreads();
   return rotated;
@@ -229,7 +246,11 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
 template <typename T, int capacity>
 __device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t position,
                          Compute<T>* sine, Compute<T>* cosine) {
-  core::sincos_turn(core::phase(position, launch.turns[pair]), sine, cosine);
+  if (launch.frequencies.data == nullptr) {
+    core::sincos_turn(core::phase(position, launch.turns[pair]), sine, cosine);
+  } else {
+    learned_sincos<T>(launch.frequencies, launch.tangent, position, pair, sine, cosine);
+  }
   *sine *= launch.sine_amplitude;
   *cosine *= launch.amplitude;
 }
@@ -270,6 +291,8 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
+  launch.documents = arguments.documents;
+  launch.frequencies = arguments.frequencies;
   launch.error = arguments.error;
   launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
   launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
@@ -280,8 +303,10 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.pairs = static_cast<int>(arguments.pairs);
   launch.start = static_cast<int>(arguments.start);
   launch.axes = static_cast<int>(arguments.axes);
+  launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
+    if (arguments.frequencies.data != nullptr) continue;  // read on the device
     if constexpr (std::is_same_v<T, double>) {
       launch.turns[i] = arguments.turns[i];
     } else {

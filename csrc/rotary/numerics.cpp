@@ -103,17 +103,23 @@ Tensor frequencies_beside(const Specification& spec, const Tensor& like) {
 
 // ----------------------------------------------------------------------------------------- tables
 
+/// Positions of tokens that are given none: [seq].
+Tensor counted_positions(const Given& given, const Arguments& call, const Tensor& query) {
+  const Tensor tokens = at::arange(call.seq, query.options().dtype(at::kLong));
+  if (!given.cu_seqlens.defined()) return tokens + call.offset;
+  const Tensor document = at::bucketize(tokens, given.cu_seqlens, false, /*right=*/true) - 1;
+  const Tensor start = given.cu_seqlens.index_select(0, document.clamp_min(0));
+  return tokens - start + call.offset;
+}
+
 /// Positions as [..., seq, 1], or [..., seq, pairs] where pairs have axes of their own.
-Tensor positions_of_pairs(const Specification& spec, const Tensor& positions, const Arguments& call,
+Tensor positions_of_pairs(const Specification& spec, const Given& given, const Arguments& call,
                           const Tensor& query) {
-  if (!positions.defined()) {
-    const auto options = query.options().dtype(at::kLong);
-    return at::arange(call.offset, call.offset + call.seq, options).unsqueeze(-1);
-  }
-  if (call.axes == 1) return positions.unsqueeze(-1);
+  if (!given.positions.defined()) return counted_positions(given, call, query).unsqueeze(-1);
+  if (call.axes == 1) return given.positions.unsqueeze(-1);
   const Tensor axis = at::tensor(at::IntArrayRef(spec.spec.sections->axis_of_pair),
-                                 positions.options().dtype(at::kLong));
-  return positions.index_select(0, axis).movedim(0, -1);
+                                 given.positions.options().dtype(at::kLong));
+  return given.positions.index_select(0, axis).movedim(0, -1);
 }
 
 AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
@@ -138,10 +144,10 @@ Tensor float32_frequencies(const RotarySpec& spec) {
   return std::visit([&](const auto& scaling) { return frequencies(spec, scaling); }, spec.scaling);
 }
 
-AngleTables use_tables(const Specification& spec, const Tensor& query, const Tensor& positions,
+AngleTables use_tables(const Specification& spec, const Tensor& query, const Given& given,
                        Arguments* call) {
   const Numerics numerics = spec.spec.numerics;
-  const Tensor places = positions_of_pairs(spec, positions, *call, query);
+  const Tensor places = positions_of_pairs(spec, given, *call, query);
   const Tensor angles = places.to(at::kFloat) * frequencies_beside(spec, query);
   const AngleTables whole = sines_and_cosines(angles, numerics);
   const bool rounded =

@@ -18,7 +18,7 @@ struct AngleTables {
 
 /// The tables that turn `call` by the specification's numerics, which are not exact; `call` then
 /// points into them.
-AngleTables use_tables(const Specification& spec, const Tensor& query, const Tensor& positions,
+AngleTables use_tables(const Specification& spec, const Tensor& query, const Given& given,
                        Arguments* call);
 
 }  // namespace posembed::rotary

@@ -18,6 +18,8 @@ def rotary(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def rotary_(
     query: Tensor,
@@ -27,6 +29,8 @@ def rotary_(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 def open_vectors(path: str, words: list[str], check_utf8: bool) -> VectorFile: ...
 
@@ -61,6 +65,8 @@ def rotary_out(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 
 class ALiBi(ModuleWrapper):
@@ -108,6 +114,7 @@ class RotaryEmbedding(ModuleWrapper):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: str = "bshd",
+        learned_frequencies: bool = False,
         **spec_options: Any,
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...

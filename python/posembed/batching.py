@@ -57,9 +57,12 @@ def rotary_rule(
     count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
     """Rotary and rotary_pair: into heads, or into batch where every copy has its own positions."""
+    operator = torch.ops.posembed.rotary if count == 1 else torch.ops.posembed.rotary_pair
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
-    positions = args[count] if len(args) > count else None
-    positions_dim = in_dims[count] if len(args) > count else None
+    positions, *shared = itertools.islice(itertools.chain(args[count:], (None,) * 3), 3)
+    positions_dim, *shared_dims = itertools.islice(itertools.chain(in_dims[count:], (None,) * 3), 3)
+    if any(dim is not None for dim in shared_dims):  # frequencies or documents of each copy
+        return loop_rule(operator, info, in_dims, *args, **options)
     layout, size = options.get("layout", "bshd"), info.batch_size
     batch_dim, into = DIMENSIONS[layout]
     if positions is not None and positions_dim is not None:
@@ -76,8 +79,7 @@ def rotary_rule(
         fold(tensor, dim, into, size) for tensor, dim in zip(tensors, tensor_dims, strict=True)
     ]
     single = count == 1
-    operator = torch.ops.posembed.rotary if single else torch.ops.posembed.rotary_pair
-    results = operator(*folded, positions, **options)
+    results = operator(*folded, positions, *shared, **options)
     unfolded = [unfold(result, into, size)[0] for result in ([results] if single else results)]
     if options.get("layout", "bshd") != layout:
         unfolded, into = [result.squeeze(1) for result in unfolded], 0
@@ -288,6 +290,8 @@ def register() -> None:
     for name in ("alibi_add_", "rotary_", "rotary_pair_", "rotary_out", "rotary_pair_out"):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
+        "rotary_tangent",
+        "rotary_frequencies_backward",
         "learned_encode",
         "learned_backward",
         "input_embedding",

@@ -277,6 +277,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -291,6 +293,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -304,6 +308,8 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -323,6 +329,11 @@ def rotary(
         spec: The rotation's numbers.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: Position of the first token where no positions are given.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where documents
+            begin that lie one behind the other (layout "thd", or a batch of 1). Positions restart
+            there, at ``offset``; there are no ``positions`` then.
+        frequencies: float32 or float64 [rotary_dim / 2]: radians per position instead of the
+            specification's, each taken as the exact number it is. Gradients flow to them.
         inverse: Undo the rotation instead.
         out: Memory for the result, (query, key) where there is a key, for inference: any strides
             with a contiguous last dimension. It may be the input itself, but not overlap otherwise.
@@ -343,39 +354,48 @@ def rotary(
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
     if out is not None:
-        rotary_out(out, query, key, positions, spec.text, layout, offset, inverse)
+        given = (positions, frequencies, cu_seqlens)
+        rotary_out(out, query, key, given, (spec.text, layout, offset, inverse))
         return out
-    if eager(query, key, positions):
-        return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        return _C.rotary(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
 
 
 def rotary_out(
     out: Tensor | tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor | None,
-    positions: Tensor | None,
-    spec: str,
-    layout: Layout,
-    offset: int,
-    inverse: bool,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    options: tuple[str, Layout, int, bool],
 ) -> None:
-    """:func:`rotary` with ``out``."""
-    if isinstance(out, Tensor) != (key is None):
+    """:func:`rotary` with ``out``.
+
+    Args:
+        out: Memory for the results, as :func:`rotary` takes it.
+        query: As there.
+        key: As there.
+        given: Positions, frequencies, cu_seqlens.
+        options: Text of the specification, layout, offset, inverse.
+    """
+    if isinstance(out, tuple) == (key is None):
         expected = "a tensor" if key is None else "(query_out, key_out)"
         raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
-    query_out, key_out = (out, None) if isinstance(out, Tensor) else out
-    if eager(query_out, key_out, query, key, positions):
-        _C.rotary_out(query_out, key_out, query, key, positions, spec, layout, offset, inverse)
+    query_out, key_out = out if isinstance(out, tuple) else (out, None)
+    if eager(query_out, key_out, query, key, *given):
+        _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])
         return
-    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
+    named = dict(zip(("spec", "layout", "offset", "inverse"), options, strict=True))
     if key is None:
-        torch.ops.posembed.rotary_out(query_out, query, positions, **options)
+        torch.ops.posembed.rotary_out(query_out, query, *given, **named)
     else:
-        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, positions, **options)
+        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **named)
 
 
 def rerotate_(
@@ -386,6 +406,7 @@ def rerotate_(
     spec: RotarySpec,
     new_spec: RotarySpec | None = None,
     layout: Layout = "bshd",
+    frequencies: Tensor | None = None,
 ) -> None:
     """Moves rotated keys to other positions, or to another specification, in place.
 
@@ -399,6 +420,7 @@ def rerotate_(
         spec: What rotated them.
         new_spec: What shall have rotated them; default: the same.
         layout: The order of dimensions.
+        frequencies: Those of :func:`rotary`, where it had them; ``new_spec`` is without.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
@@ -415,9 +437,13 @@ def rerotate_(
     if torch.is_grad_enabled() and key.requires_grad:
         raise ValueError("key: requires grad, and an in-place operator keeps no history")
     wide = key.to(torch.float64, copy=True)
-    old, new = spec.for_keys(), (new_spec or spec).for_keys()
-    rotary_(wide, positions=old_positions, spec=old, layout=layout, inverse=True)
-    rotary_(wide, positions=new_positions, spec=new, layout=layout)
+    old = None if frequencies is None else frequencies.detach()
+    new = old if new_spec is None else None
+    before, after = spec.for_keys(), (new_spec or spec).for_keys()
+    rotary_(
+        wide, positions=old_positions, spec=before, layout=layout, frequencies=old, inverse=True
+    )
+    rotary_(wide, positions=new_positions, spec=after, layout=layout, frequencies=new)
     key.copy_(wide)
 
 
@@ -429,6 +455,8 @@ def rotary_(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> None:
     """Rotates query, and key where given, in place: for inference.
@@ -444,14 +472,17 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
-    if eager(query, key, positions):
-        _C.rotary_(query, key, positions, spec.text, layout, offset, inverse)
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        _C.rotary_(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
         return
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        torch.ops.posembed.rotary_(query, positions, **options)
+        torch.ops.posembed.rotary_(query, *given, **options)
     else:
-        torch.ops.posembed.rotary_pair_(query, key, positions, **options)
+        torch.ops.posembed.rotary_pair_(query, key, *given, **options)
 
 
 def sinusoidal(

@@ -146,6 +146,13 @@ MODULES = [
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, scaling=pe.XPosScaling(center=2.5), call=rotate_pair),
     twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
+    twins("RotaryEmbedding", 8, base=300.0, learned_frequencies=True, call=rotate_pair),
+    twins(
+        "RotaryEmbedding",
+        8,
+        layout="thd",
+        call=lambda m: m.forward(numbers(7, 2, 8), cu_seqlens=torch.tensor([0, 3, 7])),
+    ),
     twins(
         "RotaryEmbedding",
         8,

@@ -66,6 +66,9 @@ struct Problem {
   std::vector<int64_t> positions;  // [batch, seq], [axes, batch, seq], or empty
   int64_t axes = 1;                // taken in turns by the pairs
   core::Index index = core::Index::int64;
+  std::vector<int64_t> documents;  // cu_seqlens, or empty
+  std::vector<float> frequencies;  // learned ones [pairs], or empty
+  bool tangent = false;            // frequencies are what they move by
 
   std::string text() const {
     return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
@@ -81,8 +84,12 @@ struct Problem {
 class Call {
  public:
   explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
-    for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
-      turns_.push_back(core::turn_from_radians(frequency));
+    if (problem.frequencies.empty()) {
+      for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
+        turns_.push_back(core::turn_from_radians(frequency));
+      }
+    } else {
+      set_frequencies();
     }
     arguments.scalar = problem.scalar;
     arguments.batch = problem.batch;
@@ -94,9 +101,11 @@ class Call {
     arguments.reverse = problem.reverse;
     arguments.amplitude = problem.amplitude;
     arguments.offset = problem.offset;
+    arguments.tangent = problem.tangent;
     arguments.turns = turns_.data();
     arguments.count = problem.heads[1] > 0 ? 2 : 1;
     set_positions();
+    set_documents();
     set_axes();
     set_decay();
     std::mt19937_64 random(seed);
@@ -112,9 +121,14 @@ class Call {
 
   int64_t position(int64_t axis, int64_t b, int64_t s) const {
     const int64_t row = axis * problem_.batch + b;
-    return problem_.positions.empty()
-               ? problem_.offset + s
-               : problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
+    if (!problem_.positions.empty()) {
+      return problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
+    }
+    int64_t start = 0;
+    for (const int64_t document : problem_.documents) {
+      if (document <= s) start = document;
+    }
+    return problem_.offset + s - start;
   }
 
   /// A token's position on each axis.
@@ -159,6 +173,19 @@ class Call {
     }
     arguments.position_stride[0] = problem_.seq;
     arguments.position_stride[1] = 1;
+  }
+
+  void set_documents() {
+    if (problem_.documents.empty()) return;
+    arguments.documents.starts = {problem_.documents.data(), core::Index::int64};
+    arguments.documents.count = static_cast<int64_t>(problem_.documents.size()) - 1;
+  }
+
+  void set_frequencies() {
+    arguments.frequencies = {problem_.frequencies.data(), Scalar::float32};
+    for (const float frequency : problem_.frequencies) {
+      turns_.push_back(core::turn_from_radians(core::DoubleDouble(frequency)));
+    }
   }
 
   void set_axes() {
@@ -216,7 +243,9 @@ class Call {
     const Scalar scalar = problem_.scalar;
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(place) * size;
-    memcpy(expected + begin, before + begin, static_cast<size_t>(problem_.head_dim) * size);
+    if (!problem_.tangent) {
+      memcpy(expected + begin, before + begin, static_cast<size_t>(problem_.head_dim) * size);
+    }
     if (std::count(positions.begin(), positions.end(), -1) > 0) return;
     memcpy(expected + begin + static_cast<size_t>(problem_.start) * size,
            after + begin + static_cast<size_t>(problem_.start) * size,
@@ -228,13 +257,18 @@ class Call {
       double sine, cosine;
       core::sincos_turn(core::phase(position, turns_[static_cast<size_t>(i)]), &sine, &cosine);
       const long double size_of_pair = amplitude(r, i, position);
+      if (problem_.tangent) {
+        sine = static_cast<double>(position) * problem_.frequencies[static_cast<size_t>(i)];
+        cosine = 0;
+      }
       const long double c = cosine * size_of_pair;
       const long double s = (problem_.reverse ? -sine : sine) * size_of_pair;
       const long double x = element(before, scalar, first), y = element(before, scalar, second);
       const double results[] = {static_cast<double>(x * c - y * s),
                                 static_cast<double>(y * c + x * s)};
       const int64_t places[] = {first, second};
-      const double length = static_cast<double>(std::hypot(x, y) * size_of_pair);
+      const double length = static_cast<double>(
+          std::hypot(x, y) * (problem_.tangent ? std::fabs(sine) : size_of_pair));
       for (int k = 0; k < 2; ++k) {
         const double got = element(after, scalar, places[k]);
         const bool wide = scalar == Scalar::float64;

@@ -94,6 +94,82 @@ TEST(RotaryGpuSource, AnAxisForEachPair) {
   }
 }
 
+TEST(RotaryGpuSource, DocumentsRestartPositions) {
+  for (const Order order : {Order::bshd, Order::bhsd}) {
+    Problem problem;
+    problem.batch = 1;
+    problem.seq = 23;
+    problem.order = order;
+    problem.offset = 100000;
+    problem.documents = {0, 0, 1, 8, 8, 22, 23, 23};
+    ASSERT_NO_FATAL_FAILURE(check(problem));
+  }
+}
+
+TEST(RotaryGpuSource, CorruptDocumentsReadNothingOutside) {
+  Problem problem;
+  problem.batch = 1;
+  problem.heads[1] = 0;
+  problem.documents = {9, -4, 1000};
+  Call call(problem);
+  core::DeviceError error = {};
+  call.arguments.error = &error;
+  rotate_all(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+}
+
+TEST(RotaryGpuSource, LearnedFrequencies) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.offset = 1000000;
+      problem.amplitude = 1.25;
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
+      problem.frequencies[3] *= -1;
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, FrequenciesThatAreNoNumbersGiveNan) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 3;
+      problem.frequencies = {NAN, 1.0f, INFINITY};
+      Call call(problem);
+      rotate_all(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+      for (int64_t i = 0; i < 6; ++i) {
+        const int64_t pair = interleaved ? i / 2 : i % 3;
+        const double result = element(call.output(0).data(), scalar, call.place(0, 1, 2, 1) + i);
+        EXPECT_EQ(std::isnan(result), pair != 1) << "component " << i;
+      }
+    }
+  }
+}
+
+TEST(RotaryGpuSource, TangentsTurnByAQuarter) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.tangent = true;
+      problem.reverse = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
 TEST(RotaryGpuSource, AmplitudesOfXPos) {
   for (const Scalar scalar : scalars) {
     for (int bits = 0; bits < 16; ++bits) {

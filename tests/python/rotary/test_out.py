@@ -68,7 +68,7 @@ def rotate_pair(query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor) 
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda q, k, m: rotate(m[:5].view_as(q[:, :5]), q), ValueError, "out: expected the shape of query"),
+        (lambda q, k, m: rotate(torch.empty(2, 5, 4, 16), q), ValueError, "out: expected the shape of query"),
         (lambda q, k, m: rotate(q.double(), q), TypeError, "out: expected the dtype of query, Float, got Double"),
         (lambda q, k, m: rotate(q.to("meta"), q), ValueError, "out: expected the device of query"),
         (lambda q, k, m: rotate(torch.empty(2, 6, 16, 4).transpose(2, 3), q), ValueError, "out: expected a contiguous last dimension"),
