@@ -26,8 +26,8 @@ struct Documents {
   int64_t count = 0;
 };
 
-/// The first token of the document that holds `token`. Reads nothing but starts[0, count), whatever
-/// is in there.
+/// The first token of the document that holds `token`. Whatever starts hold, nothing is read but
+/// starts[0] and starts[0, count).
 POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token) {
   int64_t first = 0, last = documents.count - 1;
   while (first < last) {

@@ -119,6 +119,13 @@ def test_casts_leave_frequencies_alone(dtype: torch.dtype) -> None:
     assert learned(dtype=dtype).frequencies.dtype == torch.float32
 
 
+def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
+    """Python casts what a C++ module holds behind its back."""
+    rope = pe.cpp.RotaryEmbedding(16, learned_frequencies=True).bfloat16()
+    with pytest.raises(TypeError, match="frequencies: expected float32 or float64, got BFloat16"):
+        rope.forward(torch.randn(1, 6, 2, 16))
+
+
 def test_state_dict_holds_them() -> None:
     rope, other = learned(base=300.0), learned()
     assert list(rope.state_dict()) == ["frequencies"]
@@ -146,7 +153,7 @@ def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> Non
     rope = pe.RotaryEmbedding(16, base=80.0, learned_frequencies=True, device=device)
     wanted = teacher.spec.frequencies().float().to(device)
     optimizer = torch.optim.Adam(rope.parameters(), lr=3e-3)
-    losses, away = [], [float((rope.frequencies - wanted).abs().max())]
+    losses, away = [], [(rope.frequencies - wanted).abs().max().item()]
     for _ in range(200):
         query, key = torch.randn(2, 4, 8, 2, 16, device=device)
         target, scores = (
@@ -157,6 +164,6 @@ def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> Non
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    away.append(float((rope.frequencies - wanted).abs().max()))
+    away.append((rope.frequencies - wanted).abs().max().item())
     assert losses[-1] < 0.01 * losses[0]
     assert away[1] < 0.1 * away[0]
