@@ -25,6 +25,8 @@ std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& la
                                           bool learned_frequencies, const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
+  } else if (options.contains("numerics") && options.size() == 1) {
+    spec = py::module_::import("dataclasses").attr("replace")(spec, **options);
   } else if (!options.empty()) {
     throw py::value_error("spec_options: expected none beside a RotarySpec");
   }
@@ -75,12 +77,26 @@ void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
   }
 }
 
+void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
+                const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
+                const std::string& spec, const std::string& layout_name, int64_t offset,
+                bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
+  const py::gil_scoped_release release;
+  if (key.has_value()) {
+    functional::rotary_out(query_out, *key_out, query, *key, positions, spec, call);
+  } else {
+    functional::rotary_out(query_out, query, std::nullopt, positions, spec, call);
+  }
+}
+
 }  // namespace
 
 void bind_rotary(py::module_& module) {
   // A shorter way to the dispatcher than torch.ops, for eager calls: it halves the cost of a token.
   module.def("rotary", &rotary);
   module.def("rotary_", &rotary_in_place);
+  module.def("rotary_out", &rotary_out);
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd",
            py::arg("learned_frequencies") = false)

@@ -1,11 +1,11 @@
 #include "rotary/arguments.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
+#include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
 
 namespace posembed::rotary {
@@ -53,6 +53,9 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) 
 }
 
 void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
+  TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
+                    "numerics: expected 'exact' where frequencies are given, got '",
+                    name(spec.numerics), "'");
   const at::ScalarType type = frequencies.scalar_type();
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
                    "frequencies: expected float32 or float64, got ", type);
@@ -80,6 +83,12 @@ void check_position_values(const Tensor& positions) {
     TORCH_CHECK_INDEX(position >= -1, "positions: expected -1 (leave the token as it is) or more, ",
                       "got ", position, " at place ", place);
   }
+}
+
+core::StridedMemory memory_of(const Tensor& tensor) {
+  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
+          static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
+          tensor.strides().data(), tensor.dim()};
 }
 
 /// Prefix sums of the lengths of documents that make up `tokens`; on CUDA taken as they are, the
@@ -145,6 +154,13 @@ void check(const Tensor& query, const Tensor* key, const Rotation& by) {
   }
 }
 
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument) {
+  dispatcher::check_same_dtype(out, argument, in, in_argument);
+  dispatcher::check_same_device(out, argument, in, in_argument);
+  TORCH_CHECK_VALUE(out.sym_sizes() == in.sym_sizes(), argument, ": expected the shape of ",
+                    in_argument, ", ", in.sym_sizes(), ", got ", out.sym_sizes());
+}
+
 Given look_at(const Rotation& by, int64_t tokens) {
   Given given;
   if (by.positions.has_value()) {
@@ -190,6 +206,11 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
   result.interleaved = found.spec.interleaved;
   result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
   result.turns = found.turns.data();
+  if (!found.decay.empty()) {
+    result.decay = found.decay.data();
+    result.decay_center = found.decay_center;
+    result.decay_sign = by.inverse ? -1.0 : 1.0;
+  }
   result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
   result.offset = by.offset.expect_int();
   if (given.positions.defined()) set_positions(given.positions, found, where, &result);
@@ -201,6 +222,14 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
                           dispatcher::scalar_of(given.frequencies)};
   }
   return result;
+}
+
+void check_exact_angles(Text spec, const char* operator_name) {
+  const Specification& found = specification(spec);
+  TORCH_CHECK_VALUE(found.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
+                    " does not have");
+  TORCH_CHECK_VALUE(found.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
+                    operator_name, ", got '", name(found.spec.numerics), "'");
 }
 
 Tensor empty_result(const Tensor& input) {
@@ -216,16 +245,23 @@ Tensor with_dense_rows(const Tensor& tensor) {
 void check_writable(const Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ", tensor.strides());
+  TORCH_CHECK_VALUE(
+      tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
+      ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
-void check_apart(const Tensor& query, const Tensor& key) {
-  if (query.numel() == 0 || key.numel() == 0) return;
-  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
-  TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-      "key: expected memory apart from query's, got tensors that overlap");
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument) {
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,
+                    ": expected memory apart from ", other_argument,
+                    "'s, got tensors that overlap");
+}
+
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument) {
+  if (out.const_data_ptr() == in.const_data_ptr() && out.strides() == in.strides()) return;
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
+                    in_argument, " itself or memory apart from it, got tensors that overlap");
 }
 
 }  // namespace posembed::rotary

@@ -20,6 +20,9 @@ Dimensions dimensions(Text layout);
 /// Everything that eager and Meta kernels check alike.
 void check(const Tensor& query, const Tensor* key, const Rotation& by);
 
+/// Dtype, device and shape of memory for the rotated `in`.
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);
+
 /// The tensors that say where tokens are and how fast they turn, as the kernel reads them;
 /// undefined where not given.
 struct Given {
@@ -41,6 +44,10 @@ struct Job {
 
 Arguments arguments(const Job& job, const Given& given, const Rotation& by);
 
+/// For operators whose kernels know exact angles and nothing else: raises ValueError for xPos, and
+/// for numerics that reproduce a program's bits.
+void check_exact_angles(Text spec, const char* operator_name);
+
 /// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
 /// for.
 Tensor empty_result(const Tensor& input);
@@ -51,6 +58,12 @@ Tensor with_dense_rows(const Tensor& tensor);
 /// What is written in place: a contiguous last dimension, and no element twice.
 void check_writable(const Tensor& tensor, const char* argument);
 
-void check_apart(const Tensor& query, const Tensor& key);
+/// Raises ValueError where an element belongs to both: exact also for views that interleave.
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument);
+
+/// The same for an output that may be its input, which is then rotated in place.
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument);
 
 }  // namespace posembed::rotary

@@ -8,6 +8,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "rotary/operator.h"
+#include "rotary/specification.h"
 
 namespace posembed::rotary {
 namespace {
@@ -76,6 +77,12 @@ class Unpacked {
   MaybeTensor positions_, frequencies_, cu_seqlens_;
 };
 
+/// The rotation of a tensor alone that was the key of two.
+Rotation of_key(const Rotation& by) {
+  return {by.positions, by.frequencies, by.cu_seqlens, specification(by.spec).for_keys,
+          by.layout,    by.offset,      by.inverse,    by.transpose};
+}
+
 /// Either may be undefined.
 Tensor sum(const Tensor& a, const Tensor& b) {
   if (!a.defined()) return b;
@@ -102,8 +109,9 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
       std::tie(gradients[0], gradients[1]) =
           call_rotary_pair(gradients[0], gradients[1], by.back());
     } else {
-      for (Tensor& gradient : gradients) {
-        if (gradient.defined()) gradient = call_rotary(gradient, by.back());
+      for (size_t i = 0; i < count; ++i) {
+        if (!gradients[i].defined()) continue;
+        gradients[i] = call_rotary(gradients[i], i == 0 ? by.back() : of_key(by.back()));
       }
     }
     gradients.emplace_back();
@@ -251,9 +259,11 @@ std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tenso
     outputs = call_rotary_pair(query, key, by);
   }
   auto& [query_out, key_out] = outputs;
-  for (const auto& [in, out] : {std::tie(query, query_out), std::tie(key, key_out)}) {
+  const Rotation by_key = of_key(by);
+  for (const auto& [in, out, rotation] :
+       {std::tie(query, query_out, by), std::tie(key, key_out, by_key)}) {
     if (node) torch::autograd::set_history(out, node);
-    dispatcher::set_tangent(out, rotated_tangent(in, out, by));
+    dispatcher::set_tangent(out, rotated_tangent(in, out, rotation));
   }
   return outputs;
 }
@@ -338,6 +348,30 @@ void rotary_pair_in_place_autograd(const Tensor& query, const Tensor& key, const
   torch::autograd::impl::bump_version(key);
 }
 
+void rotary_out_autograd(const Tensor& out, const Tensor& query, const Rotation& by) {
+  check_inference_only(out, "out", by, "posembed::rotary");
+  check_inference_only(query, "query", by, "posembed::rotary");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_rotary_out(out, query, by);
+  }
+  torch::autograd::impl::bump_version(out);
+}
+
+void rotary_pair_out_autograd(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                              const Tensor& key, const Rotation& by) {
+  check_inference_only(query_out, "query_out", by, "posembed::rotary_pair");
+  check_inference_only(key_out, "key_out", by, "posembed::rotary_pair");
+  check_inference_only(query, "query", by, "posembed::rotary_pair");
+  check_inference_only(key, "key", by, "posembed::rotary_pair");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_rotary_pair_out(query_out, key_out, query, key, by);
+  }
+  torch::autograd::impl::bump_version(query_out);
+  torch::autograd::impl::bump_version(key_out);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
@@ -345,6 +379,8 @@ TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_autograd>);
   m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_autograd>);
   m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_autograd>);
+  m.impl("rotary_out", RotaryOut::kernel<rotary_out_autograd>);
+  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out_autograd>);
   m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_autograd>);
   m.impl("rotary_frequencies_backward",
          RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_autograd>);

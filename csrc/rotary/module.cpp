@@ -61,6 +61,19 @@ void rotary_(const torch::Tensor& query, const torch::Tensor& key,
   rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
 }
 
+void rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
+                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const RotaryCall& call) {
+  rotary::call_rotary_out(out, query, rotation(positions, spec, call));
+}
+
+void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
+                const torch::Tensor& query, const torch::Tensor& key,
+                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const RotaryCall& call) {
+  rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
+}
+
 }  // namespace functional
 
 RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
@@ -68,7 +81,7 @@ RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
 RotaryOptions::RotaryOptions(const RotarySpec& spec) : head_dim_(spec.head_dim) {
   base(spec.base).rotary_dim(spec.rotary_dim).rotary_start(spec.rotary_start);
   interleaved(spec.interleaved).reverse(spec.reverse).scaling(spec.scaling);
-  sections(spec.sections).custom_frequencies(spec.custom_frequencies);
+  sections(spec.sections).custom_frequencies(spec.custom_frequencies).numerics(spec.numerics);
 }
 
 RotarySpec RotaryOptions::spec() const {
@@ -81,6 +94,7 @@ RotarySpec RotaryOptions::spec() const {
   spec.scaling = scaling_;
   spec.sections = sections_;
   spec.custom_frequencies = custom_frequencies_;
+  spec.numerics = numerics_;
   spec.check();
   return spec;
 }

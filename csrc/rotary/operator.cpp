@@ -1,5 +1,6 @@
-// The rotary operators: query, or query and key, rotated by position; functional and in place.
-// Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
+// The rotary operators: query, or query and key, rotated by position; functional, in place, and
+// into given memory. Shapes are checked in one place for eager and Meta kernels; the arithmetic is
+// the kernel's.
 #include "rotary/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -11,6 +12,7 @@
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/json.h"
+#include "rotary/numerics.h"
 
 namespace posembed::rotary {
 namespace {
@@ -34,8 +36,12 @@ void launch(const Arguments& call, const Tensor& query) {
 }
 
 void rotate(const Job& job, const Rotation& by) {
+  const Specification& spec = specification(by.spec);
   const Given given = look_at(by, job.in[0]->size(dimensions(by.layout).seq));
-  launch(arguments(job, given, by), *job.in[0]);
+  Arguments call = arguments(job, given, by);
+  AngleTables tables;
+  if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], given, &call);
+  launch(call, *job.in[0]);
 }
 
 Tensor rotary(const Tensor& query, const Rotation& by) {
@@ -66,8 +72,34 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation
   check(query, &key, by);
   check_writable(query, "query");
   check_writable(key, "key");
-  check_apart(query, key);
+  check_apart(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, by);
+}
+
+void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  check_out(out, "out", query, "query");
+  check_writable(out, "out");
+  check_apart_or_same(out, "out", query, "query");
+  const Tensor in = with_dense_rows(query);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+}
+
+void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                     const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+  check_writable(query_out, "query_out");
+  check_writable(key_out, "key_out");
+  check_apart(key_out, "key_out", query_out, "query_out");
+  check_apart(query_out, "query_out", key, "key");
+  check_apart(key_out, "key_out", query, "query");
+  check_apart_or_same(query_out, "query_out", query, "query");
+  check_apart_or_same(key_out, "key_out", key, "key");
+  const Tensor query_in = with_dense_rows(query);
+  const Tensor key_in = with_dense_rows(key);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
 }
 
 // ----------------------------------------------------------------------- derivatives by frequency
@@ -86,6 +118,7 @@ Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
   Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, given, by);
   call.tangent = true;
   call.amplitude = 1;
+  call.decay = nullptr;
   launch(call, in);
   return out;
 }
@@ -163,6 +196,18 @@ void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rot
   check(query, &key, by);
 }
 
+void rotary_out_meta(const Tensor& out, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  check_out(out, "out", query, "query");
+}
+
+void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                          const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+}
+
 Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
   check_tangent(rotated, by);
   return empty_result(rotated);
@@ -190,6 +235,8 @@ std::string rotary_resolve(Text text, int64_t seq_len) {
   return specification(text).spec.resolve(seq_len).to_json();
 }
 
+std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
+
 std::string rotary_description(Text text) { return describe(specification(text).spec); }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
@@ -201,6 +248,8 @@ void register_kernels(torch::Library& m) {
   m.impl("rotary_pair", RotaryPair::kernel<rotary_pair>);
   m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place>);
   m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place>);
+  m.impl("rotary_out", RotaryOut::kernel<rotary_out>);
+  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out>);
   m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
   m.impl("rotary_frequencies_backward",
          RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
@@ -219,6 +268,8 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_meta>);
   m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_meta>);
   m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_meta>);
+  m.impl("rotary_out", RotaryOut::kernel<rotary_out_meta>);
+  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out_meta>);
   m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_meta>);
   m.impl("rotary_frequencies_backward",
          RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_meta>);
@@ -229,6 +280,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_attention_factor", rotary_attention_factor);
   m.impl("rotary_specification", rotary_specification);
   m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
   m.impl("rotary_sections", rotary_sections);
 }

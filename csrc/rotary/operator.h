@@ -57,6 +57,8 @@ using RotaryPair = Grouped<std::tuple<Tensor, Tensor>, const Tensor&, const Tens
 using RotaryFrequenciesBackward = Grouped<Tensor, const Tensor&, const Tensor&>;
 using RotaryInPlace = Grouped<void, const Tensor&>;
 using RotaryPairInPlace = Grouped<void, const Tensor&, const Tensor&>;
+using RotaryOut = Grouped<void, const Tensor&, const Tensor&>;
+using RotaryPairOut = Grouped<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
 
 inline Tensor call_rotary(const Tensor& query, const Rotation& by) {
   static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary");
@@ -93,6 +95,18 @@ inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Ten
   static const auto handle = dispatcher::find<RotaryFrequenciesBackward::Signature>(
       "posembed::rotary_frequencies_backward");
   return RotaryFrequenciesBackward::call(handle, gradient, query, by);
+}
+
+inline void call_rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryOut::Signature>("posembed::rotary_out");
+  RotaryOut::call(handle, out, query, by);
+}
+
+inline void call_rotary_pair_out(const Tensor& query_out, const Tensor& key_out,
+                                 const Tensor& query, const Tensor& key, const Rotation& by) {
+  static const auto handle =
+      dispatcher::find<RotaryPairOut::Signature>("posembed::rotary_pair_out");
+  RotaryPairOut::call(handle, query_out, key_out, query, key, by);
 }
 
 inline Tensor call_rotary_frequencies(Text spec) {

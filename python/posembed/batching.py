@@ -217,20 +217,26 @@ def sinusoidal_add_rule(
     x = front(args[0], in_dims[0], size)
     shape = x.shape
     positions = args[1] if len(args) > 1 else None
+    scale = args[2] if len(args) > 2 else None
+    if scale is not None and in_dims[2] is not None:
+        return loop_rule(torch.ops.posembed.sinusoidal_add, info, in_dims, *args, **options)
     if positions is not None:
         positions = front(positions, in_dims[1], size)
         if positions.dim() < x.dim() - 1:  # [size, seq] beside [size, batch, seq, embedding_dim]
             positions = positions.unsqueeze(1)
         positions = positions.expand(shape[:-1]).reshape(-1, shape[-2])
-    result = torch.ops.posembed.sinusoidal_add(x.reshape(-1, *shape[-2:]), positions, **options)
+    rows = x.reshape(-1, *shape[-2:])
+    result = torch.ops.posembed.sinusoidal_add(rows, positions, scale, **options)
     return result.reshape(shape), 0
 
 
 def sinusoidal_encode_rule(
-    info: Any, in_dims: tuple[int | None, ...], positions: Tensor, **options: Any
+    info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
     """Positions may have any shape."""
-    return torch.ops.posembed.sinusoidal_encode(positions, **options), in_dims[0]
+    if len(args) > 1 and in_dims[1] is not None:
+        return loop_rule(torch.ops.posembed.sinusoidal_encode, info, in_dims, *args, **options)
+    return torch.ops.posembed.sinusoidal_encode(*args, **options), in_dims[0]
 
 
 def alibi_bias_rule(
@@ -281,7 +287,7 @@ def register() -> None:
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
-    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
+    for name in ("alibi_add_", "rotary_", "rotary_pair_", "rotary_out", "rotary_pair_out"):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
         "rotary_tangent",

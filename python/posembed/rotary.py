@@ -5,8 +5,9 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from typing_extensions import Self
 from posembed import functional
 from posembed.functional import Layout
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
-from posembed.specification import RotarySpec
+from posembed.specification import Numerics, RotarySpec
 
 LENGTH_DEPENDENT = (DynamicNtkScaling, LongRopeScaling)
 
@@ -31,7 +32,8 @@ class RotaryEmbedding(nn.Module):
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
-        numerics: "exact": angles are exact at every position.
+        numerics: How angles and products are rounded, as :class:`RotarySpec` has it; default: as
+            the specification says, which is "exact" unless it says otherwise.
         learned_frequencies: Train the frequencies: a parameter ``frequencies``
             [rotary_dim / 2], radians per position.
         device: Where learned frequencies are.
@@ -54,15 +56,13 @@ class RotaryEmbedding(nn.Module):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: Layout = "bshd",
-        numerics: Literal["exact"] = "exact",
+        numerics: Numerics | None = None,
         learned_frequencies: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **spec_options: Any,
     ) -> None:
         super().__init__()
-        if numerics != "exact":
-            raise ValueError(f"numerics: expected 'exact', got {numerics!r}")
         if isinstance(spec_or_head_dim, RotarySpec):
             if spec_options:
                 raise ValueError(
@@ -71,6 +71,8 @@ class RotaryEmbedding(nn.Module):
             self.spec = spec_or_head_dim
         else:
             self.spec = RotarySpec(spec_or_head_dim, **spec_options)
+        if numerics is not None:
+            self.spec = dataclasses.replace(self.spec, numerics=numerics)
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout

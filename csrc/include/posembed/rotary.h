@@ -71,6 +71,17 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
                           const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call = {});
 
+/// The same into memory of the same shape and dtype, with any strides but for a contiguous last
+/// dimension; it may be the input itself. For inference, and for speed: fresh memory costs more
+/// than the rotation.
+POSEMBED_API void rotary_out(const torch::Tensor& out, const torch::Tensor& query,
+                             std::nullopt_t no_key, const std::optional<torch::Tensor>& positions,
+                             const std::string& spec, const RotaryCall& call = {});
+POSEMBED_API void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
+                             const torch::Tensor& query, const torch::Tensor& key,
+                             const std::optional<torch::Tensor>& positions, const std::string& spec,
+                             const RotaryCall& call = {});
+
 }  // namespace functional
 
 /// Options of RotaryEmbedding, as RotarySpec plus the layout.
@@ -97,6 +108,8 @@ struct POSEMBED_API RotaryOptions {
   TORCH_ARG(std::optional<Sections>, sections) = std::nullopt;
   /// Radians per position [rotary_dim / 2], instead of a series.
   TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
+  /// How angles and products are rounded.
+  TORCH_ARG(Numerics, numerics) = Numerics::exact;
   /// Which dimension is which in query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Train the frequencies, as a parameter.

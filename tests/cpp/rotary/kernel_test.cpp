@@ -150,6 +150,60 @@ TEST(RotaryKernel, TangentsTurnByAQuarter) {
   }
 }
 
+TEST(RotaryKernel, AmplitudesOfXPos) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 27 + bits;
+      problem.head_dim = 2 * problem.pairs + 3;
+      problem.seq = 7;
+      problem.decay_base = 2048;
+      problem.positions = {0, 1, -1, 2, 3, 511, 8191, 4, 100, 7, -1, 9, 4096, 5};
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
+TEST(RotaryKernel, AmplitudesOfXPosBeyondTheLargestFloat) {
+  // 2^-90 times up to 2^180: the result is finite, the amplitude is not.
+  Problem problem;
+  problem.magnitude = 0x1p-90;
+  problem.decay_base = 1.0;
+  problem.batch = 1;
+  problem.seq = 1;
+  problem.heads[0] = 0;  // keys grow
+  problem.offset = 102;
+  ASSERT_NO_FATAL_FAILURE(check_all(problem));
+  problem.scalar = Scalar::float64;
+  problem.heads[0] = 2;
+  problem.offset = 550;
+  problem.magnitude = 0x1p-10;
+  ASSERT_NO_FATAL_FAILURE(check_all(problem));
+}
+
+TEST(RotaryKernel, TurnsByTablesInSteps) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.in_place = (bits & 2) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 37;
+      problem.start = 8;
+      problem.head_dim = 2 * problem.pairs + 16;
+      for (const Variant& variant : variants()) {
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, (bits & 4) != 0));
+      }
+    }
+  }
+}
+
 TEST(RotaryKernel, LargestWindow) {
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {
@@ -240,6 +294,7 @@ TEST(RotaryKernel, SameBitsOnEveryInstructionSet) {
       problem.pairs = 99;
       problem.amplitude = 0.7;
       problem.offset = 1000000;
+      problem.decay_base = interleaved ? 1e5 : 0.0;
       std::vector<std::vector<char>> results;
       for (const Variant& variant : variants()) {
         Call call(problem);

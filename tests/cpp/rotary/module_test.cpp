@@ -6,6 +6,7 @@
 #include <torch/optim/sgd.h>
 
 #include <sstream>
+#include <string>
 
 #include "posembed/rotary.h"
 
@@ -43,6 +44,46 @@ TEST(RotaryModule, InPlaceEqualsFunctional) {
   const torch::Tensor expected = rope->forward(query);
   rope->rotate_(query);
   EXPECT_TRUE(torch::equal(query, expected));
+}
+
+TEST(RotaryModule, IntoGivenMemory) {
+  const std::string spec = RotarySpec(8).to_json();
+  const torch::Tensor query = torch::randn({2, 3, 4, 8}), key = torch::randn({2, 3, 1, 8});
+  const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, {}, spec);
+  const torch::Tensor packed = torch::zeros({2, 3, 6, 8});
+  const torch::Tensor query_out = packed.narrow(2, 0, 4), key_out = packed.narrow(2, 4, 1);
+  posembed::functional::rotary_out(query_out, key_out, query, key, {}, spec);
+  EXPECT_TRUE(torch::equal(query_out, query_wanted));
+  EXPECT_TRUE(torch::equal(key_out, key_wanted));
+  posembed::functional::rotary_out(query_out, query, std::nullopt, {}, spec);
+  EXPECT_TRUE(torch::equal(query_out, query_wanted));
+  EXPECT_THROW(
+      posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, std::nullopt, {}, spec),
+      c10::ValueError);
+}
+
+TEST(RotaryModule, KeysAloneGrowWhereQueriesFade) {
+  RotarySpec spec(8);
+  spec.scaling = posembed::XPosScaling{};
+  RotaryEmbedding rope{RotaryOptions(spec)}, for_keys{RotaryOptions(spec.for_keys())};
+  const torch::Tensor query = torch::randn({1, 3, 2, 8}), key = torch::randn({1, 3, 2, 8});
+  const auto [query_rotated, key_rotated] = rope->forward(query, key);
+  EXPECT_TRUE(torch::equal(rope->forward(query), query_rotated));
+  EXPECT_TRUE(torch::equal(for_keys->forward(key), key_rotated));
+}
+
+TEST(RotaryModule, NumericsOfPyTorchPrograms) {
+  RotaryEmbedding rope(RotaryOptions(8).numerics(posembed::Numerics::float32));
+  const torch::Tensor query = torch::randn({1, 5, 2, 8}, torch::kBFloat16);
+  const torch::Tensor even = torch::arange(0, 8, 2).to(torch::kFloat);
+  const torch::Tensor frequencies = 1.0 / torch::pow(10000.0, even / 8);
+  const torch::Tensor angle = torch::arange(5).to(torch::kFloat).view({1, 5, 1, 1}) * frequencies;
+  const torch::Tensor cosine = angle.cos().to(torch::kBFloat16);
+  const torch::Tensor sine = angle.sin().to(torch::kBFloat16);
+  const auto halves = query.chunk(2, -1);
+  const torch::Tensor wanted = torch::cat(
+      {halves[0] * cosine + -halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
+  EXPECT_TRUE(torch::equal(rope->forward(query), wanted));
 }
 
 TEST(RotaryModule, ClonesAndMovesWithoutState) {

@@ -214,8 +214,6 @@ def test_options_of_the_wrong_kind() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             pe.RotarySpec(**options)
-    with pytest.raises(ValueError, match="numerics: expected 'exact', got 'fast'"):
-        pe.RotaryEmbedding(8, numerics="fast")
     assert pe.RotarySpec(torch.tensor(8), interleaved=1) == pe.RotarySpec(8, interleaved=True)
 
 

@@ -14,16 +14,37 @@ from support.case import OperatorCase, Sample
 ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
 
-def angles(positions: Tensor, spec: dict[str, Any], frequencies: Tensor | None = None) -> Tensor:
-    """Position times frequency in float64: good to 1e-14 at the small positions of these tests."""
+def turns(
+    positions: Tensor, spec: dict[str, Any], frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine in float64: good to 1e-14 at the small positions of these tests.
+
+    With float32 numerics as a PyTorch program has them.
+    """
+    exact = spec.get("numerics", "exact") == "exact"
+    dtype = torch.float64 if exact else torch.float32
     dim = spec.get("rotary_dim", spec["head_dim"])
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
+    exponents = torch.arange(0, dim, 2, device=positions.device).to(dtype) / dim
     if frequencies is None:
-        frequencies = spec.get("base", 10000.0) ** -exponents
+        frequencies = 1.0 / (spec.get("base", 10000.0) ** exponents)
     axes = (spec.get("sections") or {}).get("axis_of_pair")
     if axes and positions.dim() == 3:  # [axes, batch, seq]: every pair has the position of its axis
-        return positions[torch.tensor(axes)].double().movedim(0, -1) * frequencies
-    return positions.double().unsqueeze(-1) * frequencies
+        positions = positions[torch.tensor(axes)].movedim(0, -1)
+    else:
+        positions = positions.unsqueeze(-1)
+    angle = positions.to(dtype) * frequencies
+    return angle.cos().double(), angle.sin().double()
+
+
+def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
+    """What xPos multiplies the pairs of a query by: [..., seq, pairs]."""
+    scaling = spec.get("scaling") or {}
+    if scaling.get("type") != "xpos":
+        return 1.0
+    dim = spec.get("rotary_dim", spec["head_dim"])
+    zeta = (torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim + 0.4) / 1.4
+    distance = positions.double().unsqueeze(-1) - scaling.get("center", 0.0)
+    return zeta ** (distance / scaling.get("scale_base", 512.0))
 
 
 def rotate(
@@ -37,6 +58,7 @@ def rotate(
     offset: int = 0,
     inverse: bool = False,
     transpose: bool = False,
+    is_key: bool = False,
 ) -> Tensor:
     """One tensor, pair by pair."""
     numbers = json.loads(spec)
@@ -50,21 +72,20 @@ def rotate(
     if cu_seqlens is not None:
         lengths = cu_seqlens.diff().long()
         positions = positions - cu_seqlens[:-1].long().repeat_interleave(lengths)
-    angle = angles(positions, numbers, frequencies).unsqueeze(-2)  # [(batch,) seq, 1, pairs]
-    if inverse != transpose:
-        angle = -angle
-    if numbers.get("reverse", False):
-        angle = -angle
+    cosine, sine = turns(positions, numbers, frequencies)  # [(batch,) seq, pairs]
+    size = amplitude(positions, numbers)
+    if is_key != inverse:
+        size = 1.0 / size
+    if (inverse != transpose) != numbers.get("reverse", False):
+        sine = -sine
+    cosine, sine = (cosine * size).unsqueeze(-2), (sine * size).unsqueeze(-2)
     start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
     window = x[..., start : start + dim]
     if numbers.get("interleaved", False):
         first, second = window[..., 0::2].clone(), window[..., 1::2].clone()
     else:
         first, second = window[..., : dim // 2].clone(), window[..., dim // 2 :].clone()
-    turned = (
-        first * angle.cos() - second * angle.sin(),
-        second * angle.cos() + first * angle.sin(),
-    )
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
     if numbers.get("interleaved", False):
         rotated = torch.stack(turned, -1).flatten(-2)
     else:
@@ -85,7 +106,17 @@ def reference(query: Tensor, *given: Tensor | None, **options: Any) -> Tensor:
 def reference_pair(
     query: Tensor, key: Tensor, *given: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    return reference(query, *given, **options), reference(key, *given, **options)
+    return reference(query, *given, **options), reference(key, *given, is_key=True, **options)
+
+
+def reference_out(out: Tensor, query: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return reference(query, *given, **options), query
+
+
+def reference_pair_out(
+    query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor, *given: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    return *reference_pair(query, key, *given, **options), query, key
 
 
 def reference_in_place(
@@ -172,6 +203,13 @@ PARTIAL = (
 )
 
 SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2,1]}}'
+
+XPOS = '{"head_dim":8,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
+
+# A float64 rotation by float32 angles: what PyTorch programs compute, but for rounding.
+FLOAT32 = '{"head_dim":16,"interleaved":true,"numerics":"float32","rotary_dim":12}'
+STEPS = '{"head_dim":16,"numerics":"float32_product","rotary_start":4,"rotary_dim":12}'
+WIDE = (torch.float32, torch.float64)
 
 CASES = [
     OperatorCase("rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference),
@@ -279,5 +317,58 @@ CASES = [
         torch.ops.posembed.rotary_frequencies_backward.default,
         sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
         reference_frequencies_backward,
+    ),
+    OperatorCase(
+        "rotary_out",
+        torch.ops.posembed.rotary_out.default,
+        sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"),
+        reference_out,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_pair_out",
+        torch.ops.posembed.rotary_pair_out.default,
+        sample((4, 2, 4, 2), spec=PLAIN, layout="thd"),
+        reference_pair_out,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary-xpos",
+        torch.ops.posembed.rotary.default,
+        sample((3,), positions=True, spec=XPOS),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_pair-xpos",
+        torch.ops.posembed.rotary_pair.default,
+        sample((4, 2), spec=XPOS, layout="bhsd", inverse=True),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary-float32",
+        torch.ops.posembed.rotary.default,
+        sample((3,), positions=True, spec=FLOAT32),
+        reference,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_pair-float32_product",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
+        reference_pair,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary-float32-documents",
+        torch.ops.posembed.rotary.default,
+        sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
+        reference,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_pair-xpos-learned",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 1), learned=True, spec=XPOS),
+        reference_pair,
     ),
 ]
