@@ -79,8 +79,8 @@ void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
 
 void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
                 const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
-                const std::string& spec, const std::string& layout_name, int64_t offset,
-                bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+                std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
+                const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (key.has_value()) {

@@ -62,14 +62,14 @@ void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 }
 
 void rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
-                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const std::optional<torch::Tensor>& positions, std::string_view spec,
                 const RotaryCall& call) {
   rotary::call_rotary_out(out, query, rotation(positions, spec, call));
 }
 
 void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
                 const torch::Tensor& query, const torch::Tensor& key,
-                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const std::optional<torch::Tensor>& positions, std::string_view spec,
                 const RotaryCall& call) {
   rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
 }

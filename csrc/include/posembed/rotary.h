@@ -76,10 +76,10 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 /// than the rotation.
 POSEMBED_API void rotary_out(const torch::Tensor& out, const torch::Tensor& query,
                              std::nullopt_t no_key, const std::optional<torch::Tensor>& positions,
-                             const std::string& spec, const RotaryCall& call = {});
+                             std::string_view spec, const RotaryCall& call = {});
 POSEMBED_API void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
                              const torch::Tensor& query, const torch::Tensor& key,
-                             const std::optional<torch::Tensor>& positions, const std::string& spec,
+                             const std::optional<torch::Tensor>& positions, std::string_view spec,
                              const RotaryCall& call = {});
 
 }  // namespace functional
