@@ -8,7 +8,7 @@ import pickle
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo
+import torch._dynamo.testing
 from support.alibi import add, bias, mask_of, paper_slopes, positions_of, softmax
 from support.case import FLOATING, TOLERANCE, assert_close
 from torch.nn.attention.flex_attention import flex_attention

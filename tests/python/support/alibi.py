@@ -90,9 +90,9 @@ def add(
 def softmax(scores: Tensor, slopes: Tensor, *places: Tensor | None, **options: Any) -> Tensor:
     """A query that sees no key has weights 0."""
     biased = add(scores, slopes, *places, **options)
-    return torch.where(
-        (biased > -INFINITY).any(-1, True), biased.softmax(-1), torch.zeros_like(biased)
-    )
+    sees = (biased > -INFINITY).any(-1, True)
+    zero = torch.zeros_like(biased)
+    return torch.where(sees, torch.where(sees, biased, zero).softmax(-1), zero)
 
 
 def in_place(reference: Any) -> Any:
