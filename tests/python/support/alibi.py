@@ -158,9 +158,10 @@ def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> 
 def placed_bias_sample(
     batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
 ) -> Sample:
+    """Lengths are numbers, which an exported program keeps: they must not depend on sizes."""
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
-    queries, keys = positions_of(batch, seq, device=device), positions_of(7, device=device)
-    return Sample((slopes, seq, 7, queries, keys), {"causal": False})
+    queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
+    return Sample((slopes, 4, 7, queries, keys), {"causal": False})
 
 
 def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) -> Any:
