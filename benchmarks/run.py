@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, pretrained, rotary, token
+from cases import additive, alibi, pretrained, rotary, token
 from posembed.commands import measure
 
 # What glibc's malloc does by default is give large blocks back at once, so that each new output
@@ -31,7 +31,7 @@ REUSING = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 
-FAMILIES = (rotary, token, additive, pretrained)
+FAMILIES = (rotary, token, additive, alibi, pretrained)
 
 
 def parse() -> argparse.Namespace:
