@@ -43,9 +43,9 @@ struct Angles {
 
 /// A token: where its rows begin and whether it is rotated at all.
 struct Token {
-  int64_t batch = 0;
-  int64_t seq = 0;
-  bool rotated = false;
+  int64_t batch;
+  int64_t seq;
+  bool rotated;
 };
 
 template <typename T, bool interleaved>
