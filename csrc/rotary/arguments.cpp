@@ -1,6 +1,5 @@
 #include "rotary/arguments.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -140,10 +139,6 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
 }
 
 Tensor empty_result(const Tensor& input) {
-  // The shortest way to the same tensor: for one token empty_like costs more than the rotation.
-  if (input.key_set().has(c10::DispatchKey::CPU) && input.is_contiguous()) {
-    return at::detail::empty_cpu(input.sizes(), input.scalar_type());
-  }
   Tensor result = at::empty_like(input);
   const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
   return dense ? result : at::empty_symint(input.sym_sizes(), input.options());

@@ -2,6 +2,7 @@
 // Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
 #include "rotary/operator.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -38,11 +39,17 @@ void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout
          *job.in[0]);
 }
 
+/// empty_result of kernels: for one token, at::empty_like would cost more than the rotation.
+Tensor allocate_result(const Tensor& input) {
+  if (!input.is_cpu() || !input.is_contiguous()) return empty_result(input);
+  return at::detail::empty_cpu(input.sizes(), input.scalar_type());
+}
+
 Tensor rotary(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
               int64_t offset, bool inverse, bool transpose) {
   check(query, nullptr, positions, spec, layout, offset);
   const Tensor in = with_dense_rows(query);
-  Tensor out = empty_result(in);
+  Tensor out = allocate_result(in);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, positions, spec, layout, offset, inverse, transpose);
   return out;
 }
@@ -53,8 +60,8 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key,
   check(query, &key, positions, spec, layout, offset);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
-  Tensor query_out = empty_result(query_in);
-  Tensor key_out = empty_result(key_in);
+  Tensor query_out = allocate_result(query_in);
+  Tensor key_out = allocate_result(key_in);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, positions, spec, layout, offset,
          inverse, transpose);
   return {query_out, key_out};
