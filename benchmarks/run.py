@@ -23,9 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import measure
 import posembed as pe
-from cases import additive, peers, rotary, token
+from cases import additive, peers, pretrained, rotary, token
+from posembed.commands import measure
+from setting import Setting
 
 # What glibc's malloc does by default is give large blocks back at once, so that each new output
 # costs page faults. Servers run allocators that keep them; these settings make glibc do so too.
@@ -40,7 +41,7 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, token, additive)
+FAMILIES = (rotary, token, additive, pretrained)
 
 
 def parse() -> argparse.Namespace:
@@ -112,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     # Inductor's cache does not ask torch how many threads to use.
     torch._inductor.config.cpp.threads = arguments.threads
-    setting = measure.Setting(arguments.device, arguments.allocator, not arguments.no_compile)
+    setting = Setting(arguments.device, arguments.allocator, not arguments.no_compile)
     known = facts(arguments)
     lines = [f"- {name}: {value}" for name, value in known.items()] + [""]
     print("\n".join(lines))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
-from measure import Case, Goal, Setting
+from posembed.commands.measure import Case, Goal
+from setting import Setting
 from torch import Tensor
 
 from cases import peers, rotary_cuda

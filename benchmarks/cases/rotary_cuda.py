@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
-from measure import Case, Goal, Limit, Setting
+from posembed.commands.measure import Case, Goal, Limit
+from setting import Setting
 from torch import Tensor
 
 from cases import peers
