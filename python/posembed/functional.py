@@ -1,4 +1,4 @@
-"""The operators as functions: each enters the dispatcher once, but for :func:`rerotate_`, twice.
+"""The operators as functions: each enters the dispatcher once.
 
 Modules hold options and parameters; everything they compute, they compute here.
 """
@@ -300,14 +300,14 @@ def rerotate_(
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
         >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
-    if not key.is_floating_point():
-        raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
-    if torch.is_grad_enabled() and key.requires_grad:
-        raise ValueError("key: requires grad, and an in-place operator keeps no history")
-    wide = key.to(torch.float64, copy=True)
-    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
-    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
-    key.copy_(wide)
+    torch.ops.posembed.rotary_rerotate_(
+        key,
+        old_positions,
+        new_positions,
+        spec=spec.text,
+        new_spec=(new_spec or spec).text,
+        layout=layout,
+    )
 
 
 def rotary_(

@@ -67,10 +67,11 @@ class RotaryEmbedding(nn.Module):
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
             layer_type: Where layers differ.
-            **options: ``interleaved`` and ``base`` of :meth:`RotarySpec.from_huggingface`, and the
-                module's own.
+            **options: ``part``, ``interleaved`` and ``base`` of
+                :meth:`RotarySpec.from_huggingface`, and the module's own.
         """
-        stated = {key: options.pop(key) for key in ("interleaved", "base") if key in options}
+        names = {"part", "interleaved", "base"} & set(options)
+        stated = {name: options.pop(name) for name in names}
         return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
@@ -80,6 +81,10 @@ class RotaryEmbedding(nn.Module):
         """
         depends = isinstance(self.spec.scaling, (DynamicNtkScaling, LongRopeScaling))
         return self.spec.resolve(seq_len) if depends and seq_len is not None else self.spec
+
+    def resolve(self, seq_len: int) -> RotaryEmbedding:
+        """The module for sequences of that length, where frequencies depend on it."""
+        return RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
 
     @overload
     def forward(

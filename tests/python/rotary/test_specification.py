@@ -31,8 +31,10 @@ LONGROPE = {
 }
 SCALINGS: list[tuple[Any, dict[str, Any], int | None]] = [
     (pe.LinearScaling(4), {"rope_type": "linear", "factor": 4.0}, None),
-    (pe.DynamicNtkScaling(4, 2048), {"rope_type": "dynamic", "factor": 4.0}, 100),
-    (pe.DynamicNtkScaling(4, 2048), {"rope_type": "dynamic", "factor": 4.0}, 5000),
+    *(
+        (pe.DynamicNtkScaling(factor, 2048), {"rope_type": "dynamic", "factor": factor}, length)
+        for factor, length in ((4.0, 100), (4.0, 2048), (4.0, 2049), (1.5, 5000), (4.0, 131072))
+    ),
     (pe.YarnScaling(40, 4096), YARN, None),
     (
         pe.YarnScaling(40, 4096, beta_fast=16, beta_slow=2),
@@ -46,7 +48,32 @@ SCALINGS: list[tuple[Any, dict[str, Any], int | None]] = [
         None,
     ),
     (pe.YarnScaling(40, 4096, attention_factor=1.3), {**YARN, "attention_factor": 1.3}, None),
+    (pe.YarnScaling(40, 4096, mscale=0.7), {**YARN, "mscale": 0.7}, None),
+    (
+        pe.YarnScaling(4, 32768, beta_fast=48, beta_slow=3, truncate=False, attention_factor=0.9),
+        {
+            **YARN,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "beta_fast": 48.0,
+            "beta_slow": 3.0,
+            "truncate": False,
+            "attention_factor": 0.9,
+        },
+        None,
+    ),
     (pe.Llama3Scaling(8, 1, 4, 8192), LLAMA3, None),
+    (
+        pe.Llama3Scaling(32, 2, 8, 4096),
+        {
+            **LLAMA3,
+            "factor": 32.0,
+            "low_freq_factor": 2.0,
+            "high_freq_factor": 8.0,
+            "original_max_position_embeddings": 4096,
+        },
+        None,
+    ),
     (
         pe.ProportionalScaling(0.25, 2),
         {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.25},
@@ -55,6 +82,11 @@ SCALINGS: list[tuple[Any, dict[str, Any], int | None]] = [
     *(
         (pe.LongRopeScaling(SHORT, LONG, 4096, factor=32), LONGROPE, length)
         for length in (1, 4096, 4097)
+    ),
+    (
+        pe.LongRopeScaling(SHORT, LONG, 4096, factor=32, attention_factor=1.2),
+        {**LONGROPE, "attention_factor": 1.2},
+        5000,
     ),
 ]
 IDS = [f"{scaling.kind}-{i}" for i, (scaling, _, _) in enumerate(SCALINGS)]
@@ -237,10 +269,36 @@ def test_explanation_tells_what_is_stretched() -> None:
     text = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192)).explain()
     assert "64 pairs of halves (i, i + 64)" in text
     assert "float32 angles at position 65536" in text
-    first, last = text.splitlines()[4], text.splitlines()[-1]
-    assert "1x" in first
+    assert "pairs 0 to 28 as they are; pairs 29 to 63 stretched by up to 8x" in text
+    first, last = text.splitlines()[-16], text.splitlines()[-1]
+    assert re.fullmatch(r" +0 +0 +1 +6\.28 +1x +4", first)
+    assert last.split()[0] == "63"
     assert "8x" in last
-    assert "stands still" in pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).explain()
+    still = pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).explain()
+    assert "pairs 0 to 1 as they are; pairs 2 to 3 stand still" in still
+    assert still.endswith("stands still")
+    assert "no pair is rotated" in pe.RotarySpec(8, rotary_dim=0).explain()
+
+
+def test_explanation_of_a_length() -> None:
+    spec = pe.RotarySpec(64, scaling=pe.DynamicNtkScaling(2.0, 100))
+    assert "beyond, frequencies depend on the sequence's length" in spec.explain()
+    assert "resolved for sequences of 300 positions" in spec.explain(300)
+    column = [float(line.split()[3]) for line in spec.explain(300).splitlines()[-16:]]
+    shown = [round(i * 31 / 15) for i in range(16)]
+    expected = spec.wavelengths(300)[shown]
+    assert torch.allclose(torch.tensor(column).double(), expected, atol=0.005)
+
+
+def test_error_of_float32_angles_as_explained() -> None:
+    spec = pe.RotarySpec(128, base=500000.0, scaling=pe.LinearScaling(1.0))
+    position = 131071
+    product = spec.frequencies().float() * torch.tensor(position, dtype=torch.float32)
+    error = float((product.double() - spec.frequencies() * position).abs().max())
+    assert f"by up to {error:.2g} rad" in pe.RotarySpec(
+        128, base=500000.0, scaling=pe.DynamicNtkScaling(1.0, position)
+    ).explain(position)
+    assert error > 1e-3
 
 
 def test_differences_in_words() -> None:
@@ -252,3 +310,9 @@ def test_differences_in_words() -> None:
     gap = (plain.frequencies() - pe.RotarySpec(8, base=10001.0).frequencies()).abs().max()
     assert gap * position >= 1e-3 > gap * (position - 1)
     assert "from position 1" in plain.diff(pe.RotarySpec(8, interleaved=True))
+    assert "from position 1" in plain.diff(pe.RotarySpec(8, sections=pe.Sections((2, 2))))
+    same = pe.RotarySpec(8, custom_frequencies=plain.frequencies().tolist())
+    assert plain.diff(same).endswith("angles are equal")
+    assert "4 numbers" not in plain.diff(same)
+    factor = plain.diff(pe.RotarySpec(8, scaling=pe.YarnScaling(1.0, 64, attention_factor=1.5)))
+    assert "attention factor: 1 against 1.5" in factor
