@@ -1,0 +1,246 @@
+// What CUDA kernels that rotate share: a launch's arguments by value, 16-byte packs, a token's
+// sines and cosines computed once for all heads, and pairs of which a thread owns both members.
+// Included by kernel_cuda.cu files only; everything is internal to each of them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "rotary/kernel.h"
+
+namespace posembed::rotary {
+namespace {
+
+using core::Compute;
+
+constexpr int vector_bytes = 16;
+constexpr int threads_wanted = 256;
+constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
+
+template <typename T>
+using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
+
+/// Everything a launch needs, by value: nothing on the device has to be prepared or kept alive.
+template <typename T, int capacity>
+struct Launch {
+  Rows rows[2];
+  int64_t tokens, seq;
+  int64_t position_stride[3], offset;
+  core::IndexView positions;
+  core::DeviceError* error;
+  Compute<T> amplitude, sine_amplitude;
+  int query_heads, heads;  // heads: of query and key together
+  int splits;              // blocks that share the heads of a token
+  int heads_per_pass;      // heads that a block's threads cover at a time
+  int head_dim, pairs, start;
+  int axes;
+  TurnOf<T> turns[capacity];
+  uint8_t axis_of_pair[capacity];
+};
+
+/// `size` elements that move in one instruction.
+template <typename T, int size>
+struct Pack {
+  T element[size];
+
+  __device__ static Pack read(const T* in) {
+    Pack pack;
+    if constexpr (size == 1) {
+      pack.element[0] = *in;
+    } else {
+      // Through uint4: a struct of small members would be read piece by piece.
+      const uint4 raw = *reinterpret_cast<const uint4*>(in);
+      memcpy(pack.element, &raw, vector_bytes);
+    }
+    return pack;
+  }
+
+  __device__ void write(T* out) const {
+    if constexpr (size == 1) {
+      *out = element[0];
+    } else {
+      uint4 raw;
+      memcpy(&raw, element, vector_bytes);
+      *reinterpret_cast<uint4*>(out) = raw;
+    }
+  }
+};
+
+/// Sine and cosine of the pairs that a thread owns.
+template <typename T, int size>
+struct Angles {
+  Compute<T> sine[size], cosine[size];
+};
+
+/// What a thread owns of a row: `size` pairs, in two packs. Half-split: their first and their
+/// second members; interleaved: 2 * size neighbours.
+template <typename T, int size, bool interleaved>
+struct Pairs {
+  Pack<T, size> first, second;
+
+  __device__ void rotate(const Angles<T, size>& angles) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      T& a = interleaved ? member(2 * i) : first.element[i];
+      T& b = interleaved ? member(2 * i + 1) : second.element[i];
+      const Compute<T> x = core::load(a), y = core::load(b);
+      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])), &a);
+      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]), &b);
+    }
+  }
+
+ private:
+  __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
+};
+
+template <typename T>
+struct Row {
+  const T* in;
+  T* out;
+};
+
+/// Where a token is in its tensors.
+struct Token {
+  int64_t number, batch, seq;
+};
+
+template <typename T, int capacity>
+__device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
+  if (launch.tokens <= UINT32_MAX) {  // dividing 64 bits takes a hundred instructions
+    const uint32_t batch = static_cast<uint32_t>(number) / static_cast<uint32_t>(launch.seq);
+    return {number, batch, number - batch * launch.seq};
+  }
+  const int64_t batch = number / launch.seq;
+  return {number, batch, number - batch * launch.seq};
+}
+
+__device__ inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
+}
+
+template <typename T, int capacity>
+__device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, int head) {
+  const bool is_key = head >= launch.query_heads;
+  const Rows& rows = launch.rows[is_key];
+  const int64_t place = is_key ? head - launch.query_heads : head;
+  return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride),
+          static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride)};
+}
+
+template <typename T, int capacity>
+__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
+  if (launch.positions.data == nullptr) return launch.offset + token.seq;
+  return core::read(launch.positions, token.batch * launch.position_stride[0] +
+                                          token.seq * launch.position_stride[1] +
+                                          axis * launch.position_stride[2]);
+}
+
+/// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
+/// well.
+template <typename T, int capacity>
+__device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
+                           const Token& token) {
+  if (position < -1 && threadIdx.x == 0) {
+    core::record_error(launch.error, core::ErrorKind::position, position, token.number,
+                       /*limit=*/-1);
+  }
+  return position >= 0;
+}
+
+/// Copies what lies outside the window of heads [begin, end), in packs.
+template <typename T, int capacity, int size>
+__device__ void copy_outside(const Launch<T, capacity>& launch, const Token& token, int begin,
+                             int end) {
+  const int before = launch.start / size, window = 2 * launch.pairs / size;
+  const int outside = launch.head_dim / size - window;
+  for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
+    const Row<T> row = row_of(launch, token, begin + i / outside);
+    const int place = i % outside, pack = place < before ? place : place + window;
+    if (row.in != row.out) Pack<T, size>::read(row.in + pack * size).write(row.out + pack * size);
+  }
+}
+
+/// Fills in the angles of a token: all threads of the block see them afterwards. Whether the token
+/// is rotated at all.
+template <typename T, int capacity>
+__device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
+                            Compute<T>* sines, Compute<T>* cosines) {
+  const int64_t first_position = position_of(launch, token, 0);
+  bool rotated = is_rotated(launch, first_position, token);
+  for (int axis = 1; axis < launch.axes; ++axis) {
+    rotated = is_rotated(launch, position_of(launch, token, axis), token) && rotated;
+  }
+  __syncthreads();  // the previous token's angles have been read
+  for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
+    const int64_t position =
+        launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]);
+    Compute<T> sine, cosine;
+    core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
+    sines[pair] = sine * launch.sine_amplitude;
+    cosines[pair] = cosine * launch.amplitude;
+  }
+  __syncthreads();
+  return rotated;
+}
+
+/// Whether every row, and every window in it, begins at a multiple of 16 bytes and consists of
+/// such.
+template <typename T>
+bool can_use_vectors(const Arguments& arguments) {
+  constexpr int64_t size = vector_bytes / sizeof(T);
+  bool fits =
+      arguments.pairs % size == 0 && arguments.start % size == 0 && arguments.head_dim % size == 0;
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    const Rows& rows = arguments.rows[r];
+    fits = fits && reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
+           reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
+    for (int i = 0; i < 3; ++i)
+      fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
+  }
+  return fits;
+}
+
+template <typename T, int capacity>
+Launch<T, capacity> make_launch(const Arguments& arguments) {
+  Launch<T, capacity> launch = {};
+  launch.rows[0] = arguments.rows[0];
+  if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
+  launch.tokens = arguments.batch * arguments.seq;
+  launch.seq = arguments.seq;
+  std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
+  launch.offset = arguments.offset;
+  launch.positions = arguments.positions;
+  launch.error = arguments.error;
+  launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
+  launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
+  launch.query_heads = static_cast<int>(arguments.rows[0].heads);
+  launch.heads =
+      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.rows[1].heads) : 0);
+  launch.head_dim = static_cast<int>(arguments.head_dim);
+  launch.pairs = static_cast<int>(arguments.pairs);
+  launch.start = static_cast<int>(arguments.start);
+  launch.axes = static_cast<int>(arguments.axes);
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
+    if constexpr (std::is_same_v<T, double>) {
+      launch.turns[i] = arguments.turns[i];
+    } else {
+      launch.turns[i] = core::round_to_turn64(arguments.turns[i]);
+    }
+  }
+  return launch;
+}
+
+/// Multiprocessors of the current device, 0 if it cannot be asked.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+}  // namespace
+}  // namespace posembed::rotary
