@@ -54,6 +54,10 @@ Grids that coordinates from -1 to 1 describe (DINOv3 and its kin) have whole pos
 `2 i + 1` for patch `i` on each axis, and the number of patches for tokens that are no patches.
 Scores are the same, because they know only differences. `image_size` of the configuration fixes
 the number of patches: pass `{**config, "image_size": 512}` for images of another size.
+
+EVA-02, which has no configuration class, is `RotarySpec(head_dim, interleaved=True,
+sections=Sections((n, n), restart=True), scaling=LinearScaling(patches / patches_in_training))` with
+`n = head_dim / 4`.
 """
 REST = """
 ## Without a specification

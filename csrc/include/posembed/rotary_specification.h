@@ -33,6 +33,7 @@ struct DynamicNtkScaling {
 
 /// YaRN: pairs with more than beta_fast turns in the original context stay, those with fewer than
 /// beta_slow are divided by `factor`, those between are blended. Peng et al., arXiv:2309.00071.
+/// With an attention factor of 1 this is "NTK by parts", the method before YaRN.
 struct YarnScaling {
   double factor = 1.0;
   int64_t original_max_positions = 0;
