@@ -75,11 +75,12 @@ def rotation(
 def base_of(config: Keys, rope: Keys, model_type: str, stated: float | None) -> float:
     """rope_theta, or what the model's code has in its place."""
     by_layer = sorted(set(config.take("layer_rope_theta", [])) - {0})  # Granite; 0: not rotated
+    theta = rope.take("rope_theta")
     if len(by_layer) > 1 and stated not in by_layer:
         raise ValueError(f"layer_rope_theta: layers differ: pass base= of {by_layer}")
     if by_layer:
         return float(same("layer_rope_theta", stated or by_layer[0], stated))
-    theta = same("rope_theta", rope.take("rope_theta"), stated)
+    theta = same("rope_theta", theta, stated)
     if theta is None and model_type in conventions.FIXED_BASE:
         theta = conventions.FIXED_BASE[model_type]
     if theta is None:
