@@ -8,6 +8,7 @@
 #include "dispatcher/checks.h"
 #include "posembed/rotary.h"
 #include "rotary/operator.h"
+#include "rotary/specification.h"
 
 namespace posembed {
 namespace {
@@ -68,8 +69,9 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
                     "key: requires grad, and an in-place operator keeps no history");
   // float64 between the two rotations: the only rounding is the one to the keys' own dtype.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
-  call_rotary_in_place(wide, old_positions, spec, layout, 0, /*inverse=*/true);
-  call_rotary_in_place(wide, new_positions, new_spec, layout, 0, /*inverse=*/false);
+  const MaybeTensor before = old_positions, after = new_positions, none;
+  call_rotary_in_place(wide, {before, none, none, specification(spec).for_keys, layout, 0, true});
+  call_rotary_in_place(wide, {after, none, none, specification(new_spec).for_keys, layout, 0});
   key.copy_(wide);
 }
 

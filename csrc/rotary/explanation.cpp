@@ -110,6 +110,16 @@ std::string stretched_line(const std::vector<double>& plain, const std::vector<d
   return line;
 }
 
+/// What xPos does, in a line.
+std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
+  const double last = static_cast<double>(pairs - 1) / static_cast<double>(pairs);
+  return format(
+      "a query is multiplied by zeta ** ((position - %g) / %g), a key by the inverse; zeta from "
+      "%.3f (pair 0) to %.3f",
+      static_cast<double>(scaling.center), static_cast<double>(scaling.scale_base), 0.4 / 1.4,
+      (last + 0.4) / 1.4);
+}
+
 std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
   const std::string place =
       format("%4lld  %4lld  ", static_cast<long long>(pair), static_cast<long long>(axis));
@@ -174,6 +184,9 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
   } else if (is_dynamic()) {
     text += "\nas within the original context: beyond, frequencies depend on the sequence's length";
   }
+  if (const auto* xpos = std::get_if<XPosScaling>(&scaling)) {
+    text += "\n" + rotary::amplitudes_line(*xpos, pairs);
+  }
   const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
   const int64_t length = trained > 0 ? trained : seq_len.value_or(0);
   if (length > 0) {
@@ -202,6 +215,11 @@ std::string RotarySpec::diff(const RotarySpec& other) const {
   }
   if (!rotary::turn_alike(ours, theirs)) {
     return text + "other components turn, or the other way: results differ from position 1 on";
+  }
+  const bool xpos = std::holds_alternative<XPosScaling>(scaling) ||
+                    std::holds_alternative<XPosScaling>(other.scaling);
+  if (xpos && ours.at("scaling") != theirs.at("scaling")) {
+    text += "amplitudes differ: they grow or fade with position\n";
   }
   if (is_dynamic() || other.is_dynamic()) text += "within the original context ";
   const double position =
