@@ -55,6 +55,21 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
   }
 }
 
+void rerotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& key,
+                       const torch::Tensor& old_positions, const torch::Tensor& new_positions,
+                       const py::object& new_spec) {
+  std::optional<RotarySpec> spec;
+  if (!new_spec.is_none()) {
+    spec = RotarySpec::from_json(new_spec.attr("to_json")().cast<std::string>());
+  }
+  const py::gil_scoped_release release;
+  self.rerotate_(key, old_positions, new_positions, spec);
+}
+
+std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, int64_t seq_len) {
+  return self.resolve(seq_len).ptr();
+}
+
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
                std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
                const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
@@ -105,7 +120,10 @@ void bind_rotary(py::module_& module) {
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false);
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
+      .def("rerotate_", &rerotate_in_place, py::arg("key"), py::arg("old_positions"),
+           py::arg("new_positions"), py::kw_only(), py::arg("new_spec") = py::none())
+      .def("resolve", &resolve, py::arg("seq_len"));
 }
 
 }  // namespace posembed::python
