@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import posembed as pe
 import torch
 from posembed.commands.measure import Case
+from setting import Setting
 from torch import Tensor, nn
 
 BATCH, SEQ, DIM, VOCABULARY = 8, 1024, 768, 30522
@@ -76,8 +77,8 @@ def input_embedding(dtype: torch.dtype, device: str, compile_peers: bool) -> Ite
     )
 
 
-def cases(device: str, compile_peers: bool) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
-            yield sinusoidal(dtype, device)
-        yield from input_embedding(dtype, device, compile_peers)
+            yield sinusoidal(dtype, setting.device)
+        yield from input_embedding(dtype, setting.device, setting.compile_peers)

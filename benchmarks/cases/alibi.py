@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import posembed as pe
 import torch
 from posembed.commands.measure import Case
+from setting import Setting
 from torch import Tensor
 
 HEADS, LENGTH = 32, 2048
@@ -102,9 +103,9 @@ def gradients(dtype: torch.dtype, device: str) -> Iterator[Case]:
     )
 
 
-def cases(device: str, compile_peers: bool) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
-            yield from bias(dtype, device)
-            yield from decode(dtype, device)
-        yield from gradients(dtype, device)
+            yield from bias(dtype, setting.device)
+            yield from decode(dtype, setting.device)
+        yield from gradients(dtype, setting.device)

@@ -27,6 +27,11 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_resolve(str spec, int seq_len) -> str");
   define("rotary_for_keys(str spec) -> str");
   define("rotary_description(str spec) -> str");
+  define("rotary_explanation(str spec, int? seq_len=None) -> str");
+  define("rotary_difference(str spec, str other) -> str");
+  define("rotary_wavelengths(str spec) -> Tensor");
+  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, *, str spec, str new_spec, str layout=\"bshd\") -> ()");
+  define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
   define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");

@@ -1,4 +1,4 @@
-"""The operators as functions: each enters the dispatcher once, but for :func:`rerotate_`, twice.
+"""The operators as functions: each enters the dispatcher once.
 
 Modules hold options and parameters; everything they compute, they compute here.
 """
