@@ -55,6 +55,7 @@ class VectorFile:
     def coverage(
         self, vocabulary: list[str], progress: _Progress
     ) -> tuple[int, list[str], list[str]]: ...
+
 def rotary_out(
     query_out: Tensor,
     key_out: Tensor | None,
