@@ -399,6 +399,39 @@ TEST(RotaryKernel, EveryBitPatternOfBFloat16) {
   }
 }
 
+TEST(RotaryKernel, TiesRoundToEvenWhereverTheyStand) {
+  // 1.5 times (1 + 3/128) lies halfway between two bfloat16 numbers; all others are exact.
+  constexpr float tie = 1.0f + 3.0f / 128, even = 1.5f + 4.0f / 128;
+  for (const Variant& variant : variants()) {
+    for (const bool interleaved : {false, true}) {
+      for (const int64_t pairs : {8, 16, 40, 64, 99}) {
+        Problem problem;
+        problem.scalar = Scalar::bfloat16;
+        problem.interleaved = interleaved;
+        problem.in_place = true;
+        problem.batch = 1;
+        problem.seq = problem.head_dim = 2 * pairs;
+        problem.pairs = pairs;
+        problem.heads[0] = 1;
+        problem.heads[1] = 0;
+        problem.amplitude = 1.5;
+        problem.positions.assign(static_cast<size_t>(problem.seq), 0);
+        Call call(problem);
+        void* data = call.input(0).data();
+        const int64_t size = problem.head_dim;
+        for (int64_t i = 0; i < size * size; ++i) {
+          set_element(data, problem.scalar, i, i / size == i % size ? tie : 1.0f);
+        }
+        variant.rotate(call.arguments, 0, problem.seq);
+        for (int64_t i = 0; i < size * size; ++i) {
+          ASSERT_EQ(element(data, problem.scalar, i), i / size == i % size ? even : 1.5f)
+              << variant.name << problem.text() << " row " << i / size << " place " << i % size;
+        }
+      }
+    }
+  }
+}
+
 /// Memory whose last byte lies before, and whose first byte after, a page that may not be touched.
 class GuardedPages {
  public:
