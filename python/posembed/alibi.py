@@ -468,7 +468,7 @@ class ALiBi(nn.Module):
     def _flash(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
     ) -> Tensor:
-        from flash_attn import flash_attn_func
+        from flash_attn import flash_attn_func  # type: ignore[import-not-found]
 
         result: Tensor = flash_attn_func(
             *(tensor.transpose(1, 2) for tensor in (query, key, value)),
