@@ -70,12 +70,12 @@ demo: build
 
 # Whole calls beside peers; then the kernels alone.
 benchmark: build
-	$(python) benchmarks/run.py $(BENCHMARK_ARGS)
+	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD) --target rotary_benchmark exactness
-	$(BUILD)/benchmarks/rotary_benchmark
+	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
 
 wheel: build
 	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
