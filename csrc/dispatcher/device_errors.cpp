@@ -20,12 +20,15 @@ const char* name(core::ErrorKind kind) {
       return "token id";
     case core::ErrorKind::token_type:
       return "token type";
+    case core::ErrorKind::distance:
+      return "distance between a query and a key";
     default:
       return "position";
   }
 }
 
 std::string expectation(const core::DeviceError& error) {
+  if (error.kind == core::ErrorKind::distance) return "-2147483647 to 2147483647";
   if (error.limit < 0) return "-1 (leave the token as it is) or more";
   return "0 to " + std::to_string(error.limit - 1);
 }

@@ -12,7 +12,6 @@
 #include "dispatcher/parallel.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
-#include "rotary/json.h"
 #include "rotary/numerics.h"
 
 namespace posembed::rotary {
@@ -244,7 +243,17 @@ std::string rotary_resolve(Text text, int64_t seq_len) {
 
 std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
 
-std::string rotary_description(Text text) { return describe(specification(text).spec); }
+std::string rotary_description(Text text) { return specification(text).spec.describe(); }
+
+std::string rotary_explanation(Text text, std::optional<int64_t> seq_len) {
+  return specification(text).spec.explain(seq_len);
+}
+
+std::string rotary_difference(Text text, Text other) {
+  return specification(text).spec.diff(specification(other).spec);
+}
+
+Tensor rotary_wavelengths(Text text) { return specification(text).spec.wavelengths(); }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
   return Sections::of(sizes.vec(), interleaved).axis_of_pair;
@@ -289,6 +298,9 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_resolve", rotary_resolve);
   m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
+  m.impl("rotary_explanation", rotary_explanation);
+  m.impl("rotary_difference", rotary_difference);
+  m.impl("rotary_wavelengths", rotary_wavelengths);
   m.impl("rotary_sections", rotary_sections);
 }
 
