@@ -27,7 +27,7 @@ class BuildInfo(TypedDict):
 def build_info() -> BuildInfo:
     """Tells versions, compiler, CUDA architectures and the instruction set in use.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.build_info()["instruction_set"] in pe.build_info()["instruction_sets"]
         True

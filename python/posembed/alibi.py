@@ -75,7 +75,7 @@ class ALiBi(nn.Module):
     Raises:
         ValueError: No heads; heads outside total_heads; slopes of another number.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> alibi = pe.ALiBi(8)
         >>> query, key, value = torch.randn(3, 2, 8, 16, 64)
@@ -129,7 +129,7 @@ class ALiBi(nn.Module):
         Raises:
             ValueError: Another name, or "falcon" without head_dim.
 
-        Example:
+        Examples:
             >>> import posembed as pe
             >>> pe.ALiBi.from_preset("mosaicbert", 12)
             ALiBi(12, slopes='press', max_bias=8, causal=False)
@@ -342,7 +342,7 @@ class ALiBi(nn.Module):
                 for ends aligned, as :meth:`forward` has it, pass keys - queries.
             key_length: Needed with train_length.
 
-        Example:
+        Examples:
             >>> from torch.nn.attention.flex_attention import flex_attention
             >>> import torch, posembed as pe
             >>> query, key, value = torch.randn(3, 1, 8, 16, 64)

@@ -57,7 +57,7 @@ def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
     Args:
         spec: Where frequencies depend on the sequence's length: ``spec.resolve(length)``.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> table = pe.analysis.wavelengths(pe.RotarySpec(16))
         >>> [round(length, 3) for length in table.wavelengths[:4].tolist()]
@@ -128,7 +128,7 @@ def component_scores(
     Returns:
         [distances, head_dim], divided by the square root of head_dim as attention does.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.analysis.component_scores(pe.RotarySpec(256), 511).shape
         torch.Size([512, 256])
@@ -164,7 +164,7 @@ def scores_by_distance(
     Raises:
         ValueError: Shapes do not fit.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> scores = pe.analysis.scores_by_distance(pe.RotarySpec(256), 65535)
         >>> len(scores), scores[0].item()
@@ -181,7 +181,7 @@ def scores_by_distance(
 def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
     """Sinusoidal encodings of the first positions: [positions, embedding_dim].
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.analysis.heat_map(pe.SinusoidalSpec(512, base=1e6)).shape
         torch.Size([100, 512])
@@ -201,7 +201,7 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
     Raises:
         ValueError: The last position needs more bits.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.analysis.binary_codes(7)[6].tolist()
         [0, 1, 1]
@@ -232,7 +232,7 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
     Raises:
         ValueError: A module without a table, and no number of positions.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.analysis.similarity(pe.LearnedPositionalEmbedding(32, 64)).shape
         torch.Size([32, 32])
@@ -287,7 +287,7 @@ def angle_error(
     Returns:
         [positions, pairs], at most pi.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> spec, at = pe.RotarySpec(128), torch.tensor([1_000_003])
         >>> pe.analysis.angle_error(spec, at).max().item() > 2e-2
@@ -343,7 +343,7 @@ def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> Term
         ImportError: scikit-learn is missing.
         ValueError: A term is in no document.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> table = pe.analysis.tf_idf(["The cat sat.", "The dog."], ["cat", "the"])
         >>> table.weights.round(decimals=4).tolist()

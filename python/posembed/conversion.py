@@ -36,7 +36,7 @@ def permute_rotary_weight(
     Raises:
         ValueError: Rows do not fit num_heads, or the window does not fit the head.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> weight = torch.arange(4.0).unsqueeze(1)
         >>> pe.permute_rotary_weight(weight, 1, to="interleaved").flatten().tolist()

@@ -63,7 +63,7 @@ def save_ids(
         TypeError: Another dtype.
         ValueError: An id does not fit the dtype.
 
-    Example:
+    Examples:
         >>> import os, tempfile, torch, posembed as pe
         >>> path = os.path.join(tempfile.mkdtemp(), "ids.bin")
         >>> pe.data.save_ids(path, [[1, 2, 3], [4, 5]], torch.uint16)
@@ -105,7 +105,7 @@ def windows(
     Raises:
         ValueError: Not one window, or sizes below 1.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> inputs, targets = pe.data.windows(torch.arange(9), length=4, stride=2)
         >>> inputs.tolist()
@@ -134,7 +134,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         stride: Ids from one window to the next; default: length.
         dtype: Of a file's ids.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> dataset = pe.data.WindowDataset(torch.arange(101, dtype=torch.int32), length=10)
         >>> loader = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
@@ -190,7 +190,7 @@ def mask_tokens(
     Raises:
         ValueError: A probability that is none.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> ids = torch.tensor([101, 2023, 2003, 102])
         >>> inputs, targets = pe.data.mask_tokens(

@@ -47,7 +47,7 @@ def embedding(
         TypeError: A dtype is not supported.
         IndexError: An id is outside the table.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> weight = torch.randn(100, 8)
         >>> vectors = pe.functional.embedding(torch.tensor([[1, 99]]), weight)
@@ -139,7 +139,7 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
         int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
         table with ``first_row = padding_idx + 1``.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
         tensor([[ 0,  1,  2, -1, -1]])
@@ -160,7 +160,7 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
     Raises:
         ValueError: ``past_length`` is longer than the mask.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
         tensor([[-1, -1,  0,  1,  2]])
@@ -347,7 +347,7 @@ def rotary(
         TypeError: A dtype is not supported.
         IndexError: A position is below -1.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> spec = pe.RotarySpec(64, base=500000.0)
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
@@ -425,7 +425,7 @@ def rerotate_(
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> spec = pe.RotarySpec(64)
         >>> positions = torch.arange(100, 110)
@@ -467,7 +467,7 @@ def rotary_(
         ValueError: As :func:`rotary`; or grad mode is on and an argument requires grad; or tensors
             overlap in memory.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
@@ -513,7 +513,7 @@ def sinusoidal(
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
@@ -540,7 +540,7 @@ def sinusoidal_encode(
     Returns:
         [..., embedding_dim]; NaN where a position is not finite.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> time = pe.SinusoidalSpec(64, preset="ddpm")
         >>> pe.functional.sinusoidal_encode(torch.tensor([998.39]), spec=time).shape
@@ -564,7 +564,7 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
     Raises:
         ValueError: A sine has no cosine beside it.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
         torch.Size([64, 64])
@@ -627,7 +627,7 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
     Returns:
         int64, shaped like attention_mask.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> pe.functional.alibi_positions(torch.tensor([0, 0, 1, 1, 0, 1]))
         tensor([0, 0, 0, 1, 0, 2])
@@ -679,7 +679,7 @@ def alibi_bias(
         TypeError: A dtype is not supported.
         IndexError: A position has more than 31 bits.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.functional.alibi_bias(pe.functional.alibi_slopes(8), 2, 3)[0]
         tensor([[-0.5000,  0.0000,    -inf],
@@ -799,7 +799,7 @@ def alibi_softmax(
     Returns:
         Shape and dtype of scores. A query that sees no key has weights 0.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> slopes = pe.functional.alibi_slopes(8)
         >>> pe.functional.alibi_softmax(torch.zeros(8, 2, 3), slopes)[0]

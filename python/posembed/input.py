@@ -42,7 +42,7 @@ class InputEmbedding(nn.Module):
         gradient: Form of the token table's gradient, "dense" or "rows".
         device, dtype: Of all parameters.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> embed = pe.InputEmbedding(
         ...     30522, 768, max_positions=512, num_types=2, norm="layer", eps=1e-12, dropout=0.1
@@ -153,7 +153,7 @@ class InputEmbedding(nn.Module):
         Raises:
             ValueError: The model is of another family.
 
-        Example:
+        Examples:
             >>> import posembed as pe
             >>> from transformers import BertConfig, BertModel
             >>> embed = pe.InputEmbedding.from_huggingface(BertModel(BertConfig()))

@@ -28,7 +28,7 @@ class LearnedPositionalEmbedding(nn.Module):
             which those models give to padding, name the rows before it.
         device, dtype: Of the table.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> position = pe.LearnedPositionalEmbedding(512, 768)
         >>> position(torch.zeros(2, 16, 768)).shape
@@ -91,7 +91,7 @@ class LearnedPositionalEmbedding(nn.Module):
         Raises:
             ValueError: ``max_positions`` is less than the table has, or another method.
 
-        Example:
+        Examples:
             >>> import posembed as pe
             >>> position = pe.LearnedPositionalEmbedding(512, 768)
             >>> position.extend(1024, "repeat")

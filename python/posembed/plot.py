@@ -93,7 +93,7 @@ def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
 def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
     """Positions per turn of each pair, of one specification or of several.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.plot.wavelengths({"base 1e4": pe.RotarySpec(128)}).get_ylabel()
         'wavelength (positions)'
@@ -118,7 +118,7 @@ def scores_by_distance(
         log: Distances on a logarithmic axis, from 1 on.
         axes: Where to draw.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> specs = {"base 1e4": pe.RotarySpec(256), "base 5e5": pe.RotarySpec(256, base=5e5)}
         >>> pe.plot.scores_by_distance(specs).get_title()
@@ -198,7 +198,7 @@ def angle_error(
 def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = None) -> Axes:
     """Sinusoidal encodings as colours: a row for each position.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.plot.heat_map(pe.SinusoidalSpec(512)).get_title()
         'Sinusoidal encodings, base 10000'
@@ -282,7 +282,7 @@ def extrapolation(
     Raises:
         ValueError: A method has not one loss for each length.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> losses = {"learned": [1.75, None], "alibi": [1.69, 1.68]}
         >>> len(pe.plot.extrapolation(losses, [64, 128]).containers)

@@ -256,7 +256,7 @@ def open_vectors(
         FileFormatError: The file is none of the formats, or broken where it was looked at.
         OSError: It cannot be read.
 
-    Example:
+    Examples:
         >>> import pathlib, tempfile, posembed as pe
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = pathlib.Path(folder.name, "tiny.txt")

@@ -57,7 +57,7 @@ class RotaryEmbedding(nn.Module):
         dtype: That of learned frequencies if it is float64; anything else leaves them in float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> rope = pe.RotaryEmbedding(128, base=500000.0)
         >>> query, key = torch.randn(2, 16, 32, 128), torch.randn(2, 16, 8, 128)

@@ -65,7 +65,7 @@ class Scaling:
 class LinearScaling(Scaling):
     """Position interpolation: every frequency divided by ``factor``. Chen et al., arXiv:2306.15595.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.RotarySpec(4, scaling=pe.LinearScaling(2.0)).frequencies().tolist()
         [0.5, 0.005]

@@ -31,7 +31,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         learned_scale: Learn it: ``scale`` is then a parameter [] that starts at that value.
         device, dtype: Of the learned scale.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> position = pe.SinusoidalPositionalEmbedding(512)
         >>> y = position(torch.randn(2, 16, 512), offset=100)

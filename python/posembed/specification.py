@@ -27,7 +27,7 @@ class Sections:
         restart: Each axis has the whole series of frequencies (vision towers).
         axis_of_pair: Any other order, instead of ``sizes``.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> pe.Sections((1, 1, 2)).axis_of_pair
         (0, 1, 2, 2)
@@ -82,7 +82,7 @@ class RotarySpec:
     Raises:
         ValueError: The numbers do not fit together; the text names the field.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> spec = pe.RotarySpec(128, base=500000.0)
         >>> spec == pe.RotarySpec.from_json(spec.to_json())
@@ -179,7 +179,7 @@ class RotarySpec:
         Raises:
             ValueError: A key that would be ignored, a missing one, or a contradiction, by name.
 
-        Example:
+        Examples:
             >>> import posembed as pe
             >>> config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
             ...           "rope_theta": 500000.0}
@@ -204,7 +204,7 @@ class RotarySpec:
 
         What is given without a key is a query otherwise. ``rotary(query, key)`` needs no more.
 
-        Example:
+        Examples:
             >>> import torch, posembed as pe
             >>> spec = pe.RotarySpec(64, scaling=pe.XPosScaling())
             >>> query, key = torch.randn(1, 9, 2, 64), torch.randn(1, 9, 2, 64)
@@ -263,7 +263,7 @@ class SinusoidalSpec:
     Raises:
         ValueError: The numbers do not fit together; the text names the field.
 
-    Example:
+    Examples:
         >>> import posembed as pe
         >>> spec = pe.SinusoidalSpec(512, preset="marian")
         >>> spec == pe.SinusoidalSpec.from_json(spec.to_json())
@@ -316,7 +316,7 @@ class SinusoidalSpec:
         Raises:
             ValueError: Frequencies or scale differ: no order makes them equal.
 
-        Example:
+        Examples:
             >>> import torch, posembed as pe
             >>> fairseq_like = pe.SinusoidalSpec(8, preset="marian")
             >>> order = pe.SinusoidalSpec(8).permutation_to(fairseq_like)

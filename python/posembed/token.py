@@ -28,7 +28,7 @@ class TokenEmbedding(nn.Embedding):
             sorted by id, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
         device, dtype: Of the table.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> token = pe.TokenEmbedding(30522, 768, padding_idx=0, scale="sqrt_dim")
         >>> token(torch.tensor([[101, 2023, 102]])).shape
@@ -151,7 +151,7 @@ class TokenEmbedding(nn.Embedding):
             FileFormatError: The file is broken.
             ValueError: Options do not fit the file.
 
-        Example:
+        Examples:
             >>> import pathlib, tempfile, posembed as pe, torch
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     path = pathlib.Path(folder, "tiny.txt")
