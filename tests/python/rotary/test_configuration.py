@@ -10,7 +10,6 @@ from typing import Any
 
 import posembed as pe
 import pytest
-from posembed.__main__ import main as command_line
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -168,21 +167,6 @@ def test_refusals(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
         pe.RotarySpec.from_huggingface(config)
     assert message in str(raised.value)
-
-
-def test_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, base in (("a", 1e4), ("b", 5e5)):
-        (tmp_path / name).write_text(json.dumps({**LLAMA, "rope_theta": base}))
-    monkeypatch.setattr("sys.argv", ["posembed", "explain", str(tmp_path / "a")])
-    command_line()
-    assert "64 pairs of halves" in capsys.readouterr().out
-    monkeypatch.setattr(
-        "sys.argv", ["posembed", "explain", str(tmp_path / "a"), "--against", str(tmp_path / "b")]
-    )
-    command_line()
-    assert "base: 10000.0 against 500000.0" in capsys.readouterr().out
 
 
 def test_the_page_of_conventions_is_up_to_date() -> None:
