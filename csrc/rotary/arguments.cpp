@@ -9,11 +9,10 @@
 namespace posembed::rotary {
 namespace {
 
-void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
-                   const RotarySpec& spec) {
-  dispatcher::check_floating(tensor, argument);
-  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
-  dispatcher::check_size(tensor.sym_size(-1), spec.head_dim, argument, "head_dim");
+void check_query(const Tensor& query, const Dimensions& where, const RotarySpec& spec) {
+  dispatcher::check_floating(query, "query");
+  dispatcher::check_rank(query, "query", where.rank, where.shape);
+  dispatcher::check_size(query.sym_size(-1), spec.head_dim, "query", "head_dim");
 }
 
 /// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
@@ -41,7 +40,13 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) {
+void check_key(const Tensor& key, const Tensor& query, const Dimensions& where,
+               const RotarySpec& spec) {
+  dispatcher::check_rank(key, "key", where.rank, where.shape);
+  const c10::SymInt head_dim = key.sym_size(-1);
+  TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim,
+                    "key: expected head_dim ", spec.head_dim, ", or ", spec.rotary_dim,
+                    " for the rotated window alone, got ", head_dim);
   dispatcher::check_same_dtype(key, "key", query, "query");
   dispatcher::check_same_device(key, "key", query, "query");
   dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), "key", "seq");
@@ -77,11 +82,8 @@ void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions,
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
   const Dimensions where = dimensions(layout);
-  check_rotated(query, "query", where, spec);
-  if (key != nullptr) {
-    check_rotated(*key, "key", where, spec);
-    check_key(*key, query, where);
-  }
+  check_query(query, where, spec);
+  if (key != nullptr) check_key(*key, query, where, spec);
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
 }
@@ -112,7 +114,10 @@ Arguments arguments(const Job& job, const Tensor& positions, const Specification
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
-  for (int64_t i = 0; i < job.count; ++i) result.rows[i] = rows(*job.in[i], *job.out[i], where);
+  for (int64_t i = 0; i < job.count; ++i) {
+    result.rows[i] = rows(*job.in[i], *job.out[i], where);
+    result.rows[i].window_only = job.in[i]->size(-1) != spec.spec.head_dim;
+  }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);
@@ -155,12 +160,13 @@ void check_writable(const Tensor& tensor, const char* argument) {
                     ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
-void check_apart(const Tensor& query, const Tensor& key) {
-  if (query.numel() == 0 || key.numel() == 0) return;
-  const at::MemOverlapStatus overlap = at::get_overlap_status(query, key);
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument) {
+  if (tensor.numel() == 0 || other.numel() == 0) return;
+  const at::MemOverlapStatus overlap = at::get_overlap_status(tensor, other);
   TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial,
-      "key: expected memory apart from query's, got tensors that overlap");
+      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial, argument,
+      ": expected memory apart from ", other_argument, "'s, got tensors that overlap");
 }
 
 }  // namespace posembed::rotary

@@ -47,6 +47,8 @@ Tensor with_dense_rows(const Tensor& tensor);
 /// What is written in place: a contiguous last dimension, and no element twice.
 void check_writable(const Tensor& tensor, const char* argument);
 
-void check_apart(const Tensor& query, const Tensor& key);
+/// Raises ValueError where the two are known to share memory.
+void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
+                 const char* other_argument);
 
 }  // namespace posembed::rotary

@@ -28,6 +28,7 @@ struct Rows {
   int64_t heads = 0;
   int64_t in_stride[3] = {0, 0, 0};  // batch, seq, head; in elements
   int64_t out_stride[3] = {0, 0, 0};
+  bool window_only = false;  // rows are the rotated window alone, as MLA's key that heads share
 };
 
 struct Arguments {
@@ -49,6 +50,16 @@ struct Arguments {
   const core::Turn128* turns = nullptr;   // [pairs], host memory: turns per position
   core::DeviceError* error = nullptr;     // CUDA: where a position below -1 is recorded
 };
+
+/// Components of each row of `rows`.
+inline int64_t row_dim(const Arguments& arguments, const Rows& rows) {
+  return rows.window_only ? 2 * arguments.pairs : arguments.head_dim;
+}
+
+/// The first of them that is rotated.
+inline int64_t window_start(const Arguments& arguments, const Rows& rows) {
+  return rows.window_only ? 0 : arguments.start;
+}
 
 /// Tokens are numbered batch * seq + place; the kernel rotates tokens [begin, end) of every tensor.
 /// A token at position -1 (on any axis) stays as it is.

@@ -73,7 +73,7 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTen
   check(query, &key, positions, spec, layout, offset);
   check_writable(query, "query");
   check_writable(key, "key");
-  check_apart(query, key);
+  check_apart(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, positions, spec, layout, offset, inverse, false);
 }
 

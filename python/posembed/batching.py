@@ -279,11 +279,14 @@ def register() -> None:
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
-    for name in ("alibi_add_", "rotary_", "rotary_pair_"):
+    for name in ("alibi_add_", "rotary_", "rotary_pair_", "rotary_cache_", "norm_rotary_"):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
         "learned_encode",
         "learned_backward",
+        "norm_rotary",
+        "norm_rotary_forward",
+        "norm_rotary_backward",
         "input_embedding",
         "input_embedding_forward",
         "input_embedding_backward",

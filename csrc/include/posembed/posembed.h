@@ -7,5 +7,7 @@
 #include "posembed/input.h"
 #include "posembed/learned.h"
 #include "posembed/rotary.h"
+#include "posembed/rotary_cache.h"
+#include "posembed/rotary_norm.h"
 #include "posembed/sinusoidal.h"
 #include "posembed/token.h"
