@@ -217,9 +217,12 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
 
 template <typename T, int size, bool float8, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
-  return arguments.rotation.pairs <= 64
-             ? launch_kernel<T, size, interleaved, float8, 64>(arguments, stream)
-             : launch_kernel<T, size, interleaved, float8, rotary::max_pairs>(arguments, stream);
+  if constexpr (size > 1) {  // a small launch is quicker to hand over
+    if (arguments.rotation.pairs <= 64) {
+      return launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
+    }
+  }
+  return launch_kernel<T, size, interleaved, float8, rotary::max_pairs>(arguments, stream);
 }
 
 template <typename T, int size, bool float8>

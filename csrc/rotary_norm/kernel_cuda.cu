@@ -362,9 +362,10 @@ struct BackwardPass {
 
 template <typename T, int size, bool interleaved, typename Pass>
 const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
-  return pass.rotation().pairs <= 64
-             ? pass.template launch<T, size, interleaved, 64>(stream)
-             : pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
+  if constexpr (size > 1) {  // a small launch is quicker to hand over
+    if (pass.rotation().pairs <= 64) return pass.template launch<T, size, interleaved, 64>(stream);
+  }
+  return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
 }
 
 template <typename T, int size, typename Pass>

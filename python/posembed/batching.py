@@ -279,7 +279,7 @@ def register() -> None:
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
-    for name in ("alibi_add_", "rotary_", "rotary_pair_", "rotary_cache_", "norm_rotary_"):
+    for name in ("alibi_add_", "rotary_", "rotary_pair_", "norm_rotary_"):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
         "learned_encode",

@@ -172,7 +172,7 @@ def mla_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
 def case(name: str, **options: Any) -> OperatorCase:
     operator = torch.ops.posembed.rotary_cache_.default
     return OperatorCase(
-        f"rotary_cache_{name}", operator, sample(**options), reference, mutates=True
+        f"rotary_cache_{name}", operator, sample(**options), reference, mutates=True, vmap=False
     )
 
 
@@ -190,5 +190,6 @@ CASES = [
         latent_sample,
         reference_latent,
         mutates=True,
+        vmap=False,
     ),
 ]
