@@ -9,10 +9,18 @@
 namespace posembed::rotary {
 namespace {
 
+/// A tensor has whole heads, or the rotated window alone.
+void check_head_dim(const Tensor& tensor, const char* argument, const RotarySpec& spec) {
+  const c10::SymInt head_dim = tensor.sym_size(-1);
+  TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
+                    ": expected head_dim ", spec.head_dim, ", or ", spec.rotary_dim,
+                    " for the rotated window alone, got ", head_dim);
+}
+
 void check_query(const Tensor& query, const Dimensions& where, const RotarySpec& spec) {
   dispatcher::check_floating(query, "query");
   dispatcher::check_rank(query, "query", where.rank, where.shape);
-  dispatcher::check_size(query.sym_size(-1), spec.head_dim, "query", "head_dim");
+  check_head_dim(query, "query", spec);
 }
 
 /// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
@@ -43,10 +51,7 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
 void check_key(const Tensor& key, const Tensor& query, const Dimensions& where,
                const RotarySpec& spec) {
   dispatcher::check_rank(key, "key", where.rank, where.shape);
-  const c10::SymInt head_dim = key.sym_size(-1);
-  TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim,
-                    "key: expected head_dim ", spec.head_dim, ", or ", spec.rotary_dim,
-                    " for the rotated window alone, got ", head_dim);
+  check_head_dim(key, "key", spec);
   dispatcher::check_same_dtype(key, "key", query, "query");
   dispatcher::check_same_device(key, "key", query, "query");
   dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), "key", "seq");

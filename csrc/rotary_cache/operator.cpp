@@ -110,6 +110,8 @@ void check_query_out(const Call& call) {
 /// Everything that eager and Meta kernels check alike.
 void check(const Call& call) {
   rotary::check(call.query, &call.key, call.positions, call.spec, call.layout, call.offset);
+  const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
+  dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   const Dimensions where = rotary::dimensions(call.layout);
   check_value(call, where);
   check_slot_mapping(call, where);

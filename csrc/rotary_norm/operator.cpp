@@ -32,6 +32,7 @@ void check_weight(const Tensor& weight, const char* argument, const Call& call) 
 void check(const Call& call) {
   rotary::check(call.query, &call.key, call.positions, call.spec, call.layout, call.offset);
   const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
+  dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   dispatcher::check_size(call.key.sym_size(-1), head_dim, "key", "head_dim");
   TORCH_CHECK_VALUE(head_dim <= max_head_dim, "head_dim: expected at most ", max_head_dim, ", got ",
                     head_dim);
