@@ -24,7 +24,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build test test-cpp test-python lint format demo benchmark benchmark-kernels wheel clean
+.PHONY: all build test test-cpp test-python lint format docs demo benchmark benchmark-kernels wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -60,6 +60,10 @@ format: $(requirements)
 	clang-format -i $(cpp_sources)
 	ruff check --fix .
 	ruff format .
+
+# The documentation site in build/docs. --strict: a broken link is an error.
+docs: build
+	$(python) -m mkdocs build --quiet --strict
 
 demo: build
 	$(python) examples/python/demo.py

@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import measure
 import posembed as pe
-from cases import additive, rotary, token
+from cases import additive, pretrained, rotary, token
+from posembed.commands import measure
 
 # What glibc's malloc does by default is give large blocks back at once, so that each new output
 # costs page faults. Servers run allocators that keep them; these settings make glibc do so too.
@@ -31,7 +31,7 @@ REUSING = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 
-FAMILIES = (rotary, token, additive)
+FAMILIES = (rotary, token, additive, pretrained)
 
 
 def parse() -> argparse.Namespace:

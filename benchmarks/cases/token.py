@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
-from measure import Case
+from posembed.commands.measure import Case
 from torch import Tensor, nn
 
 VOCABULARY, DIM, TOKENS = 50257, 768, 8192

@@ -44,6 +44,44 @@ POSEMBED_INLINE Turn128 phase(int64_t position, Turn128 turn) {
   return {turn.high * factor + multiply_high(turn.low, factor) - excess, turn.low * factor};
 }
 
+/// Whether turn_from_radians() takes the angle: NaN and infinity have no turn, and 2^63 radians are
+/// no frequency.
+POSEMBED_INLINE bool has_turn(double radians) { return radians > -0x1p63 && radians < 0x1p63; }
+
+/// The angle `radians`, taken as an exact number, as a fraction of a turn with whole turns dropped:
+/// error below 2^-127, hence good for any position. Requires has_turn(radians).
+POSEMBED_INLINE Turn128 turn_from_radians(double radians) {
+  uint64_t bits;
+  memcpy(&bits, &radians, sizeof bits);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  const uint64_t fraction = bits & 0xfffffffffffffu;
+  // |radians| = mantissa * 2^(place - 1075)
+  const uint64_t mantissa = exponent == 0 ? fraction : fraction | uint64_t{1} << 52;
+  const int place = exponent == 0 ? 1 : exponent;
+  // 1 / (2 pi) in units of 2^-192, least significant word first, times the mantissa.
+  constexpr uint64_t low = 0x36d8a5664f10e410u, middle = 0x7f09d5f47d4d3770u,
+                     high = 0x28be60db9391054au;
+  uint64_t word[4];
+  word[0] = mantissa * low;
+  uint64_t carry = multiply_high(mantissa, low);
+  word[1] = mantissa * middle + carry;
+  carry = multiply_high(mantissa, middle) + (word[1] < carry ? 1 : 0);
+  word[2] = mantissa * high + carry;
+  word[3] = multiply_high(mantissa, high) + (word[2] < carry ? 1 : 0);
+  // The product counts 2^(place - 1075 - 192); shifted right it counts 2^-128.
+  int shift = 1075 + 192 - 128 - place;
+  for (; shift >= 64; shift -= 64) {
+    word[0] = word[1];
+    word[1] = word[2];
+    word[2] = word[3];
+    word[3] = 0;
+  }
+  const Turn128 turn{word[1] >> shift | word[2] << 1 << (63 - shift),
+                     word[0] >> shift | word[1] << 1 << (63 - shift)};
+  const bool negative = bits >> 63 != 0;
+  return negative ? Turn128{~turn.high + (turn.low == 0 ? 1 : 0), uint64_t{0} - turn.low} : turn;
+}
+
 /// sin(2 pi x) and cos(2 pi x) for |x| <= 1/8. The coefficient 2 pi comes in two parts: rounding it
 /// once would cost half a unit in the last place.
 POSEMBED_INLINE void sincos_eighth(float x, float* sine, float* cosine) {

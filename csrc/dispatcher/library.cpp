@@ -10,16 +10,22 @@
 // clang-format off
 TORCH_LIBRARY(posembed, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  auto define = [&](const char* schema) { m.def(schema, tags); };
+  auto define = [&](const std::string& schema) { m.def(schema.c_str(), tags); };
 
-  define("rotary(Tensor query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> Tensor");
-  define("rotary_pair(Tensor query, Tensor key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False) -> (Tensor, Tensor)");
-  define("rotary_(Tensor(a!) query, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
-  define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> ()");
+  const std::string rotation = "Tensor? positions=None, Tensor? frequencies=None, Tensor? cu_seqlens=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False, bool transpose=False";
+  define("rotary(Tensor query, " + rotation + ") -> Tensor");
+  define("rotary_pair(Tensor query, Tensor key, " + rotation + ") -> (Tensor, Tensor)");
+  define("rotary_(Tensor(a!) query, " + rotation + ") -> ()");
+  define("rotary_pair_(Tensor(a!) query, Tensor(b!) key, " + rotation + ") -> ()");
+  define("rotary_out(Tensor(a!) out, Tensor query, " + rotation + ") -> ()");
+  define("rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " + rotation + ") -> ()");
+  define("rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
+  define("rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");
   define("rotary_frequencies(str spec) -> Tensor");
   define("rotary_attention_factor(str spec) -> float");
   define("rotary_specification(str spec) -> str");
   define("rotary_resolve(str spec, int seq_len) -> str");
+  define("rotary_for_keys(str spec) -> str");
   define("rotary_description(str spec) -> str");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
@@ -38,12 +44,15 @@ TORCH_LIBRARY(posembed, m) {
 
   define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
   define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
+  define("learned_extend(Tensor weight, int max_positions, *, int first_row=0, str method=\"linear\") -> Tensor");
+  define("learned_positions(Tensor mask, *, SymInt past=0, SymInt skip=0) -> Tensor");
   define("learned_backward(Tensor gradient, Tensor? positions=None, *, SymInt rows, SymInt offset=0, int first_row=0) -> Tensor");
 
-  define("sinusoidal_add(Tensor x, Tensor? positions=None, *, str spec, SymInt offset=0) -> Tensor");
-  define("sinusoidal_encode(Tensor positions, *, str spec, int order=0, ScalarType? dtype=None) -> Tensor");
+  define("sinusoidal_add(Tensor x, Tensor? positions=None, Tensor? scale=None, *, str spec, SymInt offset=0) -> Tensor");
+  define("sinusoidal_encode(Tensor positions, Tensor? scale=None, *, str spec, int order=0, ScalarType? dtype=None) -> Tensor");
   define("sinusoidal_frequencies(str spec) -> Tensor");
   define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
+  define("sinusoidal_permutation(str spec, str other) -> Tensor");
 
   define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], Device? device=None) -> Tensor");
   define("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True, ScalarType? dtype=None) -> Tensor");
@@ -52,9 +61,9 @@ TORCH_LIBRARY(posembed, m) {
   define("alibi_add_(Tensor(a!) scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> ()");
 
   const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
-  define(("input_embedding(" + input + ") -> Tensor").c_str());
-  define(("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)").c_str());
-  define(("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)").c_str());
+  define("input_embedding(" + input + ") -> Tensor");
+  define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
+  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

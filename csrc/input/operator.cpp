@@ -424,7 +424,7 @@ Tensor encoding(const Input& in) {
                                ? *in.positions
                                : at::arange(in.offset, in.offset + in.ids.sym_size(1),
                                             in.ids.options().dtype(at::kLong));
-  return sinusoidal::call_encode(positions, in.sinusoid, 0, compute_type(in.token));
+  return sinusoidal::call_encode(positions, std::nullopt, in.sinusoid, 0, compute_type(in.token));
 }
 
 TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }

@@ -1,5 +1,6 @@
 // LearnedPositionalEmbedding for C++: options and the table kept, the operators called.
 #include <torch/nn/init.h>
+#include <torch/utils.h>
 
 #include <ostream>
 
@@ -7,6 +8,23 @@
 #include "posembed/learned.h"
 
 namespace posembed {
+
+namespace functional {
+
+torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
+                                int64_t past_length) {
+  return learned::call_learned_positions(ids.ne(padding_idx), past_length, 0);
+}
+
+torch::Tensor opt_positions(const torch::Tensor& attention_mask, int64_t past_length) {
+  return learned::call_learned_positions(attention_mask, 0, past_length);
+}
+
+torch::Tensor fairseq_positions(const torch::Tensor& ids, int64_t padding_idx) {
+  return roberta_positions(ids, padding_idx, 0);
+}
+
+}  // namespace functional
 
 LearnedPositionalEmbeddingImpl::LearnedPositionalEmbeddingImpl(const LearnedOptions& options)
     : options(options) {
@@ -44,6 +62,13 @@ torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
 
 torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {
   return learned::call_learned_encode(weight, positions, options.first_row());
+}
+
+void LearnedPositionalEmbeddingImpl::extend(int64_t max_positions, const std::string& method) {
+  const torch::NoGradGuard no_grad;
+  weight.set_data(learned::call_learned_extend(weight, max_positions, options.first_row(), method));
+  weight.mutable_grad() = torch::Tensor();
+  options.max_positions(max_positions);
 }
 
 }  // namespace posembed

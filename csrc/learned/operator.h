@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string_view>
 
 #include "dispatcher/call.h"
 
@@ -32,6 +33,20 @@ inline Tensor call_learned_backward(const Tensor& gradient, const MaybeTensor& p
   using Signature = Tensor(const Tensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, int64_t);
   static const auto handle = dispatcher::find<Signature>("posembed::learned_backward");
   return handle.call(gradient, positions, rows, offset, first_row);
+}
+
+inline Tensor call_learned_extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
+                                  std::string_view method) {
+  using Signature = Tensor(const Tensor&, int64_t, int64_t, std::string_view);
+  static const auto handle = dispatcher::find<Signature>("posembed::learned_extend");
+  return handle.call(weight, max_positions, first_row, method);
+}
+
+inline Tensor call_learned_positions(const Tensor& mask, const c10::SymInt& past,
+                                     const c10::SymInt& skip) {
+  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt);
+  static const auto handle = dispatcher::find<Signature>("posembed::learned_positions");
+  return handle.call(mask, past, skip);
 }
 
 /// weight: floating [first_row + max_positions, embedding_dim].

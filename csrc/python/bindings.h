@@ -15,6 +15,7 @@ namespace py = pybind11;
 void bind_alibi(py::module_& module);
 void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
+void bind_pretrained(py::module_& module);
 void bind_rotary(py::module_& module);
 void bind_sinusoidal(py::module_& module);
 void bind_token(py::module_& module);

@@ -20,7 +20,9 @@ void bind_learned(py::module_& module) {
            py::arg("first_row") = 0)
       .def("forward", &LearnedPositionalEmbeddingImpl::forward, py::arg("x"),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0, released())
-      .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), released());
+      .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), released())
+      .def("extend", &LearnedPositionalEmbeddingImpl::extend, py::arg("max_positions"),
+           py::arg("method") = "linear", released());
 }
 
 }  // namespace posembed::python

@@ -19,37 +19,43 @@ Layout layout(const std::string& text) {
 
 /// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
 std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
-                                          const py::kwargs& options) {
+                                          bool learned_frequencies, const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
+  } else if (options.contains("numerics") && options.size() == 1) {
+    spec = py::module_::import("dataclasses").attr("replace")(spec, **options);
   } else if (!options.empty()) {
     throw py::value_error("spec_options: expected none beside a RotarySpec");
   }
   const RotarySpec numbers = RotarySpec::from_json(spec.attr("to_json")().cast<std::string>());
-  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(numbers).layout(layout(layout_name)));
+  return std::make_shared<RotaryEmbeddingImpl>(
+      RotaryOptions(numbers).layout(layout(layout_name)).learned_frequencies(learned_frequencies));
 }
 
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                const MaybeTensor& positions, int64_t offset, bool inverse) {
+                const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
+                bool inverse) {
   const py::gil_scoped_release release;
-  if (!key.has_value()) return self.forward(query, std::nullopt, positions, offset, inverse);
-  return self.forward(query, *key, positions, offset, inverse);
+  if (!key.has_value())
+    return self.forward(query, std::nullopt, positions, offset, inverse, cu_seqlens);
+  return self.forward(query, *key, positions, offset, inverse, cu_seqlens);
 }
 
 void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                     const MaybeTensor& positions, int64_t offset, bool inverse) {
+                     const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
+                     bool inverse) {
   const py::gil_scoped_release release;
   if (key.has_value()) {
-    self.rotate_(query, *key, positions, offset, inverse);
+    self.rotate_(query, *key, positions, offset, inverse, cu_seqlens);
   } else {
-    self.rotate_(query, std::nullopt, positions, offset, inverse);
+    self.rotate_(query, std::nullopt, positions, offset, inverse, cu_seqlens);
   }
 }
 
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
                const std::string& spec, const std::string& layout_name, int64_t offset,
-               bool inverse) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+               bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
   return functional::rotary(query, *key, positions, spec, call);
@@ -57,13 +63,27 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
 
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, const std::string& spec,
-                     const std::string& layout_name, int64_t offset, bool inverse) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse};
+                     const std::string& layout_name, int64_t offset, bool inverse,
+                     const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (key.has_value()) {
     functional::rotary_(query, *key, positions, spec, call);
   } else {
     functional::rotary_(query, std::nullopt, positions, spec, call);
+  }
+}
+
+void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
+                const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
+                const std::string& spec, const std::string& layout_name, int64_t offset,
+                bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
+  const py::gil_scoped_release release;
+  if (key.has_value()) {
+    functional::rotary_out(query_out, *key_out, query, *key, positions, spec, call);
+  } else {
+    functional::rotary_out(query_out, query, std::nullopt, positions, spec, call);
   }
 }
 
@@ -73,14 +93,16 @@ void bind_rotary(py::module_& module) {
   // A shorter way to the dispatcher than torch.ops, for eager calls: it halves the cost of a token.
   module.def("rotary", &rotary);
   module.def("rotary_", &rotary_in_place);
+  module.def("rotary_out", &rotary_out);
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
-      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd")
+      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd",
+           py::arg("learned_frequencies") = false)
       .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("inverse") = false)
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("inverse") = false);
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false);
 }
 
 }  // namespace posembed::python

@@ -9,13 +9,14 @@ using Module = SinusoidalPositionalEmbeddingImpl;
 
 std::shared_ptr<Module> make(int64_t embedding_dim, double base, const std::string& preset,
                              std::optional<bool> cos_first, std::optional<double> shift,
-                             double scale) {
+                             double scale, bool learned_scale) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
                                       .cos_first(cos_first)
                                       .shift(shift)
-                                      .scale(scale));
+                                      .scale(scale)
+                                      .learned_scale(learned_scale));
 }
 
 }  // namespace
@@ -25,7 +26,7 @@ void bind_sinusoidal(py::module_& module) {
   bind<Module>(module, "SinusoidalPositionalEmbedding")
       .def(py::init(&make), py::arg("embedding_dim"), py::kw_only(), py::arg("base") = 10000.0,
            py::arg("preset") = "vaswani", py::arg("cos_first") = py::none(),
-           py::arg("shift") = py::none(), py::arg("scale") = 1.0)
+           py::arg("shift") = py::none(), py::arg("scale") = 1.0, py::arg("learned_scale") = false)
       .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, release())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),

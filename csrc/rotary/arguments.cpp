@@ -1,26 +1,25 @@
 #include "rotary/arguments.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+
+#include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
 
 namespace posembed::rotary {
 namespace {
 
 /// A tensor has whole heads, or the rotated window alone.
-void check_head_dim(const Tensor& tensor, const char* argument, const RotarySpec& spec) {
+void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
+                   const RotarySpec& spec) {
+  dispatcher::check_floating(tensor, argument);
+  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
   const c10::SymInt head_dim = tensor.sym_size(-1);
   TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
                     ": expected head_dim ", spec.head_dim, ", or ", spec.rotary_dim,
                     " for the rotated window alone, got ", head_dim);
-}
-
-void check_query(const Tensor& query, const Dimensions& where, const RotarySpec& spec) {
-  dispatcher::check_floating(query, "query");
-  dispatcher::check_rank(query, "query", where.rank, where.shape);
-  check_head_dim(query, "query", spec);
 }
 
 /// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
@@ -48,10 +47,7 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_key(const Tensor& key, const Tensor& query, const Dimensions& where,
-               const RotarySpec& spec) {
-  dispatcher::check_rank(key, "key", where.rank, where.shape);
-  check_head_dim(key, "key", spec);
+void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) {
   dispatcher::check_same_dtype(key, "key", query, "query");
   dispatcher::check_same_device(key, "key", query, "query");
   dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), "key", "seq");
@@ -60,12 +56,73 @@ void check_key(const Tensor& key, const Tensor& query, const Dimensions& where,
   }
 }
 
+void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
+  TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
+                    "numerics: expected 'exact' where frequencies are given, got '",
+                    name(spec.numerics), "'");
+  const at::ScalarType type = frequencies.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
+                   "frequencies: expected float32 or float64, got ", type);
+  dispatcher::check_same_device(frequencies, "frequencies", query, "query");
+  dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
+  dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
+                         "rotary_dim / 2");
+}
+
+void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
+                     bool with_positions) {
+  dispatcher::check_integers(cu_seqlens, "cu_seqlens");
+  dispatcher::check_same_device(cu_seqlens, "cu_seqlens", query, "query");
+  dispatcher::check_rank(cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
+  TORCH_CHECK_VALUE(!with_positions, "cu_seqlens: expected none where positions are given");
+  TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
+                    "cu_seqlens: expected layout 'thd' or batch 1, got batch ",
+                    query.sym_size(std::max<int64_t>(where.batch, 0)));
+}
+
 void check_position_values(const Tensor& positions) {
   const core::IndexView view = dispatcher::index_view(positions);
   for (int64_t place = 0; place < positions.numel(); ++place) {
     const int64_t position = core::read(view, place);
     TORCH_CHECK_INDEX(position >= -1, "positions: expected -1 (leave the token as it is) or more, ",
                       "got ", position, " at place ", place);
+  }
+}
+
+core::StridedMemory memory_of(const Tensor& tensor) {
+  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
+          static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
+          tensor.strides().data(), tensor.dim()};
+}
+
+/// Prefix sums of the lengths of documents that make up `tokens`; on CUDA taken as they are, the
+/// kernel reads nothing outside.
+void check_document_values(const Tensor& cu_seqlens, int64_t tokens) {
+  const int64_t last = cu_seqlens.size(0) - 1;
+  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
+  if (cu_seqlens.is_cuda()) return;
+  const core::IndexView view = dispatcher::index_view(cu_seqlens);
+  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
+                    core::read(view, 0));
+  for (int64_t place = 1; place <= last; ++place) {
+    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
+    TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
+                      before, " and ", here, " at place ", place);
+  }
+  TORCH_CHECK_VALUE(core::read(view, last) == tokens, "cu_seqlens: expected the number of tokens, ",
+                    tokens, ", last, got ", core::read(view, last));
+}
+
+void set_positions(const Tensor& positions, const Specification& spec, const Dimensions& where,
+                   Arguments* result) {
+  result->positions = dispatcher::index_view(positions);
+  const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
+  result->position_stride[0] = by_row ? positions.stride(-2) : 0;
+  result->position_stride[1] = positions.stride(-1);
+  if (has_axes(positions, where)) {
+    result->position_stride[2] = positions.stride(0);
+    result->axes = spec.axes;
+    result->axis_of_pair = spec.axis_of_pair.data();
   }
 }
 
@@ -79,26 +136,49 @@ Dimensions dimensions(Text layout) {
   TORCH_CHECK_VALUE(false, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '", layout, "'");
 }
 
-void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text text,
-           Text layout, const c10::SymInt& offset) {
-  const Specification& found = specification(text);
+void check(const Tensor& query, const Tensor* key, const Rotation& by) {
+  const Specification& found = specification(by.spec);
   const RotarySpec& spec = found.spec;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
-  const Dimensions where = dimensions(layout);
-  check_query(query, where, spec);
-  if (key != nullptr) check_key(*key, query, where, spec);
-  TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
-  if (positions.has_value()) check_positions(*positions, query, where, found.axes, offset);
+  const Dimensions where = dimensions(by.layout);
+  check_rotated(query, "query", where, spec);
+  if (key != nullptr) {
+    check_rotated(*key, "key", where, spec);
+    check_key(*key, query, where);
+  }
+  TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
+  if (by.positions.has_value()) {
+    check_positions(*by.positions, query, where, found.axes, by.offset);
+  }
+  if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
+  if (by.cu_seqlens.has_value()) {
+    check_documents(*by.cu_seqlens, query, where, by.positions.has_value());
+  }
 }
 
-Tensor checked_positions(const MaybeTensor& positions) {
-  if (!positions.has_value()) return {};
-  if (positions->is_cuda()) return *positions;
-  const Tensor result = positions->contiguous();
-  check_position_values(result);
-  return result;
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument) {
+  dispatcher::check_same_dtype(out, argument, in, in_argument);
+  dispatcher::check_same_device(out, argument, in, in_argument);
+  TORCH_CHECK_VALUE(out.sym_sizes() == in.sym_sizes(), argument, ": expected the shape of ",
+                    in_argument, ", ", in.sym_sizes(), ", got ", out.sym_sizes());
+}
+
+Given look_at(const Rotation& by, int64_t tokens) {
+  Given given;
+  if (by.positions.has_value()) {
+    given.positions = *by.positions;
+    if (!given.positions.is_cuda()) {
+      check_position_values(given.positions = given.positions.contiguous());
+    }
+  }
+  if (by.cu_seqlens.has_value()) {
+    given.cu_seqlens = by.cu_seqlens->contiguous();
+    check_document_values(given.cu_seqlens, tokens);
+  }
+  if (by.frequencies.has_value()) given.frequencies = by.frequencies->contiguous();
+  return given;
 }
 
 Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
@@ -114,38 +194,49 @@ Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
   return result;
 }
 
-Arguments arguments(const Job& job, const Tensor& positions, const Specification& spec,
-                    const Dimensions& where, int64_t offset, bool inverse, bool transpose) {
+Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
+  const Specification& found = specification(by.spec);
+  const Dimensions where = dimensions(by.layout);
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
     result.rows[i] = rows(*job.in[i], *job.out[i], where);
-    result.rows[i].window_only = job.in[i]->size(-1) != spec.spec.head_dim;
+    result.rows[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
   }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);
-  result.head_dim = spec.spec.head_dim;
-  result.pairs = spec.spec.rotary_dim / 2;
-  result.start = spec.spec.rotary_start;
-  result.interleaved = spec.spec.interleaved;
-  result.reverse = (inverse != transpose) != spec.spec.reverse;
-  result.turns = spec.turns.data();
-  result.amplitude = inverse ? 1.0 / spec.attention_factor : spec.attention_factor;
-  result.offset = offset;
-  if (positions.defined()) {
-    result.positions = dispatcher::index_view(positions);
-    const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
-    result.position_stride[0] = by_row ? positions.stride(-2) : 0;
-    result.position_stride[1] = positions.stride(-1);
-    if (has_axes(positions, where)) {
-      result.position_stride[2] = positions.stride(0);
-      result.axes = spec.axes;
-      result.axis_of_pair = spec.axis_of_pair.data();
-    }
+  result.head_dim = found.spec.head_dim;
+  result.pairs = found.spec.rotary_dim / 2;
+  result.start = found.spec.rotary_start;
+  result.interleaved = found.spec.interleaved;
+  result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
+  result.turns = found.turns.data();
+  if (!found.decay.empty()) {
+    result.decay = found.decay.data();
+    result.decay_center = found.decay_center;
+    result.decay_sign = by.inverse ? -1.0 : 1.0;
+  }
+  result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
+  result.offset = by.offset.expect_int();
+  if (given.positions.defined()) set_positions(given.positions, found, where, &result);
+  if (given.cu_seqlens.defined()) {
+    result.documents = {dispatcher::index_view(given.cu_seqlens), given.cu_seqlens.size(0) - 1};
+  }
+  if (given.frequencies.defined()) {
+    result.frequencies = {given.frequencies.const_data_ptr(),
+                          dispatcher::scalar_of(given.frequencies)};
   }
   return result;
+}
+
+void check_exact_angles(Text spec, const char* operator_name) {
+  const Specification& found = specification(spec);
+  TORCH_CHECK_VALUE(found.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
+                    " does not have");
+  TORCH_CHECK_VALUE(found.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",
+                    operator_name, ", got '", name(found.spec.numerics), "'");
 }
 
 Tensor empty_result(const Tensor& input) {
@@ -161,17 +252,23 @@ Tensor with_dense_rows(const Tensor& tensor) {
 void check_writable(const Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ", tensor.strides());
+  TORCH_CHECK_VALUE(
+      tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
+      ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
 void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
                  const char* other_argument) {
-  if (tensor.numel() == 0 || other.numel() == 0) return;
-  const at::MemOverlapStatus overlap = at::get_overlap_status(tensor, other);
-  TORCH_CHECK_VALUE(
-      overlap != at::MemOverlapStatus::Full && overlap != at::MemOverlapStatus::Partial, argument,
-      ": expected memory apart from ", other_argument, "'s, got tensors that overlap");
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,
+                    ": expected memory apart from ", other_argument,
+                    "'s, got tensors that overlap");
+}
+
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument) {
+  if (out.const_data_ptr() == in.const_data_ptr() && out.strides() == in.strides()) return;
+  TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
+                    in_argument, " itself or memory apart from it, got tensors that overlap");
 }
 
 }  // namespace posembed::rotary

@@ -18,12 +18,20 @@ struct Dimensions {
 Dimensions dimensions(Text layout);
 
 /// Everything that eager and Meta kernels check alike.
-void check(const Tensor& query, const Tensor* key, const MaybeTensor& positions, Text spec,
-           Text layout, const c10::SymInt& offset);
+void check(const Tensor& query, const Tensor* key, const Rotation& by);
 
-/// Positions as the kernel reads them, undefined where there are none. CPU positions are looked at
-/// before anything is written; a CUDA kernel records what it meets.
-Tensor checked_positions(const MaybeTensor& positions);
+/// Dtype, device and shape of memory for the rotated `in`.
+void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);
+
+/// The tensors that say where tokens are and how fast they turn, as the kernel reads them;
+/// undefined where not given.
+struct Given {
+  Tensor positions, cu_seqlens, frequencies;
+};
+
+/// Values are looked at where the CPU can see them, before anything is written; a CUDA kernel
+/// records bad positions that it meets.
+Given look_at(const Rotation& by, int64_t tokens);
 
 Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where);
 
@@ -34,8 +42,11 @@ struct Job {
   int64_t count;
 };
 
-Arguments arguments(const Job& job, const Tensor& positions, const Specification& spec,
-                    const Dimensions& where, int64_t offset, bool inverse, bool transpose);
+Arguments arguments(const Job& job, const Given& given, const Rotation& by);
+
+/// For operators whose kernels know exact angles and nothing else: raises ValueError for xPos, and
+/// for numerics that reproduce a program's bits.
+void check_exact_angles(Text spec, const char* operator_name);
 
 /// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
 /// for.
@@ -47,8 +58,12 @@ Tensor with_dense_rows(const Tensor& tensor);
 /// What is written in place: a contiguous last dimension, and no element twice.
 void check_writable(const Tensor& tensor, const char* argument);
 
-/// Raises ValueError where the two are known to share memory.
+/// Raises ValueError where an element belongs to both: exact also for views that interleave.
 void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
                  const char* other_argument);
+
+/// The same for an output that may be its input, which is then rotated in place.
+void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
+                         const char* in_argument);
 
 }  // namespace posembed::rotary

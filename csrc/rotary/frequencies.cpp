@@ -52,9 +52,9 @@ DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim) {
   return base * core::pow(factor, DoubleDouble(dim) / (dim - 2.0));
 }
 
-void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,
-                double fast, double slow, bool truncate) {
-  const double dim = 2.0 * static_cast<double>(series.size());
+YarnRange yarn_range(double base, int64_t rotary_dim, int64_t original_max_positions, double fast,
+                     double slow, bool truncate) {
+  const double dim = static_cast<double>(rotary_dim);
   double begin = pair_with_turns(fast, base, original_max_positions, dim);
   double end = pair_with_turns(slow, base, original_max_positions, dim);
   if (truncate) {
@@ -64,6 +64,13 @@ void scale_yarn(Series& series, double base, double factor, int64_t original_max
   begin = std::max(begin, 0.0);
   end = std::min(end, dim - 1.0);
   if (begin == end) end += 0.001;  // the paper's code, so that the ramp has a slope
+  return {begin, end};
+}
+
+void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,
+                double fast, double slow, bool truncate) {
+  const auto [begin, end] = yarn_range(base, 2 * static_cast<int64_t>(series.size()),
+                                       original_max_positions, fast, slow, truncate);
   for (size_t pair = 0; pair < series.size(); ++pair) {
     const double place =
         std::clamp(static_cast<double>(pair), std::min(begin, end), std::max(begin, end));

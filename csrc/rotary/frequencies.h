@@ -25,6 +25,15 @@ Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>
 /// Requires rotary_dim > 2.
 core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
 
+/// The pairs between which YaRN blends: from what makes `fast` turns within
+/// `original_max_positions` to what makes `slow` ones, rounded outwards to whole pairs where
+/// `truncate`.
+struct YarnRange {
+  double begin, end;
+};
+YarnRange yarn_range(double base, int64_t rotary_dim, int64_t original_max_positions, double fast,
+                     double slow, bool truncate);
+
 /// Divides the pairs that YaRN interpolates, and blends between `fast` and `slow` turns within
 /// `original_max_positions`. Peng et al., "YaRN", 2023.
 void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,

@@ -7,10 +7,29 @@
 #include <sstream>
 
 namespace posembed {
+
+const char* name(Numerics numerics) {
+  switch (numerics) {
+    case Numerics::float32:
+      return "float32";
+    case Numerics::float32_product:
+      return "float32_product";
+    case Numerics::float32_rounded_table:
+      return "float32_rounded_table";
+    case Numerics::float32_polar:
+      return "float32_polar";
+    default:
+      return "exact";
+  }
+}
+
 namespace rotary {
 namespace {
 
 using nlohmann::json;
+
+constexpr Numerics all_numerics[] = {Numerics::exact, Numerics::float32, Numerics::float32_product,
+                                     Numerics::float32_rounded_table, Numerics::float32_polar};
 
 // --------------------------------------------------------------------------------- names of fields
 
@@ -21,6 +40,7 @@ const char* name(const YarnScaling&) { return "yarn"; }
 const char* name(const Llama3Scaling&) { return "llama3"; }
 const char* name(const ProportionalScaling&) { return "proportional"; }
 const char* name(const LongRopeScaling&) { return "longrope"; }
+const char* name(const XPosScaling&) { return "xpos"; }
 
 template <typename Visitor>
 void fields(Visitor& visit, LinearScaling& scaling) {
@@ -72,6 +92,12 @@ void fields(Visitor& visit, LongRopeScaling& scaling) {
   visit("factor", scaling.factor);
   visit("attention_factor", scaling.attention_factor);
   visit("long_attention_factor", scaling.long_attention_factor);
+}
+
+template <typename Visitor>
+void fields(Visitor& visit, XPosScaling& scaling) {
+  visit("scale_base", scaling.scale_base);
+  visit("center", scaling.center);
 }
 
 // ------------------------------------------------------------------------------------------
@@ -168,6 +194,14 @@ bool read_as(const std::string& type, const json& object, RotaryScaling& result)
   return true;
 }
 
+Numerics read_numerics(const std::string& text) {
+  for (const Numerics known : all_numerics) {
+    if (text == posembed::name(known)) return known;
+  }
+  TORCH_CHECK_VALUE(false, "numerics: expected 'exact', 'float32', 'float32_product', ",
+                    "'float32_rounded_table' or 'float32_polar', got '", text, "'");
+}
+
 RotaryScaling read_scaling(const json& object) {
   RotaryScaling result;
   if (object.is_null()) return result;
@@ -177,9 +211,9 @@ RotaryScaling read_scaling(const json& object) {
       read_as<DynamicNtkScaling>(type, object, result) ||
       read_as<YarnScaling>(type, object, result) || read_as<Llama3Scaling>(type, object, result) ||
       read_as<ProportionalScaling>(type, object, result) ||
-      read_as<LongRopeScaling>(type, object, result);
+      read_as<LongRopeScaling>(type, object, result) || read_as<XPosScaling>(type, object, result);
   TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
-                    "'llama3', 'proportional' or 'longrope', got '", type, "'");
+                    "'llama3', 'proportional', 'longrope' or 'xpos', got '", type, "'");
   return result;
 }
 
@@ -245,6 +279,7 @@ RotarySpec parse(const std::string& text) {
     const json object = json::parse(text);
     RotarySpec spec(object.at("head_dim").get<int64_t>());
     json scaling, sections;
+    std::string numerics = posembed::name(spec.numerics);
     Reader reader("RotarySpec", object);
     reader("head_dim", spec.head_dim);
     reader("base", spec.base);
@@ -252,10 +287,12 @@ RotarySpec parse(const std::string& text) {
     reader("rotary_start", spec.rotary_start);
     reader("interleaved", spec.interleaved);
     reader("reverse", spec.reverse);
+    reader("numerics", numerics);
     reader("scaling", scaling);
     reader("sections", sections);
     reader("custom_frequencies", spec.custom_frequencies);
     reader.done();
+    spec.numerics = read_numerics(numerics);
     spec.scaling = read_scaling(scaling);
     spec.sections = read_sections(sections);
     return spec;
@@ -275,6 +312,8 @@ std::string describe(const RotarySpec& spec) {
   std::visit([&](const auto& scaling) { print_scaling(stream, scaling); }, spec.scaling);
   if (spec.sections.has_value()) stream << ", sections=" << write(spec.sections).dump();
   if (spec.custom_frequencies.has_value()) stream << ", custom_frequencies=[...]";
+  if (spec.numerics != Numerics::exact)
+    stream << ", numerics='" << posembed::name(spec.numerics) << "'";
   return stream.str();
 }
 
@@ -289,6 +328,7 @@ std::string RotarySpec::to_json() const {
       {"rotary_start", rotary_start},
       {"interleaved", interleaved},
       {"reverse", reverse},
+      {"numerics", posembed::name(numerics)},
       {"scaling", std::visit([](const auto& given) { return rotary::write(given); }, scaling)},
       {"sections", rotary::write(sections)},
       {"custom_frequencies", rotary::value(custom_frequencies)}}

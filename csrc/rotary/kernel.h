@@ -20,6 +20,47 @@ inline constexpr int64_t max_pairs = 512;
 /// Axes that positions can have: time, height, width and one more.
 inline constexpr int64_t max_axes = 4;
 
+/// Documents packed one behind the other; positions restart with each of them.
+struct Documents {
+  core::IndexView starts;  // [count]: the first token of each; data == nullptr: there is one
+  int64_t count = 0;
+};
+
+/// The first token of the document that holds `token`. Whatever starts hold, nothing is read but
+/// starts[0] and starts[0, count).
+POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token) {
+  int64_t first = 0, last = documents.count - 1;
+  while (first < last) {
+    const int64_t middle = last - (last - first) / 2;
+    if (core::read(documents.starts, middle) <= token) {
+      first = middle;
+    } else {
+      last = middle - 1;
+    }
+  }
+  return core::read(documents.starts, first);
+}
+
+/// Learned frequencies, in memory of the kernel's device.
+struct Frequencies {
+  const void* data = nullptr;  // [pairs], radians per position; nullptr: there are none
+  core::Scalar scalar = core::Scalar::float32;  // or float64
+};
+
+/// The frequency of a pair, as it is stored.
+POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
+  return frequencies.scalar == core::Scalar::float64
+             ? static_cast<const double*>(frequencies.data)[pair]
+             : static_cast<const float*>(frequencies.data)[pair];
+}
+
+/// Turns per position of a pair; none where the frequency is NaN or as good as infinite, which
+/// kernels answer with NaN.
+POSEMBED_INLINE core::Turn128 turn_of(const Frequencies& frequencies, int64_t pair) {
+  const double frequency = read(frequencies, pair);
+  return core::has_turn(frequency) ? core::turn_from_radians(frequency) : core::Turn128{};
+}
+
 /// One tensor to rotate, seen as [batch, seq, heads, head_dim] with a contiguous last dimension.
 /// `in == out` rotates in place; otherwise components outside the window are copied.
 struct Rows {
@@ -41,28 +82,54 @@ struct Arguments {
   int64_t start = 0;                       // first component of the rotated window
   bool interleaved = false;                // pairs (2i, 2i + 1) instead of (i, i + pairs)
   bool reverse = false;                    // rotate by minus the angle
+  bool tangent = false;                    // see below
   double amplitude = 1.0;                  // the rotated pair is multiplied by it
   core::IndexView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
   int64_t offset = 0;
+  Documents documents;                    // where positions are not given
   int64_t axes = 1;                       // rows of positions, at most max_axes
   const uint8_t* axis_of_pair = nullptr;  // [pairs], host memory, where there are several axes
   const core::Turn128* turns = nullptr;   // [pairs], host memory: turns per position
+  const double* decay = nullptr;          // xPos: [pairs], host memory, log2 per position
+  double decay_center = 0.0;              // the position where amplitudes are 1
+  double decay_sign = 1.0;                // of the query; the key's is the opposite
+  const float* cosines = nullptr;         // tables [batch, seq, pairs] to turn by instead, as
+  const float* sines = nullptr;           // PyTorch does it: see rounding.h
+  int64_t table_stride[2] = {0, 0};       // batch, seq; in elements
+  bool round_products = false;            // with tables: round products, not the result alone
+  Frequencies frequencies;                // instead of turns
   core::DeviceError* error = nullptr;     // CUDA: where a position below -1 is recorded
 };
 
 /// Components of each row of `rows`.
-inline int64_t row_dim(const Arguments& arguments, const Rows& rows) {
+POSEMBED_INLINE int64_t row_dim(const Arguments& arguments, const Rows& rows) {
   return rows.window_only ? 2 * arguments.pairs : arguments.head_dim;
 }
 
 /// The first of them that is rotated.
-inline int64_t window_start(const Arguments& arguments, const Rows& rows) {
+POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const Rows& rows) {
   return rows.window_only ? 0 : arguments.start;
+}
+
+/// Where a token stands on an axis. `call` is Arguments, or what has the same members.
+template <typename Call>
+POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq, int64_t axis) {
+  if (call.positions.data == nullptr) {
+    const bool one_document = call.documents.starts.data == nullptr;
+    return call.offset + seq - (one_document ? 0 : document_start(call.documents, seq));
+  }
+  return core::read(call.positions, batch * call.position_stride[0] +
+                                        seq * call.position_stride[1] +
+                                        axis * call.position_stride[2]);
 }
 
 /// Tokens are numbered batch * seq + place; the kernel rotates tokens [begin, end) of every tensor.
 /// A token at position -1 (on any axis) stays as it is.
+///
+/// With `tangent`, `frequencies` are the direction in which frequencies move, and rows.in has been
+/// rotated: rows.out becomes what it changes by, pair by pair position * frequency * (-y, x). What
+/// does not turn is not written: rows.out comes as zeros.
 POSEMBED_CPU_KERNEL(rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Rotates all tokens on `stream`. Returns nullptr, or the text of a CUDA error.

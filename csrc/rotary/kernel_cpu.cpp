@@ -40,6 +40,13 @@ struct Walk {
 
 template <typename T, bool interleaved>
 Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
+  if (arguments.decay != nullptr) return {&rows, rotate_decaying_group<interleaved, T>, false};
+  if (arguments.cosines != nullptr) {
+    return {&rows,
+            arguments.round_products ? rotate_group_in_steps<interleaved, true, T>
+                                     : rotate_group_in_steps<interleaved, false, T>,
+            false};
+  }
   const bool streaming = can_stream<T>(arguments, rows);
   return {&rows,
           streaming ? choose_rotation<T, interleaved, true>(arguments.pairs)
@@ -67,15 +74,19 @@ bool tokens_are_neighbours(const Arguments& arguments) {
   return rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2];
 }
 
-/// Fills `tokens` and `angles` of `count` tokens from `next` on and moves it behind them.
-template <typename T>
-void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t count, Token* next,
-                Token* tokens, Angles<T>* angles) {
+/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `next` on; returns the token
+/// behind them.
+template <typename T, bool interleaved>
+Token begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
+                 Token next, Token* tokens, Angles<T>* angles) {
   for (int64_t t = 0; t < count; ++t) {
-    tokens[t] = *next;
-    tokens[t].rotated = begin_token<T>(arguments, turns, *next, angles + t);
-    if (++next->seq == arguments.seq) *next = {next->batch + 1, 0};
+    tokens[t] = next;
+    tokens[t].rotated = begin_token<T>(arguments, turns, next, angles + t, r);
+    if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
+    if (arguments.tangent) set_tangents<T, interleaved>(arguments, next, angles + t);
+    if (++next.seq == arguments.seq) next = {next.batch + 1, 0};
   }
+  return next;
 }
 
 /// Rows in the order in which they lie in memory.
@@ -98,6 +109,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Token tokens[tile_tokens];
   order_turns<T, interleaved>(arguments, &turns);
   order_axes<T, interleaved>(arguments, &turns);
+  order_decay<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
   for (int64_t r = 0; r < arguments.count; ++r) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
@@ -106,8 +118,12 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Token next{begin / arguments.seq, begin % arguments.seq};
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
-    begin_tile(arguments, turns, count, &next, tokens, angles);
+    const Token begin_of_tile = next;
     for (int64_t r = 0; r < arguments.count; ++r) {
+      if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
+        next =
+            begin_tile<T, interleaved>(arguments, turns, r, count, begin_of_tile, tokens, angles);
+      }
       rotate_tile(arguments, walks[r], tokens, angles, count);
     }
   }

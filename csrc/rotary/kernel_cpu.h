@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "core/vector.h"
+#include "rotary/decay.h"
 #include "rotary/kernel.h"
+#include "rotary/rounding.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -32,6 +35,8 @@ template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
   uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
+  double decay_of_slot[max_padded_pairs];  // xPos
+  bool has_nan = false;                    // a learned frequency has no turn
 };
 
 /// Sine and cosine of a token, in the same order.
@@ -39,6 +44,7 @@ template <typename T>
 struct Angles {
   alignas(64) Compute<T> cosine[max_padded_pairs];
   alignas(64) Compute<T> sine[max_padded_pairs];
+  alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies what has been rotated
 };
 
 /// A token: where its rows begin and whether it is rotated at all.
@@ -57,22 +63,37 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-template <typename T, bool interleaved>
-void order_turns(const Arguments& arguments, Turns<T>* turns) {
+/// `turn` gives the turns of a pair.
+template <typename T, bool interleaved, typename Source>
+void place_turns(int64_t pairs, const Source& turn, Turns<T>* turns) {
   if constexpr (std::is_same_v<T, double>) {
-    for (int64_t i = 0; i < arguments.pairs; ++i) turns->of_slot[i] = arguments.turns[i];
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) turns->of_slot[i] = {};
+    for (int64_t i = 0; i < pairs; ++i) turns->of_slot[i] = turn(i);
+    for (int64_t i = pairs; i < padded(pairs); ++i) turns->of_slot[i] = {};
   } else {
     alignas(64) core::Turn64 of_pair[max_padded_pairs];
-    for (int64_t i = 0; i < arguments.pairs; ++i)
-      of_pair[i] = core::round_to_turn64(arguments.turns[i]);
-    for (int64_t i = arguments.pairs; i < padded(arguments.pairs); ++i) of_pair[i] = 0;
+    for (int64_t i = 0; i < pairs; ++i) of_pair[i] = core::round_to_turn64(turn(i));
+    for (int64_t i = pairs; i < padded(pairs); ++i) of_pair[i] = 0;
     constexpr int64_t block = 2 * lanes;
-    for (int64_t i = 0; i < padded(arguments.pairs); i += block) {
+    for (int64_t i = 0; i < padded(pairs); i += block) {
       for (int64_t slot = 0; slot < block; ++slot) {
         turns->of_slot[i + slot] = of_pair[i + pair_of_slot<T, interleaved>(slot)];
       }
     }
+  }
+}
+
+/// Turns of the specification, or of learned frequencies.
+template <typename T, bool interleaved>
+void order_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.frequencies.data != nullptr) {
+    for (int64_t i = 0; i < arguments.pairs; ++i) {
+      turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+    }
+    const auto turn = [&](int64_t i) { return turn_of(arguments.frequencies, i); };
+    place_turns<T, interleaved>(arguments.pairs, turn, turns);
+  } else {
+    const auto turn = [&](int64_t i) { return arguments.turns[i]; };
+    place_turns<T, interleaved>(arguments.pairs, turn, turns);
   }
 }
 
@@ -82,6 +103,15 @@ void order_axes(const Arguments& arguments, Turns<T>* turns) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
+  }
+}
+
+template <typename T, bool interleaved>
+void order_decay(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.decay == nullptr) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->decay_of_slot[slot] = pair < arguments.pairs ? arguments.decay[pair] : 0.0;
   }
 }
 
@@ -102,6 +132,45 @@ void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Positi
   }
 }
 
+/// xPos: what the pairs of tensor `r` are multiplied by at their positions.
+template <typename T, typename Position>
+void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
+                 const Position& position, Angles<T>* angles) {
+  const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const double distance = static_cast<double>(position(slot)) - arguments.decay_center;
+    const Amplitude amplitude =
+        amplitude_at<Compute<T>>(turns.decay_of_slot[slot], sign * distance);
+    angles->cosine[slot] = static_cast<Compute<T>>(angles->cosine[slot] * amplitude.inner);
+    angles->sine[slot] = static_cast<Compute<T>>(angles->sine[slot] * amplitude.inner);
+    angles->outer[slot] = static_cast<Compute<T>>(amplitude.outer);
+  }
+}
+
+/// A frequency that is not a number has no angle, and must not pass for one.
+template <typename T, bool interleaved>
+void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;
+    angles->sine[slot] = angles->cosine[slot] = std::numeric_limits<Compute<T>>::quiet_NaN();
+  }
+}
+
+/// What moves a rotated pair instead of what rotates it: see `tangent`.
+template <typename T, bool interleaved>
+void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    angles->cosine[slot] = angles->sine[slot] = 0;
+    if (pair >= arguments.pairs) continue;
+    const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
+    const auto position = static_cast<double>(position_of(arguments, token.batch, token.seq, axis));
+    const double angle = position * read(arguments.frequencies, pair);
+    angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
+  }
+}
+
 /// Rows of one token.
 template <typename T>
 struct RowGroup {
@@ -111,7 +180,7 @@ struct RowGroup {
   int64_t in_step, out_step;  // from row to row
 };
 
-POSEMBED_INLINE void rotate(Floats* first, Floats* second, Floats cosine, Floats sine) {
+POSEMBED_INLINE void rotate_pair(Floats* first, Floats* second, Floats cosine, Floats sine) {
   const Floats x = *first, y = *second;
   *first = core::fma(x, cosine, -(y * sine));
   *second = core::fma(y, cosine, x * sine);
@@ -135,8 +204,25 @@ struct AnglesInMemory {
 
   template <typename T>
   explicit AnglesInMemory(const Angles<T>& angles) : cosines(angles.cosine), sines(angles.sine) {}
-  Floats cosine(int64_t slot) const { return core::load_vector<Floats>(cosines + slot); }
-  Floats sine(int64_t slot) const { return core::load_vector<Floats>(sines + slot); }
+  void rotate(Floats* first, Floats* second, int64_t slot) const {
+    rotate_pair(first, second, core::load_vector<Floats>(cosines + slot),
+                core::load_vector<Floats>(sines + slot));
+  }
+};
+
+/// xPos: what is rotated is multiplied once more.
+struct DecayingAngles {
+  AnglesInMemory inner;
+  const float* outers;
+
+  template <typename T>
+  explicit DecayingAngles(const Angles<T>& angles) : inner(angles), outers(angles.outer) {}
+  void rotate(Floats* first, Floats* second, int64_t slot) const {
+    inner.rotate(first, second, slot);
+    const Floats outer = core::load_vector<Floats>(outers + slot);
+    *first = *first * outer;
+    *second = *second * outer;
+  }
 };
 
 /// Sine and cosine loaded once for all rows; a number of pairs known to the compiler makes them
@@ -152,8 +238,9 @@ struct AnglesInRegisters {
       sines[i] = core::load_vector<Floats>(angles.sine + i * lanes);
     }
   }
-  Floats cosine(int64_t slot) const { return cosines[slot / lanes]; }
-  Floats sine(int64_t slot) const { return sines[slot / lanes]; }
+  void rotate(Floats* first, Floats* second, int64_t slot) const {
+    rotate_pair(first, second, cosines[slot / lanes], sines[slot / lanes]);
+  }
 };
 
 /// Pairs (i, i + pairs) for 4 * lanes pairs from `i` on, every load before the first store: lines
@@ -167,8 +254,8 @@ POSEMBED_INLINE void rotate_two_blocks(const T* in, T* out, const Source& angles
   for (int b = 0; b < 2; ++b) y[b] = core::load_pair(in + pairs + i + block * b);
   for (int b = 0; b < 2; ++b) {
     const int64_t slot = i + block * b;
-    rotate(&x[b].first, &y[b].first, angles.cosine(slot), angles.sine(slot));
-    rotate(&x[b].second, &y[b].second, angles.cosine(slot + lanes), angles.sine(slot + lanes));
+    angles.rotate(&x[b].first, &y[b].first, slot);
+    angles.rotate(&x[b].second, &y[b].second, slot + lanes);
   }
   for (int b = 0; b < 2; ++b) core::store_pair(x[b], out + i + block * b);
   for (int b = 0; b < 2; ++b) core::store_pair(y[b], out + pairs + i + block * b);
@@ -185,15 +272,15 @@ POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, in
     prefetch<streaming>(in + i);
     prefetch<streaming>(in + pairs + i);
     FloatPair x = core::load_pair(in + i), y = core::load_pair(in + pairs + i);
-    rotate(&x.first, &y.first, angles.cosine(i), angles.sine(i));
-    rotate(&x.second, &y.second, angles.cosine(i + lanes), angles.sine(i + lanes));
+    angles.rotate(&x.first, &y.first, i);
+    angles.rotate(&x.second, &y.second, i + lanes);
     core::store_pair<streaming>(x, out + i);
     core::store_pair<streaming>(y, out + pairs + i);
   }
   if (const int64_t rest = pairs - i; rest > 0) {
     FloatPair x = core::load_pair(in + i, rest), y = core::load_pair(in + pairs + i, rest);
-    rotate(&x.first, &y.first, angles.cosine(i), angles.sine(i));
-    rotate(&x.second, &y.second, angles.cosine(i + lanes), angles.sine(i + lanes));
+    angles.rotate(&x.first, &y.first, i);
+    angles.rotate(&x.second, &y.second, i + lanes);
     core::store_pair(x, out + i, rest);
     core::store_pair(y, out + pairs + i, rest);
   }
@@ -206,12 +293,12 @@ POSEMBED_INLINE void rotate_neighbours(const T* in, T* out, const Source& angles
   for (; i + lanes <= pairs; i += lanes) {
     prefetch<streaming>(in + 2 * i);
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * i));
-    rotate(&x.first, &x.second, angles.cosine(i), angles.sine(i));
+    angles.rotate(&x.first, &x.second, i);
     core::store_pair<streaming>(core::join_neighbours<T>(x), out + 2 * i);
   }
   if (const int64_t rest = pairs - i; rest > 0) {
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * i, 2 * rest));
-    rotate(&x.first, &x.second, angles.cosine(i), angles.sine(i));
+    angles.rotate(&x.first, &x.second, i);
     core::store_pair(core::join_neighbours<T>(x), out + 2 * i, 2 * rest);
   }
 }
@@ -263,6 +350,33 @@ void rotate_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pai
   }
 }
 
+/// xPos.
+template <bool interleaved, typename T>
+void rotate_decaying_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pairs) {
+  const RowGroup<T> rows = group;
+  if constexpr (std::is_same_v<T, double>) {
+    rotate_each<interleaved, false>(rows, angles, pairs);  // an outer factor is for floats alone
+  } else {
+    rotate_each<interleaved, false>(rows, DecayingAngles(angles), pairs);
+  }
+}
+
+/// By tables.
+template <bool interleaved, bool round_products, typename T>
+POSEMBED_IN_STEPS void rotate_group_in_steps(const RowGroup<T>& group, const Angles<T>& angles,
+                                             int64_t pairs) {
+  const RowGroup<T> rows = group;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const T* in = rows.in + row * rows.in_step;
+    T* out = rows.out + row * rows.out_step;
+    for (int64_t i = 0; i < pairs; ++i) {
+      const int64_t first = interleaved ? 2 * i : i, second = interleaved ? first + 1 : i + pairs;
+      rotate_in_steps<round_products>(in[first], in[second], angles.cosine[i], angles.sine[i],
+                                      out + first, out + second);
+    }
+  }
+}
+
 template <typename T>
 void copy(const T* in, T* out, int64_t count) {
   memcpy(out, in, static_cast<size_t>(count) * sizeof(T));
@@ -271,37 +385,50 @@ void copy(const T* in, T* out, int64_t count) {
 /// Copies elements [begin, end) of every row.
 template <typename T>
 void copy_group(const RowGroup<T>& rows, int64_t begin, int64_t end) {
-  if (begin == end || rows.in == rows.out) return;
+  if (begin >= end || rows.in == rows.out) return;
   for (int64_t row = 0; row < rows.count; ++row) {
     copy(rows.in + row * rows.in_step + begin, rows.out + row * rows.out_step + begin, end - begin);
   }
 }
 
-inline int64_t position_of(const Arguments& arguments, const Token& token, int64_t axis) {
-  if (arguments.positions.data == nullptr) return arguments.offset + token.seq;
-  return core::read(arguments.positions, token.batch * arguments.position_stride[0] +
-                                             token.seq * arguments.position_stride[1] +
-                                             axis * arguments.position_stride[2]);
+/// Reads the angles of a token, which are rotated in the order of the pairs.
+template <typename T>
+void read_table(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  const int64_t row =
+      token.batch * arguments.table_stride[0] + token.seq * arguments.table_stride[1];
+  for (int64_t pair = 0; pair < arguments.pairs; ++pair) {
+    angles->cosine[pair] = arguments.cosines[row + pair];
+    angles->sine[pair] = arguments.sines[row + pair];
+  }
 }
 
-/// Angles of a token; whether it is rotated at all.
+/// Angles of a token in tensor `r` at the positions of its slots.
+template <typename T, typename Position>
+void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                    const Position& position, int64_t r, Angles<T>* angles) {
+  if (arguments.cosines != nullptr) return read_table(arguments, token, angles);
+  fill_angles<T>(arguments, turns, position, angles);
+  if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
+}
+
+/// Angles of a token in tensor `r`; whether it is rotated at all.
 template <typename T>
 bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
-                 Angles<T>* angles) {
+                 Angles<T>* angles, int64_t r = 0) {
   if (arguments.axes == 1) {
-    const int64_t position = position_of(arguments, token, 0);
+    const int64_t position = position_of(arguments, token.batch, token.seq, 0);
     if (position == -1) return false;
-    fill_angles<T>(
-        arguments, turns, [=](int64_t) { return position; }, angles);
+    begin_rotation<T>(
+        arguments, turns, token, [=](int64_t) { return position; }, r, angles);
     return true;
   }
   int64_t of_axis[max_axes];
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-    of_axis[axis] = position_of(arguments, token, axis);
+    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
     if (of_axis[axis] == -1) return false;
   }
   const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };
-  fill_angles<T>(arguments, turns, position, angles);
+  begin_rotation<T>(arguments, turns, token, position, r, angles);
   return true;
 }
 
@@ -319,14 +446,17 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
 }
 
 /// Rotates the windows of `group`, which are rows of `rows`, and copies what lies outside them; or
-/// copies all where the token stays as it is.
+/// copies all where the token stays as it is. A tangent has nothing outside.
 template <typename T>
 void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
                  RotateGroup<T> rotation, const Angles<T>& angles, RowGroup<T> group) {
   const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
-  if (!token.rotated) return copy_group(group, 0, dim);
-  copy_group(group, 0, start);
-  copy_group(group, start + 2 * arguments.pairs, dim);
+  if (!arguments.tangent) {
+    const int64_t window = token.rotated ? start : dim;
+    copy_group(group, 0, window);
+    copy_group(group, window + 2 * arguments.pairs, dim);
+  }
+  if (!token.rotated) return;
   group.in += start;
   group.out += start;
   rotation(group, angles, arguments.pairs);

@@ -6,11 +6,71 @@
 namespace posembed::rotary {
 namespace {
 
-template <typename T, int size, bool interleaved, int capacity>
+/// Tables of a block: one for query and key, with xPos one each.
+template <typename T, int capacity, Form form>
+struct Tables {
+  static constexpr bool decaying = form == Form::decaying;
+  static constexpr int count = decaying ? 2 : 1;
+  Compute<T> sine[count][capacity], cosine[count][capacity];
+  Compute<T> outer[count][decaying ? capacity : 1];
+
+  __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token, int pair,
+                       int64_t position) {
+    if constexpr (form == Form::table) {
+      const int64_t row = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1];
+      sine[0][pair] = launch.sines[row + pair];
+      cosine[0][pair] = launch.cosines[row + pair];
+    } else {
+      angle_of(launch, pair, position, &sine[0][pair], &cosine[0][pair]);
+    }
+    if constexpr (decaying) decay(launch, pair, position);
+  }
+
+  template <int size>
+  __device__ void read(int r, int pair, Angles<T, size, form>* angles) const {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      angles->sine[i] = sine[r][pair + i];
+      angles->cosine[i] = cosine[r][pair + i];
+      if constexpr (decaying) angles->outer[i] = outer[r][pair + i];
+    }
+  }
+
+ private:
+  __device__ void decay(const LaunchOf<T, capacity, form>& launch, int pair, int64_t position) {
+    const Compute<T> s = sine[0][pair], c = cosine[0][pair];
+    const double distance = static_cast<double>(position) - launch.decay_center;
+#pragma unroll
+    for (int r = 0; r < count; ++r) {
+      const double sign = r == 0 ? launch.decay_sign : -launch.decay_sign;
+      const Amplitude amplitude = amplitude_at<Compute<T>>(launch.decay[pair], sign * distance);
+      sine[r][pair] = static_cast<Compute<T>>(s * amplitude.inner);
+      cosine[r][pair] = static_cast<Compute<T>>(c * amplitude.inner);
+      outer[r][pair] = static_cast<Compute<T>>(amplitude.outer);
+    }
+  }
+};
+
+template <typename T, int size, bool interleaved, int capacity, Form form>
+__device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
+                             const Angles<T, size, form>& angles,
+                             Pairs<T, size, interleaved>* owned) {
+  if constexpr (form == Form::table) {
+    if (launch.round_products) {
+      owned->template rotate_in_steps<true>(angles);
+    } else {
+      owned->template rotate_in_steps<false>(angles);
+    }
+  } else {
+    owned->rotate(angles);
+  }
+}
+
+template <typename T, int size, bool interleaved, int capacity, Form form>
 __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
-    rotate_kernel(const __grid_constant__ Launch<T, capacity> launch) {
+    rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
-  __shared__ Compute<T> sines[capacity], cosines[capacity];
+  __shared__ Tables<T, capacity, form> tables;
   const int owners = max(1, launch.pairs / size);  // threads that share a head
   const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
   const int first_place = owner * size * (interleaved ? 2 : 1);
@@ -38,41 +98,55 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
     int head = launch.pairs > 0 ? begin + first_head : end;
     read_heads(head);
 
-    const bool rotated = begin_token(launch, token, sines, cosines);
-    const Angles<T, size> angles = angles_of<T, size>(owner, sines, cosines);
+    const bool rotated = fill_angles(launch, token, [&](int pair, int64_t position) {
+      tables.fill(launch, token, pair, position);
+    });
+    Angles<T, size, form> angles;
+    tables.read(0, owner * size, &angles);
 
     while (head < end) {
 #pragma unroll
       for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
-        if (rotated) owned[i].rotate(angles);
+        if constexpr (form == Form::decaying) {
+          tables.read(head >= launch.query_heads, owner * size, &angles);
+        }
+        if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
         const Row<T> row = row_of(launch, token, head);
-        if (!rotated && row.in == row.out) continue;
+        if (!rotated && (row.in == row.out || launch.tangent)) continue;
         owned[i].first.write(row.out + first_place);
         owned[i].second.write(row.out + second_place);
       }
       read_heads(head);
     }
+    if (launch.tangent) continue;
     copy_outside<T, capacity, size>(launch, token, 0, begin, min(end, launch.query_heads));
     copy_outside<T, capacity, size>(launch, token, 1, max(begin, launch.query_heads), end);
   }
 }
 
-template <typename T, int size, bool interleaved, int capacity>
+template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
-  Launch<T, capacity> launch = make_launch<T, capacity>(arguments);
+  auto launch = make_launch<T, capacity, form>(arguments);
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
   const cudaError_t error =
-      cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity>, launch);
+      cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 template <typename T, int size, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
+  if (arguments.cosines != nullptr) {
+    return launch_kernel<T, size, interleaved, max_pairs, Form::table>(arguments, stream);
+  }
+  if (arguments.decay != nullptr) {
+    return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
+  }
   // Most models have at most 64 pairs; a small launch is quicker to hand over.
-  return arguments.pairs <= 64 ? launch_kernel<T, size, interleaved, 64>(arguments, stream)
-                               : launch_kernel<T, size, interleaved, max_pairs>(arguments, stream);
+  return arguments.pairs <= 64
+             ? launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream)
+             : launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);
 }
 
 template <typename T, int size>

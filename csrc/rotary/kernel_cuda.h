@@ -6,10 +6,13 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
+#include "rotary/decay.h"
 #include "rotary/kernel.h"
+#include "rotary/rounding.h"
 
 namespace posembed::rotary {
 namespace {
@@ -30,6 +33,8 @@ struct Launch {
   int64_t tokens, seq;
   int64_t position_stride[3], offset;
   core::IndexView positions;
+  Documents documents;
+  Frequencies frequencies;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
   int query_heads, heads;  // heads: of query and key together
@@ -38,9 +43,37 @@ struct Launch {
   int pairs;
   int start[2], outside[2];  // of query and of key: components before, and outside, the window
   int axes;
+  bool tangent;
   TurnOf<T> turns[capacity];
   uint8_t axis_of_pair[capacity];
 };
+
+/// Where a kernel's angles come from.
+enum class Form {
+  exact,     // positions and turns
+  decaying,  // the same with amplitudes: xPos
+  table,     // memory
+};
+
+/// What forms beyond the exact one need; it does not pay for the longer launch.
+template <typename T, int capacity>
+struct DecayingLaunch : Launch<T, capacity> {
+  double decay_center, decay_sign;
+  double decay[capacity];
+};
+
+template <typename T, int capacity>
+struct TableLaunch : Launch<T, capacity> {
+  const float* cosines;
+  const float* sines;
+  int64_t table_stride[2];
+  bool round_products;
+};
+
+template <typename T, int capacity, Form form>
+using LaunchOf = std::conditional_t<
+    form == Form::exact, Launch<T, capacity>,
+    std::conditional_t<form == Form::table, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
 /// `size` elements that move in one instruction.
 template <typename T, int size>
@@ -70,10 +103,11 @@ struct Pack {
   }
 };
 
-/// Sine and cosine of the pairs that a thread owns.
-template <typename T, int size>
+/// Sine and cosine of the pairs that a thread owns; with xPos, what multiplies the result.
+template <typename T, int size, Form form = Form::exact>
 struct Angles {
   Compute<T> sine[size], cosine[size];
+  Compute<T> outer[form == Form::decaying ? size : 1];
 };
 
 /// What a thread owns of a row: `size` pairs, in two packs. Half-split: their first and their
@@ -82,14 +116,27 @@ template <typename T, int size, bool interleaved>
 struct Pairs {
   Pack<T, size> first, second;
 
-  __device__ void rotate(const Angles<T, size>& angles) {
+  template <Form form>
+  __device__ void rotate(const Angles<T, size, form>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
       T& a = interleaved ? member(2 * i) : first.element[i];
       T& b = interleaved ? member(2 * i + 1) : second.element[i];
       const Compute<T> x = core::load(a), y = core::load(b);
-      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])), &a);
-      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]), &b);
+      const Compute<T> outer = form == Form::decaying ? angles.outer[i] : Compute<T>(1);
+      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])) * outer, &a);
+      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]) * outer, &b);
+    }
+  }
+
+  /// As PyTorch does it: see rounding.h.
+  template <bool round_products>
+  __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      T& a = interleaved ? member(2 * i) : first.element[i];
+      T& b = interleaved ? member(2 * i + 1) : second.element[i];
+      rotary::rotate_in_steps<round_products>(T(a), T(b), angles.cosine[i], angles.sine[i], &a, &b);
     }
   }
 
@@ -133,14 +180,6 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
           static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride) + start};
 }
 
-template <typename T, int capacity>
-__device__ int64_t position_of(const Launch<T, capacity>& launch, const Token& token, int axis) {
-  if (launch.positions.data == nullptr) return launch.offset + token.seq;
-  return core::read(launch.positions, token.batch * launch.position_stride[0] +
-                                          token.seq * launch.position_stride[1] +
-                                          axis * launch.position_stride[2]);
-}
-
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
 /// well.
 template <typename T, int capacity>
@@ -167,27 +206,66 @@ __device__ void copy_outside(const Launch<T, capacity>& launch, const Token& tok
   }
 }
 
-/// Fills in the angles of a token: all threads of the block see them afterwards. Whether the token
-/// is rotated at all.
-template <typename T, int capacity>
-__device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
-                            Compute<T>* sines, Compute<T>* cosines) {
-  const int64_t first_position = position_of(launch, token, 0);
+/// Sine and cosine at a learned frequency, NaN where it is no number; or what stands in for them in
+/// a tangent.
+template <typename T>
+__device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int64_t position,
+                               int pair, Compute<T>* sine, Compute<T>* cosine) {
+  if (tangent) {
+    *sine = static_cast<Compute<T>>(static_cast<double>(position) * read(frequencies, pair));
+    *cosine = 0;
+    return;
+  }
+  const core::Turn128 turn = turn_of(frequencies, pair);
+  if constexpr (std::is_same_v<T, double>) {
+    core::sincos_turn(core::phase(position, turn), sine, cosine);
+  } else {
+    core::sincos_turn(core::phase(position, core::round_to_turn64(turn)), sine, cosine);
+  }
+  if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
+}
+
+/// Calls fill(pair, position) for the pairs of a token: all threads of the block see what it wrote
+/// afterwards. Whether the token is rotated at all.
+template <typename T, int capacity, typename Fill>
+__device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
+                            const Fill& fill) {
+  const int64_t first_position = position_of(launch, token.batch, token.seq, 0);
   bool rotated = is_rotated(launch, first_position, token);
   for (int axis = 1; axis < launch.axes; ++axis) {
-    rotated = is_rotated(launch, position_of(launch, token, axis), token) && rotated;
+    rotated =
+        is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
   }
   __syncthreads();  // the previous token's angles have been read
   for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
-    const int64_t position =
-        launch.axes == 1 ? first_position : position_of(launch, token, launch.axis_of_pair[pair]);
-    Compute<T> sine, cosine;
-    core::sincos_turn(core::phase(position, launch.turns[pair]), &sine, &cosine);
-    sines[pair] = sine * launch.sine_amplitude;
-    cosines[pair] = cosine * launch.amplitude;
+    fill(pair, launch.axes == 1
+                   ? first_position
+                   : position_of(launch, token.batch, token.seq, launch.axis_of_pair[pair]));
   }
   __syncthreads();
   return rotated;
+}
+
+/// Sine and cosine of a pair, with the amplitude of all pairs.
+template <typename T, int capacity>
+__device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t position,
+                         Compute<T>* sine, Compute<T>* cosine) {
+  if (launch.frequencies.data == nullptr) {
+    core::sincos_turn(core::phase(position, launch.turns[pair]), sine, cosine);
+  } else {
+    learned_sincos<T>(launch.frequencies, launch.tangent, position, pair, sine, cosine);
+  }
+  *sine *= launch.sine_amplitude;
+  *cosine *= launch.amplitude;
+}
+
+/// Fills in the exact angles of a token. Whether it is rotated at all.
+template <typename T, int capacity>
+__device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
+                            Compute<T>* sines, Compute<T>* cosines) {
+  return fill_angles(launch, token, [&](int pair, int64_t position) {
+    angle_of(launch, pair, position, sines + pair, cosines + pair);
+  });
 }
 
 /// Whether every row, and every window in it, begins at a multiple of 16 bytes and consists of
@@ -208,9 +286,9 @@ bool can_use_vectors(const Arguments& arguments) {
   return fits;
 }
 
-template <typename T, int capacity>
-Launch<T, capacity> make_launch(const Arguments& arguments) {
-  Launch<T, capacity> launch = {};
+template <typename T, int capacity, Form form = Form::exact>
+LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
+  LaunchOf<T, capacity, form> launch = {};
   launch.rows[0] = arguments.rows[0];
   if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
   launch.tokens = arguments.batch * arguments.seq;
@@ -218,6 +296,8 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
+  launch.documents = arguments.documents;
+  launch.frequencies = arguments.frequencies;
   launch.error = arguments.error;
   launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
   launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
@@ -231,13 +311,26 @@ Launch<T, capacity> make_launch(const Arguments& arguments) {
     launch.outside[r] = static_cast<int>(row_dim(arguments, rows)) - 2 * launch.pairs;
   }
   launch.axes = static_cast<int>(arguments.axes);
+  launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
+    if (arguments.frequencies.data != nullptr) continue;  // read on the device
     if constexpr (std::is_same_v<T, double>) {
       launch.turns[i] = arguments.turns[i];
     } else {
       launch.turns[i] = core::round_to_turn64(arguments.turns[i]);
     }
+  }
+  if constexpr (form == Form::table) {
+    launch.cosines = arguments.cosines;
+    launch.sines = arguments.sines;
+    std::copy(arguments.table_stride, arguments.table_stride + 2, launch.table_stride);
+    launch.round_products = arguments.round_products;
+  }
+  if constexpr (form == Form::decaying) {
+    launch.decay_center = arguments.decay_center;
+    launch.decay_sign = arguments.decay_sign;
+    std::copy(arguments.decay, arguments.decay + arguments.pairs, launch.decay);
   }
   return launch;
 }

@@ -26,34 +26,52 @@ torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
 }
 
 namespace functional {
+namespace {
+
+rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const RotaryCall& call) {
+  return {positions,         call.frequencies, call.cu_seqlens, spec,
+          name(call.layout), call.offset,      call.inverse};
+}
+
+}  // namespace
 
 torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
                      const std::optional<torch::Tensor>& positions, const std::string& spec,
                      const RotaryCall& call) {
-  return rotary::call_rotary(query, positions, spec, name(call.layout), call.offset, call.inverse,
-                             false);
+  return rotary::call_rotary(query, rotation(positions, spec, call));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
                                                 const torch::Tensor& key,
                                                 const std::optional<torch::Tensor>& positions,
                                                 const std::string& spec, const RotaryCall& call) {
-  return rotary::call_rotary_pair(query, key, positions, spec, name(call.layout), call.offset,
-                                  call.inverse, false);
+  return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, std::nullopt_t,
              const std::optional<torch::Tensor>& positions, const std::string& spec,
              const RotaryCall& call) {
-  rotary::call_rotary_in_place(query, positions, spec, name(call.layout), call.offset,
-                               call.inverse);
+  rotary::call_rotary_in_place(query, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, const torch::Tensor& key,
              const std::optional<torch::Tensor>& positions, const std::string& spec,
              const RotaryCall& call) {
-  rotary::call_rotary_pair_in_place(query, key, positions, spec, name(call.layout), call.offset,
-                                    call.inverse);
+  rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
+}
+
+void rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
+                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const RotaryCall& call) {
+  rotary::call_rotary_out(out, query, rotation(positions, spec, call));
+}
+
+void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
+                const torch::Tensor& query, const torch::Tensor& key,
+                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const RotaryCall& call) {
+  rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
 }
 
 }  // namespace functional
@@ -63,7 +81,7 @@ RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
 RotaryOptions::RotaryOptions(const RotarySpec& spec) : head_dim_(spec.head_dim) {
   base(spec.base).rotary_dim(spec.rotary_dim).rotary_start(spec.rotary_start);
   interleaved(spec.interleaved).reverse(spec.reverse).scaling(spec.scaling);
-  sections(spec.sections).custom_frequencies(spec.custom_frequencies);
+  sections(spec.sections).custom_frequencies(spec.custom_frequencies).numerics(spec.numerics);
 }
 
 RotarySpec RotaryOptions::spec() const {
@@ -76,6 +94,7 @@ RotarySpec RotaryOptions::spec() const {
   spec.scaling = scaling_;
   spec.sections = sections_;
   spec.custom_frequencies = custom_frequencies_;
+  spec.numerics = numerics_;
   spec.check();
   return spec;
 }
@@ -84,36 +103,71 @@ RotaryEmbeddingImpl::RotaryEmbeddingImpl(const RotaryOptions& options) : options
   RotaryEmbeddingImpl::reset();
 }
 
-void RotaryEmbeddingImpl::reset() { text_ = options.spec().to_json(); }
+void RotaryEmbeddingImpl::reset() {
+  const RotarySpec spec = options.spec();
+  text_ = spec.to_json();
+  if (!options.learned_frequencies()) return;
+  TORCH_CHECK_VALUE(!spec.is_dynamic(),
+                    "learned_frequencies: expected a specification whose frequencies do not depend "
+                    "on the length of the sequence: pass spec.resolve(seq_len)");
+  frequencies = register_parameter("frequencies", spec.frequencies().to(torch::kFloat));
+}
+
+functional::RotaryCall RotaryEmbeddingImpl::call(
+    int64_t offset, bool inverse, const std::optional<torch::Tensor>& cu_seqlens) const {
+  const bool learned = frequencies.defined();
+  return {options.layout(), offset, inverse, cu_seqlens,
+          learned ? std::optional<torch::Tensor>(frequencies) : std::nullopt};
+}
+
+torch::Dtype RotaryEmbeddingImpl::wide(torch::Dtype dtype) const {
+  const bool narrow = dtype != torch::kFloat && dtype != torch::kDouble;
+  return narrow && frequencies.defined() ? frequencies.scalar_type() : dtype;
+}
+
+void RotaryEmbeddingImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  Cloneable::to(device, wide(dtype), non_blocking);
+}
+
+void RotaryEmbeddingImpl::to(torch::Dtype dtype, bool non_blocking) {
+  Cloneable::to(wide(dtype), non_blocking);
+}
+
+void RotaryEmbeddingImpl::to(torch::Device device, bool non_blocking) {
+  Cloneable::to(device, non_blocking);
+}
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "RotaryEmbedding(" << rotary::describe(options.spec());
-  stream << ", layout='" << posembed::name(options.layout()) << "')";
+  stream << ", layout='" << posembed::name(options.layout()) << "'";
+  stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
 }
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
-                                           int64_t offset, bool inverse) {
+                                           int64_t offset, bool inverse,
+                                           const std::optional<torch::Tensor>& cu_seqlens) {
   return functional::rotary(query, std::nullopt, positions, text_,
-                            {options.layout(), offset, inverse});
+                            call(offset, inverse, cu_seqlens));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse) {
-  return functional::rotary(query, key, positions, text_, {options.layout(), offset, inverse});
+    const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse,
+    const std::optional<torch::Tensor>& cu_seqlens) {
+  return functional::rotary(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse) {
-  functional::rotary_(query, std::nullopt, positions, text_, {options.layout(), offset, inverse});
+                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+  functional::rotary_(query, std::nullopt, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse) {
-  functional::rotary_(query, key, positions, text_, {options.layout(), offset, inverse});
+                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+  functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 }  // namespace posembed

@@ -1,14 +1,18 @@
-// The rotary operators: query, or query and key, rotated by position; functional and in place.
-// Shapes are checked in one place for eager and Meta kernels; the arithmetic is the kernel's.
+// The rotary operators: query, or query and key, rotated by position; functional, in place, and
+// into given memory. Shapes are checked in one place for eager and Meta kernels; the arithmetic is
+// the kernel's.
 #include "rotary/operator.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
 #include "rotary/arguments.h"
+#include "rotary/frequency_gradient.h"
 #include "rotary/json.h"
+#include "rotary/numerics.h"
 
 namespace posembed::rotary {
 namespace {
@@ -31,75 +35,188 @@ void launch(const Arguments& call, const Tensor& query) {
                            [&call](int64_t begin, int64_t end) { rotate_cpu(call, begin, end); });
 }
 
-void rotate(const Job& job, const MaybeTensor& positions, Text text, Text layout, int64_t offset,
-            bool inverse, bool transpose) {
-  launch(arguments(job, checked_positions(positions), specification(text), dimensions(layout),
-                   offset, inverse, transpose),
-         *job.in[0]);
+void rotate(const Job& job, const Rotation& by) {
+  const Specification& spec = specification(by.spec);
+  const Given given = look_at(by, job.in[0]->size(dimensions(by.layout).seq));
+  Arguments call = arguments(job, given, by);
+  AngleTables tables;
+  if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], given, &call);
+  launch(call, *job.in[0]);
 }
 
-Tensor rotary(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-              int64_t offset, bool inverse, bool transpose) {
-  check(query, nullptr, positions, spec, layout, offset);
+Tensor rotary(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   const Tensor in = with_dense_rows(query);
   Tensor out = empty_result(in);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, positions, spec, layout, offset, inverse, transpose);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
 }
 
-std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key,
-                                       const MaybeTensor& positions, Text spec, Text layout,
-                                       int64_t offset, bool inverse, bool transpose) {
-  check(query, &key, positions, spec, layout, offset);
+std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
   Tensor query_out = empty_result(query_in);
   Tensor key_out = empty_result(key_in);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, positions, spec, layout, offset,
-         inverse, transpose);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
   return {query_out, key_out};
 }
 
-void rotary_in_place(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                     int64_t offset, bool inverse) {
-  check(query, nullptr, positions, spec, layout, offset);
+void rotary_in_place(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   check_writable(query, "query");
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, positions, spec, layout, offset, inverse,
-         false);
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
 }
 
-void rotary_pair_in_place(const Tensor& query, const Tensor& key, const MaybeTensor& positions,
-                          Text spec, Text layout, int64_t offset, bool inverse) {
-  check(query, &key, positions, spec, layout, offset);
+void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
   check_writable(query, "query");
   check_writable(key, "key");
   check_apart(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, positions, spec, layout, offset, inverse, false);
+  rotate({{&query, &key}, {&query, &key}, 2}, by);
+}
+
+void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  check_out(out, "out", query, "query");
+  check_writable(out, "out");
+  check_apart_or_same(out, "out", query, "query");
+  const Tensor in = with_dense_rows(query);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+}
+
+void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                     const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+  check_writable(query_out, "query_out");
+  check_writable(key_out, "key_out");
+  check_apart(key_out, "key_out", query_out, "query_out");
+  check_apart(query_out, "query_out", key, "key");
+  check_apart(key_out, "key_out", query, "query");
+  check_apart_or_same(query_out, "query_out", query, "query");
+  check_apart_or_same(key_out, "key_out", key, "key");
+  const Tensor query_in = with_dense_rows(query);
+  const Tensor key_in = with_dense_rows(key);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+}
+
+// ----------------------------------------------------------------------- derivatives by frequency
+
+void check_tangent(const Tensor& rotated, const Rotation& by) {
+  check(rotated, nullptr, by);
+  TORCH_CHECK_VALUE(by.frequencies.has_value(),
+                    "frequencies: expected the direction in which frequencies move, got None");
+}
+
+Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  const Tensor in = with_dense_rows(rotated);
+  Tensor out = empty_result(in).zero_();
+  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, given, by);
+  call.tangent = true;
+  call.amplitude = 1;
+  call.decay = nullptr;
+  launch(call, in);
+  return out;
+}
+
+void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  dispatcher::check_same_dtype(gradient, "gradient", query, "query");
+  dispatcher::check_same_device(gradient, "gradient", query, "query");
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == query.sym_sizes(), "gradient: expected the shape of ",
+                    "query, ", query.sym_sizes(), ", got ", gradient.sym_sizes());
+}
+
+Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
+  const bool wide = query.scalar_type() == at::kDouble;
+  const at::ScalarType type = by.frequencies ? by.frequencies->scalar_type()
+                              : wide         ? at::kDouble
+                                             : at::kFloat;
+  return at::empty({specification(by.spec).spec.rotary_dim / 2}, query.options().dtype(type));
+}
+
+void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
+  double* const parts = sums.mutable_data_ptr<double>();
+  const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
+  const int64_t token_bytes = 2 * call.rows[0].heads * call.head_dim * core::size_of(call.scalar);
+  dispatcher::parallel_for(
+      sums.size(0), tokens_of_chunk(tokens) * token_bytes,
+      [&](int64_t begin, int64_t end) { sum_moments_cpu(call, parts, begin, end); });
+  core::visit_scalar(dispatcher::scalar_of(out), [&](auto tag) {
+    using Out = core::Compute<typename decltype(tag)::type>;
+    Out* const results = static_cast<Out*>(out.mutable_data_ptr());
+    for (int64_t i = 0; i < pairs; ++i) {
+      results[i] = static_cast<Out>(total_of(parts, sums.size(0), pairs, i));
+    }
+  });
+}
+
+Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                   const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  const Tensor in = with_dense_rows(query), dense = with_dense_rows(gradient);
+  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
+  const Arguments call = arguments({{&in, &dense}, {&in, &dense}, 2}, given, by);
+  Tensor out = empty_frequencies(query, by);
+  const Tensor sums =
+      at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
+  if (query.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      dispatcher::check_launch(sum_moments_cuda(call, sums.mutable_data_ptr<double>(),
+                                                out.mutable_data_ptr(), dispatcher::scalar_of(out),
+                                                scope.stream()));
+    }
+  } else {
+    sum_on_cpu(call, sums, out);
+  }
+  return out;
 }
 
 // ------------------------------------------------------------------------------------------ Meta
 
-Tensor rotary_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                   c10::SymInt offset, bool, bool) {
-  check(query, nullptr, positions, spec, layout, offset);
+Tensor rotary_meta(const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
   return empty_result(query);
 }
 
 std::tuple<Tensor, Tensor> rotary_pair_meta(const Tensor& query, const Tensor& key,
-                                            const MaybeTensor& positions, Text spec, Text layout,
-                                            c10::SymInt offset, bool, bool) {
-  check(query, &key, positions, spec, layout, offset);
+                                            const Rotation& by) {
+  check(query, &key, by);
   return {empty_result(query), empty_result(key)};
 }
 
-void rotary_in_place_meta(const Tensor& query, const MaybeTensor& positions, Text spec, Text layout,
-                          c10::SymInt offset, bool) {
-  check(query, nullptr, positions, spec, layout, offset);
+void rotary_in_place_meta(const Tensor& query, const Rotation& by) { check(query, nullptr, by); }
+
+void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
 }
 
-void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const MaybeTensor& positions,
-                               Text spec, Text layout, c10::SymInt offset, bool) {
-  check(query, &key, positions, spec, layout, offset);
+void rotary_out_meta(const Tensor& out, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  check_out(out, "out", query, "query");
+}
+
+void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                          const Tensor& key, const Rotation& by) {
+  check(query, &key, by);
+  check_out(query_out, "query_out", query, "query");
+  check_out(key_out, "key_out", key, "key");
+}
+
+Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  return empty_result(rotated);
+}
+
+Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& query,
+                                        const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  return empty_frequencies(query, by);
 }
 
 Tensor rotary_frequencies(Text text) {
@@ -118,6 +235,8 @@ std::string rotary_resolve(Text text, int64_t seq_len) {
   return specification(text).spec.resolve(seq_len).to_json();
 }
 
+std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
+
 std::string rotary_description(Text text) { return describe(specification(text).spec); }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
@@ -125,10 +244,15 @@ std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("rotary", rotary);
-  m.impl("rotary_pair", rotary_pair);
-  m.impl("rotary_", rotary_in_place);
-  m.impl("rotary_pair_", rotary_pair_in_place);
+  m.impl("rotary", Rotary::kernel<rotary>);
+  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair>);
+  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place>);
+  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place>);
+  m.impl("rotary_out", RotaryOut::kernel<rotary_out>);
+  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out>);
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
 }
 
 }  // namespace
@@ -140,10 +264,15 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary", rotary_meta);
-  m.impl("rotary_pair", rotary_pair_meta);
-  m.impl("rotary_", rotary_in_place_meta);
-  m.impl("rotary_pair_", rotary_pair_in_place_meta);
+  m.impl("rotary", Rotary::kernel<rotary_meta>);
+  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_meta>);
+  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_meta>);
+  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_meta>);
+  m.impl("rotary_out", RotaryOut::kernel<rotary_out_meta>);
+  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out_meta>);
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_meta>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_meta>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
@@ -151,6 +280,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_attention_factor", rotary_attention_factor);
   m.impl("rotary_specification", rotary_specification);
   m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
   m.impl("rotary_sections", rotary_sections);
 }

@@ -1,4 +1,5 @@
-// How C++ code calls the rotary operators: through the dispatcher, as Python does.
+// How C++ code calls the rotary operators: through the dispatcher, as Python does. Their schemas
+// end alike; that long tail is written here once, and everything else takes it as one Rotation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "dispatcher/call.h"
 
@@ -15,35 +17,96 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-using Rotary = Tensor(const Tensor&, const MaybeTensor&, Text, Text, c10::SymInt, bool, bool);
-using RotaryPair = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
-                                              Text, Text, c10::SymInt, bool, bool);
-using RotaryInPlace = void(const Tensor&, const MaybeTensor&, Text, Text, c10::SymInt, bool);
-using RotaryPairInPlace = void(const Tensor&, const Tensor&, const MaybeTensor&, Text, Text,
-                               c10::SymInt, bool);
+/// What a rotary operator takes beside the tensors that it rotates. It views its caller's
+/// arguments, so it lives no longer than the call.
+struct Rotation {
+  const MaybeTensor& positions;
+  const MaybeTensor& frequencies;  // radians per position instead of the specification's
+  const MaybeTensor& cu_seqlens;   // where documents begin: positions restart there
+  Text spec;
+  Text layout;
+  c10::SymInt offset;
+  bool inverse = false;
+  bool transpose = false;
+};
 
-template <typename... Given>
-Tensor call_rotary(Given&&... given) {
-  static const auto handle = dispatcher::find<Rotary>("posembed::rotary");
-  return handle.call(std::forward<Given>(given)...);
+/// A schema's argument list around functions that take it grouped: kernels are registered with the
+/// long list and written with the short one; calls go the other way.
+template <typename Result, typename... Tensors>
+struct Grouped {
+  using Signature = Result(Tensors..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+                           Text, Text, c10::SymInt, bool, bool);
+
+  template <Result (*function)(Tensors..., const Rotation&)>
+  static Result kernel(Tensors... tensors, const MaybeTensor& positions,
+                       const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens, Text spec,
+                       Text layout, c10::SymInt offset, bool inverse, bool transpose) {
+    return function(tensors..., Rotation{positions, frequencies, cu_seqlens, spec, layout,
+                                         std::move(offset), inverse, transpose});
+  }
+
+  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Tensors... tensors,
+                     const Rotation& by) {
+    return handle.call(tensors..., by.positions, by.frequencies, by.cu_seqlens, by.spec, by.layout,
+                       by.offset, by.inverse, by.transpose);
+  }
+};
+
+using Rotary = Grouped<Tensor, const Tensor&>;
+using RotaryPair = Grouped<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
+using RotaryFrequenciesBackward = Grouped<Tensor, const Tensor&, const Tensor&>;
+using RotaryInPlace = Grouped<void, const Tensor&>;
+using RotaryPairInPlace = Grouped<void, const Tensor&, const Tensor&>;
+using RotaryOut = Grouped<void, const Tensor&, const Tensor&>;
+using RotaryPairOut = Grouped<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
+
+inline Tensor call_rotary(const Tensor& query, const Rotation& by) {
+  static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary");
+  return Rotary::call(handle, query, by);
 }
 
-template <typename... Given>
-std::tuple<Tensor, Tensor> call_rotary_pair(Given&&... given) {
-  static const auto handle = dispatcher::find<RotaryPair>("posembed::rotary_pair");
-  return handle.call(std::forward<Given>(given)...);
+inline std::tuple<Tensor, Tensor> call_rotary_pair(const Tensor& query, const Tensor& key,
+                                                   const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryPair::Signature>("posembed::rotary_pair");
+  return RotaryPair::call(handle, query, key, by);
 }
 
-template <typename... Given>
-void call_rotary_in_place(Given&&... given) {
-  static const auto handle = dispatcher::find<RotaryInPlace>("posembed::rotary_");
-  handle.call(std::forward<Given>(given)...);
+inline void call_rotary_in_place(const Tensor& query, const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryInPlace::Signature>("posembed::rotary_");
+  RotaryInPlace::call(handle, query, by);
 }
 
-template <typename... Given>
-void call_rotary_pair_in_place(Given&&... given) {
-  static const auto handle = dispatcher::find<RotaryPairInPlace>("posembed::rotary_pair_");
-  handle.call(std::forward<Given>(given)...);
+inline void call_rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
+  static const auto handle =
+      dispatcher::find<RotaryPairInPlace::Signature>("posembed::rotary_pair_");
+  RotaryPairInPlace::call(handle, query, key, by);
+}
+
+/// What `rotated`, the result of a rotation, moves by as its frequencies move by `by.frequencies`.
+inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
+  static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary_tangent");
+  return Rotary::call(handle, rotated, by);
+}
+
+/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.frequencies`, from `query` and
+/// the gradient of query.
+inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                               const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryFrequenciesBackward::Signature>(
+      "posembed::rotary_frequencies_backward");
+  return RotaryFrequenciesBackward::call(handle, gradient, query, by);
+}
+
+inline void call_rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
+  static const auto handle = dispatcher::find<RotaryOut::Signature>("posembed::rotary_out");
+  RotaryOut::call(handle, out, query, by);
+}
+
+inline void call_rotary_pair_out(const Tensor& query_out, const Tensor& key_out,
+                                 const Tensor& query, const Tensor& key, const Rotation& by) {
+  static const auto handle =
+      dispatcher::find<RotaryPairOut::Signature>("posembed::rotary_pair_out");
+  RotaryPairOut::call(handle, query_out, key_out, query, key, by);
 }
 
 inline Tensor call_rotary_frequencies(Text spec) {

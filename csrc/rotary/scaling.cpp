@@ -86,6 +86,18 @@ Scaled scaled(const RotarySpec& spec, const LongRopeScaling& scaling) {
   return result;
 }
 
+Scaled scaled(const RotarySpec& spec, const XPosScaling& scaling) {
+  Scaled result{series(spec)};
+  result.decay_center = scaling.center;
+  const double pairs = static_cast<double>(spec.rotary_dim / 2);
+  for (int64_t pair = 0; pair < spec.rotary_dim / 2; ++pair) {
+    constexpr double gamma = 0.4;
+    const double zeta = (static_cast<double>(pair) / pairs + gamma) / (1.0 + gamma);
+    result.decay.push_back(std::log2(zeta) / scaling.scale_base);
+  }
+  return result;
+}
+
 // ----------------------------------------------------------------------------------------- checks
 
 void check_at_least(const char* scaling, const char* field, double value, double least) {
@@ -169,6 +181,14 @@ void check(const RotarySpec& spec, const LongRopeScaling& scaling) {
   check_positive("LongRopeScaling", "long_attention_factor", scaling.long_attention_factor);
 }
 
+void check(const RotarySpec&, const XPosScaling& scaling) {
+  TORCH_CHECK_VALUE(std::isfinite(scaling.scale_base) && scaling.scale_base != 0.0,
+                    "XPosScaling.scale_base: expected a finite number other than 0, got ",
+                    scaling.scale_base);
+  TORCH_CHECK_VALUE(std::isfinite(scaling.center),
+                    "XPosScaling.center: expected a finite number, got ", scaling.center);
+}
+
 }  // namespace
 
 Scaled scaled(const RotarySpec& spec) {
@@ -218,6 +238,12 @@ RotarySpec RotarySpec::resolve(int64_t seq_len) const {
     }
     longrope->long_attention_factor = std::nullopt;
   }
+  return result;
+}
+
+RotarySpec RotarySpec::for_keys() const {
+  RotarySpec result = *this;
+  if (auto* xpos = std::get_if<XPosScaling>(&result.scaling)) xpos->scale_base = -xpos->scale_base;
   return result;
 }
 

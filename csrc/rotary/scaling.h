@@ -7,8 +7,10 @@
 namespace posembed::rotary {
 
 struct Scaled {
-  Series frequencies;             // [rotary_dim / 2], radians per position
-  double attention_factor = 1.0;  // what rotated pairs are multiplied by
+  Series frequencies;              // [rotary_dim / 2], radians per position
+  double attention_factor = 1.0;   // what rotated pairs are multiplied by
+  std::vector<double> decay = {};  // xPos: log2 of a query's amplitude per position; or empty
+  double decay_center = 0.0;
 };
 
 /// Frequencies of a specification that RotarySpec::check() lets pass; of a dynamic one, those of

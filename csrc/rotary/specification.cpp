@@ -43,6 +43,25 @@ void check_custom_frequencies(const RotarySpec& spec) {
                     "scaling: expected none beside custom_frequencies");
 }
 
+void check_numerics(const RotarySpec& spec) {
+  TORCH_CHECK_VALUE(
+      spec.numerics == Numerics::exact || !std::holds_alternative<XPosScaling>(spec.scaling),
+      "numerics: expected 'exact' for XPosScaling, which no common program computes ",
+      "in one way, got '", name(spec.numerics), "'");
+}
+
+/// Numbers that are fine each for itself may still overflow together.
+void check_results(const RotarySpec& spec) {
+  const rotary::Scaled numbers = rotary::scaled(spec);
+  for (const core::DoubleDouble& frequency : numbers.frequencies) {
+    TORCH_CHECK_VALUE(std::isfinite(frequency.high), "scaling: expected finite frequencies, got ",
+                      frequency.high);
+  }
+  TORCH_CHECK_VALUE(std::isfinite(numbers.attention_factor) && numbers.attention_factor > 0.0,
+                    "attention_factor: expected a finite positive number, got ",
+                    numbers.attention_factor);
+}
+
 }  // namespace
 
 RotarySpec::RotarySpec(int64_t head_dim) : head_dim(head_dim), rotary_dim(head_dim) {}
@@ -62,6 +81,8 @@ void RotarySpec::check() const {
   rotary::check_scaling(*this);
   check_sections(*this);
   check_custom_frequencies(*this);
+  check_numerics(*this);
+  check_results(*this);
 }
 
 RotarySpec RotarySpec::from_json(const std::string& text) {
@@ -78,8 +99,15 @@ namespace {
 std::unique_ptr<const Specification> read(std::string_view text) {
   const RotarySpec spec = RotarySpec::from_json(std::string(text));
   const Scaled numbers = scaled(spec);
-  auto result = std::make_unique<Specification>(
-      Specification{spec, numbers.frequencies, {}, numbers.attention_factor, {}, 1});
+  auto result = std::make_unique<Specification>(Specification{spec,
+                                                              numbers.frequencies,
+                                                              {},
+                                                              numbers.attention_factor,
+                                                              {},
+                                                              1,
+                                                              numbers.decay,
+                                                              numbers.decay_center,
+                                                              spec.for_keys().to_json()});
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
     result->turns.push_back(core::turn_from_radians(frequency));
   }

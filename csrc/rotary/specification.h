@@ -1,6 +1,7 @@
 // What the operator reads out of a specification's text: numbers checked, frequencies as turns.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct Specification {
   double attention_factor;                      // what rotated pairs are multiplied by
   std::vector<uint8_t> axis_of_pair;            // empty: positions have one axis
   int64_t axes;                                 // of positions: 1 without sections
+  std::vector<double> decay;                    // xPos: see Arguments; empty otherwise
+  double decay_center;
+  std::string for_keys;  // the text that rotates a tensor alone as keys
 };
 
 /// Reads a specification's JSON text, once for each text; the result lives as long as the process.

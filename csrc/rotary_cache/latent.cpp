@@ -23,8 +23,9 @@ std::tuple<Tensor, Tensor> mla_rotary(const Tensor& query, const Tensor& key_rop
                                       c10::SymInt offset, bool inverse) {
   const rotary::Dimensions where = rotary::dimensions(layout);
   const Tensor key = with_heads(key_rope, "key_rope", where);
-  auto [rotated_query, rotated_key] =
-      rotary::call_rotary_pair(query, key, positions, spec, layout, offset, inverse, false);
+  const MaybeTensor none;
+  auto [rotated_query, rotated_key] = rotary::call_rotary_pair(
+      query, key, {positions, none, none, spec, layout, std::move(offset), inverse});
   return {rotated_query,
           key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
 }

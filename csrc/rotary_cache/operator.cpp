@@ -98,18 +98,10 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
   dispatcher::check_same_device(*tensor, argument, call.query, "query");
 }
 
-void check_query_out(const Call& call) {
-  if (!call.query_out.has_value()) return;
-  dispatcher::check_same_dtype(*call.query_out, "query_out", call.query, "query");
-  dispatcher::check_same_device(*call.query_out, "query_out", call.query, "query");
-  TORCH_CHECK_VALUE(call.query_out->sym_sizes() == call.query.sym_sizes(),
-                    "query_out: expected the shape of query, ", call.query.sym_sizes(), ", got ",
-                    call.query_out->sym_sizes());
-}
-
 /// Everything that eager and Meta kernels check alike.
 void check(const Call& call) {
-  rotary::check(call.query, &call.key, call.positions, call.spec, call.layout, call.offset);
+  rotary::check(call.query, &call.key, rotation_of(call));
+  rotary::check_exact_angles(call.spec, "rotary_cache_");
   const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
   dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   const Dimensions where = rotary::dimensions(call.layout);
@@ -118,7 +110,9 @@ void check(const Call& call) {
   check_caches(call, where);
   check_scale(call.key_scale, call.key_scale_tensor, "key_scale", call);
   check_scale(call.value_scale, call.value_scale_tensor, "value_scale", call);
-  check_query_out(call);
+  if (call.query_out.has_value()) {
+    rotary::check_out(*call.query_out, "query_out", call.query, "query");
+  }
 }
 
 /// What is written must be writable, and apart from all else.
@@ -141,9 +135,7 @@ void check_memory(const Call& call) {
     rotary::check_apart(call.value, "value", written[i].tensor, written[i].name);
   }
   if (call.rotate_key) rotary::check_apart(call.value, "value", call.key, "key");
-  const bool in_place =
-      query.data_ptr() == call.query.data_ptr() && query.sym_strides() == call.query.sym_strides();
-  if (!in_place) rotary::check_apart(query, query_name, call.query, "query");
+  rotary::check_apart_or_same(query, query_name, call.query, "query");
 }
 
 /// CPU slots are looked at before anything is written; a CUDA kernel records what it meets.
@@ -204,14 +196,14 @@ void rotary_cache(const Call& call) {
   const int64_t page_size = call.key_cache.size(cache_where.place);
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
-  const Tensor positions = rotary::checked_positions(call.positions);
+  const rotary::Rotation by = rotation_of(call);
+  const rotary::Given given = rotary::look_at(by, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
   const Tensor query = rotary::with_dense_rows(call.query);
   const Tensor key = rotary::with_dense_rows(call.key);
   const Tensor value = rotary::with_dense_rows(call.value);
-  arguments.rotation = rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2},
-                                         positions, rotary::specification(call.spec), where,
-                                         call.offset.expect_int(), false, false);
+  arguments.rotation =
+      rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2}, given, by);
   if (!call.rotate_key) arguments.rotation.rows[1].out = nullptr;
   arguments.value = rotary::rows(value, value, where);
   arguments.value_dim = value.size(-1);

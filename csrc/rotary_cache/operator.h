@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "rotary/operator.h"
 
 namespace posembed::rotary_cache {
 
@@ -42,6 +43,12 @@ struct Call {
   /// Where the rotated query goes.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
 };
+
+/// How query and key of a call are rotated. It views the call.
+inline rotary::Rotation rotation_of(const Call& call) {
+  static const MaybeTensor none;
+  return {call.positions, none, none, call.spec, call.layout, call.offset};
+}
 
 /// A kernel with a struct for its arguments, as one with a parameter for each.
 template <void (*kernel)(const Call&)>

@@ -16,7 +16,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
-#include "rotary/operator.h"
+#include "rotary/arguments.h"
 #include "rotary_norm/operator.h"
 
 namespace posembed::rotary_norm {
@@ -40,8 +40,7 @@ Tensor factor(const Call& call, const Tensor& weight) {
 }
 
 Tensor rotate(const Call& call, const Tensor& tensor, bool transpose) {
-  return rotary::call_rotary(tensor, call.positions, call.spec, call.layout, call.offset, false,
-                             transpose);
+  return rotary::call_rotary(tensor, rotation_of(call, transpose));
 }
 
 Tensor forward_chain(const Call& call, const Tensor& tensor, const Tensor& weight) {
@@ -50,6 +49,7 @@ Tensor forward_chain(const Call& call, const Tensor& tensor, const Tensor& weigh
 }
 
 Two forward_chain(const Call& call) {
+  rotary::check_exact_angles(call.spec, "norm_rotary");
   return {forward_chain(call, call.query, call.query_weight),
           forward_chain(call, call.key, call.key_weight)};
 }

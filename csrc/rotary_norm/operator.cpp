@@ -30,7 +30,8 @@ void check_weight(const Tensor& weight, const char* argument, const Call& call) 
 
 /// Everything that eager and Meta kernels check alike.
 void check(const Call& call) {
-  rotary::check(call.query, &call.key, call.positions, call.spec, call.layout, call.offset);
+  rotary::check(call.query, &call.key, rotation_of(call));
+  rotary::check_exact_angles(call.spec, "norm_rotary");
   const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
   dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   dispatcher::check_size(call.key.sym_size(-1), head_dim, "key", "head_dim");
@@ -60,13 +61,15 @@ Tensor empty_rstd(const Tensor& tensor, Text layout) {
 /// The arguments as the kernel reads them, and the tensors that they point into.
 struct Prepared {
   Arguments arguments;
-  Tensor positions, query, key, weight[2];
+  rotary::Given given;
+  Tensor query, key, weight[2];
 };
 
 /// `in` are the rows to read, `out` those to write: of query and key, or of their gradients.
 Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose) {
   Prepared prepared;
-  prepared.positions = rotary::checked_positions(call.positions);
+  const rotary::Rotation by = rotation_of(call, transpose);
+  prepared.given = rotary::look_at(by, call.query.size(rotary::dimensions(call.layout).seq));
   prepared.query = rotary::with_dense_rows(std::get<0>(in));
   prepared.key = rotary::with_dense_rows(std::get<1>(in));
   prepared.weight[0] = call.query_weight.contiguous();
@@ -74,9 +77,7 @@ Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose
   Arguments& arguments = prepared.arguments;
   const rotary::Job job{
       {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
-  arguments.rotation = rotary::arguments(job, prepared.positions, rotary::specification(call.spec),
-                                         rotary::dimensions(call.layout), call.offset.expect_int(),
-                                         /*inverse=*/false, transpose);
+  arguments.rotation = rotary::arguments(job, prepared.given, by);
   for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
   arguments.weight_offset = call.weight_offset;
   arguments.eps = call.eps;

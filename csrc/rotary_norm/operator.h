@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "rotary/operator.h"
 
 namespace posembed::rotary_norm {
 
@@ -31,6 +32,12 @@ struct Call {
   double eps = 1e-6;
   double weight_offset = 0.0;  // added to the weights
 };
+
+/// How the heads of a call are rotated. It views the call.
+inline rotary::Rotation rotation_of(const Call& call, bool transpose = false) {
+  static const MaybeTensor none;
+  return {call.positions, none, none, call.spec, call.layout, call.offset, false, transpose};
+}
 
 /// A kernel with a struct for its arguments, as one with a parameter for each; what the kernel
 /// takes besides comes first there.

@@ -1,6 +1,7 @@
 // Derivatives of the sinusoidal operators. x passes its gradient through; a position's derivative
 // is again a sinusoid, a quarter turn on and a frequency larger: sinusoidal_encode of the next
-// order.
+// order. A learned scale multiplies them all.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
@@ -12,22 +13,96 @@ namespace {
 
 using dispatcher::variable_list;
 
+/// What encodings are made of.
+struct Encoded {
+  Tensor positions;
+  MaybeTensor scale;
+  Text spec;
+  int64_t order;
+
+  Tensor derivative(at::ScalarType dtype) const {
+    return call_encode(positions, scale, spec, order + 1, dtype);
+  }
+  /// Encodings where the scale is 1.
+  Tensor unscaled(at::ScalarType dtype) const {
+    return call_encode(positions, std::nullopt, spec, order, dtype);
+  }
+  /// The same without tangents: encoding along them would ask for the next derivative, and so on
+  /// for ever.
+  Encoded primal() const {
+    const auto strip = [](const Tensor& given) { return given._fw_primal(/*level=*/0); };
+    return {strip(positions), scale.has_value() ? MaybeTensor(strip(*scale)) : scale, spec, order};
+  }
+};
+
 /// Sum over columns of gradient * d encoding / d position.
-Tensor position_gradient(const Tensor& gradient, const Tensor& positions, Text spec,
-                         int64_t order) {
-  const Tensor slope = call_encode(positions, spec, order + 1, gradient.scalar_type());
+Tensor position_gradient(const Tensor& gradient, const Encoded& encoded) {
+  const Tensor slope = encoded.derivative(gradient.scalar_type());
   Tensor result = at::sum(gradient.mul(slope), -1);
   // positions [seq] or [1, seq] serve every row of a batch.
-  return result.sum_to_size_symint(positions.sym_sizes()).to(positions.scalar_type());
+  return result.sum_to_size_symint(encoded.positions.sym_sizes())
+      .to(encoded.positions.scalar_type());
 }
 
-/// Tangent of encodings along a tangent of the positions. Without their own tangent: encoding them
-/// would ask for the next derivative, and so on for ever.
-Tensor position_tangent(const Tensor& direction, const Tensor& positions, Text spec, int64_t order,
-                        at::ScalarType dtype) {
-  const Tensor plain = positions._fw_primal(/*level=*/0);
-  return call_encode(plain, spec, order + 1, dtype).mul(direction.unsqueeze(-1).to(dtype));
+/// Sum of gradient * encoding, in float32 for 16-bit data.
+Tensor scale_gradient(const Tensor& gradient, const Encoded& encoded) {
+  const at::ScalarType type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor rows = at::sum(gradient.to(type).mul(encoded.unscaled(type)), -1);
+  return at::sum(rows).reshape_symint(encoded.scale->sym_sizes()).to(encoded.scale->scalar_type());
 }
+
+/// Tangent of encodings along tangents of the positions and of the scale; undefined where there are
+/// none.
+Tensor encoding_tangent(const Encoded& encoded, at::ScalarType dtype) {
+  const Encoded plain = encoded.primal();
+  Tensor result;
+  if (const Tensor along = dispatcher::tangent(encoded.positions); along.defined()) {
+    result = plain.derivative(dtype).mul(along.unsqueeze(-1).to(dtype));
+  }
+  const Tensor along = encoded.scale.has_value() ? dispatcher::tangent(*encoded.scale) : Tensor();
+  if (along.defined()) {
+    const Tensor part = plain.unscaled(dtype).mul(along.reshape({}).to(dtype));
+    result = result.defined() ? result.add(part) : part;
+  }
+  return result;
+}
+
+/// The positions that were not given: offset, offset + 1, …
+Tensor counted(const Tensor& x, const c10::SymInt& offset) {
+  const auto options = at::TensorOptions(x.device()).dtype(at::kLong);
+  return at::arange(offset, offset + x.sym_size(-2), options);
+}
+
+/// What both nodes keep.
+struct Saved {
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(positions);
+    visit(scale);
+    visit(spec);
+    visit(order);
+    visit(offset);
+  }
+
+  void save(const Encoded& encoded) {
+    positions = dispatcher::save(encoded.positions);
+    scale = dispatcher::save(encoded.scale);
+    spec = encoded.spec;
+    order = encoded.order;
+  }
+
+  /// Positions that were not given are counted along `gradient` [..., seq, embedding_dim].
+  Encoded encoded(const Tensor& gradient) const {
+    const MaybeTensor given = dispatcher::unpack(positions);
+    return {given.has_value() ? *given : counted(gradient, offset), dispatcher::unpack(scale), spec,
+            order};
+  }
+
+  dispatcher::SavedVariable positions, scale;
+  std::string spec;
+  int64_t order = 0;
+  c10::SymInt offset = 0;
+};
 
 /// Gradient of sinusoidal_add.
 class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackward> {
@@ -36,18 +111,20 @@ class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackw
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(positions);
-    visit(spec);
+    saved.members(visit);
   }
 
   variable_list backward(variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
-    if (!gradient.defined() || !needs(1)) return {gradient, Tensor()};
-    return {gradient, position_gradient(gradient, *dispatcher::unpack(positions), spec, 0)};
+    variable_list result{gradient, Tensor(), Tensor()};
+    if (!gradient.defined() || !(needs(1) || needs(2))) return result;
+    const Encoded encoded = saved.encoded(gradient);  // once: checkpointing unpacks only once
+    if (needs(1)) result[1] = position_gradient(gradient, encoded);
+    if (needs(2)) result[2] = scale_gradient(gradient, encoded);
+    return result;
   }
 
-  dispatcher::SavedVariable positions;  // only where they need a gradient
-  std::string spec;
+  Saved saved;  // nothing where x alone needs a gradient
 };
 
 /// Gradient of sinusoidal_encode.
@@ -57,19 +134,20 @@ class SinusoidalEncodeBackward : public dispatcher::OperatorNode<SinusoidalEncod
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(positions);
-    visit(spec);
-    visit(order);
+    saved.members(visit);
   }
 
   variable_list backward(variable_list&& gradients) {
-    if (!gradients[0].defined()) return {Tensor()};
-    return {position_gradient(gradients[0], *dispatcher::unpack(positions), spec, order)};
+    const Tensor& gradient = gradients[0];
+    variable_list result(2);
+    if (!gradient.defined()) return result;
+    const Encoded encoded = saved.encoded(gradient);
+    if (needs(0)) result[0] = position_gradient(gradient, encoded);
+    if (needs(1)) result[1] = scale_gradient(gradient, encoded);
+    return result;
   }
 
-  dispatcher::SavedVariable positions;
-  std::string spec;
-  int64_t order = 0;
+  Saved saved;
 };
 
 Tensor sum_of_tangents(const Tensor& first, const Tensor& second) {
@@ -77,44 +155,45 @@ Tensor sum_of_tangents(const Tensor& first, const Tensor& second) {
   return second.defined() ? first.add(second) : first;
 }
 
-Tensor add_autograd(const Tensor& x, const MaybeTensor& positions, Text spec, c10::SymInt offset) {
-  const Tensor places = positions.value_or(Tensor());
-  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, places);
-  if (node) {
-    if (places.defined() && places.requires_grad()) node->positions = dispatcher::save(places);
-    node->spec = spec;
-  }
+bool requires_grad(const MaybeTensor& tensor) {
+  return tensor.has_value() && tensor->requires_grad();
+}
+
+Tensor add_autograd(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale,
+                    Text spec, c10::SymInt offset) {
+  const Tensor places = positions.value_or(Tensor()), factor = scale.value_or(Tensor());
+  const Encoded encoded{places, scale, spec, 0};
+  auto node = dispatcher::node_for<SinusoidalAddBackward>(x, places, factor);
+  if (node && (requires_grad(positions) || requires_grad(scale))) node->saved.save(encoded);
+  if (node) node->saved.offset = offset;
   Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_add(x, positions, spec, offset);
+    output = call_add(x, positions, scale, spec, offset);
   }
   if (node) torch::autograd::set_history(output, node);
-  Tensor along = dispatcher::tangent(places);
-  if (along.defined()) {
-    along = position_tangent(along, places, spec, 0, x.scalar_type()).expand_symint(x.sym_sizes());
+  if (dispatcher::tangent(places).defined() || dispatcher::tangent(factor).defined()) {
+    const Encoded at_rows{places.defined() ? places : counted(x, offset), scale, spec, 0};
+    const Tensor along = encoding_tangent(at_rows, x.scalar_type()).expand_symint(x.sym_sizes());
+    dispatcher::set_tangent(output, sum_of_tangents(dispatcher::tangent(x), along));
+  } else {
+    dispatcher::set_tangent(output, dispatcher::tangent(x));
   }
-  dispatcher::set_tangent(output, sum_of_tangents(dispatcher::tangent(x), along));
   return output;
 }
 
-Tensor encode_autograd(const Tensor& positions, Text spec, int64_t order, MaybeType dtype) {
-  auto node = dispatcher::node_for<SinusoidalEncodeBackward>(positions);
-  if (node) {
-    node->positions = dispatcher::save(positions);
-    node->spec = spec;
-    node->order = order;
-  }
+Tensor encode_autograd(const Tensor& positions, const MaybeTensor& scale, Text spec, int64_t order,
+                       MaybeType dtype) {
+  const Encoded encoded{positions, scale, spec, order};
+  auto node = dispatcher::node_for<SinusoidalEncodeBackward>(positions, scale.value_or(Tensor()));
+  if (node) node->saved.save(encoded);
   Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_encode(positions, spec, order, dtype);
+    output = call_encode(positions, scale, spec, order, dtype);
   }
   if (node) torch::autograd::set_history(output, node);
-  if (const Tensor along = dispatcher::tangent(positions); along.defined()) {
-    dispatcher::set_tangent(output,
-                            position_tangent(along, positions, spec, order, output.scalar_type()));
-  }
+  dispatcher::set_tangent(output, encoding_tangent(encoded, output.scalar_type()));
   return output;
 }
 

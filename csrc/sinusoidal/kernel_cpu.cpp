@@ -70,7 +70,7 @@ void fill_block(const Sinusoid& sinusoid, const Position& position, const TurnOf
   C* sines = cos_first ? block.second : block.first;
   C* cosines = cos_first ? block.first : block.second;
   if (sinusoid.order == 0 && position.part == 0) {
-    const auto scale = static_cast<C>(sinusoid.scale * position.scale);
+    const auto scale = static_cast<C>(scale_of(sinusoid) * position.scale);
     fill_waves(position.whole, turns, count, scale, sines, cosines);
     return;
   }

@@ -9,16 +9,22 @@ namespace posembed {
 namespace functional {
 
 torch::Tensor sinusoidal(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
-                         const std::string& spec, int64_t offset) {
-  return sinusoidal::call_add(x, positions, spec, offset);
+                         const std::string& spec, int64_t offset,
+                         const std::optional<torch::Tensor>& scale) {
+  return sinusoidal::call_add(x, positions, scale, spec, offset);
 }
 
 torch::Tensor sinusoidal_encode(const torch::Tensor& positions, const std::string& spec,
-                                std::optional<torch::Dtype> dtype) {
-  return sinusoidal::call_encode(positions, spec, 0, dtype);
+                                std::optional<torch::Dtype> dtype,
+                                const std::optional<torch::Tensor>& scale) {
+  return sinusoidal::call_encode(positions, scale, spec, 0, dtype);
 }
 
 }  // namespace functional
+
+torch::Tensor SinusoidalSpec::permutation_to(const SinusoidalSpec& other) const {
+  return sinusoidal::call_permutation(to_json(), other.to_json());
+}
 
 SinusoidalOptions::SinusoidalOptions(int64_t embedding_dim) : embedding_dim_(embedding_dim) {}
 
@@ -39,7 +45,18 @@ SinusoidalPositionalEmbeddingImpl::SinusoidalPositionalEmbeddingImpl(
   SinusoidalPositionalEmbeddingImpl::reset();
 }
 
-void SinusoidalPositionalEmbeddingImpl::reset() { text_ = options.spec().to_json(); }
+void SinusoidalPositionalEmbeddingImpl::reset() {
+  SinusoidalSpec spec = options.spec();
+  if (options.learned_scale()) {
+    scale = register_parameter("scale", torch::full({}, spec.scale));
+    spec.scale = 1.0;
+  }
+  text_ = spec.to_json();
+}
+
+std::optional<torch::Tensor> SinusoidalPositionalEmbeddingImpl::learned_scale() const {
+  return scale.defined() ? std::optional<torch::Tensor>(scale) : std::nullopt;
+}
 
 void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "SinusoidalPositionalEmbedding(" << options.embedding_dim()
@@ -49,17 +66,18 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   }
   if (const auto shift = options.shift()) stream << ", shift=" << *shift;
   if (options.scale() != 1.0) stream << ", scale=" << options.scale();
+  if (options.learned_scale()) stream << ", learned_scale=True";
   stream << ")";
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(
     const torch::Tensor& x, const std::optional<torch::Tensor>& positions, int64_t offset) {
-  return functional::sinusoidal(x, positions, text_, offset);
+  return functional::sinusoidal(x, positions, text_, offset, learned_scale());
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,
                                                         std::optional<torch::Dtype> dtype) {
-  return functional::sinusoidal_encode(positions, text_, dtype);
+  return functional::sinusoidal_encode(positions, text_, dtype, learned_scale());
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::shift_matrix(double distance) const {

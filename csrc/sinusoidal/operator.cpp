@@ -7,6 +7,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
@@ -40,7 +43,16 @@ void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_add(const Tensor& x, const MaybeTensor& positions, Text text,
+void check_scale(const MaybeTensor& scale, const Tensor& other, const char* other_argument) {
+  // scale: one number
+  if (!scale.has_value()) return;
+  dispatcher::check_floating(*scale, "scale");
+  dispatcher::check_same_device(*scale, "scale", other, other_argument);
+  TORCH_CHECK_VALUE(scale->sym_numel() == 1, "scale: expected one number, got ",
+                    scale->sym_sizes());
+}
+
+void check_add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
                const c10::SymInt& offset) {
   // x: [batch, seq, embedding_dim] or [seq, embedding_dim]
   const SinusoidalSpec& spec = specification(text).spec;
@@ -50,6 +62,7 @@ void check_add(const Tensor& x, const MaybeTensor& positions, Text text,
                     x.sym_sizes());
   dispatcher::check_size(x.sym_size(-1), spec.embedding_dim, "x", "embedding_dim");
   if (positions.has_value()) check_positions(*positions, x, offset);
+  check_scale(scale, x, "x");
 }
 
 /// Encodings have the dtype asked for, else that of floating positions, else float32.
@@ -62,7 +75,9 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
   return type;
 }
 
-void check_order(int64_t order) {
+void check_encode(const Tensor& positions, const MaybeTensor& scale, int64_t order) {
+  check_position_type(positions);
+  check_scale(scale, positions, "positions");
   TORCH_CHECK_VALUE(order >= 0, "order: expected 0 or more, got ", order);
 }
 
@@ -78,6 +93,14 @@ PositionView position_view(const Tensor& positions) {
     view.index = dispatcher::index_view(positions).type;
   }
   return view;
+}
+
+Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
+  if (scale.has_value()) {
+    sinusoid.learned_scale = scale->const_data_ptr();
+    sinusoid.learned_type = dispatcher::scalar_of(*scale);
+  }
+  return sinusoid;
 }
 
 void launch(const Arguments& call, const Tensor& out) {
@@ -102,12 +125,13 @@ void copy_strides(const Tensor& rows, int64_t* stride) {
   stride[1] = rows.stride(-2);
 }
 
-Tensor add(const Tensor& x, const MaybeTensor& positions, Text text, int64_t offset) {
-  check_add(x, positions, text, offset);
+Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
+           int64_t offset) {
+  check_add(x, positions, scale, text, offset);
   const Tensor in = x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
   const Tensor out = at::empty(x.sizes(), x.options());
   Arguments call;
-  call.sinusoid = specification(text).sinusoid();
+  call.sinusoid = with_scale(specification(text).sinusoid(), scale);
   call.in = in.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(x);
@@ -126,16 +150,16 @@ Tensor add(const Tensor& x, const MaybeTensor& positions, Text text, int64_t off
   return out;
 }
 
-Tensor encode(const Tensor& positions, Text text, int64_t order, MaybeType dtype) {
-  check_position_type(positions);
-  check_order(order);
+Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int64_t order,
+              MaybeType dtype) {
+  check_encode(positions, scale, order);
   const Specification& spec = specification(text);
   const Tensor places = positions.contiguous();
   std::vector<int64_t> sizes = positions.sizes().vec();
   sizes.push_back(spec.spec.embedding_dim);
   const Tensor out = at::empty(sizes, positions.options().dtype(encoded_type(dtype, positions)));
   Arguments call;
-  call.sinusoid = spec.sinusoid(order);
+  call.sinusoid = with_scale(spec.sinusoid(order), scale);
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   call.batch = 1;
@@ -187,16 +211,56 @@ Tensor shift_matrix(double distance, Text text) {
   return matrix;
 }
 
+/// What a column of an encoding holds.
+struct Content {
+  int64_t pair = -1;  // -1: nothing, the column is zero
+  bool cosine = false;
+
+  bool operator==(const Content& other) const {
+    return pair == other.pair && cosine == other.cosine;
+  }
+};
+
+std::vector<Content> contents(const Specification& spec) {
+  const Layout& layout = spec.layout;
+  std::vector<Content> result(static_cast<size_t>(layout.columns));
+  for (int64_t pair = 0; pair < static_cast<int64_t>(spec.turns.size()); ++pair) {
+    const int64_t first = first_column(layout, pair), second = second_column(layout, pair);
+    if (first < layout.filled) result[static_cast<size_t>(first)] = {pair, layout.cos_first};
+    if (second < layout.filled) result[static_cast<size_t>(second)] = {pair, !layout.cos_first};
+  }
+  return result;
+}
+
+/// Where each column of `other` stands in `spec`.
+Tensor permutation(Text text, Text other_text) {
+  const Specification& spec = specification(text);
+  const Specification& other = specification(other_text);
+  const bool same_values = spec.turns == other.turns && spec.spec.scale == other.spec.scale;
+  const std::vector<Content> from = contents(spec), to = contents(other);
+  TORCH_CHECK_VALUE(
+      same_values && std::is_permutation(from.begin(), from.end(), to.begin(), to.end()),
+      "other: expected the frequencies and the scale of ", text,
+      " in another order of columns, got ", other_text);
+  Tensor result = at::empty({spec.layout.columns}, at::kLong);
+  int64_t* column = result.mutable_data_ptr<int64_t>();
+  for (const Content& content : to) {
+    *column++ = std::find(from.begin(), from.end(), content) - from.begin();
+  }
+  return result;
+}
+
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor add_meta(const Tensor& x, const MaybeTensor& positions, Text text, c10::SymInt offset) {
-  check_add(x, positions, text, offset);
+Tensor add_meta(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
+                c10::SymInt offset) {
+  check_add(x, positions, scale, text, offset);
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 
-Tensor encode_meta(const Tensor& positions, Text text, int64_t order, MaybeType dtype) {
-  check_position_type(positions);
-  check_order(order);
+Tensor encode_meta(const Tensor& positions, const MaybeTensor& scale, Text text, int64_t order,
+                   MaybeType dtype) {
+  check_encode(positions, scale, order);
   std::vector<c10::SymInt> sizes = positions.sym_sizes().vec();
   sizes.emplace_back(specification(text).spec.embedding_dim);
   return at::empty_symint(sizes, positions.options().dtype(encoded_type(dtype, positions)));
@@ -223,6 +287,7 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("sinusoidal_frequencies", frequencies);
   m.impl("sinusoidal_shift_matrix", shift_matrix);
+  m.impl("sinusoidal_permutation", permutation);
 }
 
 }  // namespace posembed::sinusoidal

@@ -16,8 +16,9 @@ using MaybeTensor = std::optional<Tensor>;
 using MaybeType = std::optional<at::ScalarType>;
 using Text = std::string_view;
 
-using AddOperator = Tensor(const Tensor&, const MaybeTensor&, Text, c10::SymInt);
-using EncodeOperator = Tensor(const Tensor&, Text, int64_t, MaybeType);
+using AddOperator = Tensor(const Tensor&, const MaybeTensor&, const MaybeTensor&, Text,
+                           c10::SymInt);
+using EncodeOperator = Tensor(const Tensor&, const MaybeTensor&, Text, int64_t, MaybeType);
 using ShiftMatrix = Tensor(double, Text);
 
 template <typename... Given>
@@ -35,6 +36,12 @@ Tensor call_encode(Given&&... given) {
 inline Tensor call_shift_matrix(double distance, Text spec) {
   static const auto handle = dispatcher::find<ShiftMatrix>("posembed::sinusoidal_shift_matrix");
   return handle.call(distance, spec);
+}
+
+inline Tensor call_permutation(Text spec, Text other) {
+  static const auto handle =
+      dispatcher::find<Tensor(Text, Text)>("posembed::sinusoidal_permutation");
+  return handle.call(spec, other);
 }
 
 }  // namespace posembed::sinusoidal

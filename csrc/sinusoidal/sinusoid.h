@@ -30,7 +30,9 @@ struct Sinusoid {
   const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
   const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
   double scale = 1.0;                         // multiplies the values
-  int64_t order = 0;                          // which derivative with respect to the position
+  const void* learned_scale = nullptr;        // multiplies them too: one number, where kernels run
+  core::Scalar learned_type = core::Scalar::float32;
+  int64_t order = 0;  // which derivative with respect to the position
 };
 
 /// The turns to the width that data of type T needs.
@@ -71,18 +73,23 @@ POSEMBED_INLINE Position split(double position) {
   return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
 }
 
+/// Number `place` of floating data.
+POSEMBED_INLINE double read(const void* data, core::Scalar type, int64_t place) {
+  switch (type) {
+    case core::Scalar::float64:
+      return static_cast<const double*>(data)[place];
+    case core::Scalar::bfloat16:
+      return core::load(static_cast<const core::BFloat16*>(data)[place]);
+    case core::Scalar::float16:
+      return core::load(static_cast<const core::Float16*>(data)[place]);
+    default:
+      return static_cast<const float*>(data)[place];
+  }
+}
+
 POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
   if (!view.floating) return {core::read({view.data, view.index}, place), 0, 1.0};
-  switch (view.scalar) {
-    case core::Scalar::float64:
-      return split(static_cast<const double*>(view.data)[place]);
-    case core::Scalar::bfloat16:
-      return split(core::load(static_cast<const core::BFloat16*>(view.data)[place]));
-    case core::Scalar::float16:
-      return split(core::load(static_cast<const core::Float16*>(view.data)[place]));
-    default:
-      return split(static_cast<const float*>(view.data)[place]);
-  }
+  return split(read(view.data, view.scalar, place));
 }
 
 /// The position of the row at `seq`; `place` is where it stands among given positions.
@@ -108,10 +115,16 @@ POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn
   return {whole.high + high + (sum < low) + (static_cast<uint64_t>(order) << 62), sum};
 }
 
+/// What multiplies every value.
+POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
+  if (sinusoid.learned_scale == nullptr) return sinusoid.scale;
+  return sinusoid.scale * read(sinusoid.learned_scale, sinusoid.learned_type, 0);
+}
+
 /// What multiplies sine and cosine of a pair: the scale, and the frequency once for each
 /// derivative.
 POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
-  double result = sinusoid.scale;
+  double result = scale_of(sinusoid);
   for (int64_t i = 0; i < sinusoid.order; ++i) {
     const double turns =
         static_cast<double>(turn.high) * 0x1p-64 + static_cast<double>(turn.low) * 0x1p-128;

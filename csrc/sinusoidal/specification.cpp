@@ -123,8 +123,14 @@ std::unique_ptr<const Specification> read(std::string_view text) {
 }  // namespace
 
 Sinusoid Specification::sinusoid(int64_t order) const {
-  return {layout, static_cast<int64_t>(turns.size()), turns.data(), wide_turns.data(), spec.scale,
-          order};
+  Sinusoid result;
+  result.layout = layout;
+  result.pairs = static_cast<int64_t>(turns.size());
+  result.turns = turns.data();
+  result.wide_turns = wide_turns.data();
+  result.scale = spec.scale;
+  result.order = order;
+  return result;
 }
 
 const Specification& specification(std::string_view text) {

@@ -107,4 +107,14 @@ TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool
   return module;
 }
 
+TokenEmbedding TokenEmbedding::from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze,
+                                         TokenOptions options) {
+  const pretrained::VectorFile file = pretrained::open(path);
+  const torch::Tensor table =
+      vocabulary.has_value() ? file.rows(*vocabulary, read).vectors : file.table(read);
+  return from_pretrained(table, freeze, std::move(options));
+}
+
 }  // namespace posembed

@@ -1,10 +1,12 @@
 """What ``make demo`` runs: a pretrained input layer, then language models in C++ and in Python.
 
 Fails if the input layer differs from transformers', or the Python twin from the C++ program.
+The table of losses and the curves are drawn into build/examples.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -17,11 +19,13 @@ EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
 
 
-def run(*command: object) -> None:
-    """Runs one part and tells its time; where it fails, the demo ends."""
+def run(*command: object) -> str:
+    """Runs one part, prints what it prints and its time; where it fails, the demo ends."""
     start = time.perf_counter()
-    subprocess.run([str(word) for word in command], check=True)
-    print(f"({time.perf_counter() - start:.0f} s)", flush=True)
+    words = [str(word) for word in command]
+    process = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    print(f"{process.stdout}({time.perf_counter() - start:.0f} s)", flush=True)
+    return process.stdout
 
 
 def build_language_model() -> Path:
@@ -35,6 +39,41 @@ def build_language_model() -> Path:
     return build / "language_model"
 
 
+def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
+    """The table that the language models print last: losses of each method, and lengths."""
+    rows = [line.split() for line in text.splitlines()]
+    head = next(i for i, row in enumerate(rows) if row and all(cell.isdigit() for cell in row))
+    losses = {
+        method: [None if cell == "n/a" else float(cell) for cell in cells]
+        for method, *cells in rows[head + 1 :]
+    }
+    return losses, [int(cell) for cell in rows[head]]
+
+
+def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """The losses of each method's training by step."""
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    with file.open() as stream:
+        for row in csv.DictReader(stream):
+            steps, losses = curves.setdefault(row["method"], ([], []))
+            steps.append(int(row["step"]))
+            losses.append(float(row["loss"]))
+    return curves
+
+
+def draw(table: str, curves: Path) -> None:
+    """Pictures of the table and of the curves, beside the programs."""
+    import posembed as pe
+
+    pictures = {
+        "extrapolation.png": pe.plot.extrapolation(*read_table(table)),
+        "losses.png": pe.plot.losses(read_curves(curves)),
+    }
+    for name, axes in pictures.items():
+        axes.figure.savefig(BUILD / name)
+        print(f"drawn: {(BUILD / name).relative_to(ROOT)}")
+
+
 def main() -> int:
     # Waiting threads give their core away: otherwise a machine that does other things too takes ten
     # times as long.
@@ -45,7 +84,8 @@ def main() -> int:
         print("== Real sentences through MiniLM's input layer", flush=True)
         run(python, EXAMPLES / "python" / "minilm_input.py")
         print("\n== A C++ program trains a language model with each position method", flush=True)
-        run(build_language_model(), "--text", text, "--losses", losses)
+        table = run(build_language_model(), "--text", text, "--losses", losses)
+        draw(table, losses)
         print("\n== Its Python twin takes the first steps", flush=True)
         twin = EXAMPLES / "python" / "language_model.py"
         run(python, twin, "--text", text, "--compare", losses)

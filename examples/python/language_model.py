@@ -48,7 +48,7 @@ def parse_settings(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--first", type=int, default=10, help="steps to compare")
     settings = parser.parse_args(arguments)
-    settings.layers, settings.width, settings.heads = 2, 96, 4
+    settings.vocabulary, settings.layers, settings.width, settings.heads = 256, 2, 96, 4
     settings.learning_rate = 3e-3
     return settings
 
@@ -62,12 +62,6 @@ def read_bytes(folder: Path, size: int) -> Tensor:
         if len(text) >= size:
             return torch.frombuffer(text, dtype=torch.uint8)[:size].long()
     raise ValueError(f"{folder}: expected {size} bytes of .py files, found {len(text)}")
-
-
-def windows(ids: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and the bytes that follow them, [count, length] each: views, one byte apart."""
-    used = (len(ids) - 1) // length * length
-    return ids[:used].unfold(0, length, length), ids[1 : used + 1].unfold(0, length, length)
 
 
 class Block(nn.Module):
@@ -101,7 +95,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small causal language model over bytes; see decoder.h for where the methods enter."""
+    """A small causal language model; see decoder.h for where the methods enter."""
 
     def __init__(self, method: str, settings: argparse.Namespace) -> None:
         super().__init__()
@@ -110,7 +104,7 @@ class Decoder(nn.Module):
         width, heads = settings.width, settings.heads
         self.learned = self.sinusoidal = self.rope = self.alibi = None
         # Weights drawn this small learn fast; scaled, they stand up to sinusoids of amplitude 1.
-        self.token = pe.TokenEmbedding(256, width, scale="sqrt_dim")
+        self.token = pe.TokenEmbedding(settings.vocabulary, width, scale="sqrt_dim")
         if method == "learned":
             self.learned = pe.LearnedPositionalEmbedding(settings.length, width)
         elif method == "sinusoidal":
@@ -128,7 +122,7 @@ class Decoder(nn.Module):
                 nn.init.normal_(parameter, 0.0, 0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int64 ids [batch, seq] -> logits of the next byte [batch, seq, 256]."""
+        """int64 ids [batch, seq] -> logits of the next id [batch, seq, vocabulary]."""
         x = self.token(ids)
         if self.learned is not None:
             x = self.learned(x)
@@ -156,7 +150,7 @@ def train(
     model: Decoder, ids: Tensor, settings: argparse.Namespace, *, name: str, stop: int
 ) -> list[float]:
     """Takes the first ``stop`` of the steps and returns the loss before each."""
-    inputs, targets = windows(ids, settings.length)
+    inputs, targets = pe.data.windows(ids, settings.length)
     inputs = inputs.unflatten(0, (settings.batch, settings.steps))
     targets = targets.unflatten(0, (settings.batch, settings.steps))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
@@ -178,7 +172,7 @@ def train(
 @torch.no_grad()
 def evaluate(model: Decoder, ids: Tensor, length: int) -> float:
     """Mean loss in nats per byte when the model reads ``ids`` in windows of ``length``."""
-    inputs, targets = windows(ids, length)
+    inputs, targets = pe.data.windows(ids, length)
     batch = max(1, 8192 // length)
     total = 0.0
     for some, following in zip(inputs.split(batch), targets.split(batch), strict=True):

@@ -1,9 +1,12 @@
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
 from posembed._build_info import BuildInfo
+from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
 def build_info() -> BuildInfo: ...
@@ -15,6 +18,8 @@ def rotary(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def rotary_(
     query: Tensor,
@@ -24,6 +29,44 @@ def rotary_(
     layout: str,
     offset: int,
     inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None: ...
+def open_vectors(path: str, words: list[str], check_utf8: bool) -> VectorFile: ...
+
+_Progress = Callable[[int, int], None] | None
+
+class VectorFile:
+    def format(self) -> Format: ...
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> list[int]: ...
+    def dtype(self, name: str) -> torch.dtype: ...
+    def words(self) -> list[bytes]: ...
+    def tensor(self, name: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
+    def table(self, tensor: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
+    def rows(
+        self,
+        vocabulary: list[str],
+        tensor: str,
+        dtype: torch.dtype | None,
+        missing: str,
+        progress: _Progress,
+    ) -> tuple[Tensor, tuple[int, list[str], list[str]]]: ...
+    def coverage(
+        self, vocabulary: list[str], progress: _Progress
+    ) -> tuple[int, list[str], list[str]]: ...
+def rotary_out(
+    query_out: Tensor,
+    key_out: Tensor | None,
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None: ...
 
 class ALiBi(ModuleWrapper):
@@ -71,6 +114,7 @@ class RotaryEmbedding(ModuleWrapper):
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: str = "bshd",
+        learned_frequencies: bool = False,
         **spec_options: Any,
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -1,17 +1,21 @@
 """Token and positional embeddings for PyTorch: the same operators in C++ and Python."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from posembed import _library
 
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, cpp, functional, shapes
+from posembed import batching, cpp, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
 from posembed.conversion import permute_rotary_weight
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
+from posembed.pretrained import FileFormatError
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -20,11 +24,17 @@ from posembed.scaling import (
     LongRopeScaling,
     NtkScaling,
     ProportionalScaling,
+    XPosScaling,
     YarnScaling,
 )
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.specification import RotarySpec, Sections, SinusoidalSpec
 from posembed.token import TokenEmbedding
+
+if TYPE_CHECKING:
+    from posembed import analysis as analysis
+    from posembed import data as data
+    from posembed import plot as plot
 
 batching.register()
 shapes.register()
@@ -34,6 +44,7 @@ __version__ = build_info()["version"]
 __all__ = [
     "ALiBi",
     "DynamicNtkScaling",
+    "FileFormatError",
     "InputEmbedding",
     "LearnedPositionalEmbedding",
     "LinearScaling",
@@ -47,10 +58,25 @@ __all__ = [
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
     "TokenEmbedding",
+    "XPosScaling",
     "YarnScaling",
     "build_info",
     "check_errors",
     "cpp",
     "functional",
     "permute_rotary_weight",
+    "pretrained",
 ]
+
+# Imported at their first use: a model's program needs none of them, and pictures need matplotlib.
+_AT_FIRST_USE = ("analysis", "data", "plot")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _AT_FIRST_USE:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_AT_FIRST_USE})

@@ -57,9 +57,12 @@ def rotary_rule(
     count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
     """Rotary and rotary_pair: into heads, or into batch where every copy has its own positions."""
+    operator = torch.ops.posembed.rotary if count == 1 else torch.ops.posembed.rotary_pair
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
-    positions = args[count] if len(args) > count else None
-    positions_dim = in_dims[count] if len(args) > count else None
+    positions, *shared = itertools.islice(itertools.chain(args[count:], (None,) * 3), 3)
+    positions_dim, *shared_dims = itertools.islice(itertools.chain(in_dims[count:], (None,) * 3), 3)
+    if any(dim is not None for dim in shared_dims):  # frequencies or documents of each copy
+        return loop_rule(operator, info, in_dims, *args, **options)
     layout, size = options.get("layout", "bshd"), info.batch_size
     batch_dim, into = DIMENSIONS[layout]
     if positions is not None and positions_dim is not None:
@@ -76,8 +79,7 @@ def rotary_rule(
         fold(tensor, dim, into, size) for tensor, dim in zip(tensors, tensor_dims, strict=True)
     ]
     single = count == 1
-    operator = torch.ops.posembed.rotary if single else torch.ops.posembed.rotary_pair
-    results = operator(*folded, positions, **options)
+    results = operator(*folded, positions, *shared, **options)
     unfolded = [unfold(result, into, size)[0] for result in ([results] if single else results)]
     if options.get("layout", "bshd") != layout:
         unfolded, into = [result.squeeze(1) for result in unfolded], 0
@@ -215,20 +217,26 @@ def sinusoidal_add_rule(
     x = front(args[0], in_dims[0], size)
     shape = x.shape
     positions = args[1] if len(args) > 1 else None
+    scale = args[2] if len(args) > 2 else None
+    if scale is not None and in_dims[2] is not None:
+        return loop_rule(torch.ops.posembed.sinusoidal_add, info, in_dims, *args, **options)
     if positions is not None:
         positions = front(positions, in_dims[1], size)
         if positions.dim() < x.dim() - 1:  # [size, seq] beside [size, batch, seq, embedding_dim]
             positions = positions.unsqueeze(1)
         positions = positions.expand(shape[:-1]).reshape(-1, shape[-2])
-    result = torch.ops.posembed.sinusoidal_add(x.reshape(-1, *shape[-2:]), positions, **options)
+    rows = x.reshape(-1, *shape[-2:])
+    result = torch.ops.posembed.sinusoidal_add(rows, positions, scale, **options)
     return result.reshape(shape), 0
 
 
 def sinusoidal_encode_rule(
-    info: Any, in_dims: tuple[int | None, ...], positions: Tensor, **options: Any
+    info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
     """Positions may have any shape."""
-    return torch.ops.posembed.sinusoidal_encode(positions, **options), in_dims[0]
+    if len(args) > 1 and in_dims[1] is not None:
+        return loop_rule(torch.ops.posembed.sinusoidal_encode, info, in_dims, *args, **options)
+    return torch.ops.posembed.sinusoidal_encode(*args, **options), in_dims[0]
 
 
 def alibi_bias_rule(
@@ -279,9 +287,18 @@ def register() -> None:
         "alibi_bias_backward": alibi_bias_backward_rule,
         "alibi_add": alibi_add_rule,
     }
-    for name in ("alibi_add_", "rotary_", "rotary_pair_", "norm_rotary_"):
+    for name in (
+        "alibi_add_",
+        "rotary_",
+        "rotary_pair_",
+        "rotary_out",
+        "rotary_pair_out",
+        "norm_rotary_",
+    ):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
+        "rotary_tangent",
+        "rotary_frequencies_backward",
         "learned_encode",
         "learned_backward",
         "norm_rotary",

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling
+from posembed.scaling import RotaryScaling, XPosScaling
 from posembed.specification import RotarySpec
 
 # Angles that differ by more than this are told apart: about what bfloat16 keeps of a cosine.
@@ -53,6 +53,8 @@ def explain(spec: RotarySpec, seq_len: int | None = None) -> str:
     ]
     if spec.text != resolved.text:
         lines.append(f"resolved for sequences of {seq_len} positions")
+    if isinstance(spec.scaling, XPosScaling):
+        lines.append(amplitudes(spec.scaling, pairs))
     length = trained_length(spec.scaling) or seq_len
     if length:
         error = float32_error(frequencies, length)
@@ -63,6 +65,15 @@ def explain(spec: RotarySpec, seq_len: int | None = None) -> str:
     for pair in shown_pairs(pairs):
         lines.append(row(pair, axes[pair], float(frequencies[pair]), float(plain[pair])))
     return "\n".join(lines)
+
+
+def amplitudes(scaling: XPosScaling, pairs: int) -> str:
+    """What xPos does, in a line."""
+    return (
+        f"a query is multiplied by zeta ** ((position - {scaling.center:g}) / "
+        f"{scaling.scale_base:g}), a key by the inverse; zeta from {0.4 / 1.4:.3f} (pair 0) to "
+        f"{((pairs - 1) / max(pairs, 1) + 0.4) / 1.4:.3f}"
+    )
 
 
 def row(pair: int, axis: int, frequency: float, plain: float) -> str:
@@ -97,6 +108,9 @@ def diff(a: RotarySpec, b: RotarySpec) -> str:
     if any(getattr(a, name) != getattr(b, name) for name in window):
         lines.append("other components turn, or the other way: results differ from position 1 on")
         return "\n".join(lines)
+    xpos = [scaling for scaling in (a.scaling, b.scaling) if isinstance(scaling, XPosScaling)]
+    if xpos and a.scaling != b.scaling:
+        lines.append("amplitudes differ: they grow or fade with position")
     position = first_difference(a.frequencies(), b.frequencies())
     if position is None:
         lines.append("angles are equal within the original context")

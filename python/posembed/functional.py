@@ -102,6 +102,81 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
     return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
 
 
+def learned_extend(
+    weight: Tensor,
+    max_positions: int,
+    *,
+    first_row: int = 0,
+    method: Literal["linear", "cubic", "repeat"] = "linear",
+) -> Tensor:
+    """A longer table of positions; see :meth:`posembed.LearnedPositionalEmbedding.extend`.
+
+    Args:
+        weight: Floating [first_row + positions, embedding_dim].
+        max_positions: Positions that the result has rows for.
+        first_row: The row of position 0.
+        method: "linear", "cubic" or "repeat".
+
+    Returns:
+        [first_row + max_positions, embedding_dim].
+
+    Raises:
+        ValueError: ``max_positions`` is less than the table has, or another method.
+    """
+    return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
+        weight, max_positions, first_row=first_row, method=method
+    )
+
+
+def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as RoBERTa counts them.
+
+    Args:
+        ids: int32 or int64 [..., seq].
+        padding_idx: The id of padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
+        table with ``first_row = padding_idx + 1``.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
+        tensor([[ 0,  1,  2, -1, -1]])
+    """
+    return torch.ops.posembed.learned_positions(ids.ne(padding_idx), past=past_length)  # type: ignore[no-any-return]
+
+
+def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as OPT counts them (``first_row = 2``).
+
+    Args:
+        attention_mask: bool, int32 or int64 [..., past_length + seq], 0 for padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: positions of the tokens that are not, -1 for padding.
+
+    Raises:
+        ValueError: ``past_length`` is longer than the mask.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
+        tensor([[-1, -1,  0,  1,  2]])
+    """
+    return torch.ops.posembed.learned_positions(attention_mask, skip=past_length)  # type: ignore[no-any-return]
+
+
+def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:
+    """Positions of tokens among padding, as fairseq counts them (``first_row = padding_idx + 1``).
+
+    Arguments and result as :func:`roberta_positions`.
+    """
+    return roberta_positions(ids, padding_idx)
+
+
 def input_embedding(
     ids: Tensor,
     token: Tensor,
@@ -203,7 +278,10 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -216,7 +294,10 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -228,7 +309,10 @@ def rotary(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Rotates query, or query and key in one launch, by their positions.
 
@@ -238,22 +322,31 @@ def rotary(
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: The same with any number of heads, or None. A head_dim of ``spec.rotary_dim`` says that
-            it holds the rotated components alone, as the key that all heads share in multi-head
-            latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
+        key: The same with any number of heads, or None. Keys alone are given as ``query``; with
+            xPos they need ``spec.for_keys()``. A head_dim of ``spec.rotary_dim`` says that a tensor
+            holds the rotated components alone, as the key that all heads share in multi-head latent
+            attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
         positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
             [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
         spec: The rotation's numbers.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: Position of the first token where no positions are given.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where documents
+            begin that lie one behind the other (layout "thd", or a batch of 1). Positions restart
+            there, at ``offset``; there are no ``positions`` then.
+        frequencies: float32 or float64 [rotary_dim / 2]: radians per position instead of the
+            specification's, each taken as the exact number it is. Gradients flow to them.
         inverse: Undo the rotation instead.
+        out: Memory for the result, (query, key) where there is a key, for inference: any strides
+            with a contiguous last dimension. It may be the input itself, but not overlap otherwise.
 
     Returns:
-        The rotated query, or (query, key): shapes and dtypes as given.
+        The rotated query, or (query, key): shapes and dtypes as given; ``out`` where given.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit.
+        ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
+            grad in grad mode or tensors overlap in memory.
         TypeError: A dtype is not supported.
         IndexError: A position is below -1.
 
@@ -263,12 +356,49 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
-    if eager(query, key, positions):
-        return _C.rotary(query, key, positions, spec.text, layout, offset, inverse)
+    if out is not None:
+        given = (positions, frequencies, cu_seqlens)
+        rotary_out(out, query, key, given, (spec.text, layout, offset, inverse))
+        return out
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        return _C.rotary(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        return torch.ops.posembed.rotary(query, positions, **options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.rotary_pair(query, key, positions, **options)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
+
+
+def rotary_out(
+    out: Tensor | tuple[Tensor, Tensor],
+    query: Tensor,
+    key: Tensor | None,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    options: tuple[str, Layout, int, bool],
+) -> None:
+    """:func:`rotary` with ``out``.
+
+    Args:
+        out: Memory for the results, as :func:`rotary` takes it.
+        query: As there.
+        key: As there.
+        given: Positions, frequencies, cu_seqlens.
+        options: Text of the specification, layout, offset, inverse.
+    """
+    if isinstance(out, tuple) == (key is None):
+        expected = "a tensor" if key is None else "(query_out, key_out)"
+        raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
+    query_out, key_out = out if isinstance(out, tuple) else (out, None)
+    if eager(query_out, key_out, query, key, *given):
+        _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])
+        return
+    named = dict(zip(("spec", "layout", "offset", "inverse"), options, strict=True))
+    if key is None:
+        torch.ops.posembed.rotary_out(query_out, query, *given, **named)
+    else:
+        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **named)
 
 
 def rerotate_(
@@ -279,6 +409,7 @@ def rerotate_(
     spec: RotarySpec,
     new_spec: RotarySpec | None = None,
     layout: Layout = "bshd",
+    frequencies: Tensor | None = None,
 ) -> None:
     """Moves rotated keys to other positions, or to another specification, in place.
 
@@ -292,6 +423,7 @@ def rerotate_(
         spec: What rotated them.
         new_spec: What shall have rotated them; default: the same.
         layout: The order of dimensions.
+        frequencies: Those of :func:`rotary`, where it had them; ``new_spec`` is without.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
@@ -308,8 +440,13 @@ def rerotate_(
     if torch.is_grad_enabled() and key.requires_grad:
         raise ValueError("key: requires grad, and an in-place operator keeps no history")
     wide = key.to(torch.float64, copy=True)
-    rotary_(wide, positions=old_positions, spec=spec, layout=layout, inverse=True)
-    rotary_(wide, positions=new_positions, spec=new_spec or spec, layout=layout)
+    old = None if frequencies is None else frequencies.detach()
+    new = old if new_spec is None else None
+    before, after = spec.for_keys(), (new_spec or spec).for_keys()
+    rotary_(
+        wide, positions=old_positions, spec=before, layout=layout, frequencies=old, inverse=True
+    )
+    rotary_(wide, positions=new_positions, spec=after, layout=layout, frequencies=new)
     key.copy_(wide)
 
 
@@ -321,6 +458,8 @@ def rotary_(
     spec: RotarySpec,
     layout: Layout = "bshd",
     offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> None:
     """Rotates query, and key where given, in place: for inference.
@@ -336,14 +475,17 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
-    if eager(query, key, positions):
-        _C.rotary_(query, key, positions, spec.text, layout, offset, inverse)
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        _C.rotary_(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
         return
+    given = (positions, frequencies, cu_seqlens)
     options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        torch.ops.posembed.rotary_(query, positions, **options)
+        torch.ops.posembed.rotary_(query, *given, **options)
     else:
-        torch.ops.posembed.rotary_pair_(query, key, positions, **options)
+        torch.ops.posembed.rotary_pair_(query, key, *given, **options)
 
 
 def norm_rotary(
@@ -626,9 +768,14 @@ def mla_rotary_cache_(
 
 
 def sinusoidal(
-    x: Tensor, positions: Tensor | None = None, *, spec: SinusoidalSpec, offset: int = 0
+    x: Tensor,
+    positions: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    offset: int = 0,
 ) -> Tensor:
-    """Adds sinusoidal encodings of positions; gradients flow to x and to floating positions.
+    """Adds sinusoidal encodings; gradients flow to x, to floating positions and to scale.
 
     Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Exact at every position.
 
@@ -637,6 +784,7 @@ def sinusoidal(
             [seq, embedding_dim].
         positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
             and so on.
+        scale: Floating, one number that multiplies the encodings: a learned scale.
         spec: The encoding's numbers.
         offset: Position of the first row where no positions are given.
 
@@ -652,17 +800,22 @@ def sinusoidal(
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
     return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
-        x, positions, spec=spec.text, offset=offset
+        x, positions, scale, spec=spec.text, offset=offset
     )
 
 
 def sinusoidal_encode(
-    positions: Tensor, *, spec: SinusoidalSpec, dtype: torch.dtype | None = None
+    positions: Tensor,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sinusoidal encodings of positions; gradients flow to floating positions.
+    """Sinusoidal encodings of positions; gradients flow to floating positions and to scale.
 
     Args:
         positions: int32, int64 or floating [...].
+        scale: Floating, one number that multiplies the encodings: a learned scale.
         spec: The encoding's numbers.
         dtype: Default: that of floating positions, else float32.
 
@@ -676,7 +829,7 @@ def sinusoidal_encode(
         torch.Size([1, 64])
     """
     return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
-        positions, spec=spec.text, dtype=dtype
+        positions, scale, spec=spec.text, dtype=dtype
     )
 
 

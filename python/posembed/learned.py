@@ -6,6 +6,8 @@ RoBERTa.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -74,6 +76,34 @@ class LearnedPositionalEmbedding(nn.Module):
     def encode(self, positions: Tensor) -> Tensor:
         """The rows alone: int32 or int64 [...] -> [..., embedding_dim]."""
         return functional.learned_encode(self.weight, positions, first_row=self.first_row)
+
+    def extend(
+        self, max_positions: int, method: Literal["linear", "cubic", "repeat"] = "linear"
+    ) -> None:
+        """Makes the table longer, in place: make the optimizer afterwards.
+
+        Args:
+            max_positions: Positions that have a row then.
+            method: "linear" or "cubic": rows are stretched, the first and the last stay, so that a
+                trained position keeps its place in the whole. "repeat": rows are repeated from the
+                first on, so that trained positions keep their rows. Rows before position 0 stay.
+
+        Raises:
+            ValueError: ``max_positions`` is less than the table has, or another method.
+
+        Example:
+            >>> import posembed as pe
+            >>> position = pe.LearnedPositionalEmbedding(512, 768)
+            >>> position.extend(1024, "repeat")
+            >>> position
+            LearnedPositionalEmbedding(1024, 768)
+        """
+        with torch.no_grad():
+            longer = functional.learned_extend(
+                self.weight, max_positions, first_row=self.first_row, method=method
+            )
+        self.weight = nn.Parameter(longer, requires_grad=self.weight.requires_grad)
+        self.max_positions = max_positions
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""

@@ -5,7 +5,9 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+import dataclasses
+from collections.abc import Callable
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +16,28 @@ from typing_extensions import Self
 from posembed import functional
 from posembed.functional import Layout
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
-from posembed.specification import RotarySpec
+from posembed.specification import Numerics, RotarySpec
+
+LENGTH_DEPENDENT = (DynamicNtkScaling, LongRopeScaling)
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates query and key by their positions. Holds no tensor: nothing to cast, move or save.
+    """Rotates query and key by their positions.
+
+    Holds no tensor unless frequencies are learned: nothing to cast, move or save. Learned
+    frequencies are a parameter, initialised from the specification. A cast of the model, to
+    bfloat16 say, leaves them in float32, because positions multiply what it would round away.
 
     Args:
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
-        numerics: "exact": angles are exact at every position.
-        device, dtype: Taken for likeness to other modules; there is no state to place.
+        numerics: How angles and products are rounded, as :class:`RotarySpec` has it; default: as
+            the specification says, which is "exact" unless it says otherwise.
+        learned_frequencies: Train the frequencies: a parameter ``frequencies``
+            [rotary_dim / 2], radians per position.
+        device: Where learned frequencies are.
+        dtype: That of learned frequencies if it is float64; anything else leaves them in float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
     Example:
@@ -33,21 +45,24 @@ class RotaryEmbedding(nn.Module):
         >>> rope = pe.RotaryEmbedding(128, base=500000.0)
         >>> query, key = torch.randn(2, 16, 32, 128), torch.randn(2, 16, 8, 128)
         >>> query, key = rope(query, key)
+        >>> pe.RotaryEmbedding(8, learned_frequencies=True).bfloat16().frequencies.dtype
+        torch.float32
     """
+
+    frequencies: nn.Parameter | None
 
     def __init__(
         self,
         spec_or_head_dim: RotarySpec | int,
         *,
         layout: Layout = "bshd",
-        numerics: Literal["exact"] = "exact",
+        numerics: Numerics | None = None,
+        learned_frequencies: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **spec_options: Any,
     ) -> None:
         super().__init__()
-        if numerics != "exact":
-            raise ValueError(f"numerics: expected 'exact', got {numerics!r}")
         if isinstance(spec_or_head_dim, RotarySpec):
             if spec_options:
                 raise ValueError(
@@ -56,9 +71,32 @@ class RotaryEmbedding(nn.Module):
             self.spec = spec_or_head_dim
         else:
             self.spec = RotarySpec(spec_or_head_dim, **spec_options)
+        if numerics is not None:
+            self.spec = dataclasses.replace(self.spec, numerics=numerics)
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
+        self.register_parameter("frequencies", None)
+        if learned_frequencies:
+            if isinstance(self.spec.scaling, LENGTH_DEPENDENT):
+                raise ValueError(
+                    "learned_frequencies: expected a specification whose frequencies do not depend "
+                    "on the length of the sequence: pass spec.resolve(seq_len)"
+                )
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            initial = self.spec.frequencies().to(device=device, dtype=wide)
+            self.frequencies = nn.Parameter(initial)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``half`` and the like do to every tensor, but for narrowing frequencies."""
+
+        def keep_wide(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            narrow = result.dtype not in (torch.float32, torch.float64)
+            return tensor.to(result.device) if narrow else result
+
+        super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
@@ -78,7 +116,7 @@ class RotaryEmbedding(nn.Module):
 
         A compiled program resolves outside: ``RotaryEmbedding(spec.resolve(length))``.
         """
-        depends = isinstance(self.spec.scaling, (DynamicNtkScaling, LongRopeScaling))
+        depends = isinstance(self.spec.scaling, LENGTH_DEPENDENT)
         return self.spec.resolve(seq_len) if depends and seq_len is not None else self.spec
 
     @overload
@@ -89,6 +127,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor: ...
@@ -101,6 +140,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> tuple[Tensor, Tensor]: ...
@@ -112,6 +152,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -128,6 +169,8 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
+            cu_seqlens=cu_seqlens,
+            frequencies=self.frequencies,
             inverse=inverse,
         )
 
@@ -138,6 +181,7 @@ class RotaryEmbedding(nn.Module):
         positions: Tensor | None = None,
         *,
         offset: int = 0,
+        cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> None:
@@ -149,6 +193,8 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             layout=self.layout,
             offset=offset,
+            cu_seqlens=cu_seqlens,
+            frequencies=self.frequencies,
             inverse=inverse,
         )
 
@@ -169,8 +215,10 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             new_spec=new_spec,
             layout=self.layout,
+            frequencies=self.frequencies,
         )
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
-        return f"{self.spec.describe()}, layout={self.layout!r}"
+        learned = "" if self.frequencies is None else ", learned_frequencies=True"
+        return f"{self.spec.describe()}, layout={self.layout!r}{learned}"

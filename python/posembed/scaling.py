@@ -171,6 +171,25 @@ class LongRopeScaling(Scaling):
     long_attention_factor: float | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class XPosScaling(Scaling):
+    """xPos: scores fade with distance. Sun et al., arXiv:2212.10554.
+
+    Pair ``i`` of a query is multiplied by ``zeta ** ((position - center) / scale_base)`` with
+    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, that of a key by the inverse. A tensor alone is a
+    query; :meth:`RotarySpec.for_keys` gives the specification for keys alone.
+
+    Args:
+        scale_base: Positions; negative: query and key change places.
+        center: The position where nothing is multiplied; the middle of a sequence keeps numbers
+            near 1. Queries and keys need the same.
+    """
+
+    kind: ClassVar[str] = "xpos"
+    scale_base: float = 512.0
+    center: float = 0.0
+
+
 RotaryScaling = (
     LinearScaling
     | NtkScaling
@@ -179,4 +198,5 @@ RotaryScaling = (
     | Llama3Scaling
     | ProportionalScaling
     | LongRopeScaling
+    | XPosScaling
 )

@@ -5,6 +5,8 @@ Vaswani et al., "Attention Is All You Need", arXiv:1706.03762.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from posembed.specification import SinusoidalSpec
 
 
 class SinusoidalPositionalEmbedding(nn.Module):
-    """Adds sinusoidal encodings of positions. Holds no tensor: nothing to cast, move or save.
+    """Adds sinusoidal encodings of positions. Holds no tensor but a learned scale.
 
     Exact at every position, whole or fractional: there is no table and no largest position.
 
@@ -26,7 +28,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
-        device, dtype: Taken for likeness to other modules; there is no state to place.
+        learned_scale: Learn it: ``scale`` is then a parameter [] that starts at that value.
+        device, dtype: Of the learned scale.
 
     Example:
         >>> import torch, posembed as pe
@@ -43,21 +46,34 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        learned_scale: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.spec = SinusoidalSpec(
+        spec = SinusoidalSpec(
             embedding_dim, base=base, preset=preset, cos_first=cos_first, shift=shift, scale=scale
         )
+        self.initial_scale = spec.scale
+        self.scale: nn.Parameter | None = None
+        if learned_scale:
+            spec = dataclasses.replace(spec, scale=1.0)
+            self.scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.spec = spec
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A learned scale starts at ``scale``."""
+        if self.scale is not None:
+            nn.init.constant_(self.scale, self.initial_scale)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
         """X plus encodings; see :func:`posembed.functional.sinusoidal`."""
-        return functional.sinusoidal(x, positions, spec=self.spec, offset=offset)
+        return functional.sinusoidal(x, positions, self.scale, spec=self.spec, offset=offset)
 
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """Encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""
-        return functional.sinusoidal_encode(positions, spec=self.spec, dtype=dtype)
+        return functional.sinusoidal_encode(positions, self.scale, spec=self.spec, dtype=dtype)
 
     def shift_matrix(self, distance: float) -> Tensor:
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T`` for every p.
@@ -81,6 +97,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
             parts.append(f"cos_first={spec.cos_first}")
         if spec.shift is not None:
             parts.append(f"shift={spec.shift:g}")
-        if spec.scale != 1.0:
-            parts.append(f"scale={spec.scale:g}")
+        if self.initial_scale != 1.0:
+            parts.append(f"scale={self.initial_scale:g}")
+        if self.scale is not None:
+            parts.append("learned_scale=True")
         return ", ".join(parts)

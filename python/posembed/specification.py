@@ -7,12 +7,14 @@ import functools
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from posembed.scaling import RotaryScaling, Scaling, finite, whole
+
+Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -69,6 +71,13 @@ class RotarySpec:
         sections: The position axis of each pair, where positions have several.
         custom_frequencies: Radians per position [rotary_dim / 2], instead of a series.
         reverse: Rotate the other way.
+        numerics: How angles and products are rounded. "exact": exact angles at every position, one
+            rounding of the result. The others give a PyTorch program's bits, from float32
+            frequencies and angles: "float32" as transformers' Llama, cosine, sine and each step in
+            the data's dtype; "float32_product", all in float32 and the result rounded once;
+            "float32_rounded_table", the same with cosine and sine in the data's dtype;
+            "float32_polar", as Meta's complex form. docs/guide/rotary_bits.md says who computes
+            how.
 
     Raises:
         ValueError: The numbers do not fit together; the text names the field.
@@ -90,6 +99,7 @@ class RotarySpec:
     sections: Sections | None = None
     custom_frequencies: tuple[float, ...] | None = None
     reverse: bool = False
+    numerics: Numerics = "exact"
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +193,22 @@ class RotarySpec:
         """
         resolved: str = torch.ops.posembed.rotary_resolve(self.text, seq_len)
         return self if resolved == self.text else RotarySpec.from_json(resolved)
+
+    def for_keys(self) -> RotarySpec:
+        """The specification that rotates a tensor alone as keys; differs for xPos only.
+
+        What is given without a key is a query otherwise. ``rotary(query, key)`` needs no more.
+
+        Example:
+            >>> import torch, posembed as pe
+            >>> spec = pe.RotarySpec(64, scaling=pe.XPosScaling())
+            >>> query, key = torch.randn(1, 9, 2, 64), torch.randn(1, 9, 2, 64)
+            >>> alone = pe.functional.rotary(key, spec=spec.for_keys())
+            >>> bool((alone == pe.functional.rotary(query, key, spec=spec)[1]).all())
+            True
+        """
+        text: str = torch.ops.posembed.rotary_for_keys(self.text)
+        return self if text == self.text else RotarySpec.from_json(text)
 
     def frequencies(self, seq_len: int | None = None) -> Tensor:
         """Radians per position of each pair: float64 [rotary_dim / 2].
@@ -279,6 +305,28 @@ class SinusoidalSpec:
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
 
+    def permutation_to(self, other: SinusoidalSpec) -> Tensor:
+        """The order of columns that turns this encoding into ``other``: int64 [embedding_dim].
+
+        A model trained with one preset reads another once its columns (token table, weights that
+        take or give embeddings) are put into this order.
+
+        Raises:
+            ValueError: Frequencies or scale differ: no order makes them equal.
+
+        Example:
+            >>> import torch, posembed as pe
+            >>> fairseq_like = pe.SinusoidalSpec(8, preset="marian")
+            >>> order = pe.SinusoidalSpec(8).permutation_to(fairseq_like)
+            >>> order.tolist()
+            [0, 2, 4, 6, 1, 3, 5, 7]
+        """
+        return torch.ops.posembed.sinusoidal_permutation(self.text, other.text)  # type: ignore[no-any-return]
+
     def frequencies(self) -> Tensor:
         """Radians per position of each pair of sine and cosine: float64 [pairs]."""
         return torch.ops.posembed.sinusoidal_frequencies(self.text)  # type: ignore[no-any-return]
+
+    def wavelengths(self) -> Tensor:
+        """Positions per turn of each pair: float64 [pairs]."""
+        return 2 * math.pi / self.frequencies()

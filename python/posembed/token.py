@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+import os
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
+from posembed import functional, pretrained
 from posembed.functional import Gradient
 
 
@@ -120,6 +121,51 @@ class TokenEmbedding(nn.Embedding):
             _weight=embeddings,
             _freeze=freeze,
         )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        tensor: str | None = None,
+        vocabulary: pretrained.Vocabulary | None = None,
+        missing: pretrained.Missing = "mean",
+        dtype: torch.dtype | None = None,
+        freeze: bool = True,
+        **options: Any,
+    ) -> TokenEmbedding:
+        r"""A module over a table of a file that :func:`posembed.pretrained.open_vectors` takes.
+
+        Args:
+            path: safetensors (or their index), word2vec, fastText .vec or GloVe.
+            tensor: The table's name, in a file that has several.
+            vocabulary: Words in the order of ids, or each word's id, or a tokenizer. None: all the
+                file's rows.
+            missing: What words without a row get: "mean" of the rows that were found, "zero", or
+                "error".
+            dtype: Convert to it while reading.
+            freeze: Keep the table as it is: no gradient.
+            options: Those of :meth:`from_pretrained`.
+
+        Raises:
+            FileFormatError: The file is broken.
+            ValueError: Options do not fit the file.
+
+        Example:
+            >>> import pathlib, tempfile, posembed as pe, torch
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "tiny.txt")
+            ...     _ = path.write_text("the 0.5 0.25\ncat 1 2\n")
+            ...     token = pe.TokenEmbedding.from_file(path, vocabulary=["cat", "the"])
+            >>> token(torch.tensor([0]))
+            tensor([[1., 2.]])
+        """
+        file = pretrained.open_vectors(path)
+        if vocabulary is None:
+            table = file.table(tensor, dtype)
+        else:
+            table = file.rows(vocabulary, tensor=tensor, dtype=dtype, missing=missing).vectors
+        return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
         """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`."""

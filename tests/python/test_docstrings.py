@@ -11,7 +11,7 @@ import pytest
 
 MODULES = [
     module.name
-    for module in pkgutil.iter_modules(posembed.__path__, "posembed.")
+    for module in pkgutil.walk_packages(posembed.__path__, "posembed.")
     if module.name not in ("posembed.__main__", "posembed._C")
 ]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
 TEXT = sysconfig.get_path("stdlib")
@@ -53,6 +52,12 @@ def test_minilm_input_agrees_with_transformers() -> None:
     assert "largest difference" in result.stdout
 
 
+def test_word_vectors_reach_a_model() -> None:
+    result = run(sys.executable, EXAMPLES / "word_vectors.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1500 of 2000 words have a vector" in result.stdout
+
+
 def test_twins_have_the_same_losses(losses: Path) -> None:
     result = run(sys.executable, EXAMPLES / "language_model.py", *SHORT, "--compare", losses)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -86,11 +91,55 @@ def test_program_explains_what_it_was_not_given(program: Path) -> None:
     assert "no position method is called xpos" in run(program, *SHORT, "--methods", "xpos").stderr
 
 
-def test_windows_are_views_one_byte_apart() -> None:
-    ids = torch.arange(20)
-    inputs, targets = load("language_model").windows(ids, 6)
-    assert inputs.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
-    assert torch.equal(targets, inputs + 1)
-    storage = ids.untyped_storage().data_ptr()
-    assert inputs.untyped_storage().data_ptr() == storage
-    assert targets.untyped_storage().data_ptr() == storage
+def test_demo_draws_what_the_program_prints(
+    program: Path, losses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    demo = load("demo")
+    printed = run(program, *SHORT).stdout
+    rows, lengths = demo.read_table(printed)
+    assert lengths == [32, 64, 128]
+    assert list(rows) == METHODS
+    assert rows["learned"][1:] == [None, None]
+    assert all(f"{rows[method][0]:.3f}" in printed for method in METHODS)
+    curves = demo.read_curves(losses)
+    assert {method: curve[0] for method, curve in curves.items()} == {
+        method: list(range(8)) for method in METHODS
+    }
+    monkeypatch.setattr(demo, "BUILD", tmp_path)
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    demo.draw(printed, losses)
+    for name in ("extrapolation.png", "losses.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_from_text_to_model(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("matplotlib")
+    curves = tmp_path / "curves.svg"
+    result = run(
+        *(
+            sys.executable,
+            EXAMPLES / "text_to_model.py",
+            "--text",
+            EXAMPLES.parents[1] / "README.md",
+        ),
+        *("--steps", 20, "--vocabulary", 400, "--length", 16, "--batch", 8, "--curves", curves),
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert "tokens of 400 kinds" in lines[0]
+    before, after = (float(lines[1].split()[place]) for place in (5, 7))
+    assert after < before - 0.1
+    assert lines[2].startswith("The class definition")
+    assert "</svg>" in curves.read_text()
+
+
+def test_from_a_text_that_is_too_short(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    text = tmp_path / "text.txt"
+    text.write_text("A few words.")
+    result = run(sys.executable, EXAMPLES / "text_to_model.py", "--text", text)
+    assert result.returncode == 2
+    assert "--text: expected at least 5121 tokens, got 5" in result.stderr

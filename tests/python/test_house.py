@@ -73,7 +73,7 @@ def sources_of(room: str) -> list[Path]:
 
 
 def test_kernels_know_no_torch() -> None:
-    rooms = ("core", *FAMILIES)
+    rooms = ("core", "pretrained", *FAMILIES)
     kernels = [file for room in rooms for file in sources_of(room) if torch_free(file)]
     assert broken(kernels, (*TORCH, "dispatcher/", "posembed/")) == []
 
@@ -89,12 +89,18 @@ def test_the_dispatcher_knows_no_family() -> None:
 
 
 def test_users_headers_include_only_what_is_installed() -> None:
-    inside = ("core/", "dispatcher/", "nlohmann/", *(f"{family}/" for family in FAMILIES))
+    inside = (
+        "core/",
+        "dispatcher/",
+        "nlohmann/",
+        "pretrained/",
+        *(f"{family}/" for family in FAMILIES),
+    )
     assert broken(sources_of("include/posembed"), inside) == []
 
 
 def test_bindings_use_what_users_use() -> None:
-    inside = ("core/", "dispatcher/", *(f"{family}/" for family in FAMILIES))
+    inside = ("core/", "dispatcher/", "pretrained/", *(f"{family}/" for family in FAMILIES))
     assert broken(sources_of("python"), inside) == []
 
 

@@ -101,8 +101,8 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
         expected = torch.autograd.grad(
             scalar(as_tuple(case.reference(*exact.args, **exact.kwargs))), exact.tensors()
         )
-        for found, wanted in zip(actual, expected, strict=True):
-            assert found.dtype == dtype
+        for tensor, found, wanted in zip(sample.tensors(), actual, expected, strict=True):
+            assert found.dtype == tensor.dtype
             assert_close(found, wanted, 8 * TOLERANCE[dtype])
 
 

@@ -57,6 +57,11 @@ def rotate_pair(module: Any) -> Any:
     return module.forward(numbers(2, 5, 4, 8), numbers(2, 5, 1, 8), offset=3)
 
 
+def extend(module: Any) -> Any:
+    module.extend(13, "cubic")
+    return module.forward(numbers(2, 13, 8))
+
+
 MODULES = [
     twins("TokenEmbedding", 12, 8, call=look_up),
     twins("TokenEmbedding", 12, 8, 3, 1.5, 1.0, True, scale=0.5, gradient="rows", call=look_up),
@@ -128,9 +133,26 @@ MODULES = [
         cos_first=False,
         call=lambda m: m.shift_matrix(2.5),
     ),
+    twins(
+        "SinusoidalPositionalEmbedding",
+        8,
+        scale=0.5,
+        learned_scale=True,
+        call=lambda m: (m.forward(numbers(2, 5, 8), offset=3), m.encode(numbers(2, 5))),
+    ),
+    twins("LearnedPositionalEmbedding", 9, 8, first_row=2, call=extend),
     twins("RotaryEmbedding", 8, call=rotate_pair),
     twins("RotaryEmbedding", 8, base=500000.0, interleaved=True, call=rotate_pair),
     twins("RotaryEmbedding", 8, rotary_dim=4, rotary_start=2, reverse=True, call=rotate_pair),
+    twins("RotaryEmbedding", 8, scaling=pe.XPosScaling(center=2.5), call=rotate_pair),
+    twins("RotaryEmbedding", 8, numerics="float32", call=rotate_pair),
+    twins("RotaryEmbedding", 8, base=300.0, learned_frequencies=True, call=rotate_pair),
+    twins(
+        "RotaryEmbedding",
+        8,
+        layout="thd",
+        call=lambda m: m.forward(numbers(7, 2, 8), cu_seqlens=torch.tensor([0, 3, 7])),
+    ),
     twins(
         "RotaryEmbedding",
         8,

@@ -10,10 +10,32 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "posembed/export.h"
 
 namespace posembed {
+
+namespace functional {
+
+/// Positions of tokens among padding: 0, 1, … for tokens, -1 for padding, the row before position 0
+/// of a table with first_row > 0. As RoBERTa counts (first_row = padding_idx + 1); `past_length`
+/// tokens are in a cache.
+/// @param ids  int32/int64 [..., seq]
+/// @throws c10::ValueError a past_length below 0; c10::TypeError dtypes
+POSEMBED_API torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
+                                             int64_t past_length = 0);
+
+/// The same from a mask, 0 where padding is, of the cached tokens and the new ones; positions of
+/// the new ones. As OPT counts (first_row = 2).
+/// @param attention_mask  bool, int32 or int64 [..., past_length + seq]
+POSEMBED_API torch::Tensor opt_positions(const torch::Tensor& attention_mask,
+                                         int64_t past_length = 0);
+
+/// As fairseq counts (first_row = padding_idx + 1).
+POSEMBED_API torch::Tensor fairseq_positions(const torch::Tensor& ids, int64_t padding_idx);
+
+}  // namespace functional
 
 /// Options of LearnedPositionalEmbedding.
 struct POSEMBED_API LearnedOptions {
@@ -55,6 +77,12 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
                         int64_t offset = 0);
   /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
+
+  /// Makes the table longer, in place.
+  /// @param method  "linear" or "cubic": rows are stretched, the first and the last stay. "repeat":
+  ///     rows are repeated from the first on. Rows before position 0 stay.
+  /// @throws c10::ValueError a max_positions below the present one; another method
+  void extend(int64_t max_positions, const std::string& method = "linear");
 
   LearnedOptions options;
   torch::Tensor weight;

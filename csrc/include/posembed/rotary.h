@@ -37,6 +37,11 @@ struct RotaryCall {
   Layout layout = Layout::bshd;
   int64_t offset = 0;    ///< position of the first token where no positions are given
   bool inverse = false;  ///< undo the rotation
+  /// int32/int64 [documents + 1], from 0 to the number of tokens: where documents begin that lie
+  /// one behind the other (Layout::thd, or a batch of 1). Positions restart there, at `offset`.
+  std::optional<torch::Tensor> cu_seqlens = std::nullopt;
+  /// float32/float64 [rotary_dim / 2], radians per position, instead of the specification's.
+  std::optional<torch::Tensor> frequencies = std::nullopt;
 };
 
 /// Rotates `query`; gradients flow.
@@ -45,7 +50,8 @@ struct RotaryCall {
 ///     [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is
 /// @param spec  RotarySpec::to_json()
 /// @param no_key  std::nullopt: a second tensor would be the key
-/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
+/// @throws c10::ValueError shapes, options, cu_seqlens; c10::TypeError dtypes; c10::IndexError
+///     positions
 POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
                                   const std::optional<torch::Tensor>& positions,
                                   const std::string& spec, const RotaryCall& call = {});
@@ -63,6 +69,17 @@ POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
 POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
                           const std::optional<torch::Tensor>& positions, const std::string& spec,
                           const RotaryCall& call = {});
+
+/// The same into memory of the same shape and dtype, with any strides but for a contiguous last
+/// dimension; it may be the input itself. For inference, and for speed: fresh memory costs more
+/// than the rotation.
+POSEMBED_API void rotary_out(const torch::Tensor& out, const torch::Tensor& query,
+                             std::nullopt_t no_key, const std::optional<torch::Tensor>& positions,
+                             const std::string& spec, const RotaryCall& call = {});
+POSEMBED_API void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
+                             const torch::Tensor& query, const torch::Tensor& key,
+                             const std::optional<torch::Tensor>& positions, const std::string& spec,
+                             const RotaryCall& call = {});
 
 }  // namespace functional
 
@@ -90,14 +107,19 @@ struct POSEMBED_API RotaryOptions {
   TORCH_ARG(std::optional<Sections>, sections) = std::nullopt;
   /// Radians per position [rotary_dim / 2], instead of a series.
   TORCH_ARG(std::optional<std::vector<double>>, custom_frequencies) = std::nullopt;
+  /// How angles and products are rounded.
+  TORCH_ARG(Numerics, numerics) = Numerics::exact;
   /// Which dimension is which in query and key.
   TORCH_ARG(Layout, layout) = Layout::bshd;
+  /// Train the frequencies, as a parameter.
+  TORCH_ARG(bool, learned_frequencies) = false;
 
  public:
   RotarySpec spec() const;
 };
 
-/// Rotates query and key by their positions. Holds no tensor: nothing to cast, move or save.
+/// Rotates query and key by their positions. Holds no tensor unless frequencies are learned:
+/// nothing to cast, move or save.
 ///
 ///     posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
 ///     auto [q, k] = rope->forward(query, key);
@@ -112,25 +134,39 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Rotates query; see functional::rotary for shapes and errors.
   torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0, bool inverse = false);
+                        int64_t offset = 0, bool inverse = false,
+                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
   /// Rotates query and key in one launch.
   std::tuple<torch::Tensor, torch::Tensor> forward(
       const torch::Tensor& query, const torch::Tensor& key,
       const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-      bool inverse = false);
+      bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
 
   /// The same in place, for inference.
   void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false);
+               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
   void rotate_(const torch::Tensor& query, const torch::Tensor& key,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false);
+               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+
+  /// Casting a model leaves learned frequencies in float32 or float64: positions multiply what a
+  /// cast to bfloat16 would round away.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
 
   /// Read at construction and by reset().
   RotaryOptions options;
 
+  /// Learned frequencies [rotary_dim / 2], radians per position, float32; undefined without.
+  torch::Tensor frequencies;
+
  private:
+  functional::RotaryCall call(int64_t offset, bool inverse,
+                              const std::optional<torch::Tensor>& cu_seqlens) const;
+  torch::Dtype wide(torch::Dtype dtype) const;
+
   std::string text_;  // options.spec().to_json(), which the operator reads
 };
 

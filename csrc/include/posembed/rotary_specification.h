@@ -72,10 +72,33 @@ struct LongRopeScaling {
   std::optional<double> long_attention_factor = std::nullopt;  ///< default: attention_factor
 };
 
+/// xPos: frequencies as they are, but pair i of a query is multiplied by
+/// zeta^((position - center) / scale_base), zeta = (2i / rotary_dim + 0.4) / 1.4, and that of a key
+/// by its inverse, so that scores fade with distance. Sun et al., arXiv:2212.10554.
+///
+/// One tensor alone is a query; for keys alone see RotarySpec::for_keys.
+struct XPosScaling {
+  double scale_base = 512.0;  ///< negative: query and key change places
+  double center = 0.0;        ///< the position where nothing is multiplied
+};
+
 /// std::monostate: frequencies as they are.
 using RotaryScaling =
     std::variant<std::monostate, LinearScaling, NtkScaling, DynamicNtkScaling, YarnScaling,
-                 Llama3Scaling, ProportionalScaling, LongRopeScaling>;
+                 Llama3Scaling, ProportionalScaling, LongRopeScaling, XPosScaling>;
+
+/// How angles and products are rounded. Everything but `exact` gives a PyTorch program's bits:
+/// frequencies and angles in float32, products and sums without fused multiply-add.
+enum class Numerics {
+  exact,                  ///< exact angles at every position, one rounding of the result
+  float32,                ///< cosine and sine in the data's dtype, each step rounded to it
+  float32_product,        ///< cosine and sine in float32, the result rounded once
+  float32_rounded_table,  ///< cosine and sine in the data's dtype, the result rounded once
+  float32_polar,          ///< as float32_product, with torch.polar's cosine and sine
+};
+
+/// "exact", "float32", "float32_product", "float32_rounded_table" or "float32_polar".
+POSEMBED_API const char* name(Numerics numerics);
 
 /// Positions with several axes (time, height, width): the axis that turns each pair.
 struct POSEMBED_API Sections {
@@ -109,6 +132,8 @@ struct POSEMBED_API RotarySpec {
   /// Radians per position [rotary_dim / 2], instead of a series; no scaling beside them.
   std::optional<std::vector<double>> custom_frequencies = std::nullopt;
 
+  Numerics numerics = Numerics::exact;
+
   /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
   void check() const;
 
@@ -122,6 +147,10 @@ struct POSEMBED_API RotarySpec {
   /// are not comparable with those rotated by another: a cache belongs to one resolved
   /// specification.
   RotarySpec resolve(int64_t seq_len) const;
+
+  /// The specification that rotates a tensor alone as keys: what is given without a key is a query
+  /// otherwise. Differs for xPos only.
+  RotarySpec for_keys() const;
 
   /// Radians per position: float64 [rotary_dim / 2]. No seq_len: as up to the original context.
   torch::Tensor frequencies(std::optional<int64_t> seq_len = std::nullopt) const;

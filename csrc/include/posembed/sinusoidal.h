@@ -35,25 +35,32 @@ struct POSEMBED_API SinusoidalSpec {
   std::string to_json() const;
   static SinusoidalSpec from_json(const std::string& text);
 
+  /// int64 [embedding_dim]: an encoding of `other` is one of this with its columns in this order.
+  /// Raises c10::ValueError where frequencies or scale differ: no order makes them equal.
+  torch::Tensor permutation_to(const SinusoidalSpec& other) const;
+
   bool operator==(const SinusoidalSpec& other) const;
   bool operator!=(const SinusoidalSpec& other) const { return !(*this == other); }
 };
 
 namespace functional {
 
-/// x + encodings; gradients flow to x and to floating positions.
+/// x + encodings; gradients flow to x, to floating positions and to `scale`.
 /// @param x  floating [batch, seq, embedding_dim] or [seq, embedding_dim]
 /// @param positions  int32, int64 or floating [seq] or [batch, seq]; none: offset, offset + 1, …
 /// @param spec  SinusoidalSpec::to_json()
+/// @param scale  floating, one number that multiplies the encodings
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes
 POSEMBED_API torch::Tensor sinusoidal(const torch::Tensor& x,
                                       const std::optional<torch::Tensor>& positions,
-                                      const std::string& spec, int64_t offset = 0);
+                                      const std::string& spec, int64_t offset = 0,
+                                      const std::optional<torch::Tensor>& scale = std::nullopt);
 
 /// Encodings [..., embedding_dim] of positions [...]; float32 unless `dtype` says otherwise.
-POSEMBED_API torch::Tensor sinusoidal_encode(const torch::Tensor& positions,
-                                             const std::string& spec,
-                                             std::optional<torch::Dtype> dtype = std::nullopt);
+POSEMBED_API torch::Tensor sinusoidal_encode(
+    const torch::Tensor& positions, const std::string& spec,
+    std::optional<torch::Dtype> dtype = std::nullopt,
+    const std::optional<torch::Tensor>& scale = std::nullopt);
 
 }  // namespace functional
 
@@ -74,12 +81,14 @@ struct POSEMBED_API SinusoidalOptions {
   TORCH_ARG(std::optional<double>, shift) = std::nullopt;
   /// Multiplies the encoding.
   TORCH_ARG(double, scale) = 1.0;
+  /// Learn the scale: a parameter [] that starts at `scale`.
+  TORCH_ARG(bool, learned_scale) = false;
 
  public:
   SinusoidalSpec spec() const;
 };
 
-/// Adds sinusoidal encodings. Holds no tensor: nothing to cast, move or save.
+/// Adds sinusoidal encodings. Holds no tensor but a learned scale: nothing to cast, move or save.
 ///
 ///     posembed::SinusoidalPositionalEmbedding position(512);
 ///     auto y = position->forward(x);  // x [batch, seq, 512]
@@ -107,8 +116,11 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
 
   /// Read at construction and by reset().
   SinusoidalOptions options;
+  torch::Tensor scale;  ///< [], undefined unless it is learned
 
  private:
+  std::optional<torch::Tensor> learned_scale() const;
+
   std::string text_;  // options.spec().to_json(), which the operators read
 };
 

@@ -11,8 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "posembed/export.h"
+#include "posembed/pretrained.h"
 
 namespace posembed {
 
@@ -111,6 +114,14 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
   static POSEMBED_API TokenEmbedding from_pretrained(const torch::Tensor& weight,
                                                      bool freeze = true,
                                                      TokenOptions options = {0, 0});
+
+  /// A module over a table of a file that pretrained::open() takes: its rows for the words of
+  /// `vocabulary`, in that order, or without one all its rows. Sizes in `options` are ignored.
+  /// @throws pretrained::FileFormatError the file is broken; c10::ValueError options
+  static POSEMBED_API TokenEmbedding from_file(
+      const std::string& path,
+      const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
+      const pretrained::ReadOptions& read = {}, bool freeze = true, TokenOptions options = {0, 0});
 };
 
 }  // namespace posembed

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+#include "core/double_double.h"
+
 namespace posembed::core {
 namespace {
 
@@ -85,6 +87,58 @@ TEST(Turn, NegativePositionsTurnBack) {
     const Turn128 forward = phase(position, turn), back = phase(-position, turn);
     EXPECT_EQ(forward.low + back.low, 0u);
     EXPECT_EQ(forward.high + back.high + (forward.low != 0 ? 1 : 0), 0u);
+  }
+}
+
+/// Distance around the circle, in units of 2^-128.
+long double distance(Turn128 a, Turn128 b) {
+  const uint64_t low = a.low - b.low;
+  const auto high = static_cast<int64_t>(a.high - b.high - (a.low < b.low ? 1 : 0));
+  return std::ldexp(static_cast<long double>(high), 64) + static_cast<long double>(low);
+}
+
+TEST(Turn, FromRadiansAsInDoubleDouble) {
+  // The double-double quotient has 104 bits: that many places behind the angle's first bit agree.
+  std::mt19937_64 random(3);
+  std::uniform_real_distribution<double> exponent(-60, 20);
+  for (int i = 0; i < 200'000; ++i) {
+    const double sign = i % 2 == 0 ? 1 : -1;
+    const double wide = sign * std::exp2(exponent(random));
+    for (const double radians : {wide, static_cast<double>(static_cast<float>(wide))}) {
+      const Turn128 found = turn_from_radians(radians);
+      const Turn128 expected = turn_from_radians(DoubleDouble(radians));
+      const long double allowed = std::ldexp(std::fabs(static_cast<long double>(radians)), 26) + 2;
+      ASSERT_LE(std::fabs(distance(found, expected)), allowed) << radians;
+    }
+  }
+}
+
+TEST(Turn, FromRadiansWithWholeTurnsDropped) {
+  // x and 2^k x, each taken as an exact number, differ by a factor of 2^k in turns.
+  std::mt19937_64 random(4);
+  std::uniform_real_distribution<double> mantissa(1, 2);
+  for (int i = 0; i < 100'000; ++i) {
+    const double radians = mantissa(random);
+    const int shift = static_cast<int>(random() % 62);
+    const Turn128 small = turn_from_radians(radians);
+    const Turn128 large = turn_from_radians(std::ldexp(radians, shift));
+    const Turn128 product = phase(int64_t{1} << shift, small);
+    ASSERT_LE(std::fabs(distance(large, product)), std::ldexp(2.0L, shift)) << radians;
+  }
+}
+
+TEST(Turn, FromRadiansAtTheEdges) {
+  const auto is_zero = [](Turn128 turn) { return turn.high == 0 && turn.low == 0; };
+  EXPECT_TRUE(is_zero(turn_from_radians(0.0)));
+  EXPECT_TRUE(is_zero(turn_from_radians(-0.0)));
+  EXPECT_TRUE(is_zero(turn_from_radians(5e-324)));
+  EXPECT_TRUE(is_zero(turn_from_radians(-2.3e-308)));
+  EXPECT_EQ(turn_from_radians(0x1p-126).low, 0u);  // 2^-126 / (2 pi) is 0.6 of the last place
+  EXPECT_EQ(turn_from_radians(0x1p-123).low, 5u);
+  EXPECT_EQ(turn_from_radians(-0x1p-123).high, ~uint64_t{0});
+  EXPECT_TRUE(has_turn(-0x1.fffffffffffffp62));
+  for (const double none : {0x1p63, -0x1p63, HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+    EXPECT_FALSE(has_turn(none));
   }
 }
 

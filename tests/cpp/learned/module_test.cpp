@@ -32,6 +32,29 @@ TEST(LearnedModule, GradientsFlowWithoutPython) {
   EXPECT_TRUE(torch::equal(position->weight.grad(), expected));
 }
 
+TEST(LearnedModule, ExtendsItsTable) {
+  LearnedPositionalEmbedding position(LearnedOptions(2, 1).first_row(1));
+  {
+    const torch::NoGradGuard no_grad;
+    position->weight.copy_(torch::tensor({{9.f}, {0.f}, {4.f}}));
+  }
+  position->extend(5);
+  EXPECT_EQ(position->options.max_positions(), 5);
+  const torch::Tensor expected = torch::tensor({9.f, 0.f, 1.f, 2.f, 3.f, 4.f});
+  EXPECT_TRUE(torch::equal(position->weight.flatten(), expected));
+  EXPECT_TRUE(position->weight.requires_grad());
+  EXPECT_THROW(position->extend(4), c10::ValueError);
+}
+
+TEST(LearnedModule, CountsTokensAmongPadding) {
+  const torch::Tensor ids = torch::tensor({{1, 5, 1, 7}}, torch::kInt);
+  const torch::Tensor expected = torch::tensor({{-1, 0, -1, 1}}, torch::kLong);
+  EXPECT_TRUE(torch::equal(posembed::functional::roberta_positions(ids, 1), expected));
+  EXPECT_TRUE(torch::equal(posembed::functional::fairseq_positions(ids, 1), expected));
+  EXPECT_TRUE(
+      torch::equal(posembed::functional::opt_positions(ids.ne(1), 1), expected.slice(1, 1)));
+}
+
 TEST(LearnedModule, ClonesAndPrints) {
   LearnedPositionalEmbedding position(LearnedOptions(10, 4).first_row(2));
   auto copy = std::dynamic_pointer_cast<LearnedPositionalEmbeddingImpl>(position->clone());

@@ -76,6 +76,8 @@ struct Problem {
   bool interleaved = false, reverse = false, in_place = false;
   bool window_only = false;  // the key's rows
   double amplitude = 1.0;
+  double decay_base = 0.0;  // xPos: positions; 0: without
+  double magnitude = 1.0;   // of the data
   Order order = Order::bshd;
   int64_t padding = 0;  // elements between rows
   int64_t shift = 0;    // elements before the first row: misaligns every row
@@ -83,6 +85,9 @@ struct Problem {
   std::vector<int64_t> positions;  // [batch, seq], [axes, batch, seq], or empty
   int64_t axes = 1;                // taken in turns by the pairs
   core::Index index = core::Index::int64;
+  std::vector<int64_t> documents;  // cu_seqlens, or empty
+  std::vector<float> frequencies;  // learned ones [pairs], or empty
+  bool tangent = false;            // frequencies are what they move by
 
   std::string text() const {
     return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
@@ -98,8 +103,12 @@ struct Problem {
 class Call {
  public:
   explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
-    for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
-      turns_.push_back(core::turn_from_radians(frequency));
+    if (problem.frequencies.empty()) {
+      for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
+        turns_.push_back(core::turn_from_radians(frequency));
+      }
+    } else {
+      set_frequencies();
     }
     arguments.scalar = problem.scalar;
     arguments.batch = problem.batch;
@@ -111,10 +120,13 @@ class Call {
     arguments.reverse = problem.reverse;
     arguments.amplitude = problem.amplitude;
     arguments.offset = problem.offset;
+    arguments.tangent = problem.tangent;
     arguments.turns = turns_.data();
     arguments.count = problem.heads[1] > 0 ? 2 : 1;
     set_positions();
+    set_documents();
     set_axes();
+    set_decay();
     std::mt19937_64 random(seed);
     for (int64_t r = 0; r < arguments.count; ++r) set_rows(r, &random);
   }
@@ -128,9 +140,14 @@ class Call {
 
   int64_t position(int64_t axis, int64_t b, int64_t s) const {
     const int64_t row = axis * problem_.batch + b;
-    return problem_.positions.empty()
-               ? problem_.offset + s
-               : problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
+    if (!problem_.positions.empty()) {
+      return problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
+    }
+    int64_t start = 0;
+    for (const int64_t document : problem_.documents) {
+      if (document <= s) start = document;
+    }
+    return problem_.offset + s - start;
   }
 
   /// A token's position on each axis.
@@ -154,8 +171,8 @@ class Call {
       for (int64_t b = 0; b < problem_.batch; ++b)
         for (int64_t s = 0; s < problem_.seq; ++s)
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
-            check_row(variant, arguments.rows[r], before[r].data(), output(r).data(),
-                      expected.data(), place(r, b, s, h), positions(b, s));
+            check_row(variant, r, before[r].data(), output(r).data(), expected.data(),
+                      place(r, b, s, h), positions(b, s));
       ASSERT_EQ(memcmp(expected.data(), output(r).data(), expected.size()), 0)
           << variant.name << " wrote outside its rows: " << problem_.text();
       if (problem_.in_place) continue;
@@ -177,6 +194,19 @@ class Call {
     arguments.position_stride[1] = 1;
   }
 
+  void set_documents() {
+    if (problem_.documents.empty()) return;
+    arguments.documents.starts = {problem_.documents.data(), core::Index::int64};
+    arguments.documents.count = static_cast<int64_t>(problem_.documents.size()) - 1;
+  }
+
+  void set_frequencies() {
+    arguments.frequencies = {problem_.frequencies.data(), Scalar::float32};
+    for (const float frequency : problem_.frequencies) {
+      turns_.push_back(core::turn_from_radians(core::DoubleDouble(frequency)));
+    }
+  }
+
   void set_axes() {
     arguments.axes = problem_.axes;
     arguments.position_stride[2] = problem_.batch * problem_.seq;
@@ -184,6 +214,25 @@ class Call {
       axis_of_pair_.push_back(static_cast<uint8_t>(i % problem_.axes));
     }
     arguments.axis_of_pair = axis_of_pair_.data();
+  }
+
+  void set_decay() {
+    if (problem_.decay_base == 0.0) return;
+    for (int64_t i = 0; i < problem_.pairs; ++i) {
+      const double part = static_cast<double>(i) / static_cast<double>(problem_.pairs);
+      decay_.push_back(std::log2((part + 0.4) / 1.4) / problem_.decay_base);
+    }
+    arguments.decay = decay_.data();
+    arguments.decay_center = 2.5;
+    arguments.decay_sign = problem_.reverse ? -1.0 : 1.0;
+  }
+
+  /// What multiplies a pair of tensor `r`.
+  long double amplitude(int64_t r, int64_t pair, int64_t position) const {
+    if (decay_.empty()) return problem_.amplitude;
+    const long double distance = static_cast<long double>(position) - arguments.decay_center;
+    const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
+    return problem_.amplitude * std::exp2(sign * distance * decay_[static_cast<size_t>(pair)]);
   }
 
   void set_rows(int64_t r, std::mt19937_64* random) {
@@ -201,7 +250,7 @@ class Call {
     in_[r].resize(static_cast<size_t>(elements * size));
     std::normal_distribution<double> normal;
     for (int64_t i = 0; i < elements; ++i)
-      set_element(in_[r].data(), problem_.scalar, i, normal(*random));
+      set_element(in_[r].data(), problem_.scalar, i, problem_.magnitude * normal(*random));
     out_[r].assign(in_[r].size(), char(0xab));
     rows.in = in_[r].data() + problem_.shift * size;
     rows.out = output(r).data() + problem_.shift * size;
@@ -209,13 +258,17 @@ class Call {
 
   /// Checks the rotated window, and copies the row into `expected`, which then holds what may be
   /// there.
-  void check_row(const Variant& variant, const Rows& rows, const char* before, const char* after,
+  void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
                  char* expected, int64_t place, const std::vector<int64_t>& positions) {
     const Scalar scalar = problem_.scalar;
+    const Rows& rows = arguments.rows[r];
     const int64_t start = window_start(arguments, rows);
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(place) * size;
-    memcpy(expected + begin, before + begin, static_cast<size_t>(row_dim(arguments, rows)) * size);
+    if (!problem_.tangent) {
+      memcpy(expected + begin, before + begin,
+             static_cast<size_t>(row_dim(arguments, rows)) * size);
+    }
     if (std::count(positions.begin(), positions.end(), -1) > 0) return;
     memcpy(expected + begin + static_cast<size_t>(start) * size,
            after + begin + static_cast<size_t>(start) * size,
@@ -226,18 +279,23 @@ class Call {
       const int64_t position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;
       core::sincos_turn(core::phase(position, turns_[static_cast<size_t>(i)]), &sine, &cosine);
-      const long double c = cosine * problem_.amplitude;
-      const long double s = (problem_.reverse ? -sine : sine) * problem_.amplitude;
+      const long double size_of_pair = amplitude(r, i, position);
+      if (problem_.tangent) {
+        sine = static_cast<double>(position) * problem_.frequencies[static_cast<size_t>(i)];
+        cosine = 0;
+      }
+      const long double c = cosine * size_of_pair;
+      const long double s = (problem_.reverse ? -sine : sine) * size_of_pair;
       const long double x = element(before, scalar, first), y = element(before, scalar, second);
       const double results[] = {static_cast<double>(x * c - y * s),
                                 static_cast<double>(y * c + x * s)};
       const int64_t places[] = {first, second};
-      const double length =
-          std::hypot(static_cast<double>(x), static_cast<double>(y)) * problem_.amplitude;
+      const double length = static_cast<double>(
+          std::hypot(x, y) * (problem_.tangent ? std::fabs(sine) : size_of_pair));
       for (int k = 0; k < 2; ++k) {
         const double got = element(after, scalar, places[k]);
         const bool wide = scalar == Scalar::float64;
-        double allowed = (wide ? 1e-15 : 2.5e-7) * length;
+        double allowed = (wide ? decay_.empty() ? 1e-15 : 1e-13 : 2.5e-7) * length;
         if (scalar == Scalar::bfloat16 || scalar == Scalar::float16)
           allowed += 0.5 * ulp(scalar, results[k]);
         ASSERT_NEAR(got, results[k], allowed) << variant.name << ", pair " << i << ", position "
@@ -249,8 +307,54 @@ class Call {
   Problem problem_;
   std::vector<core::Turn128> turns_;
   std::vector<uint8_t> axis_of_pair_;
+  std::vector<double> decay_;
   std::vector<int32_t> narrow_;
   std::vector<char> in_[2], out_[2];
 };
+
+/// What is left of `value` in memory of type `scalar`.
+inline double kept(Scalar scalar, double value) {
+  double memory;
+  set_element(&memory, scalar, 0, value);
+  return element(&memory, scalar, 0);
+}
+
+/// Rotates by tables that no angle has, and compares every bit with the steps written out.
+inline void check_in_steps(const Variant& variant, const Problem& problem, bool round_products) {
+  Call call(problem);
+  const int64_t tokens = problem.batch * problem.seq;
+  std::vector<float> cosines(static_cast<size_t>(tokens * problem.pairs)), sines(cosines);
+  for (size_t i = 0; i < cosines.size(); ++i) {
+    cosines[i] = std::sin(static_cast<float>(3 * i + 1));
+    sines[i] = std::sin(static_cast<float>(7 * i + 2));
+  }
+  call.arguments.cosines = cosines.data();
+  call.arguments.sines = sines.data();
+  call.arguments.table_stride[0] = problem.seq * problem.pairs;
+  call.arguments.table_stride[1] = problem.pairs;
+  call.arguments.round_products = round_products;
+  const std::vector<char> before[2] = {call.input(0), call.input(1)};
+  variant.rotate(call.arguments, 0, tokens);
+  const Scalar scalar = problem.scalar;
+  const Scalar steps = scalar == Scalar::float64 || round_products ? scalar : Scalar::float32;
+  for (int64_t r = 0; r < call.arguments.count; ++r)
+    for (int64_t token = 0; token < tokens; ++token)
+      for (int64_t h = 0; h < problem.heads[r]; ++h)
+        for (int64_t i = 0; i < problem.pairs; ++i) {
+          const int64_t row = call.place(r, token / problem.seq, token % problem.seq, h);
+          const int64_t first = row + problem.start + (problem.interleaved ? 2 * i : i);
+          const int64_t second = problem.interleaved ? first + 1 : first + problem.pairs;
+          const double c = cosines[static_cast<size_t>(token * problem.pairs + i)];
+          const double s = sines[static_cast<size_t>(token * problem.pairs + i)];
+          const double x = element(before[r].data(), scalar, first);
+          const double y = element(before[r].data(), scalar, second);
+          const double difference = kept(steps, kept(steps, x * c) - kept(steps, y * s));
+          const double sum = kept(steps, kept(steps, y * c) + kept(steps, x * s));
+          ASSERT_EQ(element(call.output(r).data(), scalar, first), kept(scalar, difference))
+              << variant.name << " " << problem.text();
+          ASSERT_EQ(element(call.output(r).data(), scalar, second), kept(scalar, sum))
+              << variant.name << " " << problem.text();
+        }
+}
 
 }  // namespace posembed::rotary

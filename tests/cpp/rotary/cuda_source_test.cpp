@@ -94,6 +94,134 @@ TEST(RotaryGpuSource, AnAxisForEachPair) {
   }
 }
 
+TEST(RotaryGpuSource, DocumentsRestartPositions) {
+  for (const Order order : {Order::bshd, Order::bhsd}) {
+    Problem problem;
+    problem.batch = 1;
+    problem.seq = 23;
+    problem.order = order;
+    problem.offset = 100000;
+    problem.documents = {0, 0, 1, 8, 8, 22, 23, 23};
+    ASSERT_NO_FATAL_FAILURE(check(problem));
+  }
+}
+
+TEST(RotaryGpuSource, CorruptDocumentsReadNothingOutside) {
+  Problem problem;
+  problem.batch = 1;
+  problem.heads[1] = 0;
+  problem.documents = {9, -4, 1000};
+  Call call(problem);
+  core::DeviceError error = {};
+  call.arguments.error = &error;
+  rotate_all(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+}
+
+TEST(RotaryGpuSource, LearnedFrequencies) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.offset = 1000000;
+      problem.amplitude = 1.25;
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
+      problem.frequencies[3] *= -1;
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, FrequenciesThatAreNoNumbersGiveNan) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 3;
+      problem.frequencies = {NAN, 1.0f, INFINITY};
+      Call call(problem);
+      rotate_all(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+      for (int64_t i = 0; i < 6; ++i) {
+        const int64_t pair = interleaved ? i / 2 : i % 3;
+        const double result = element(call.output(0).data(), scalar, call.place(0, 1, 2, 1) + i);
+        EXPECT_EQ(std::isnan(result), pair != 1) << "component " << i;
+      }
+    }
+  }
+}
+
+TEST(RotaryGpuSource, TangentsTurnByAQuarter) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.tangent = true;
+      problem.reverse = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, AmplitudesOfXPos) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 27 + bits;
+      problem.head_dim = 2 * problem.pairs + 3;
+      problem.seq = 7;
+      problem.decay_base = 2048;
+      problem.positions = {0, 1, -1, 2, 3, 511, 8191, 4, 100, 7, -1, 9, 4096, 5};
+      ASSERT_NO_FATAL_FAILURE(check(problem));
+    }
+  }
+}
+
+TEST(RotaryGpuSource, AmplitudesOfXPosBeyondTheLargestFloat) {
+  // 2^-90 times up to 2^180: the result is finite, the amplitude is not.
+  Problem problem;
+  problem.magnitude = 0x1p-90;
+  problem.decay_base = 1.0;
+  problem.batch = 1;
+  problem.seq = 1;
+  problem.heads[0] = 0;  // keys grow
+  problem.offset = 102;
+  ASSERT_NO_FATAL_FAILURE(check(problem));
+  problem.scalar = Scalar::float64;
+  problem.heads[0] = 2;
+  problem.offset = 550;
+  problem.magnitude = 0x1p-10;
+  ASSERT_NO_FATAL_FAILURE(check(problem));
+}
+
+TEST(RotaryGpuSource, TurnsByTablesInSteps) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.in_place = (bits & 2) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = bits % 3 == 0 ? 37 : 32;
+      problem.start = 8;
+      problem.head_dim = 2 * problem.pairs + 16;
+      ASSERT_NO_FATAL_FAILURE(check_in_steps(source, problem, (bits & 4) != 0));
+    }
+  }
+}
+
 TEST(RotaryGpuSource, AKeyThatIsTheWindowAlone) {
   for (const Scalar scalar : scalars) {
     for (int bits = 0; bits < 8; ++bits) {
@@ -135,6 +263,7 @@ TEST(RotaryGpuSource, SameBitsAsTheCpu) {
       problem.in_place = true;
       problem.offset = 1000000;
       problem.amplitude = 0.7;
+      problem.decay_base = interleaved ? 1e5 : 0.0;
       Call cpu(problem), gpu(problem);
       rotate_cpu(cpu.arguments, 0, problem.batch * problem.seq);
       rotate_all(gpu.arguments, 0, problem.batch * problem.seq);

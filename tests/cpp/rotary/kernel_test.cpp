@@ -76,6 +76,134 @@ TEST(RotaryKernel, AnAxisForEachPair) {
   }
 }
 
+TEST(RotaryKernel, DocumentsRestartPositions) {
+  for (const Order order : {Order::bshd, Order::bhsd}) {
+    Problem problem;
+    problem.batch = 1;
+    problem.seq = 23;
+    problem.order = order;
+    problem.offset = 100000;
+    problem.documents = {0, 0, 1, 8, 8, 22, 23, 23};
+    ASSERT_NO_FATAL_FAILURE(check_all(problem));
+  }
+}
+
+TEST(RotaryKernel, CorruptDocumentsReadNothingOutside) {
+  Problem problem;
+  problem.batch = 1;
+  problem.heads[1] = 0;
+  problem.documents = {9, -4, 1000};
+  Call call(problem);
+  rotate_cpu(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+}
+
+TEST(RotaryKernel, LearnedFrequencies) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.offset = 1000000;
+      problem.amplitude = 1.25;
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
+      problem.frequencies[3] *= -1;
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
+TEST(RotaryKernel, FrequenciesThatAreNoNumbersGiveNan) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 3;
+      problem.frequencies = {NAN, 1.0f, INFINITY};
+      Call call(problem);
+      rotate_cpu(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+      for (int64_t i = 0; i < 6; ++i) {
+        const int64_t pair = interleaved ? i / 2 : i % 3;
+        const double result = element(call.output(0).data(), scalar, call.place(0, 1, 2, 1) + i);
+        EXPECT_EQ(std::isnan(result), pair != 1) << "component " << i;
+      }
+    }
+  }
+}
+
+TEST(RotaryKernel, TangentsTurnByAQuarter) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.tangent = true;
+      problem.reverse = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
+TEST(RotaryKernel, AmplitudesOfXPos) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 27 + bits;
+      problem.head_dim = 2 * problem.pairs + 3;
+      problem.seq = 7;
+      problem.decay_base = 2048;
+      problem.positions = {0, 1, -1, 2, 3, 511, 8191, 4, 100, 7, -1, 9, 4096, 5};
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
+TEST(RotaryKernel, AmplitudesOfXPosBeyondTheLargestFloat) {
+  // 2^-90 times up to 2^180: the result is finite, the amplitude is not.
+  Problem problem;
+  problem.magnitude = 0x1p-90;
+  problem.decay_base = 1.0;
+  problem.batch = 1;
+  problem.seq = 1;
+  problem.heads[0] = 0;  // keys grow
+  problem.offset = 102;
+  ASSERT_NO_FATAL_FAILURE(check_all(problem));
+  problem.scalar = Scalar::float64;
+  problem.heads[0] = 2;
+  problem.offset = 550;
+  problem.magnitude = 0x1p-10;
+  ASSERT_NO_FATAL_FAILURE(check_all(problem));
+}
+
+TEST(RotaryKernel, TurnsByTablesInSteps) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.in_place = (bits & 2) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 37;
+      problem.start = 8;
+      problem.head_dim = 2 * problem.pairs + 16;
+      for (const Variant& variant : variants()) {
+        ASSERT_NO_FATAL_FAILURE(check_in_steps(variant, problem, (bits & 4) != 0));
+      }
+    }
+  }
+}
+
 TEST(RotaryKernel, AKeyThatIsTheWindowAlone) {
   for (const Scalar scalar : scalars) {
     for (int bits = 0; bits < 8; ++bits) {
@@ -184,6 +312,7 @@ TEST(RotaryKernel, SameBitsOnEveryInstructionSet) {
       problem.pairs = 99;
       problem.amplitude = 0.7;
       problem.offset = 1000000;
+      problem.decay_base = interleaved ? 1e5 : 0.0;
       std::vector<std::vector<char>> results;
       for (const Variant& variant : variants()) {
         Call call(problem);
@@ -283,6 +412,39 @@ TEST(RotaryKernel, EveryBitPatternOfBFloat16) {
         const float value = core::load(BFloat16{bits[i]});
         const bool nan = (i & 0x7fff) > 0x7f80 || (partner & 0x7fff) >= 0x7f80;
         ASSERT_TRUE(!nan || std::isnan(value)) << variant.name << " " << i;
+      }
+    }
+  }
+}
+
+TEST(RotaryKernel, TiesRoundToEvenWhereverTheyStand) {
+  // 1.5 times (1 + 3/128) lies halfway between two bfloat16 numbers; all others are exact.
+  constexpr float tie = 1.0f + 3.0f / 128, even = 1.5f + 4.0f / 128;
+  for (const Variant& variant : variants()) {
+    for (const bool interleaved : {false, true}) {
+      for (const int64_t pairs : {8, 16, 40, 64, 99}) {
+        Problem problem;
+        problem.scalar = Scalar::bfloat16;
+        problem.interleaved = interleaved;
+        problem.in_place = true;
+        problem.batch = 1;
+        problem.seq = problem.head_dim = 2 * pairs;
+        problem.pairs = pairs;
+        problem.heads[0] = 1;
+        problem.heads[1] = 0;
+        problem.amplitude = 1.5;
+        problem.positions.assign(static_cast<size_t>(problem.seq), 0);
+        Call call(problem);
+        void* data = call.input(0).data();
+        const int64_t size = problem.head_dim;
+        for (int64_t i = 0; i < size * size; ++i) {
+          set_element(data, problem.scalar, i, i / size == i % size ? tie : 1.0f);
+        }
+        variant.rotate(call.arguments, 0, problem.seq);
+        for (int64_t i = 0; i < size * size; ++i) {
+          ASSERT_EQ(element(data, problem.scalar, i), i / size == i % size ? even : 1.5f)
+              << variant.name << problem.text() << " row " << i / size << " place " << i % size;
+        }
       }
     }
   }

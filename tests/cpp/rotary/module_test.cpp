@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <sstream>
+#include <string>
 
 #include "posembed/rotary.h"
 
@@ -43,6 +46,46 @@ TEST(RotaryModule, InPlaceEqualsFunctional) {
   EXPECT_TRUE(torch::equal(query, expected));
 }
 
+TEST(RotaryModule, IntoGivenMemory) {
+  const std::string spec = RotarySpec(8).to_json();
+  const torch::Tensor query = torch::randn({2, 3, 4, 8}), key = torch::randn({2, 3, 1, 8});
+  const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, {}, spec);
+  const torch::Tensor packed = torch::zeros({2, 3, 6, 8});
+  const torch::Tensor query_out = packed.narrow(2, 0, 4), key_out = packed.narrow(2, 4, 1);
+  posembed::functional::rotary_out(query_out, key_out, query, key, {}, spec);
+  EXPECT_TRUE(torch::equal(query_out, query_wanted));
+  EXPECT_TRUE(torch::equal(key_out, key_wanted));
+  posembed::functional::rotary_out(query_out, query, std::nullopt, {}, spec);
+  EXPECT_TRUE(torch::equal(query_out, query_wanted));
+  EXPECT_THROW(
+      posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, std::nullopt, {}, spec),
+      c10::ValueError);
+}
+
+TEST(RotaryModule, KeysAloneGrowWhereQueriesFade) {
+  RotarySpec spec(8);
+  spec.scaling = posembed::XPosScaling{};
+  RotaryEmbedding rope{RotaryOptions(spec)}, for_keys{RotaryOptions(spec.for_keys())};
+  const torch::Tensor query = torch::randn({1, 3, 2, 8}), key = torch::randn({1, 3, 2, 8});
+  const auto [query_rotated, key_rotated] = rope->forward(query, key);
+  EXPECT_TRUE(torch::equal(rope->forward(query), query_rotated));
+  EXPECT_TRUE(torch::equal(for_keys->forward(key), key_rotated));
+}
+
+TEST(RotaryModule, NumericsOfPyTorchPrograms) {
+  RotaryEmbedding rope(RotaryOptions(8).numerics(posembed::Numerics::float32));
+  const torch::Tensor query = torch::randn({1, 5, 2, 8}, torch::kBFloat16);
+  const torch::Tensor even = torch::arange(0, 8, 2).to(torch::kFloat);
+  const torch::Tensor frequencies = 1.0 / torch::pow(10000.0, even / 8);
+  const torch::Tensor angle = torch::arange(5).to(torch::kFloat).view({1, 5, 1, 1}) * frequencies;
+  const torch::Tensor cosine = angle.cos().to(torch::kBFloat16);
+  const torch::Tensor sine = angle.sin().to(torch::kBFloat16);
+  const auto halves = query.chunk(2, -1);
+  const torch::Tensor wanted = torch::cat(
+      {halves[0] * cosine + -halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
+  EXPECT_TRUE(torch::equal(rope->forward(query), wanted));
+}
+
 TEST(RotaryModule, ClonesAndMovesWithoutState) {
   RotaryEmbedding rope(RotaryOptions(8).base(500000.0));
   EXPECT_TRUE(rope->parameters().empty());
@@ -51,6 +94,58 @@ TEST(RotaryModule, ClonesAndMovesWithoutState) {
   copy->to(torch::kBFloat16);
   const torch::Tensor query = torch::randn({1, 3, 1, 8});
   EXPECT_TRUE(torch::equal(copy->forward(query), rope->forward(query)));
+}
+
+TEST(RotaryModule, LearnsFrequencies) {
+  RotaryEmbedding rope(RotaryOptions(8).base(300.0).learned_frequencies(true));
+  const torch::Tensor initial = rope->frequencies.detach().clone();
+  EXPECT_TRUE(torch::equal(initial, rope->options.spec().frequencies().to(torch::kFloat)));
+  const auto [query, key] = rope->forward(torch::randn({1, 5, 4, 8}), torch::randn({1, 5, 2, 8}));
+  (query.sum() * key.pow(3).sum()).backward();
+  torch::optim::SGD(rope->parameters(), /*lr=*/0.1).step();
+  EXPECT_GT((rope->frequencies - initial).abs().max().item<double>(), 0);
+  EXPECT_EQ(rope->named_parameters().keys(), std::vector<std::string>{"frequencies"});
+}
+
+TEST(RotaryModule, CastsLeaveLearnedFrequenciesAlone) {
+  torch::nn::ModuleList model;
+  RotaryEmbedding rope(RotaryOptions(8).base(300.0).learned_frequencies(true));
+  model->push_back(rope);
+  model->push_back(torch::nn::Linear(8, 8));
+  const torch::Tensor before = rope->frequencies.detach().clone();
+  model->to(torch::kBFloat16);
+  model->to(torch::kCPU, torch::kHalf);
+  EXPECT_EQ(model->parameters().back().scalar_type(), torch::kHalf);
+  EXPECT_EQ(rope->frequencies.scalar_type(), torch::kFloat);
+  EXPECT_TRUE(torch::equal(rope->frequencies, before));
+  model->to(torch::kDouble);
+  EXPECT_EQ(rope->frequencies.scalar_type(), torch::kDouble);
+}
+
+TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
+  RotaryEmbedding rope(RotaryOptions(8).learned_frequencies(true));
+  auto copy = std::dynamic_pointer_cast<posembed::RotaryEmbeddingImpl>(rope->clone());
+  {
+    const torch::NoGradGuard guard;
+    rope->frequencies.mul_(2);
+  }
+  const torch::Tensor query = torch::randn({1, 3, 1, 8});
+  EXPECT_TRUE(
+      torch::equal(copy->forward(query),
+                   RotaryEmbedding(RotaryOptions(8).learned_frequencies(true))->forward(query)));
+  EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
+}
+
+TEST(RotaryModule, DocumentsRestartPositions) {
+  RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
+  const torch::Tensor query = torch::randn({7, 2, 8});
+  const torch::Tensor rotated =
+      rope->forward(query, std::nullopt, std::nullopt, /*offset=*/2, /*inverse=*/false,
+                    /*cu_seqlens=*/torch::tensor({0, 3, 7}, torch::kInt));
+  const torch::Tensor second = rope->forward(query.slice(0, 3), std::nullopt, std::nullopt, 2);
+  EXPECT_TRUE(torch::equal(rotated.slice(0, 3), second));
+  EXPECT_THROW(rope->forward(query, std::nullopt, std::nullopt, 0, false, torch::tensor({0, 6})),
+               c10::ValueError);
 }
 
 TEST(RotaryModule, PrintsItsOptions) {

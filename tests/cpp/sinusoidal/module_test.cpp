@@ -63,6 +63,23 @@ TEST(SinusoidalModule, ClonesAndCastsWithoutState) {
   EXPECT_TRUE(torch::equal(copy->forward(x), position->forward(x)));
 }
 
+TEST(SinusoidalModule, LearnsItsScale) {
+  SinusoidalPositionalEmbedding position(SinusoidalOptions(2).scale(0.5).learned_scale(true));
+  ASSERT_EQ(position->parameters().size(), 1);
+  const torch::Tensor y = position->forward(torch::zeros({1, 3, 2}));
+  y.select(-1, 1).sum().backward();
+  const torch::Tensor cosines = torch::arange(3, torch::kFloat).cos();
+  EXPECT_TRUE(torch::allclose(y[0].select(-1, 1), 0.5 * cosines, 0, 1e-7));
+  EXPECT_TRUE(torch::allclose(position->scale.grad(), cosines.sum(), 0, 1e-6));
+}
+
+TEST(SinusoidalModule, PermutesBetweenPresets) {
+  SinusoidalSpec halves(4);
+  halves.preset = "marian";
+  const torch::Tensor order = SinusoidalSpec(4).permutation_to(halves);
+  EXPECT_TRUE(torch::equal(order, torch::tensor({0, 2, 1, 3}, torch::kLong)));
+}
+
 TEST(SinusoidalModule, PrintsItsOptions) {
   std::ostringstream text;
   text << SinusoidalPositionalEmbedding(SinusoidalOptions(512).preset("ddpm").cos_first(true));

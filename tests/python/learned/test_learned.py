@@ -145,3 +145,79 @@ def test_compiled_module_serves_every_length() -> None:
         x = torch.randn(batch, seq, 4)
         assert torch.equal(compiled(x, offset=offset), module(x, offset=offset))
     assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("method", ["linear", "cubic", "repeat"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_extend(method: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Stretched: both ends stay and a straight line stays straight. Repeated: row p is row p mod 5."""
+    module = pe.LearnedPositionalEmbedding(5, 3, first_row=2, dtype=dtype, device=device)
+    line = torch.arange(5.0)[:, None] * torch.tensor([1.0, -2.0, 0.5]) + 0.25
+    with torch.no_grad():
+        module.weight[2:] = line
+    padding = module.weight[:2].clone()
+    module.extend(9, method)
+    assert module.max_positions == 9
+    assert module.weight.is_contiguous()
+    assert module.weight.dtype == dtype
+    assert torch.equal(module.weight[:2], padding)
+    found = module.weight[2:].double().cpu()
+    if method == "repeat":
+        assert torch.equal(found, line[torch.arange(9) % 5].double())
+    elif method == "linear":
+        expected = torch.arange(9.0)[:, None] / 2 * torch.tensor([1.0, -2.0, 0.5]) + 0.25
+        assert torch.equal(found, expected.double())
+    else:
+        assert torch.equal(found[::2], line.double())
+        assert not torch.equal(found, line[torch.arange(9) // 2].double())
+    module(torch.zeros(1, 9, 3, dtype=dtype, device=device)).sum().backward()
+    assert torch.equal(module.weight.grad[2:].double().cpu(), torch.ones(9, 3).double())
+
+
+def test_extend_refuses() -> None:
+    module = pe.LearnedPositionalEmbedding(5, 3)
+    with pytest.raises(ValueError, match=r"max_positions: expected 5 or more, which .* got 4"):
+        module.extend(4)
+    with pytest.raises(ValueError, match=r"method: expected 'linear', .* got 'nearest'"):
+        module.extend(6, "nearest")
+    with pytest.raises(ValueError, match="weight: expected rows to extend"):
+        pe.LearnedPositionalEmbedding(0, 3).extend(6)
+
+
+def test_roberta_positions_are_those_of_transformers(device: torch.device) -> None:
+    roberta = pytest.importorskip("transformers.models.roberta.modeling_roberta")
+    ids = torch.tensor([[1, 5, 1, 7, 8], [1, 1, 1, 1, 1], [3, 4, 5, 6, 1]], device=device)
+    make = roberta.RobertaEmbeddings.create_position_ids_from_input_ids
+    for past in (0, 4):
+        found = pe.functional.roberta_positions(ids, 1, past_length=past)
+        assert torch.equal(found + 2, make(ids, 1, past))  # padding_idx + 1 is the first row
+    assert torch.equal(
+        pe.functional.fairseq_positions(ids.int(), 1), pe.functional.roberta_positions(ids, 1)
+    )
+
+
+def test_opt_positions_are_those_of_transformers() -> None:
+    opt = pytest.importorskip("transformers.models.opt.modeling_opt")
+    table = opt.OPTLearnedPositionalEmbedding(12, 4)
+    module = pe.LearnedPositionalEmbedding(12, 4, first_row=2)
+    module.load_state_dict(table.state_dict())
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+    for past in (0, 3):
+        positions = pe.functional.opt_positions(mask, past_length=past)
+        assert torch.equal(module.encode(positions), table(mask, past))
+
+
+def test_positions_among_padding_refuse() -> None:
+    with pytest.raises(TypeError, match="mask: expected bool, int32 or int64, got Float"):
+        pe.functional.opt_positions(torch.ones(1, 3))
+    with pytest.raises(ValueError, match=r"past_length: expected 0 to 3, .* got 4"):
+        pe.functional.opt_positions(torch.ones(1, 3, dtype=torch.int32), past_length=4)
+    with pytest.raises(ValueError, match="past_length: expected 0 or more, got -1"):
+        pe.functional.roberta_positions(torch.ones(1, 3, dtype=torch.int32), 1, past_length=-1)
+
+
+def test_positions_among_padding_compile() -> None:
+    compiled = torch.compile(pe.functional.roberta_positions, fullgraph=True, dynamic=True)
+    for seq in (5, 9):
+        ids = torch.randint(0, 3, (2, seq))
+        assert torch.equal(compiled(ids, 1), pe.functional.roberta_positions(ids, 1))

@@ -101,6 +101,20 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope(q, positions=torch.zeros(1, 2, 6).long()), ValueError, r"positions: expected \[seq\] or \[batch, seq\], got \[1, 2, 6\]"),
         (lambda rope, q, k: rope(q, positions=torch.arange(6), offset=1), ValueError, "offset: expected 0 where positions are given, got 1"),
         (lambda rope, q, k: rope(q, offset=-1), ValueError, "offset: expected 0 or more, got -1"),
+        (lambda rope, q, k: rope(q[:1], cu_seqlens=torch.tensor([[0, 6]])), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[1, 2\]"),
+        (lambda rope, q, k: rope(q, cu_seqlens=torch.tensor([0, 6])), ValueError, "cu_seqlens: expected layout 'thd' or batch 1, got batch 2"),
+        (lambda rope, q, k: rope(q[:1], cu_seqlens=torch.tensor([0.0, 6.0])), TypeError, "cu_seqlens: expected int32 or int64, got Float"),
+        (lambda rope, q, k: rope(q[:1], cu_seqlens=torch.tensor([], dtype=torch.int32)), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[0\]"),
+        (lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([1, 6])), ValueError, "cu_seqlens: expected 0 first, got 1"),
+        (lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([0, 5])), ValueError, "cu_seqlens: expected the number of tokens, 6, last, got 5"),
+        (lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([0, 4, 3, 6])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at place 2"),
+        (lambda rope, q, k: rope(q[:1], positions=torch.arange(6), cu_seqlens=torch.tensor([0, 6])), ValueError, "cu_seqlens: expected none where positions are given"),
+        (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(7)), ValueError, "frequencies: expected rotary_dim / 2 8, got 7"),
+        (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(1, 8)), ValueError, r"frequencies: expected \[rotary_dim / 2\], got \[1, 8\]"),
+        (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(8).half()), TypeError, "frequencies: expected float32 or float64, got Half"),
+        (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(8, device="meta")), ValueError, "frequencies: expected the device of query, cpu, got meta"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, learned_frequencies=True).rotate_(q), ValueError, "frequencies: requires grad"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, scaling=pe.DynamicNtkScaling(2.0, 32), learned_frequencies=True), ValueError, "learned_frequencies: expected a specification whose frequencies do not depend"),
         (lambda rope, q, k: rope(q, positions=torch.tensor([0, 1, 2, -2, 4, 5])), IndexError, r"positions: expected -1 \(leave the token as it is\) or more, got -2 at place 3"),
         (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
         (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),
@@ -200,8 +214,6 @@ def test_options_of_the_wrong_kind() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             pe.RotarySpec(**options)
-    with pytest.raises(ValueError, match="numerics: expected 'exact', got 'fast'"):
-        pe.RotaryEmbedding(8, numerics="fast")
     assert pe.RotarySpec(torch.tensor(8), interleaved=1) == pe.RotarySpec(8, interleaved=True)
 
 

@@ -183,3 +183,61 @@ def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
         torch.tensor([-1e-20], dtype=dtype)
     )
     assert_close(encoded, torch.tensor([[0.0, 1.0, 0.0, 1.0]]), 1e-7)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
+    """A parameter that starts at ``scale``, multiplies what is added, and learns."""
+    options = {"scale": 0.5, "dtype": dtype, "device": device}
+    module = pe.SinusoidalPositionalEmbedding(8, learned_scale=True, **options)
+    plain = pe.SinusoidalPositionalEmbedding(8, **options)
+    x = torch.randn(2, 5, 8, dtype=dtype, device=device)
+    assert list(module.state_dict()) == ["scale"]
+    assert torch.equal(module(x, offset=3), plain(x, offset=3))
+    places = torch.arange(5, device=device)
+    assert torch.equal(module.encode(places), plain.encode(places))
+    wanted = x + 3 * plain.encode(places, dtype=dtype)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (module(x) - wanted).float().pow(2).sum().backward()
+        optimizer.step()
+    assert abs(float(module.scale) - 1.5) < 0.05
+
+
+def test_scale_is_checked() -> None:
+    spec = pe.SinusoidalSpec(4)
+    with pytest.raises(ValueError, match=r"scale: expected one number, got \[2\]"):
+        pe.functional.sinusoidal(torch.zeros(3, 4), scale=torch.ones(2), spec=spec)
+    with pytest.raises(TypeError, match="scale: expected float32"):
+        pe.functional.sinusoidal_encode(
+            torch.arange(3), torch.ones((), dtype=torch.int32), spec=spec
+        )
+
+
+@pytest.mark.parametrize("dim", [7, 8])
+@pytest.mark.parametrize("cos_first", [False, True])
+def test_permutation_between_presets(dim: int, cos_first: bool) -> None:
+    if dim % 2 and cos_first:
+        pytest.skip("an odd row drops a cosine, or a sine where cosines come first")
+    spec = pe.SinusoidalSpec(dim, scale=0.5)
+    other = pe.SinusoidalSpec(dim, preset="marian", scale=0.5, cos_first=cos_first)
+    positions = torch.arange(50)
+    encode = pe.functional.sinusoidal_encode
+    for a, b in ((spec, other), (other, spec)):
+        order = a.permutation_to(b)
+        assert torch.equal(encode(positions, spec=a)[:, order], encode(positions, spec=b))
+
+
+def test_permutation_refuses_other_values() -> None:
+    spec = pe.SinusoidalSpec(8)
+    for other in (
+        pe.SinusoidalSpec(8, preset="ddpm"),
+        pe.SinusoidalSpec(8, base=100.0),
+        pe.SinusoidalSpec(8, scale=2.0),
+        pe.SinusoidalSpec(10),
+    ):
+        with pytest.raises(ValueError, match="other: expected the frequencies and the scale of"):
+            spec.permutation_to(other)
+    with pytest.raises(ValueError, match="other: expected"):
+        pe.SinusoidalSpec(7).permutation_to(pe.SinusoidalSpec(7, preset="marian", cos_first=True))

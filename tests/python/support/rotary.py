@@ -14,26 +14,51 @@ from support.case import OperatorCase, Sample
 ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
 
-def angles(positions: Tensor, spec: dict[str, Any]) -> Tensor:
-    """Position times frequency in float64: good to 1e-14 at the small positions of these tests."""
+def turns(
+    positions: Tensor, spec: dict[str, Any], frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine in float64: good to 1e-14 at the small positions of these tests.
+
+    With float32 numerics as a PyTorch program has them.
+    """
+    exact = spec.get("numerics", "exact") == "exact"
+    dtype = torch.float64 if exact else torch.float32
     dim = spec.get("rotary_dim", spec["head_dim"])
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
-    frequencies = spec.get("base", 10000.0) ** -exponents
+    exponents = torch.arange(0, dim, 2, device=positions.device).to(dtype) / dim
+    if frequencies is None:
+        frequencies = 1.0 / (spec.get("base", 10000.0) ** exponents)
     axes = (spec.get("sections") or {}).get("axis_of_pair")
     if axes and positions.dim() == 3:  # [axes, batch, seq]: every pair has the position of its axis
-        return positions[torch.tensor(axes)].double().movedim(0, -1) * frequencies
-    return positions.double().unsqueeze(-1) * frequencies
+        positions = positions[torch.tensor(axes)].movedim(0, -1)
+    else:
+        positions = positions.unsqueeze(-1)
+    angle = positions.to(dtype) * frequencies
+    return angle.cos().double(), angle.sin().double()
+
+
+def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
+    """What xPos multiplies the pairs of a query by: [..., seq, pairs]."""
+    scaling = spec.get("scaling") or {}
+    if scaling.get("type") != "xpos":
+        return 1.0
+    dim = spec.get("rotary_dim", spec["head_dim"])
+    zeta = (torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim + 0.4) / 1.4
+    distance = positions.double().unsqueeze(-1) - scaling.get("center", 0.0)
+    return zeta ** (distance / scaling.get("scale_base", 512.0))
 
 
 def rotate(
     tensor: Tensor,
     positions: Tensor | None,
+    frequencies: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     *,
     spec: str,
     layout: str = "bshd",
     offset: int = 0,
     inverse: bool = False,
     transpose: bool = False,
+    is_key: bool = False,
 ) -> Tensor:
     """One tensor, pair by pair."""
     numbers = json.loads(spec)
@@ -44,11 +69,16 @@ def rotate(
     x = tensor.permute(*order, 3).clone()  # [batch, seq, heads, head_dim]
     if positions is None:
         positions = torch.arange(x.shape[1], device=x.device) + offset
-    angle = angles(positions, numbers).unsqueeze(-2)  # [(batch,) seq, 1, pairs]
-    if inverse != transpose:
-        angle = -angle
-    if numbers.get("reverse", False):
-        angle = -angle
+    if cu_seqlens is not None:
+        lengths = cu_seqlens.diff().long()
+        positions = positions - cu_seqlens[:-1].long().repeat_interleave(lengths)
+    cosine, sine = turns(positions, numbers, frequencies)  # [(batch,) seq, pairs]
+    size = amplitude(positions, numbers)
+    if is_key != inverse:
+        size = 1.0 / size
+    if (inverse != transpose) != numbers.get("reverse", False):
+        sine = -sine
+    cosine, sine = (cosine * size).unsqueeze(-2), (sine * size).unsqueeze(-2)
     start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
     if x.shape[-1] != numbers["head_dim"]:  # the window alone
         start = 0
@@ -57,10 +87,7 @@ def rotate(
         first, second = window[..., 0::2].clone(), window[..., 1::2].clone()
     else:
         first, second = window[..., : dim // 2].clone(), window[..., dim // 2 :].clone()
-    turned = (
-        first * angle.cos() - second * angle.sin(),
-        second * angle.cos() + first * angle.sin(),
-    )
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
     if numbers.get("interleaved", False):
         rotated = torch.stack(turned, -1).flatten(-2)
     else:
@@ -74,20 +101,63 @@ def rotate(
     return result.squeeze(0) if layout == "thd" else result
 
 
-def reference(query: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
-    return rotate(query, positions, **options)
+def reference(query: Tensor, *given: Tensor | None, **options: Any) -> Tensor:
+    return rotate(query, *(given or (None,)), **options)
 
 
 def reference_pair(
-    query: Tensor, key: Tensor, positions: Tensor | None = None, **options: Any
+    query: Tensor, key: Tensor, *given: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    return rotate(query, positions, **options), rotate(key, positions, **options)
+    return reference(query, *given, **options), reference(key, *given, is_key=True, **options)
+
+
+def reference_out(out: Tensor, query: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return reference(query, *given, **options), query
+
+
+def reference_pair_out(
+    query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor, *given: Any, **options: Any
+) -> tuple[Tensor, ...]:
+    return *reference_pair(query, key, *given, **options), query, key
+
+
+def reference_in_place(
+    query: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Frequencies are among the floating tensors, but nothing is written to them."""
+    return rotate(query, positions, frequencies, *given, **options), frequencies
+
+
+def reference_tangent(
+    rotated: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
+) -> Tensor:
+    """The derivative at frequencies 0, where rotated and not rotated are the same."""
+
+    def of(direction: Tensor) -> Tensor:
+        return rotate(rotated, positions, direction, *given, **options)
+
+    return torch.func.jvp(of, (torch.zeros_like(frequencies),), (frequencies,))[1]
+
+
+def reference_frequencies_backward(
+    gradient: Tensor, query: Tensor, positions: Tensor | None = None, *given: Any, **options: Any
+) -> Tensor:
+    """The derivative of gradient x rotated query by frequencies, at frequencies 0."""
+    pairs = json.loads(options["spec"]).get("rotary_dim", query.shape[-1]) // 2
+    still = torch.zeros(pairs, dtype=torch.float64, device=query.device)
+
+    def product(frequencies: Tensor) -> Tensor:
+        return (gradient * rotate(query, positions, frequencies, *given[1:], **options)).sum()
+
+    return torch.func.grad(product)(still)
 
 
 def sample(
     heads: tuple[int, ...],
     positions: bool = False,
     axes: int | None = None,
+    learned: bool = False,
+    documents: bool = False,
     window_only: bool = False,
     **options: Any,
 ) -> Any:
@@ -111,9 +181,23 @@ def sample(
             shape = (seq,) if layout == "thd" else (batch, seq)
             shape = shape if axes is None else (axes, *shape)
             places = torch.randint(-1, 40, shape, device=device)
-        return Sample((*tensors, places), {"spec": spec, **options})
+        args = [*tensors, places]
+        if learned or documents:
+            args += [frequencies(spec, device, dtype) if learned else None]
+        if documents:
+            starts = [0, seq // 3, seq // 3, seq]
+            args += [torch.tensor(starts, dtype=torch.int32, device=device)]
+        return Sample(tuple(args), {"spec": spec, **options})
 
     return make
+
+
+def frequencies(spec: str, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Frequencies as a model may have learned them: float32 beside data of 16 or 32 bits."""
+    numbers = json.loads(spec)
+    pairs = numbers.get("rotary_dim", numbers["head_dim"]) // 2
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.rand(pairs, device=device, dtype=wide)
 
 
 PLAIN = '{"head_dim":8}'
@@ -123,6 +207,13 @@ PARTIAL = (
 )
 
 SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2,1]}}'
+
+XPOS = '{"head_dim":8,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
+
+# A float64 rotation by float32 angles: what PyTorch programs compute, but for rounding.
+FLOAT32 = '{"head_dim":16,"interleaved":true,"numerics":"float32","rotary_dim":12}'
+STEPS = '{"head_dim":16,"numerics":"float32_product","rotary_start":4,"rotary_dim":12}'
+WIDE = (torch.float32, torch.float64)
 
 CASES = [
     OperatorCase("rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference),
@@ -175,5 +266,119 @@ CASES = [
         sample((4, 2), positions=True, spec=PARTIAL),
         reference_pair,
         mutates=True,
+    ),
+    OperatorCase(
+        "rotary-documents",
+        torch.ops.posembed.rotary.default,
+        sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7),
+        reference,
+    ),
+    OperatorCase(
+        "rotary-learned",
+        torch.ops.posembed.rotary.default,
+        sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_pair-learned-documents",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd"),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary_pair-learned-sections",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary_-learned-documents",
+        torch.ops.posembed.rotary_.default,
+        sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"),
+        reference_in_place,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_tangent",
+        torch.ops.posembed.rotary_tangent.default,
+        sample((3,), positions=True, learned=True, spec=PARTIAL),
+        reference_tangent,
+    ),
+    OperatorCase(
+        "rotary_tangent-documents",
+        torch.ops.posembed.rotary_tangent.default,
+        sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True),
+        reference_tangent,
+    ),
+    OperatorCase(
+        "rotary_frequencies_backward",
+        torch.ops.posembed.rotary_frequencies_backward.default,
+        sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"),
+        reference_frequencies_backward,
+    ),
+    OperatorCase(
+        "rotary_frequencies_backward-sections",
+        torch.ops.posembed.rotary_frequencies_backward.default,
+        sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True),
+        reference_frequencies_backward,
+    ),
+    OperatorCase(
+        "rotary_frequencies_backward-documents",
+        torch.ops.posembed.rotary_frequencies_backward.default,
+        sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
+        reference_frequencies_backward,
+    ),
+    OperatorCase(
+        "rotary_out",
+        torch.ops.posembed.rotary_out.default,
+        sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"),
+        reference_out,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_pair_out",
+        torch.ops.posembed.rotary_pair_out.default,
+        sample((4, 2, 4, 2), spec=PLAIN, layout="thd"),
+        reference_pair_out,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary-xpos",
+        torch.ops.posembed.rotary.default,
+        sample((3,), positions=True, spec=XPOS),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_pair-xpos",
+        torch.ops.posembed.rotary_pair.default,
+        sample((4, 2), spec=XPOS, layout="bhsd", inverse=True),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary-float32",
+        torch.ops.posembed.rotary.default,
+        sample((3,), positions=True, spec=FLOAT32),
+        reference,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_pair-float32_product",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
+        reference_pair,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary-float32-documents",
+        torch.ops.posembed.rotary.default,
+        sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
+        reference,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_pair-xpos-learned",
+        torch.ops.posembed.rotary_pair.default,
+        sample((2, 1), learned=True, spec=XPOS),
+        reference_pair,
     ),
 ]

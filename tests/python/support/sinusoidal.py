@@ -14,7 +14,12 @@ from support.case import OperatorCase, Sample
 
 
 def encode(
-    positions: Tensor, *, spec: str, order: int = 0, dtype: torch.dtype | None = None
+    positions: Tensor,
+    scale: Tensor | float | None = None,
+    *,
+    spec: str,
+    order: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Column by column, as the presets' own code bases lay them out."""
     numbers = json.loads(spec)
@@ -36,13 +41,20 @@ def encode(
     )
     if columns.shape[-1] < dim:
         columns = torch.nn.functional.pad(columns, (0, 1))
-    return columns[..., :dim] * numbers.get("scale", 1.0)
+    return columns[..., :dim] * numbers.get("scale", 1.0) * (1.0 if scale is None else scale)
 
 
-def add(x: Tensor, positions: Tensor | None = None, *, spec: str, offset: int = 0) -> Tensor:
+def add(
+    x: Tensor,
+    positions: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    spec: str,
+    offset: int = 0,
+) -> Tensor:
     if positions is None:
         positions = torch.arange(x.shape[-2], device=x.device) + offset
-    return x + encode(positions, spec=spec)
+    return x + encode(positions, scale, spec=spec)
 
 
 def add_sample(positions: str | None = None, dim: int = 6, **options: Any) -> Any:
@@ -61,6 +73,18 @@ def add_sample(positions: str | None = None, dim: int = 6, **options: Any) -> An
 def encode_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         return Sample((torch.rand(batch, seq, device=device, dtype=dtype) * 20,), options)
+
+    return make
+
+
+def scaled(sample: Any) -> Any:
+    """The same call with a learned scale."""
+
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        plain = sample(batch, seq, device, dtype)
+        positions = [None] if plain.args[0].dim() == 3 and len(plain.args) == 1 else []
+        scale = torch.full((1,), 0.75, device=device, dtype=dtype)
+        return Sample((*plain.args, *positions, scale), plain.kwargs)
 
     return make
 
@@ -93,6 +117,24 @@ CASES = [
         "sinusoidal_encode",
         OPERATORS.sinusoidal_encode.default,
         encode_sample(spec=DDPM),
+        encode,
+    ),
+    OperatorCase(
+        "sinusoidal_add-scaled",
+        OPERATORS.sinusoidal_add.default,
+        scaled(add_sample(spec=PLAIN, offset=9)),
+        add,
+    ),
+    OperatorCase(
+        "sinusoidal_add-each-scaled",
+        OPERATORS.sinusoidal_add.default,
+        scaled(add_sample("each", 7, spec=DDPM)),
+        add,
+    ),
+    OperatorCase(
+        "sinusoidal_encode-scaled",
+        OPERATORS.sinusoidal_encode.default,
+        scaled(encode_sample(spec=DDPM)),
         encode,
     ),
     OperatorCase(

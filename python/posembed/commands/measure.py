@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import statistics
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.benchmark import Timer
+import torch
+
+from posembed.rotary import RotaryEmbedding
 
 # One timing lasts about this long: enough to forget the clock's own cost.
 SECONDS = 0.03
@@ -30,6 +33,10 @@ class Case:
 
 def run(case: Case, rounds: int) -> dict[str, Any]:
     """Median seconds of each candidate, one timing each round."""
+    # Its import looks for a CUDA toolkit, which nothing here needs, and complains of finding none.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    from torch.utils.benchmark import Timer
+
     timers = {}
     for label, call in case.candidates.items():
         call()  # compiles, allocates, fills caches
@@ -62,6 +69,19 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def readable(seconds: float) -> str:
+    """In microseconds or milliseconds."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.2f} µs"
     return f"{seconds * 1e3:.3f} ms"
+
+
+def rotation_in_place(device: str) -> Case:
+    """The rotation of one layer's queries, which reads and writes as many bytes as a copy."""
+    rope = RotaryEmbedding(128)
+    query = torch.randn(1, 4096, 32, 128, device=device)
+    other = torch.empty_like(query)
+    return Case(
+        "rotary in place [1, 4096, 32, 128] float32",
+        {"copy_": lambda: other.copy_(query), "posembed": lambda: rope.rotate_(query)},
+        "copy_",
+    )

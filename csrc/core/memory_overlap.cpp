@@ -1,0 +1,123 @@
+#include "core/memory_overlap.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace posembed::core {
+namespace {
+
+/// factor * x with 0 <= x <= most.
+struct Term {
+  int64_t factor, most;
+};
+
+/// A sum of terms, the largest factor first, and which numbers the rest of it can reach.
+class Sum {
+ public:
+  void add(int64_t factor, int64_t most) {
+    if (factor == 0 || most == 0) return;
+    const auto place = std::find_if(terms_, terms_ + count_,
+                                    [=](const Term& term) { return term.factor <= factor; });
+    if (place != terms_ + count_ && place->factor == factor) {
+      place->most += most;
+      return;
+    }
+    std::copy_backward(place, terms_ + count_, terms_ + count_ + 1);
+    *place = {factor, most};
+    ++count_;
+  }
+
+  /// Whether the terms can add up to `target`.
+  bool can_be(int64_t target) {
+    reach_[count_] = divisor_[count_] = 0;
+    for (int64_t i = count_ - 1; i >= 0; --i) {
+      reach_[i] = reach_[i + 1] + terms_[i].factor * terms_[i].most;
+      divisor_[i] = std::gcd(divisor_[i + 1], terms_[i].factor);
+    }
+    candidates_ = 100000;
+    return rest_can_be(0, target);
+  }
+
+ private:
+  bool rest_can_be(int64_t i, int64_t target) {
+    if (target < 0 || target > reach_[i]) return false;
+    if (i == count_) return true;
+    if (target % divisor_[i] != 0) return false;
+    if (--candidates_ < 0) return true;
+    const auto [factor, most] = terms_[i];
+    const int64_t least = (std::max<int64_t>(target - reach_[i + 1], 0) + factor - 1) / factor;
+    for (int64_t x = std::min(most, target / factor); x >= least; --x) {
+      if (rest_can_be(i + 1, target - factor * x)) return true;
+    }
+    return false;
+  }
+
+  Term terms_[2 * max_rank];
+  int64_t count_ = 0;
+  int64_t reach_[2 * max_rank + 1], divisor_[2 * max_rank + 1];
+  int64_t candidates_ = 0;
+};
+
+bool is_empty(const StridedMemory& memory) {
+  return std::find(memory.size, memory.size + memory.rank, 0) != memory.size + memory.rank;
+}
+
+/// From the first element to the last one, in elements.
+int64_t span(const StridedMemory& memory) {
+  int64_t result = 0;
+  for (int64_t i = 0; i < memory.rank; ++i) result += memory.stride[i] * (memory.size[i] - 1);
+  return result;
+}
+
+/// Every stride steps over all that the others up to its length reach.
+bool strides_nest(const StridedMemory& memory) {
+  for (int64_t i = 0; i < memory.rank; ++i) {
+    if (memory.size[i] == 1) continue;
+    int64_t reach = 0;
+    for (int64_t j = 0; j < memory.rank; ++j) {
+      if (j == i || memory.stride[j] > memory.stride[i]) continue;
+      reach += memory.stride[j] * (memory.size[j] - 1);
+    }
+    if (memory.stride[i] <= reach) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool overlap(const StridedMemory& a, const StridedMemory& b) {
+  if (is_empty(a) || is_empty(b)) return false;
+  const auto distance = static_cast<int64_t>(b.address - a.address);  // in bytes
+  const int64_t a_span = span(a), b_span = span(b);
+  if (distance >= (a_span + 1) * a.item_size || -distance >= (b_span + 1) * b.item_size) {
+    return false;
+  }
+  // a's index form minus b's is the distance; b's indices are counted from their ends, so that
+  // every factor is positive.
+  Sum sum;
+  for (int64_t i = 0; i < a.rank; ++i) sum.add(a.stride[i], a.size[i] - 1);
+  for (int64_t i = 0; i < b.rank; ++i) sum.add(b.stride[i], b.size[i] - 1);
+  int64_t elements = distance / a.item_size;
+  const int64_t rest = distance % a.item_size;
+  if (rest < 0) --elements;
+  // Elements that are not aligned with each other touch two neighbours.
+  return sum.can_be(elements + b_span) || (rest != 0 && sum.can_be(elements + 1 + b_span));
+}
+
+bool overlaps_itself(const StridedMemory& memory) {
+  if (is_empty(memory) || strides_nest(memory)) return false;
+  // Two different indices with one address: their difference is 0 in the form, and positive in the
+  // first dimension where it is not 0. Differences are counted from their least, 1 - size.
+  for (int64_t first = 0; first < memory.rank; ++first) {
+    if (memory.size[first] == 1) continue;
+    if (memory.stride[first] == 0) return true;
+    Sum sum;
+    for (int64_t i = 0; i < memory.rank; ++i) {
+      sum.add(memory.stride[i], i == first ? memory.size[i] - 2 : 2 * (memory.size[i] - 1));
+    }
+    if (sum.can_be(span(memory) - memory.stride[first] * memory.size[first])) return true;
+  }
+  return false;
+}
+
+}  // namespace posembed::core

@@ -1,0 +1,69 @@
+// A table of positions made longer, and the positions that padding leaves to the other tokens.
+// Interpolation is torch's own; rows before position 0 (padding's) stay as they are.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/upsample_bicubic2d.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+#include <torch/library.h>
+
+#include "dispatcher/checks.h"
+#include "learned/operator.h"
+
+namespace posembed::learned {
+namespace {
+
+/// Row p is row p mod length.
+Tensor repeat(const Tensor& rows, int64_t count) {
+  const Tensor places = at::arange(count, at::TensorOptions(rows.device()).dtype(at::kLong));
+  return rows.index_select(0, at::remainder(places, rows.size(0)));
+}
+
+/// The first and the last row stay, the others are stretched between them.
+Tensor stretch(const Tensor& rows, int64_t count, const std::string& method) {
+  // In float32 at least, as images: [1, embedding_dim, length, 1].
+  const at::ScalarType type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const Tensor image = rows.to(type).t().unsqueeze(0).unsqueeze(-1);
+  const Tensor result = method == "cubic"
+                            ? at::upsample_bicubic2d(image, {count, 1}, /*align_corners=*/true)
+                            : at::upsample_bilinear2d(image, {count, 1}, /*align_corners=*/true);
+  return result.squeeze(-1).squeeze(0).t().to(rows.scalar_type());
+}
+
+Tensor learned_extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
+                      std::string_view method) {
+  check_table(weight, "weight", first_row);
+  const int64_t length = weight.size(0) - first_row;
+  TORCH_CHECK_VALUE(method == "linear" || method == "cubic" || method == "repeat",
+                    "method: expected 'linear', 'cubic' or 'repeat', got '", method, "'");
+  TORCH_CHECK_VALUE(length > 0, "weight: expected rows to extend, got none");
+  TORCH_CHECK_VALUE(max_positions >= length, "max_positions: expected ", length,
+                    " or more, which the table has, got ", max_positions);
+  const Tensor rows = weight.narrow(0, first_row, length);
+  const Tensor longer = method == "repeat" ? repeat(rows, max_positions)
+                                           : stretch(rows, max_positions, std::string(method));
+  return at::cat({weight.narrow(0, 0, first_row), longer}).contiguous();
+}
+
+Tensor learned_positions(const Tensor& mask, c10::SymInt past, c10::SymInt skip) {
+  const at::ScalarType type = mask.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kBool || type == at::kInt || type == at::kLong,
+                   "mask: expected bool, int32 or int64, got ", type);
+  TORCH_CHECK_VALUE(mask.dim() >= 1, "mask: expected [..., seq], got a number");
+  TORCH_CHECK_VALUE(past >= 0, "past_length: expected 0 or more, got ", past);
+  TORCH_CHECK_VALUE(skip >= 0 && skip <= mask.sym_size(-1), "past_length: expected 0 to ",
+                    mask.sym_size(-1), ", the length of the mask, got ", skip);
+  const Tensor kept = mask.to(at::kBool).to(at::kLong);
+  const Tensor positions = at::cumsum(kept, -1).add(past).mul(kept).sub(1);
+  return positions.slice_symint(-1, skip);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("learned_extend", learned_extend);
+  m.impl("learned_positions", learned_positions);
+}
+
+}  // namespace posembed::learned

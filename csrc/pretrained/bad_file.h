@@ -1,0 +1,36 @@
+// What readers throw: where a file is wrong, and why. Its path is known to their caller only.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "pretrained/utf8.h"
+
+namespace posembed::pretrained {
+
+/// A file that is not what it should be: the byte where that shows, and the reason.
+struct BadFile : std::runtime_error {
+  BadFile(int64_t offset, const std::string& reason) : std::runtime_error(reason), offset(offset) {}
+  int64_t offset;
+};
+
+/// What a file says, for a message: bytes that are not UTF-8 become question marks.
+inline std::string readable(std::string text) {
+  for (size_t at = utf8_prefix(text); at < text.size();) {
+    text[at] = '?';
+    at += utf8_prefix(std::string_view(text).substr(at));
+  }
+  return text;
+}
+
+/// Throws BadFile with the parts written one after the other.
+template <typename... Parts>
+[[noreturn]] void fail(int64_t offset, const Parts&... parts) {
+  std::ostringstream reason;
+  (reason << ... << parts);
+  throw BadFile(offset, readable(reason.str()));
+}
+
+}  // namespace posembed::pretrained

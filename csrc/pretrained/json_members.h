@@ -1,0 +1,20 @@
+// The members of a JSON object one by one, each with its place in the file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace posembed::pretrained {
+
+/// Takes a member's name, its value, and the byte where its name ends.
+using Member = std::function<void(const std::string&, const nlohmann::json&, int64_t)>;
+
+/// Calls `member` for each member of the object that `text` is, and keeps none of them: memory does
+/// not grow with their number. `begin` is where `text` begins in its file.
+/// Throws BadFile for what is not JSON, or no object, or names a member twice on any level.
+void visit_members(std::string_view text, int64_t begin, const Member& member);
+
+}  // namespace posembed::pretrained

@@ -1,0 +1,42 @@
+// A file in memory without reading it: pages come when they are touched and go when told to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace posembed::pretrained {
+
+/// An open file, mapped for reading. A file that another process shortens meanwhile ends this one
+/// with SIGBUS where bytes() is read, as with every mapped file; read() raises instead.
+class MappedFile {
+ public:
+  /// Throws std::filesystem::filesystem_error where the path is no file that can be read.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }
+  std::string_view bytes() const { return {data_, static_cast<size_t>(size_)}; }
+
+  /// Gives back the memory of [begin, end), which is read again when it is touched again.
+  void forget(int64_t begin, int64_t end) const;
+
+  /// Copies [begin, begin + size) to `out` without touching the map.
+  void read(int64_t begin, int64_t size, char* out) const;
+
+  /// [begin, begin + size) as memory of its own: a page is copied when it is first written, and the
+  /// file never changes. Outlives this object.
+  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t size_ = 0;
+  const char* data_ = nullptr;
+};
+
+}  // namespace posembed::pretrained

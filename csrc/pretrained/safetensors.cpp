@@ -1,0 +1,199 @@
+#include "pretrained/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "pretrained/bad_file.h"
+#include "pretrained/json_members.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors are little-endian");
+
+namespace posembed::pretrained {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t length_bytes = 8;
+constexpr uint64_t max_header = 100'000'000;  // the format's own limit
+
+struct Dtype {
+  const char* name;
+  int64_t bits;
+};
+constexpr Dtype dtypes[] = {
+    {"F32", 32},    {"F16", 16},    {"BF16", 16},       {"F64", 64},        {"I64", 64},
+    {"I32", 32},    {"I16", 16},    {"I8", 8},          {"U8", 8},          {"BOOL", 8},
+    {"U16", 16},    {"U32", 32},    {"U64", 64},        {"F8_E4M3", 8},     {"F8_E5M2", 8},
+    {"F8_E8M0", 8}, {"C64", 64},    {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F4", 4},
+    {"F6_E2M3", 6}, {"F6_E3M2", 6},
+};
+
+int64_t bits_of(const TensorEntry& entry) {
+  for (const Dtype& dtype : dtypes) {
+    if (entry.dtype == dtype.name) return dtype.bits;
+  }
+  fail(entry.place, "tensor '", entry.name, "': unknown dtype '", entry.dtype, "'");
+}
+
+uint64_t header_length(std::string_view file) {
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof length);
+  return length;
+}
+
+/// The header's text; its length is a lie more often than anything else.
+std::string_view header_text(std::string_view file) {
+  if (file.size() < length_bytes) {
+    fail(0, "expected a header's length in 8 bytes, the file has ", file.size());
+  }
+  const uint64_t length = header_length(file);
+  if (length > max_header) {
+    fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
+  }
+  if (length > file.size() - length_bytes) {
+    fail(0, "header of ", length, " bytes, but only ", file.size() - length_bytes,
+         " follow: the file is cut off, or no safetensors file");
+  }
+  const std::string_view text = file.substr(length_bytes, length);
+  if (text.empty() || text[0] != '{') fail(length_bytes, "expected a header that begins with '{'");
+  return text;
+}
+
+/// A value for a message, which a hostile header must not make long.
+std::string brief(const json& value) {
+  const std::string text = value.dump();
+  return text.size() <= 60 ? text : text.substr(0, 60) + "...";
+}
+
+/// A number that is no sign, fraction or text, and fits.
+int64_t count(const json& number, const TensorEntry& entry, const char* what) {
+  const bool fits = number.is_number_unsigned() &&
+                    number.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()};
+  if (!fits) {
+    fail(entry.place, "tensor '", entry.name, "': ", what,
+         ": expected whole numbers below 2^63, got ", brief(number));
+  }
+  return number.get<int64_t>();
+}
+
+const json& field(const json& object, const char* key, json::value_t type,
+                  const TensorEntry& entry) {
+  const auto found = object.find(key);
+  if (found == object.end()) fail(entry.place, "tensor '", entry.name, "' has no ", key);
+  if (found->type() != type) {
+    fail(entry.place, "tensor '", entry.name, "': ", key, ": expected ", json(type).type_name(),
+         ", got ", brief(*found));
+  }
+  return *found;
+}
+
+int64_t multiply(int64_t left, int64_t right, const TensorEntry& entry) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(left, right, &product)) {
+    fail(entry.place, "tensor '", entry.name, "': its shape's size overflows 64 bits");
+  }
+  return product;
+}
+
+/// Bytes that dtype and shape ask for. Dimensions of 0 do not hide that others overflow: torch
+/// multiplies strides without them.
+int64_t expected_size(const TensorEntry& entry) {
+  int64_t bits = bits_of(entry);
+  for (const int64_t extent : entry.shape) {
+    bits = multiply(bits, std::max<int64_t>(1, extent), entry);
+  }
+  if (std::count(entry.shape.begin(), entry.shape.end(), 0) > 0) return 0;
+  if (bits % 8 != 0) {
+    fail(entry.place, "tensor '", entry.name, "': ", bits, " bits are not whole bytes");
+  }
+  return bits / 8;
+}
+
+TensorEntry read_entry(const std::string& name, const json& value, int64_t place,
+                       std::string_view data, int64_t data_begin) {
+  TensorEntry entry{name, {}, {}, 0, 0, place};
+  if (!value.is_object()) fail(place, "tensor '", name, "': expected an object");
+  entry.dtype = field(value, "dtype", json::value_t::string, entry).get<std::string>();
+  for (const json& extent : field(value, "shape", json::value_t::array, entry)) {
+    entry.shape.push_back(count(extent, entry, "shape"));
+  }
+  const json& offsets = field(value, "data_offsets", json::value_t::array, entry);
+  if (offsets.size() != 2) fail(place, "tensor '", name, "': data_offsets: expected two numbers");
+  const int64_t begin = count(offsets[0], entry, "data_offsets");
+  const int64_t end = count(offsets[1], entry, "data_offsets");
+  if (begin > end || end > static_cast<int64_t>(data.size())) {
+    fail(place, "tensor '", name, "': data_offsets ", begin, " to ", end,
+         ": expected a range of the ", data.size(), " bytes that follow the header");
+  }
+  entry.begin = data_begin + begin;
+  entry.size = end - begin;
+  if (const int64_t expected = expected_size(entry); expected != entry.size) {
+    fail(place, "tensor '", name, "': dtype and shape need ", expected,
+         " bytes, data_offsets give ", entry.size);
+  }
+  return entry;
+}
+
+/// Tensors lie one after the other, from the header's end to the file's.
+void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin, int64_t end) {
+  std::vector<const TensorEntry*> sorted;
+  for (const TensorEntry& entry : entries) sorted.push_back(&entry);
+  const auto before = [](const TensorEntry* a, const TensorEntry* b) {
+    return std::pair(a->begin, a->size) < std::pair(b->begin, b->size);
+  };
+  std::sort(sorted.begin(), sorted.end(), before);
+  for (const TensorEntry* entry : sorted) {
+    if (entry->begin != begin) {
+      fail(entry->place, "tensor '", entry->name, "' begins at byte ", entry->begin,
+           entry->begin < begin ? ", inside another tensor" : ", after a hole", "; expected ",
+           begin);
+    }
+    begin += entry->size;
+  }
+  if (begin != end) fail(begin, end - begin, " bytes after the last tensor");
+}
+
+}  // namespace
+
+bool is_safetensors(std::string_view file) {
+  return file.size() > length_bytes && header_length(file) <= file.size() - length_bytes &&
+         file[length_bytes] == '{';
+}
+
+std::vector<TensorEntry> read_header(std::string_view file) {
+  const std::string_view text = header_text(file);
+  const std::string_view data = file.substr(length_bytes + text.size());
+  const int64_t data_begin = length_bytes + static_cast<int64_t>(text.size());
+  std::vector<TensorEntry> entries;
+  visit_members(text, length_bytes, [&](const std::string& name, const json& value, int64_t place) {
+    if (name == "__metadata__") return;
+    entries.push_back(read_entry(name, value, place, data, data_begin));
+  });
+  check_without_holes(entries, data_begin, static_cast<int64_t>(file.size()));
+  return entries;
+}
+
+std::vector<ShardEntry> read_index(std::string_view file) {
+  std::vector<ShardEntry> entries;
+  bool found = false;
+  visit_members(file, 0, [&](const std::string& name, const json& value, int64_t place) {
+    if (name != "weight_map") return;
+    found = true;
+    if (!value.is_object()) fail(place, "weight_map: expected an object");
+    for (const auto& [tensor, shard] : value.items()) {
+      // A shard lies beside its index: an index may not point anywhere else.
+      const bool is_name = shard.is_string() && !shard.get_ref<const std::string&>().empty() &&
+                           shard.get_ref<const std::string&>().find('/') == std::string::npos;
+      if (!is_name) {
+        fail(place, "tensor '", tensor, "': expected the name of a file, got ", brief(shard));
+      }
+      entries.push_back({tensor, shard.get<std::string>(), place});
+    }
+  });
+  if (!found) fail(0, "expected a member weight_map: names of tensors and their files");
+  return entries;
+}
+
+}  // namespace posembed::pretrained

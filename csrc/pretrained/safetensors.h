@@ -1,0 +1,38 @@
+// Safetensors: eight bytes with the length of a JSON header, the header, the tensors' bytes without
+// holes. https://github.com/huggingface/safetensors
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace posembed::pretrained {
+
+/// A tensor as the header describes it, checked against the file.
+struct TensorEntry {
+  std::string name;
+  std::string dtype;  ///< in the format's words: "F32", "BF16", ...
+  std::vector<int64_t> shape;
+  int64_t begin;  ///< of its data, in the file
+  int64_t size;   ///< of its data, in bytes
+  int64_t place;  ///< where the header tells of it, for messages
+};
+
+/// A name and the file that has it.
+struct ShardEntry {
+  std::string name;
+  std::string file;
+  int64_t place;  ///< where the index tells of it, for messages
+};
+
+/// Whether a file's first bytes are those of a safetensors file.
+bool is_safetensors(std::string_view file);
+
+/// The tensors of a file, in the header's order. Throws BadFile.
+std::vector<TensorEntry> read_header(std::string_view file);
+
+/// The tensors of a model in several files: model.safetensors.index.json. Throws BadFile.
+std::vector<ShardEntry> read_index(std::string_view file);
+
+}  // namespace posembed::pretrained

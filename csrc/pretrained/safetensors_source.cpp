@@ -1,0 +1,273 @@
+// Safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by rows.
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <unordered_map>
+
+#include "pretrained/mapped_file.h"
+#include "pretrained/safetensors.h"
+#include "pretrained/source.h"
+
+namespace posembed::pretrained {
+namespace {
+
+/// Bytes that are read and converted in one go.
+constexpr int64_t part_bytes = 4 << 20;
+
+torch::Dtype dtype_of(const TensorEntry& entry) {
+  static const std::unordered_map<std::string, torch::Dtype> dtypes = {
+      {"F32", torch::kFloat},
+      {"F16", torch::kHalf},
+      {"BF16", torch::kBFloat16},
+      {"F64", torch::kDouble},
+      {"I64", torch::kLong},
+      {"I32", torch::kInt},
+      {"I16", torch::kShort},
+      {"I8", torch::kChar},
+      {"U8", torch::kByte},
+      {"BOOL", torch::kBool},
+      {"U16", torch::kUInt16},
+      {"U32", torch::kUInt32},
+      {"U64", torch::kUInt64},
+      {"C64", torch::kComplexFloat},
+      {"F8_E4M3", torch::kFloat8_e4m3fn},
+      {"F8_E5M2", torch::kFloat8_e5m2},
+      {"F8_E8M0", torch::kFloat8_e8m0fnu},
+      {"F8_E4M3FNUZ", torch::kFloat8_e4m3fnuz},
+      {"F8_E5M2FNUZ", torch::kFloat8_e5m2fnuz},
+  };
+  const auto found = dtypes.find(entry.dtype);
+  TORCH_CHECK_TYPE(found != dtypes.end(), "tensor '", entry.name, "': torch has no dtype for ",
+                   entry.dtype);
+  return found->second;
+}
+
+/// What an embedding can be made of.
+bool is_table(const TensorEntry& entry) {
+  const bool is_floating = entry.dtype[0] == 'F' || entry.dtype == "BF16";
+  return is_floating && entry.shape.size() == 2;
+}
+
+/// One file and what it has.
+struct Shard {
+  explicit Shard(const std::string& path)
+      : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {}
+
+  MappedFile file;
+  std::vector<TensorEntry> entries;
+};
+
+/// A tensor and the file that has it.
+struct Found {
+  const Shard* shard;
+  const TensorEntry* entry;
+};
+
+std::string folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash + 1);
+}
+
+std::unique_ptr<Shard> open_shard(const std::string& index, const ShardEntry& entry) {
+  try {
+    return std::make_unique<Shard>(folder_of(index) + entry.file);
+  } catch (const std::filesystem::filesystem_error& error) {
+    fail(entry.place, "tensor '", entry.name, "': shard '", entry.file,
+         "': ", error.code().message());
+  }
+}
+
+class TensorSource : public Source {
+ public:
+  TensorSource(const std::string& path, bool is_index, const OpenOptions& options)
+      : path_(path), words_(options.words()) {
+    if (is_index) {
+      with_path(path, [&] { open_index(); });
+    } else {
+      shards_.push_back(std::make_unique<Shard>(path));
+      for (const TensorEntry& entry : shards_[0]->entries) add({shards_[0].get(), &entry});
+    }
+  }
+
+  const std::string& path() const override { return path_; }
+  Format format() const override { return Format::safetensors; }
+  std::vector<std::string> names() const override { return names_; }
+
+  std::vector<int64_t> shape(const std::string& name) const override {
+    return find(name).entry->shape;
+  }
+
+  torch::Dtype dtype(const std::string& name) const override { return dtype_of(*find(name).entry); }
+
+  torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
+                       const Progress& progress) const override {
+    const Found found = find(name);
+    const auto alignment = static_cast<int64_t>(c10::elementSize(dtype));
+    const bool is_viewable = dtype == dtype_of(*found.entry) && found.entry->size > 0 &&
+                             found.entry->begin % alignment == 0;
+    return is_viewable ? view(found) : copy(found, dtype, progress);
+  }
+
+  torch::Tensor table(const ReadOptions& options) const override {
+    const Found found = find_table(options.tensor());
+    return copy(found, options.dtype().value_or(dtype_of(*found.entry)), options.progress());
+  }
+
+  std::vector<std::string> words() const override { return checked_words(); }
+
+  void look_up(Vocabulary& vocabulary, const Progress&) const override {
+    for (const std::string& word : checked_words()) vocabulary.meet(word);
+  }
+
+  torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const override {
+    const Found found = find_table(options.tensor());
+    const int64_t rows = found.entry->shape[0];
+    const auto count = static_cast<int64_t>(checked_words().size());
+    TORCH_CHECK_VALUE(count <= rows, "words: expected at most the ", rows, " rows of tensor '",
+                      found.entry->name, "', got ", count);
+    std::vector<int64_t> row_of(static_cast<size_t>(vocabulary.size()), -1);
+    for (int64_t row = 0; row < count; ++row) {
+      const int64_t place = vocabulary.meet(words_[static_cast<size_t>(row)]);
+      if (place >= 0) row_of[static_cast<size_t>(place)] = row;
+    }
+    return copy_rows(found, row_of, options);
+  }
+
+ private:
+  void open_index() {
+    const MappedFile file(path_);
+    const std::vector<ShardEntry> index = read_index(file.bytes());
+    std::map<std::string, std::map<std::string, const ShardEntry*>> names_of;  // by shard
+    for (const ShardEntry& entry : index) names_of[entry.file].emplace(entry.name, &entry);
+    for (auto& [shard, names] : names_of) {
+      shards_.push_back(open_shard(path_, *names.begin()->second));
+      for (const TensorEntry& entry : shards_.back()->entries) {
+        if (names.erase(entry.name) > 0) add({shards_.back().get(), &entry});
+      }
+      if (names.empty()) continue;
+      const ShardEntry& absent = *names.begin()->second;
+      fail(absent.place, "tensor '", absent.name, "' is not in its shard '", shard, "'");
+    }
+  }
+
+  void add(const Found& found) {
+    names_.push_back(found.entry->name);
+    found_.emplace(found.entry->name, found);
+  }
+
+  Found find(const std::string& name) const {
+    const auto found = found_.find(name);
+    TORCH_CHECK_VALUE(found != found_.end(), "tensor: ", path_, " has none named '", name,
+                      "'; its tables are: ", tables());
+    return found->second;
+  }
+
+  Found find_table(const std::string& name) const {
+    if (!name.empty()) {
+      const Found found = find(name);
+      TORCH_CHECK_VALUE(found.entry->shape.size() == 2, "tensor: expected a table, '", name,
+                        "' has the shape ", torch::IntArrayRef(found.entry->shape));
+      return found;
+    }
+    std::vector<Found> candidates;
+    for (const std::string& each : names_) {
+      if (is_table(*found_.at(each).entry)) candidates.push_back(found_.at(each));
+    }
+    TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
+                      candidates.size(), " tables in ", path_, ": ", tables());
+    return candidates[0];
+  }
+
+  /// The names of tables, as many as a message bears.
+  std::string tables() const {
+    constexpr int shown = 8;
+    std::string text;
+    int count = 0;
+    for (const std::string& each : names_) {
+      if (!is_table(*found_.at(each).entry)) continue;
+      if (++count > shown) return text + ", ...";
+      text += (count == 1 ? "'" : ", '") + each + "'";
+    }
+    return count == 0 ? "none" : text;
+  }
+
+  const std::vector<std::string>& checked_words() const {
+    TORCH_CHECK_VALUE(!words_.empty(), "words: ", path_,
+                      " has none; give the word of each row when opening it");
+    return words_;
+  }
+
+  static torch::Tensor view(const Found& found) {
+    const TensorEntry& entry = *found.entry;
+    std::shared_ptr<char> memory = found.shard->file.copy_on_write(entry.begin, entry.size);
+    void* const data = memory.get();
+    const auto keep = [memory = std::move(memory)](void*) {};  // unmapped with the last tensor
+    return at::from_blob(data, entry.shape, keep, torch::dtype(dtype_of(entry)));
+  }
+
+  /// In parts: neither the file's pages nor a copy in its dtype are held beside the result.
+  static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
+    const TensorEntry& entry = *found.entry;
+    torch::Tensor result = torch::empty(entry.shape, dtype);
+    torch::Tensor flat = result.view(-1);
+    const auto element = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
+    torch::Tensor part =
+        torch::empty({std::min(part_bytes, entry.size) / element}, dtype_of(entry));
+    for (int64_t begin = 0; begin < flat.size(0); begin += part.size(0)) {
+      const int64_t count = std::min(part.size(0), flat.size(0) - begin);
+      found.shard->file.read(entry.begin + begin * element, count * element, bytes_of(part));
+      flat.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+      if (progress) progress((begin + count) * element, entry.size);
+    }
+    return result;
+  }
+
+  /// Row row_of[i] of the table for each i; zeros for -1.
+  static torch::Tensor copy_rows(const Found& found, const std::vector<int64_t>& row_of,
+                                 const ReadOptions& options) {
+    const TensorEntry& entry = *found.entry;
+    const torch::Dtype stored = dtype_of(entry);
+    const int64_t columns = entry.shape[1];
+    const int64_t row_bytes = columns * static_cast<int64_t>(c10::elementSize(stored));
+    const auto rows = static_cast<int64_t>(row_of.size());
+    torch::Tensor result = torch::empty({rows, columns}, options.dtype().value_or(stored));
+    const int64_t part_rows = std::max<int64_t>(1, part_bytes / std::max<int64_t>(1, row_bytes));
+    torch::Tensor part = torch::empty({std::min(rows, part_rows), columns}, stored);
+    for (int64_t begin = 0; begin < rows; begin += part_rows) {
+      const int64_t count = std::min(part_rows, rows - begin);
+      std::memset(bytes_of(part), 0, static_cast<size_t>(count * row_bytes));
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = row_of[static_cast<size_t>(begin + i)];
+        if (row < 0) continue;
+        found.shard->file.read(entry.begin + row * row_bytes, row_bytes,
+                               bytes_of(part) + i * row_bytes);
+      }
+      result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+      if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);
+    }
+    return result;
+  }
+
+  static char* bytes_of(torch::Tensor& tensor) {
+    return static_cast<char*>(tensor.mutable_data_ptr());
+  }
+
+  std::string path_;
+  std::vector<std::string> words_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, Found> found_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
+                                               const OpenOptions& options) {
+  return std::make_shared<TensorSource>(path, is_index, options);
+}
+
+}  // namespace posembed::pretrained

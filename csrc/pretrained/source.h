@@ -1,0 +1,46 @@
+// What a format has to answer, behind VectorFile: one implementation for files of tensors, one for
+// files of words. Readers throw BadFile; with_path() gives it the file's name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "posembed/pretrained.h"
+#include "pretrained/bad_file.h"
+#include "pretrained/vocabulary.h"
+
+namespace posembed::pretrained {
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual const std::string& path() const = 0;
+  virtual Format format() const = 0;
+  virtual std::vector<std::string> names() const = 0;
+  virtual std::vector<int64_t> shape(const std::string& name) const = 0;
+  virtual torch::Dtype dtype(const std::string& name) const = 0;
+  virtual torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
+                               const Progress& progress) const = 0;
+  virtual torch::Tensor table(const ReadOptions& options) const = 0;
+  virtual std::vector<std::string> words() const = 0;
+  /// Meets the file's words.
+  virtual void look_up(Vocabulary& vocabulary, const Progress& progress) const = 0;
+  /// Meets the file's words and copies their rows; rows that are not met are zeros.
+  virtual torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const = 0;
+};
+
+/// Calls `read`; what it finds wrong with the file becomes a FileFormatError.
+template <typename Read>
+auto with_path(const std::string& path, const Read& read) {
+  try {
+    return read();
+  } catch (const BadFile& error) {
+    throw FileFormatError(path, error.offset, error.what());
+  }
+}
+
+std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
+                                               const OpenOptions& options);
+std::shared_ptr<const Source> open_words(const std::string& path, const OpenOptions& options);
+
+}  // namespace posembed::pretrained

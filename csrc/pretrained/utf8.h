@@ -1,0 +1,38 @@
+// Whether bytes are UTF-8: RFC 3629, with neither surrogates nor forms longer than needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace posembed::pretrained {
+
+/// The length of the character that begins `bytes`, or 0 where it is none.
+inline size_t utf8_character(std::string_view bytes) {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(i < bytes.size() ? bytes[i] : 0); };
+  const auto continues = [&](size_t i) { return (byte(i) & 0xc0u) == 0x80u; };
+  const uint8_t first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4 || !continues(1)) return 0;
+  if (first < 0xe0) return 2;
+  if (first == 0xe0 && second < 0xa0) return 0;  // would fit in two bytes
+  if (first == 0xed && second > 0x9f) return 0;  // surrogates
+  if (first == 0xf0 && second < 0x90) return 0;  // would fit in three bytes
+  if (first == 0xf4 && second > 0x8f) return 0;  // beyond U+10FFFF
+  if (!continues(2)) return 0;
+  if (first < 0xf0) return 3;
+  return continues(3) ? 4 : 0;
+}
+
+/// The place of the first byte that is not UTF-8; the length of `bytes` where all are.
+inline size_t utf8_prefix(std::string_view bytes) {
+  size_t at = 0;
+  while (at < bytes.size()) {
+    const size_t length = utf8_character(bytes.substr(at));
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+}  // namespace posembed::pretrained

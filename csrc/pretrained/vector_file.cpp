@@ -1,0 +1,134 @@
+// VectorFile: choice of the format, rows for words that have none, errors with the file's name.
+#include <algorithm>
+#include <sstream>
+
+#include "pretrained/mapped_file.h"
+#include "pretrained/safetensors.h"
+#include "pretrained/source.h"
+
+namespace posembed::pretrained {
+namespace {
+
+std::string message(const std::string& path, int64_t offset, const std::string& reason) {
+  return path + ": byte " + std::to_string(offset) + ": " + reason;
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+void check(const Vocabulary& vocabulary) {
+  const std::string* repeated = vocabulary.repeated();
+  TORCH_CHECK_VALUE(repeated == nullptr, "vocabulary: expected each word once, got '", *repeated,
+                    "' twice");
+}
+
+Coverage coverage_of(const Vocabulary& vocabulary) {
+  return {vocabulary.count_met(), vocabulary.met(0), vocabulary.met(2)};
+}
+
+/// "'one', 'two', 'three', ...": as many as a message bears.
+std::string some_of(const std::vector<std::string>& words) {
+  constexpr size_t shown = 5;
+  std::ostringstream text;
+  for (size_t i = 0; i < std::min(shown, words.size()); ++i) {
+    text << (i == 0 ? "'" : ", '") << words[i] << "'";
+  }
+  return text.str() + (words.size() > shown ? ", ..." : "");
+}
+
+/// The mean of `count` rows; all others are zeros. In parts, because a sum in float64 would
+/// otherwise copy the whole table.
+torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
+  constexpr int64_t part = 4096;
+  torch::Tensor sum = torch::zeros({vectors.size(1)}, torch::kDouble);
+  for (int64_t begin = 0; begin < vectors.size(0); begin += part) {
+    const int64_t rows = std::min(part, vectors.size(0) - begin);
+    sum += vectors.narrow(0, begin, rows).to(torch::kDouble).sum(0);
+  }
+  return (sum / static_cast<double>(count)).to(vectors.scalar_type());
+}
+
+/// Gives rows without a word, or whose word was not met, what `missing` says.
+void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, const Coverage& coverage,
+                  Missing missing, const std::string& path) {
+  const auto count = static_cast<int64_t>(coverage.missing.size());
+  TORCH_CHECK_VALUE(missing != Missing::error || count == 0, "vocabulary: ", count,
+                    " words have no row in ", path, ": ", some_of(coverage.missing));
+  if (missing != Missing::mean || coverage.found == vocabulary.size()) return;
+  TORCH_CHECK_VALUE(coverage.found > 0, "vocabulary: none of its ", vocabulary.size(),
+                    " words has a row in ", path);
+  const torch::Tensor mean = mean_of(vectors, coverage.found);
+  for (int64_t place = 0; place < vocabulary.size(); ++place) {
+    if (!vocabulary.is_met(place)) vectors[place].copy_(mean);
+  }
+}
+
+}  // namespace
+
+FileFormatError::FileFormatError(std::string path, int64_t offset, std::string reason)
+    : c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                      message(path, offset, reason)),
+      path_(std::move(path)),
+      offset_(offset),
+      reason_(std::move(reason)) {}
+
+const char* name(Format format) {
+  switch (format) {
+    case Format::safetensors:
+      return "safetensors";
+    case Format::word2vec_binary:
+      return "word2vec-binary";
+    case Format::word2vec_text:
+      return "word2vec-text";
+    default:
+      return "glove";
+  }
+}
+
+VectorFile open(const std::string& path, const OpenOptions& options) {
+  const bool is_index = ends_with(path, ".json");
+  const bool is_tensors =
+      is_index || ends_with(path, ".safetensors") || is_safetensors(MappedFile(path).bytes());
+  return VectorFile(is_tensors ? open_safetensors(path, is_index, options)
+                               : open_words(path, options));
+}
+
+const std::string& VectorFile::path() const { return source_->path(); }
+Format VectorFile::format() const { return source_->format(); }
+std::vector<std::string> VectorFile::names() const { return source_->names(); }
+torch::Dtype VectorFile::dtype(const std::string& name) const { return source_->dtype(name); }
+std::vector<std::string> VectorFile::words() const { return source_->words(); }
+
+std::vector<int64_t> VectorFile::shape(const std::string& name) const {
+  return source_->shape(name);
+}
+
+torch::Tensor VectorFile::tensor(const std::string& name, std::optional<torch::Dtype> dtype,
+                                 const Progress& progress) const {
+  return source_->tensor(name, dtype.has_value() ? *dtype : source_->dtype(name), progress);
+}
+
+torch::Tensor VectorFile::table(const ReadOptions& options) const {
+  return source_->table(options);
+}
+
+Rows VectorFile::rows(const std::vector<std::string>& words, const ReadOptions& options) const {
+  Vocabulary vocabulary(words);
+  check(vocabulary);
+  Rows rows;
+  rows.vectors = source_->read_rows(vocabulary, options);
+  rows.coverage = coverage_of(vocabulary);
+  fill_missing(rows.vectors, vocabulary, rows.coverage, options.missing(), path());
+  return rows;
+}
+
+Coverage VectorFile::coverage(const std::vector<std::string>& words,
+                              const Progress& progress) const {
+  Vocabulary vocabulary(words);
+  check(vocabulary);
+  source_->look_up(vocabulary, progress);
+  return coverage_of(vocabulary);
+}
+
+}  // namespace posembed::pretrained

@@ -1,0 +1,286 @@
+#include "pretrained/word_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pretrained/bad_file.h"
+#include "pretrained/utf8.h"
+
+#if !defined(__cpp_lib_to_chars)
+#error "posembed needs std::from_chars for floating-point numbers: GCC 11 or newer"
+#endif
+
+namespace posembed::pretrained {
+namespace {
+
+/// A first line that is longer is no row: a file of other bytes must not be split into parts.
+constexpr size_t max_first_line = 1 << 22;
+constexpr std::string_view separators = " \t";
+
+bool is_separator(char c) { return (c == ' ') | (c == '\t'); }  // no branch, for vectors
+
+std::string_view trim_right(std::string_view text) {
+  const size_t last = text.find_last_not_of(" \t\r");
+  return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+}
+
+std::string_view line_at(std::string_view file, int64_t begin) {
+  const std::string_view rest = file.substr(static_cast<size_t>(begin));
+  return rest.substr(0, rest.find('\n'));
+}
+
+/// Separators in a line. Sums of 8 bits, so that the compiler counts 16 characters or more at once.
+int64_t count_separators(std::string_view line) {
+  constexpr size_t block = 128;
+  int64_t total = 0;
+  for (size_t begin = 0; begin < line.size(); begin += block) {
+    uint8_t sum = 0;
+    for (const char c : line.substr(begin, block)) sum += static_cast<uint8_t>(is_separator(c));
+    total += sum;
+  }
+  return total;
+}
+
+/// A line's parts, as views.
+std::vector<std::string_view> split(std::string_view line) {
+  std::vector<std::string_view> parts;
+  size_t begin = line.find_first_not_of(separators);
+  while (begin != std::string_view::npos) {
+    const size_t end = std::min(line.find_first_of(separators, begin), line.size());
+    parts.push_back(line.substr(begin, end - begin));
+    begin = line.find_first_not_of(separators, end);
+  }
+  return parts;
+}
+
+template <typename Number>
+std::from_chars_result parse_number(std::string_view text, Number& number) {
+  // from_chars knows no plus sign, which other writers put.
+  const size_t sign = text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0;
+  return std::from_chars(text.data() + sign, text.data() + text.size(), number);
+}
+
+/// A whole text as a number; nothing where it is none.
+template <typename Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number number{};
+  const std::from_chars_result result = parse_number(text, number);
+  const bool is_number =
+      result.ptr == text.data() + text.size() && result.ec != std::errc::invalid_argument;
+  return is_number && !text.empty() ? std::optional<Number>(number) : std::nullopt;
+}
+
+bool is_number(std::string_view text) { return number_in<double>(text).has_value(); }
+
+/// Whether a text is a number like a vector's, and not one like the 95 in "windows 95".
+bool is_component(std::string_view text) {
+  return text.find_first_of(".eE") != std::string_view::npos && is_number(text);
+}
+
+// ------------------------------------------------------------------------------------------ layout
+
+struct Signature {
+  std::string_view bytes;
+  const char* what;
+};
+const Signature foreign[] = {
+    {"\x1f\x8b", "a gzip archive: unpack it first"},
+    {"PK\x03\x04", "a zip archive (GloVe's download or a torch.save file): unpack it first"},
+    {"\x80\x02", "a pickle, which is not read because it can run code"},
+    {std::string_view("\xba\x16\x4f\x2f", 4), "a fastText model: use its .vec file"},
+};
+
+void refuse_foreign(std::string_view file) {
+  for (const Signature& signature : foreign) {
+    if (file.substr(0, signature.bytes.size()) == signature.bytes) fail(0, signature.what);
+  }
+}
+
+/// "400000 300\n": rows and numbers in a row.
+std::optional<WordLayout> read_word_header(std::string_view file) {
+  const std::string_view head = file.substr(0, 64);  // two numbers and a newline are no longer
+  const std::string_view line = line_at(head, 0);
+  const std::vector<std::string_view> parts = split(trim_right(line));
+  if (parts.size() != 2 || line.size() == head.size()) return std::nullopt;
+  const auto rows = number_in<int64_t>(parts[0]), dim = number_in<int64_t>(parts[1]);
+  if (!rows.has_value() || !dim.has_value()) return std::nullopt;
+  WordLayout layout;
+  layout.rows = *rows;
+  layout.dim = *dim;
+  layout.begin = static_cast<int64_t>(line.size()) + 1;
+  return layout;
+}
+
+/// Whether rows are float32 numbers: the bytes after the header do not read as text. Only a few are
+/// looked at, because a binary file need not have a single newline.
+bool is_binary(std::string_view file, const WordLayout& layout) {
+  constexpr size_t enough = 4096;
+  const std::string_view sample = file.substr(static_cast<size_t>(layout.begin), enough);
+  const auto is_control = [](char c) {
+    return static_cast<uint8_t>(c) < ' ' && c != '\t' && c != '\r' && c != '\n';
+  };
+  if (std::any_of(sample.begin(), sample.end(), is_control)) return true;
+  const std::string_view line = trim_right(sample.substr(0, sample.find('\n')));
+  if (layout.rows == 0 || line.empty() || line.size() == enough) return false;
+  // The last part and not the second: words of text may have several parts.
+  const size_t last = line.find_last_of(separators);
+  return last == std::string_view::npos || !is_number(line.substr(last + 1));
+}
+
+/// Refuses a header that asks for more than the file can hold, before memory is taken for it.
+void check_promise(std::string_view file, const WordLayout& layout) {
+  const bool sane = layout.rows >= 0 && layout.dim > 0;
+  const uint64_t held = file.size() + 1;  // the last line's end may be missing
+  const uint64_t per_number = layout.binary ? sizeof(float) : 2;
+  // Text: a word of one byte, numbers of one digit with a separator each, the line's end. Binary: a
+  // word of one byte, a space, the numbers.
+  const bool fits = sane && static_cast<uint64_t>(layout.dim) <= held &&
+                    static_cast<uint64_t>(layout.rows) <=
+                        held / (static_cast<uint64_t>(layout.dim) * per_number + 2);
+  if (!fits) {
+    fail(0, "the header says ", layout.rows, " rows of ", layout.dim, " numbers, the file has ",
+         file.size(), " bytes");
+  }
+}
+
+/// GloVe has no header: the first line's numbers, from the right, are a row's.
+WordLayout read_first_row(std::string_view file) {
+  const std::vector<std::string_view> parts =
+      split(trim_right(line_at(file.substr(0, max_first_line), 0)));
+  WordLayout layout;
+  while (layout.dim + 1 < static_cast<int64_t>(parts.size()) &&
+         is_number(parts[parts.size() - 1 - static_cast<size_t>(layout.dim)])) {
+    ++layout.dim;
+  }
+  if (layout.dim == 0) {
+    fail(0, "neither safetensors, word2vec, fastText nor GloVe: the first line is no word ",
+         "with numbers");
+  }
+  return layout;
+}
+
+}  // namespace
+
+WordLayout detect_layout(std::string_view file) {
+  refuse_foreign(file);
+  std::optional<WordLayout> layout = read_word_header(file);
+  if (!layout.has_value()) return read_first_row(file);
+  layout->binary = is_binary(file, *layout);
+  check_promise(file, *layout);
+  return *layout;
+}
+
+// -------------------------------------------------------------------------------------------- rows
+
+bool RowReader::at_end() {
+  const size_t next = file_.find_first_not_of(" \t\r\n", static_cast<size_t>(at_));
+  const bool ended = next == std::string_view::npos;
+  if (layout_.rows < 0 || (ended && rows_read_ == layout_.rows)) return ended;
+  if (ended) {
+    fail(static_cast<int64_t>(file_.size()), "the file ends after ", rows_read_,
+         " rows, its header says ", layout_.rows);
+  }
+  if (rows_read_ == layout_.rows) {
+    fail(at_, "more follows the ", layout_.rows, " rows of the header");
+  }
+  return false;
+}
+
+bool RowReader::next(Row& row) {
+  // Only where rows are due to end, or a line is blank, does the rest of the file matter.
+  const size_t at = static_cast<size_t>(at_);
+  const bool due =
+      rows_read_ == layout_.rows || at >= file_.size() || static_cast<uint8_t>(file_[at]) <= ' ';
+  if (due && at_end()) return false;
+  layout_.binary ? next_binary(row) : next_text(row);
+  if (check_utf8_) {
+    const size_t valid = utf8_prefix(row.word);
+    if (valid != row.word.size()) {
+      fail(offset(row.word) + static_cast<int64_t>(valid), "a word that is not UTF-8");
+    }
+  }
+  ++rows_read_;
+  return true;
+}
+
+void RowReader::next_binary(Row& row) {
+  // Some writers end a row with a newline, some do not.
+  const size_t begin = file_.find_first_not_of('\n', static_cast<size_t>(at_));
+  const size_t space = file_.find(' ', begin);
+  const size_t size = static_cast<size_t>(layout_.dim) * sizeof(float);
+  if (space == std::string_view::npos || file_.size() - space - 1 < size) {
+    fail(at_, "the file ends inside row ", rows_read_ + 1, " of ", layout_.rows);
+  }
+  row.word = file_.substr(begin, space - begin);
+  if (row.word.empty()) fail(at_, "a row without a word");
+  row.numbers = file_.substr(space + 1, size);
+  at_ = static_cast<int64_t>(space + 1 + size);
+}
+
+void RowReader::next_text(Row& row) {
+  const std::string_view whole = line_at(file_, at_);
+  const std::string_view line = trim_right(whole);
+  if (line.empty()) fail(at_, "a line without a word");
+  size_t word_begin = 0, word_end = line.find_first_of(separators);
+  if (count_separators(line) != layout_.dim) {
+    const std::vector<std::string_view> parts = split(line);
+    const int64_t numbers = static_cast<int64_t>(parts.size()) - 1;
+    const size_t words = static_cast<size_t>(numbers - layout_.dim + 1);
+    if (numbers < layout_.dim || (words > 1 && is_component(parts[words - 1]))) {
+      fail(at_, "expected a row of ", layout_.dim, " numbers, got ", numbers);
+    }
+    word_begin = static_cast<size_t>(parts[0].begin() - line.begin());
+    word_end = static_cast<size_t>(parts[words - 1].end() - line.begin());
+  }
+  row.word = line.substr(word_begin, word_end - word_begin);
+  if (row.word.empty()) fail(at_, "a row without a word");
+  row.numbers = line.substr(word_end);
+  at_ += static_cast<int64_t>(std::min(whole.size() + 1, file_.size() - static_cast<size_t>(at_)));
+}
+
+// ----------------------------------------------------------------------------------------- numbers
+
+template <typename Number, typename T>
+void RowReader::parse(std::string_view numbers, T* out) const {
+  const char* at = numbers.data();
+  const char* const end = at + numbers.size();
+  for (int64_t i = 0; i < layout_.dim; ++i) {
+    while (at < end && is_separator(*at)) ++at;
+    Number number{};
+    std::from_chars_result result = parse_number({at, static_cast<size_t>(end - at)}, number);
+    if (result.ec == std::errc::result_out_of_range) {  // too near 0 for its type, or too large
+      long double wide = HUGE_VALL;
+      parse_number({at, static_cast<size_t>(end - at)}, wide);
+      number = static_cast<Number>(wide);
+    }
+    const bool ended = result.ptr == end || is_separator(*result.ptr);
+    if (result.ec == std::errc::invalid_argument || !ended || !std::isfinite(number)) {
+      const std::string_view rest{at, static_cast<size_t>(end - at)};
+      fail(offset(rest), "expected a finite number, got '",
+           rest.substr(0, std::min<size_t>(rest.find_first_of(separators), 40)), "'");
+    }
+    core::store(number, out + i);
+    at = result.ptr;
+  }
+}
+
+void RowReader::decode(const Row& row, core::Scalar scalar, void* out) const {
+  core::visit_scalar(scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Number = core::Compute<T>;
+    T* const values = static_cast<T*>(out);
+    if (!layout_.binary) return parse<Number>(row.numbers, values);
+    for (int64_t i = 0; i < layout_.dim; ++i) {
+      float number;  // rows begin at any byte
+      std::memcpy(&number, row.numbers.data() + i * int64_t{sizeof number}, sizeof number);
+      core::store(static_cast<Number>(number), values + i);
+    }
+  });
+}
+
+}  // namespace posembed::pretrained

@@ -1,0 +1,65 @@
+// Files of word vectors, row by row without copies: word2vec binary and text, fastText .vec (which
+// is word2vec text), GloVe text (the same without a header). Mikolov et al., arXiv:1301.3781;
+// Pennington et al., "GloVe", 2014; Bojanowski et al., arXiv:1607.04606.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/scalar.h"
+
+namespace posembed::pretrained {
+
+/// What the first bytes of a file tell.
+struct WordLayout {
+  bool binary = false;  ///< float32 numbers instead of text
+  int64_t rows = -1;    ///< -1: there is no header that tells
+  int64_t dim = 0;      ///< numbers in a row
+  int64_t begin = 0;    ///< of the first row
+};
+
+/// Throws BadFile where the bytes are none of the formats, or too few for what the header says.
+WordLayout detect_layout(std::string_view file);
+
+/// A row as it stands in the file.
+struct Row {
+  std::string_view word;
+  std::string_view numbers;
+};
+
+/// Walks through the rows of a file. A text row's numbers are its last `dim` parts; what stands
+/// before them is the word, which may contain spaces ("new york").
+class RowReader {
+ public:
+  /// `check_utf8`: throw BadFile for a word that is not UTF-8, otherwise give it as it is.
+  RowReader(std::string_view file, const WordLayout& layout, bool check_utf8)
+      : file_(file), layout_(layout), check_utf8_(check_utf8), at_(layout.begin) {}
+
+  /// The next row, or false at the end. Throws BadFile for a row that is not `dim` numbers wide,
+  /// and for more or fewer rows than the header says.
+  bool next(Row& row);
+
+  /// Where the next row begins.
+  int64_t position() const { return at_; }
+  int64_t rows_read() const { return rows_read_; }
+
+  /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.
+  /// Throws BadFile for text that is no finite number.
+  void decode(const Row& row, core::Scalar scalar, void* out) const;
+
+ private:
+  bool at_end();
+  void next_binary(Row& row);
+  void next_text(Row& row);
+  int64_t offset(std::string_view part) const { return part.data() - file_.data(); }
+  template <typename Number, typename T>
+  void parse(std::string_view numbers, T* out) const;
+
+  std::string_view file_;
+  WordLayout layout_;
+  bool check_utf8_;
+  int64_t at_;
+  int64_t rows_read_ = 0;
+};
+
+}  // namespace posembed::pretrained

@@ -1,0 +1,206 @@
+// Word vectors as tensors: one thread walks through the rows, which is fast, all decode their
+// numbers, which is not; pages that are done with are given back.
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/parallel.h"
+#include "pretrained/mapped_file.h"
+#include "pretrained/source.h"
+#include "pretrained/word_file.h"
+
+namespace posembed::pretrained {
+namespace {
+
+constexpr const char* table_name = "vectors";
+
+void check_name(const std::string& name) {
+  TORCH_CHECK_VALUE(name.empty() || name == table_name, "tensor: expected '", table_name,
+                    "', the only one of a file of words, got '", name, "'");
+}
+
+/// Rows that wait for being decoded, and where each goes.
+class Batch {
+ public:
+  Batch(const MappedFile& file, const RowReader& reader, torch::Tensor& out,
+        const Progress& progress)
+      : file_(file), reader_(reader), out_(out), progress_(progress), begin_(reader.position()) {}
+
+  void add(const Row& row, int64_t place) { rows_.push_back({row, place}); }
+
+  /// Whether rows should be decoded now: enough of them to keep threads busy, few enough to keep
+  /// memory small.
+  bool is_full() const {
+    constexpr int64_t max_bytes = 8 << 20;
+    constexpr size_t max_rows = 1 << 16;
+    return reader_.position() - begin_ >= max_bytes || rows_.size() >= max_rows;
+  }
+
+  void finish() {
+    decode();
+    rows_.clear();
+    file_.forget(begin_, reader_.position());
+    begin_ = reader_.position();
+    if (progress_) progress_(begin_, file_.size());
+  }
+
+ private:
+  struct Placed {
+    Row row;
+    int64_t place;
+  };
+
+  void decode_some(int64_t begin, int64_t end) {
+    const core::Scalar scalar = dispatcher::scalar_of(out_);
+    const int64_t row_bytes = out_.size(1) * out_.element_size();
+    char* const data = static_cast<char*>(out_.mutable_data_ptr());
+    for (int64_t i = begin; i < end; ++i) {
+      const Placed& placed = rows_[static_cast<size_t>(i)];
+      reader_.decode(placed.row, scalar, data + placed.place * row_bytes);
+    }
+  }
+
+  void decode() {
+    if (rows_.empty()) return;
+    std::mutex mutex;
+    std::optional<BadFile> first;  // in the file's order, whichever thread met it
+    const auto decode_and_note = [&](int64_t begin, int64_t end) {
+      try {
+        decode_some(begin, end);
+      } catch (const BadFile& error) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!first.has_value() || error.offset < first->offset) first.emplace(error);
+      }
+    };
+    // A number costs some 20 ns, as much as 64 bytes of plain work.
+    const int64_t row_cost = 64 * out_.size(1);
+    dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
+    if (first.has_value()) throw BadFile(*first);
+  }
+
+  const MappedFile& file_;
+  const RowReader& reader_;
+  torch::Tensor& out_;
+  const Progress& progress_;
+  int64_t begin_;
+  std::vector<Placed> rows_;
+};
+
+class WordSource : public Source {
+ public:
+  WordSource(const std::string& path, const OpenOptions& options)
+      : file_(path),
+        layout_(with_path(path, [&] { return detect_layout(file_.bytes()); })),
+        check_utf8_(options.check_utf8()) {
+    TORCH_CHECK_VALUE(options.words().empty(), "words: expected none, ", path, " has its own");
+  }
+
+  const std::string& path() const override { return file_.path(); }
+
+  Format format() const override {
+    if (layout_.rows < 0) return Format::glove;
+    return layout_.binary ? Format::word2vec_binary : Format::word2vec_text;
+  }
+
+  std::vector<std::string> names() const override { return {table_name}; }
+
+  std::vector<int64_t> shape(const std::string& name) const override {
+    check_name(name);
+    return {row_count(nullptr), layout_.dim};
+  }
+
+  torch::Dtype dtype(const std::string& name) const override {
+    check_name(name);
+    return torch::kFloat;
+  }
+
+  torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
+                       const Progress& progress) const override {
+    return table(ReadOptions().tensor(name).dtype(dtype).progress(progress));
+  }
+
+  torch::Tensor table(const ReadOptions& options) const override {
+    torch::Tensor result = make_result(row_count(nullptr), options);
+    int64_t place = 0;
+    read(options.progress(), &result, [&](const Row&) { return place++; });
+    return result;
+  }
+
+  std::vector<std::string> words() const override {
+    std::vector<std::string> result;
+    read(nullptr, nullptr, [&](const Row& row) {
+      result.emplace_back(row.word);
+      return -1;
+    });
+    return result;
+  }
+
+  void look_up(Vocabulary& vocabulary, const Progress& progress) const override {
+    read(progress, nullptr, [&](const Row& row) {
+      vocabulary.meet(row.word);
+      return -1;
+    });
+  }
+
+  torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const override {
+    torch::Tensor result = make_result(vocabulary.size(), options).zero_();
+    read(options.progress(), &result, [&](const Row& row) { return vocabulary.meet(row.word); });
+    return result;
+  }
+
+ private:
+  torch::Tensor make_result(int64_t rows, const ReadOptions& options) const {
+    check_name(options.tensor());
+    torch::Tensor result =
+        torch::empty({rows, layout_.dim}, options.dtype().value_or(torch::kFloat));
+    dispatcher::check_floating(result, "dtype");
+    return result;
+  }
+
+  /// Walks through all rows. `place_of` tells the row of `out` that a row goes to, or -1.
+  template <typename PlaceOf>
+  void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
+    with_path(path(), [&] {
+      RowReader reader(file_.bytes(), layout_, check_utf8_);
+      torch::Tensor none;
+      Batch batch(file_, reader, out == nullptr ? none : *out, progress);
+      for (Row row; reader.next(row);) {
+        const int64_t place = place_of(row);
+        if (place >= 0) batch.add(row, place);
+        if (batch.is_full()) batch.finish();
+      }
+      batch.finish();
+    });
+  }
+
+  /// GloVe does not tell: its lines are counted once.
+  int64_t row_count(const Progress& progress) const {
+    if (layout_.rows >= 0) return layout_.rows;
+    std::call_once(counted_, [&] {
+      row_count_ = 0;  // an earlier try may have met an error
+      read(progress, nullptr, [&](const Row&) {
+        ++row_count_;
+        return -1;
+      });
+    });
+    return row_count_;
+  }
+
+  MappedFile file_;
+  WordLayout layout_;
+  bool check_utf8_;
+  mutable std::once_flag counted_;
+  mutable int64_t row_count_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<const Source> open_words(const std::string& path, const OpenOptions& options) {
+  return std::make_shared<WordSource>(path, options);
+}
+
+}  // namespace posembed::pretrained

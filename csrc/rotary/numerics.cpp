@@ -1,0 +1,168 @@
+// Every line is the ATen call behind one Python expression of the reference, in its order: rounding
+// is the point. A number over a tensor is Python's reciprocal times the number.
+#include "rotary/numerics.h"
+
+#include <ATen/Functions.h>
+
+#include <map>
+#include <mutex>
+
+#include "rotary/frequencies.h"
+
+namespace posembed::rotary {
+namespace {
+
+// ------------------------------------------------------------------------------------ frequencies
+
+Tensor over(double number, const Tensor& tensor) { return at::reciprocal(tensor) * number; }
+
+/// base^(2i / dim) for `count` pairs.
+Tensor powers(double base, int64_t dim, int64_t count) {
+  const Tensor even = at::arange(0, 2 * count, 2, at::kLong).to(at::kFloat);
+  return at::pow(base, even / dim);
+}
+
+/// The same for all pairs; where axes restart, each with a series of its own.
+Tensor powers(const RotarySpec& spec, double base) {
+  const int64_t pairs = spec.rotary_dim / 2;
+  if (!spec.sections.has_value() || !spec.sections->restart) {
+    return powers(base, spec.rotary_dim, pairs);
+  }
+  Tensor result = at::empty({pairs}, at::kFloat);
+  const Tensor axis_of_pair = at::tensor(spec.sections->axis_of_pair);
+  for (int64_t axis = 0; axis < max_axes; ++axis) {
+    const Tensor own = axis_of_pair.eq(axis).nonzero().squeeze(1);
+    result.index_copy_(0, own, powers(base, 2 * own.numel(), own.numel()));
+  }
+  return result;
+}
+
+Tensor plain(const RotarySpec& spec) { return over(1.0, powers(spec, spec.base)); }
+
+Tensor frequencies(const RotarySpec& spec, const std::monostate&) { return plain(spec); }
+
+Tensor frequencies(const RotarySpec& spec, const LinearScaling& scaling) {
+  return plain(spec) / scaling.factor;
+}
+
+Tensor frequencies(const RotarySpec& spec, const NtkScaling& scaling) {
+  const core::DoubleDouble base = ntk_base(spec.base, scaling.factor, spec.rotary_dim);
+  return over(1.0, powers(spec, core::to_double(base)));
+}
+
+Tensor frequencies(const RotarySpec& spec, const DynamicNtkScaling&) { return plain(spec); }
+
+Tensor frequencies(const RotarySpec& spec, const YarnScaling& scaling) {
+  const Tensor turning = powers(spec, spec.base);
+  const Tensor kept = over(1.0, turning), stretched = over(1.0, turning * scaling.factor);
+  const YarnRange range = yarn_range(spec.base, spec.rotary_dim, scaling.original_max_positions,
+                                     scaling.beta_fast, scaling.beta_slow, scaling.truncate);
+  const Tensor place = at::arange(spec.rotary_dim / 2, at::kFloat);
+  const Tensor ramp = at::clamp((place - range.begin) / (range.end - range.begin), 0, 1);
+  const Tensor part = at::rsub(ramp, 1);
+  return stretched * at::rsub(part, 1) + kept * part;
+}
+
+Tensor frequencies(const RotarySpec& spec, const Llama3Scaling& scaling) {
+  const double length = static_cast<double>(scaling.original_max_positions);
+  const double low = length / scaling.low_freq_factor, high = length / scaling.high_freq_factor;
+  const Tensor kept = plain(spec);
+  const Tensor wavelength = over(core::constants::two_pi.high, kept);
+  const Tensor scaled = at::where(wavelength.gt(low), kept / scaling.factor, kept);
+  const Tensor part = (over(length, wavelength) - scaling.low_freq_factor) /
+                      (scaling.high_freq_factor - scaling.low_freq_factor);
+  const Tensor blended = at::rsub(part, 1) * scaled / scaling.factor + part * scaled;
+  const Tensor between = wavelength.lt(high).logical_not() * wavelength.gt(low).logical_not();
+  return at::where(between, blended, scaled);
+}
+
+Tensor frequencies(const RotarySpec& spec, const ProportionalScaling& scaling) {
+  const int64_t pairs = spec.rotary_dim / 2;
+  const auto turning = static_cast<int64_t>(scaling.proportion * static_cast<double>(pairs));
+  const Tensor standing = at::zeros({pairs - turning}, at::kFloat);
+  const Tensor all = plain(spec).narrow(0, 0, turning);
+  return at::cat({all, standing}) / scaling.factor;
+}
+
+Tensor frequencies(const RotarySpec& spec, const LongRopeScaling& scaling) {
+  const Tensor factors = at::tensor(scaling.short_factor).to(at::kFloat);
+  return over(1.0, factors * powers(spec, spec.base));
+}
+
+Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(spec); }
+
+/// The frequencies on the device of `like`, computed once on the CPU, where models compute them.
+Tensor frequencies_beside(const Specification& spec, const Tensor& like) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<const Specification*, c10::DeviceIndex>, at::Tensor>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Tensor& found = known[{&spec, like.is_cuda() ? like.get_device() : c10::DeviceIndex{-1}}];
+  if (!found.defined()) found = float32_frequencies(spec.spec).to(like.device());
+  return found;
+}
+
+// ----------------------------------------------------------------------------------------- tables
+
+/// Positions of tokens that are given none: [seq].
+Tensor counted_positions(const Given& given, const Arguments& call, const Tensor& query) {
+  const Tensor tokens = at::arange(call.seq, query.options().dtype(at::kLong));
+  if (!given.cu_seqlens.defined()) return tokens + call.offset;
+  const Tensor document = at::bucketize(tokens, given.cu_seqlens, false, /*right=*/true) - 1;
+  const Tensor start = given.cu_seqlens.index_select(0, document.clamp_min(0));
+  return tokens - start + call.offset;
+}
+
+/// Positions as [..., seq, 1], or [..., seq, pairs] where pairs have axes of their own.
+Tensor positions_of_pairs(const Specification& spec, const Given& given, const Arguments& call,
+                          const Tensor& query) {
+  if (!given.positions.defined()) return counted_positions(given, call, query).unsqueeze(-1);
+  if (call.axes == 1) return given.positions.unsqueeze(-1);
+  const Tensor axis = at::tensor(at::IntArrayRef(spec.spec.sections->axis_of_pair),
+                                 given.positions.options().dtype(at::kLong));
+  return given.positions.index_select(0, axis).movedim(0, -1);
+}
+
+AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
+  if (numerics == Numerics::float32_polar) {
+    const Tensor parts = at::view_as_real(at::polar(at::ones_like(angles), angles));
+    return {parts.select(-1, 0), parts.select(-1, 1)};
+  }
+  return {angles.cos(), angles.sin()};
+}
+
+Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarType type) {
+  const Tensor scaled = table * amplitude;
+  return (rounded ? scaled.to(type).to(at::kFloat) : scaled).contiguous();
+}
+
+}  // namespace
+
+Tensor float32_frequencies(const RotarySpec& spec) {
+  if (spec.custom_frequencies.has_value()) {
+    return at::tensor(*spec.custom_frequencies).to(at::kFloat);
+  }
+  return std::visit([&](const auto& scaling) { return frequencies(spec, scaling); }, spec.scaling);
+}
+
+AngleTables use_tables(const Specification& spec, const Tensor& query, const Given& given,
+                       Arguments* call) {
+  const Numerics numerics = spec.spec.numerics;
+  const Tensor places = positions_of_pairs(spec, given, *call, query);
+  const Tensor angles = places.to(at::kFloat) * frequencies_beside(spec, query);
+  const AngleTables whole = sines_and_cosines(angles, numerics);
+  const bool rounded =
+      (numerics == Numerics::float32 || numerics == Numerics::float32_rounded_table) &&
+      query.scalar_type() != at::kDouble;
+  AngleTables tables{finished(whole.cosines, call->amplitude, rounded, query.scalar_type()),
+                     finished(whole.sines, call->amplitude, rounded, query.scalar_type())};
+  if (call->reverse) tables.sines.neg_();
+  call->cosines = tables.cosines.const_data_ptr<float>();
+  call->sines = tables.sines.const_data_ptr<float>();
+  call->table_stride[0] =
+      tables.cosines.dim() > 2 && tables.cosines.size(0) > 1 ? tables.cosines.stride(0) : 0;
+  call->table_stride[1] = call->pairs;
+  call->round_products = numerics == Numerics::float32;
+  return tables;
+}
+
+}  // namespace posembed::rotary

@@ -1,0 +1,39 @@
+// A pair turned as PyTorch's elementwise operators turn it: products and sums apart, without fused
+// multiply-add, each rounded to the data's type or all kept until the result. For numerics that
+// reproduce a program's bits; see docs/guide/rotary_bits.md.
+#pragma once
+
+#include "core/scalar.h"
+
+/// On functions that call rotate_in_steps in a loop: GCC 12 makes fused multiply-adds of
+/// neighbouring differences and sums, whatever -ffp-contract says.
+#if defined(__GNUC__) && !defined(__clang__)
+#define POSEMBED_IN_STEPS __attribute__((optimize("no-tree-slp-vectorize")))
+#else
+#define POSEMBED_IN_STEPS
+#endif
+
+namespace posembed::rotary {
+
+/// `value` as it would come back from memory of type T.
+template <typename T>
+POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
+  T kept;
+  core::store(value, &kept);
+  return core::load(kept);
+}
+
+template <bool round_products, typename T>
+POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, core::Compute<T> cosine, core::Compute<T> sine,
+                                     T* first, T* second) {
+  const core::Compute<T> x = core::load(x_in), y = core::load(y_in);
+  if constexpr (round_products) {
+    core::store(rounded<T>(x * cosine) - rounded<T>(y * sine), first);
+    core::store(rounded<T>(y * cosine) + rounded<T>(x * sine), second);
+  } else {
+    core::store(x * cosine - y * sine, first);
+    core::store(y * cosine + x * sine, second);
+  }
+}
+
+}  // namespace posembed::rotary

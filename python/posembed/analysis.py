@@ -1,0 +1,375 @@
+"""The numbers behind positions: wavelengths, scores by distance, heat maps, errors of angles.
+
+They come from the operators, so that what is shown is what models compute. Arrays are tensors,
+float64 unless told otherwise; numpy and matplotlib read them without a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from posembed import functional
+from posembed.scaling import whole
+from posembed.specification import RotarySpec, SinusoidalSpec
+
+CHUNK = 8192  # distances at a time: what a long context needs of memory does not grow with it
+
+
+class Encoder(Protocol):
+    """Whatever turns positions into vectors: the learned and the sinusoidal embedding."""
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """Integer [...] -> [..., dim]."""
+        ...
+
+
+# ------------------------------------------------------------------------------------- frequencies
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wavelengths:
+    """What each pair of components measures, one entry for each pair.
+
+    Attributes:
+        frequencies: Radians per position.
+        wavelengths: Positions per turn; inf for pairs that stand still.
+        half_wavelengths: Positions per half a turn.
+        contexts: int64: the longest context in which no two distances, before or after, have the
+            same angle. Its farthest tokens are less than half a turn apart; 1 for pairs that stand
+            still.
+    """
+
+    frequencies: Tensor
+    wavelengths: Tensor
+    half_wavelengths: Tensor
+    contexts: Tensor
+
+
+def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
+    """The table of a specification's pairs.
+
+    Args:
+        spec: Where frequencies depend on the sequence's length: ``spec.resolve(length)``.
+
+    Example:
+        >>> import posembed as pe
+        >>> table = pe.analysis.wavelengths(pe.RotarySpec(16))
+        >>> [round(length, 3) for length in table.wavelengths[:4].tolist()]
+        [6.283, 19.869, 62.832, 198.692]
+        >>> table.contexts[:4].tolist()
+        [4, 10, 32, 100]
+    """
+    full = spec.wavelengths()
+    half = full / 2
+    contexts = torch.where(half.isinf(), torch.ones_like(half), half.ceil()).to(torch.int64)
+    return Wavelengths(spec.frequencies(), full, half, contexts)
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+def distances_to(distances: int | Tensor) -> Tensor:
+    """Every distance from 0 up to and including a number, or the distances themselves: int64 [n].
+
+    Raises:
+        ValueError: A number below 0, or a tensor that is not [n].
+        TypeError: A tensor of other than whole numbers.
+    """
+    if not isinstance(distances, Tensor):
+        farthest = whole("distances", distances)
+        if farthest < 0:
+            raise ValueError(f"distances: expected a number of at least 0, got {farthest}")
+        return torch.arange(farthest + 1)
+    if distances.is_floating_point() or distances.is_complex():
+        raise TypeError(f"distances: expected int32 or int64, got {distances.dtype}")
+    if distances.dim() != 1:
+        raise ValueError(f"distances: expected [n], got {list(distances.shape)}")
+    return distances.to("cpu", torch.int64)
+
+
+def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
+    """One head's query or key, float64 [head_dim]; ones where none is given."""
+    if vector is None:
+        return torch.ones(spec.head_dim, dtype=torch.float64)
+    if tuple(vector.shape) != (spec.head_dim,):
+        raise ValueError(f"{name}: expected [{spec.head_dim}], got {list(vector.shape)}")
+    return vector.detach().to("cpu", torch.float64)
+
+
+def rotate_one(vector: Tensor, positions: Tensor, spec: RotarySpec) -> Tensor:
+    """The same head vector at each position: [head_dim] -> [positions, head_dim]."""
+    tokens = vector.expand(len(positions), 1, -1).contiguous()
+    return functional.rotary(tokens, positions=positions, spec=spec, layout="thd")[:, 0]
+
+
+def component_scores(
+    spec: RotarySpec,
+    distances: int | Tensor = 512,
+    *,
+    query: Tensor | None = None,
+    key: Tensor | None = None,
+) -> Tensor:
+    """What each component adds to the score of a query so many positions after its key.
+
+    Low pairs see many turns within a few tokens, high pairs a part of one within thousands.
+
+    Args:
+        spec: The rotation.
+        distances: Every distance up to and including this one, or int [n].
+        query: [head_dim]; default: ones.
+        key: [head_dim]; default: ones.
+
+    Returns:
+        [distances, head_dim], divided by the square root of head_dim as attention does.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.analysis.component_scores(pe.RotarySpec(256), 511).shape
+        torch.Size([512, 256])
+    """
+    at = distances_to(distances)
+    start = torch.zeros(1, dtype=torch.int64)
+    turned = rotate_one(head_vector("query", query, spec), at, spec)
+    still = rotate_one(head_vector("key", key, spec), start, spec)
+    return turned * still / math.sqrt(spec.head_dim)
+
+
+def scores_by_distance(
+    spec: RotarySpec,
+    distances: int | Tensor = 512,
+    *,
+    query: Tensor | None = None,
+    key: Tensor | None = None,
+) -> Tensor:
+    """Attention scores of a query and the key so many positions before it.
+
+    With a query and a key of ones only the distance matters: the curve falls from
+    ``sqrt(head_dim)`` and waves on (Su et al., arXiv:2104.09864, section 3.4.3).
+
+    Args:
+        spec: The rotation.
+        distances: Every distance up to and including this one, or int [n].
+        query: [head_dim]; default: ones.
+        key: [head_dim]; default: ones.
+
+    Returns:
+        [distances].
+
+    Raises:
+        ValueError: Shapes do not fit.
+
+    Example:
+        >>> import posembed as pe
+        >>> scores = pe.analysis.scores_by_distance(pe.RotarySpec(256), 65535)
+        >>> len(scores), scores[0].item()
+        (65536, 16.0)
+    """
+    parts = torch.split(distances_to(distances), CHUNK)
+    sums = [component_scores(spec, part, query=query, key=key).sum(-1) for part in parts]
+    return torch.cat(sums)
+
+
+# --------------------------------------------------------------------------------------- encodings
+
+
+def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
+    """Sinusoidal encodings of the first positions: [positions, embedding_dim].
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.analysis.heat_map(pe.SinusoidalSpec(512, base=1e6)).shape
+        torch.Size([100, 512])
+    """
+    return functional.sinusoidal_encode(torch.arange(positions), spec=spec, dtype=torch.float64)
+
+
+def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
+    """Positions in binary: uint8 [positions, width], the bit that changes fastest first.
+
+    What sinusoids do smoothly: each component changes more slowly than the one before.
+
+    Args:
+        positions: How many, from 0.
+        width: Bits; default: as many as the last position needs.
+
+    Raises:
+        ValueError: The last position needs more bits.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.analysis.binary_codes(7)[6].tolist()
+        [0, 1, 1]
+    """
+    needed = max(1, (positions - 1).bit_length())
+    width = needed if width is None else width
+    if not needed <= width <= 63:
+        raise ValueError(
+            f"width: expected {needed} to 63 bits for {positions} positions, got {width}"
+        )
+    bits = torch.arange(positions)[:, None] >> torch.arange(width)
+    return (bits & 1).to(torch.uint8)
+
+
+def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Tensor:
+    """Cosines of the angles between the vectors of positions: [positions, positions].
+
+    A learned table that knows what is near shows a bright diagonal that fades to both sides.
+
+    Args:
+        embedding: A table [positions, dim], or a module with ``encode``, such as
+            :class:`posembed.LearnedPositionalEmbedding`.
+        positions: How many, from 0; default: all of the table.
+
+    Returns:
+        1 on the diagonal, but 0 for rows of zeros.
+
+    Raises:
+        ValueError: A module without a table, and no number of positions.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.analysis.similarity(pe.LearnedPositionalEmbedding(32, 64)).shape
+        torch.Size([32, 32])
+    """
+    if isinstance(embedding, Tensor):
+        rows = embedding[:positions]
+    else:
+        count = positions or getattr(embedding, "max_positions", None)
+        if count is None:
+            raise ValueError("positions: expected a number, as the embedding has no last position")
+        weight = getattr(embedding, "weight", None)
+        rows = embedding.encode(
+            torch.arange(count, device=None if weight is None else weight.device)
+        )
+    rows = torch.nn.functional.normalize(rows.detach().double(), dim=-1)
+    return rows @ rows.T
+
+
+# ----------------------------------------------------------------------------------- float32 angles
+
+
+def cosines_and_sines(
+    spec: RotarySpec, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Of each pair's angle, as the operator has them: two of float64 [positions, pairs].
+
+    They are what becomes of the vector (1, 0) in each pair, attention factor included.
+    """
+    pairs = spec.frequencies().numel()
+    stride, partner = (2, 1) if spec.interleaved else (1, pairs)
+    first = spec.rotary_start + stride * torch.arange(pairs)
+    unit = torch.zeros(spec.head_dim, dtype=dtype).index_fill_(0, first, 1.0)
+    turned = rotate_one(unit, positions, spec).double()
+    return turned[:, first], turned[:, first + partner]
+
+
+def angle_error(
+    spec: RotarySpec,
+    positions: Tensor | None = None,
+    *,
+    numerics: Literal["float32", "exact"] = "float32",
+) -> Tensor:
+    """How far angles are from the exact ones, in radians.
+
+    Args:
+        spec: The rotation.
+        positions: int [n]; default: powers of two up to 2 ** 20.
+        numerics: ``"float32"``: position times frequency rounded to float32, as most code has it.
+            ``"exact"``: what posembed does to float32 data; what is left is the rounding of its
+            result.
+
+    Returns:
+        [positions, pairs], at most pi.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> spec, at = pe.RotarySpec(128), torch.tensor([1_000_003])
+        >>> pe.analysis.angle_error(spec, at).max().item() > 2e-2
+        True
+        >>> pe.analysis.angle_error(spec, at, numerics="exact").max().item() < 2e-7
+        True
+    """
+    at = 2 ** torch.arange(21) if positions is None else distances_to(positions)
+    cosine, sine = cosines_and_sines(spec, at, torch.float64)
+    if numerics == "exact":
+        ours = cosines_and_sines(spec, at, torch.float32)
+    elif numerics == "float32":
+        angle = (at.float()[:, None] * spec.frequencies().float()).double()
+        ours = (angle.cos(), -angle.sin() if spec.reverse else angle.sin())
+    else:
+        raise ValueError(f"numerics: expected 'float32' or 'exact', got {numerics!r}")
+    # The angle between two directions, whatever their lengths.
+    return torch.atan2(ours[1] * cosine - ours[0] * sine, ours[0] * cosine + ours[1] * sine).abs()
+
+
+# ------------------------------------------------------------------------------------------- words
+
+# Words may hold marks, as 6:00 and Covid-19 do, but not begin or end with them.
+WORD = r"\w+(?:[:'-]\w+)*"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TermTable:
+    """Words of some documents and their weights.
+
+    Attributes:
+        terms: The words, as the columns below have them.
+        term_frequencies: [documents, terms]: share of the document's words.
+        document_counts: int64 [terms]: documents that have the word.
+        inverse_document_frequencies: [terms]: log10 of documents over document_counts.
+        weights: [documents, terms]: TF-IDF, the product of both.
+    """
+
+    terms: tuple[str, ...]
+    term_frequencies: Tensor
+    document_counts: Tensor
+    inverse_document_frequencies: Tensor
+    weights: Tensor
+
+
+def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> TermTable:
+    """The textbook's term frequency times inverse document frequency, logarithms of base 10.
+
+    Words are counted by scikit-learn, which is needed for this function alone. Its own
+    ``TfidfVectorizer`` has another formula (natural logarithm plus 1, rows of length 1).
+
+    Args:
+        documents: Texts; upper and lower case are alike.
+        terms: The words to show; default: all, sorted.
+
+    Raises:
+        ImportError: scikit-learn is missing.
+        ValueError: A term is in no document.
+
+    Example:
+        >>> import posembed as pe
+        >>> table = pe.analysis.tf_idf(["The cat sat.", "The dog."], ["cat", "the"])
+        >>> table.weights.round(decimals=4).tolist()
+        [[0.1003, 0.0], [0.0, 0.0]]
+    """
+    try:
+        from sklearn.feature_extraction import text  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(
+            "tf_idf counts words with scikit-learn: python -m pip install scikit-learn"
+        ) from error
+    vectorizer = text.CountVectorizer(token_pattern=WORD)
+    counts = torch.as_tensor(vectorizer.fit_transform(documents).toarray())
+    column = vectorizer.vocabulary_
+    shown = tuple(sorted(column) if terms is None else terms)
+    missing = [term for term in shown if term not in column]
+    if missing:
+        raise ValueError(f"terms: expected words of the documents, got {missing}")
+    frequencies = counts.double() / counts.sum(1, keepdim=True)
+    chosen = [int(column[term]) for term in shown]
+    document_counts = (counts[:, chosen] > 0).sum(0)
+    inverse = torch.log10(len(documents) / document_counts.double())
+    return TermTable(
+        shown, frequencies[:, chosen], document_counts, inverse, frequencies[:, chosen] * inverse
+    )

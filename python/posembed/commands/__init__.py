@@ -1,0 +1,89 @@
+"""The command line: a module for each command, with ``add`` for its arguments and ``run``.
+
+Exit codes: 0 as asked, 1 a check failed or two things differ, 2 wrong usage or bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from posembed import _library, build_info
+from posembed.commands import (
+    benchmark,
+    check,
+    convert,
+    diff,
+    explain,
+    heatmap,
+    info,
+    scores,
+    vectors,
+    wavelengths,
+)
+
+COMMANDS = (info, explain, wavelengths, scores, heatmap, diff, vectors, convert, check, benchmark)
+
+EXAMPLES = """examples:
+  python -m posembed explain config.json            what a model's RoPE does to its heads
+  python -m posembed diff old/config.json new/      whether two models rotate alike
+  python -m posembed check                          whether posembed works on this machine
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m posembed",
+        description="Token and positional embeddings: what they do, and whether they do it here.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=build_info()["version"])
+    parser.add_argument(
+        "--cmake-dir",
+        action="store_true",
+        help="print the folder for cmake -DPosEmbed_DIR=$(python -m posembed --cmake-dir)",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    for command in COMMANDS:
+        command.add(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name and returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.cmake_dir:
+        print(_library.PACKAGE / "lib" / "cmake" / "PosEmbed")
+        return 0
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return guarded(arguments.run, arguments)
+
+
+def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Runs a command; what users can put right becomes one line and exit code 2."""
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # head has seen enough; Python would complain when it flushes again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError, TypeError, IndexError, ImportError) as error:
+        print(f"posembed {arguments.command}: {in_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, file first where it is about a file."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())

@@ -1,0 +1,153 @@
+"""What commands share: their arguments' form, specifications from files, tables, JSON, pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posembed.specification import RotarySpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+CONFIG_NAMES = ("config.json", "params.json")
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    examples: Sequence[str],
+) -> argparse.ArgumentParser:
+    """A command with examples in its help, and ``--json``."""
+    lines = [f"  python -m posembed {name} {example}".rstrip() for example in examples]
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog="\n".join(["examples:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return number
+
+
+# ----------------------------------------------------------------------------------- specifications
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """What a configuration may not tell."""
+    parser.add_argument("--layer-type", help="where layers differ: full_attention, ...")
+    pairing = parser.add_mutually_exclusive_group()
+    pairing.add_argument(
+        "--interleaved",
+        dest="interleaved",
+        action="store_true",
+        default=None,
+        help="pairs (2i, 2i + 1), for model types that are not known",
+    )
+    pairing.add_argument(
+        "--half-split",
+        dest="interleaved",
+        action="store_false",
+        help="pairs (i, i + rotary_dim / 2), for model types that are not known",
+    )
+    parser.add_argument("--base", type=float, help="where the configuration has no rope_theta")
+
+
+def add_number_options(parser: argparse.ArgumentParser) -> None:
+    """A specification in numbers, instead of a configuration."""
+    parser.add_argument("--head-dim", type=positive, help="without CONFIG: components of a head")
+    parser.add_argument("--rotary-dim", type=positive, help="components that are rotated")
+
+
+def config_file(path: str) -> Path:
+    """A configuration, or the one in a model's folder."""
+    if not Path(path).is_dir():
+        return Path(path)
+    found = [Path(path, name) for name in CONFIG_NAMES if Path(path, name).is_file()]
+    if not found:
+        raise ValueError(f"{path}: expected a folder with {' or '.join(CONFIG_NAMES)}")
+    return found[0]
+
+
+def read_spec(path: str, arguments: argparse.Namespace) -> RotarySpec:
+    """The specification of a configuration; errors begin with its path."""
+    file = config_file(path)
+    try:
+        return RotarySpec.from_huggingface(
+            file,
+            arguments.layer_type,
+            interleaved=arguments.interleaved,
+            base=arguments.base,
+        )
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def spec_from_numbers(arguments: argparse.Namespace) -> RotarySpec:
+    """The specification that the options describe."""
+    if arguments.head_dim is None:
+        raise ValueError("expected CONFIG or --head-dim")
+    return RotarySpec(
+        arguments.head_dim,
+        base=10000.0 if arguments.base is None else arguments.base,
+        rotary_dim=arguments.rotary_dim,
+        interleaved=bool(arguments.interleaved),
+    )
+
+
+def facts(spec: RotarySpec) -> dict[str, Any]:
+    """A specification for JSON."""
+    fields: dict[str, Any] = json.loads(spec.to_json())
+    return fields
+
+
+# ------------------------------------------------------------------------------------------- output
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Prints JSON; what is not finite, for which JSON has no word, is null."""
+    print(json.dumps(without_infinity(value), indent=2))
+
+
+def without_infinity(value: Any) -> Any:
+    """The same with None for inf and NaN, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_infinity(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_infinity(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints columns as wide as what they hold, all but the first flush right."""
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def save_picture(axes: Axes, path: str) -> None:
+    """Writes the picture in the format that the path's ending names."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.savefig(path)

@@ -1,0 +1,204 @@
+"""vectors: what a file of pretrained vectors has, which words it covers, and other formats."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from torch import Tensor
+
+from posembed.commands import common
+from posembed.pretrained import VectorFile, open_vectors, words_of
+
+if TYPE_CHECKING:
+    from posembed.commands.common import Commands
+
+MISSING_SHOWN = 10
+FORMAT_OF_ENDING = {
+    ".safetensors": "safetensors",
+    ".bin": "word2vec-binary",
+    ".vec": "word2vec-text",
+    ".txt": "glove",
+}
+
+
+def add(commands: Commands) -> None:
+    """Arguments of vectors."""
+    parser = common.add_command(
+        commands,
+        "vectors",
+        run,
+        "list a file of vectors, count the words it covers, convert it to another format",
+        [
+            "model.safetensors",
+            "glove.txt --coverage tokenizer.json",
+            "GoogleNews.bin --output vectors.safetensors --vocabulary words.txt",
+        ],
+    )
+    parser.add_argument("file", help="safetensors, word2vec text or binary, fastText .vec, GloVe")
+    parser.add_argument(
+        "--coverage",
+        metavar="VOCABULARY",
+        help="tell which words have a row: a file with a word in each line, a vocab.json or a "
+        "tokenizer.json",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write the table there")
+    parser.add_argument(
+        "--format",
+        choices=sorted(FORMAT_OF_ENDING.values()),
+        help="of the output (default: by its ending, .safetensors, .bin, .vec or .txt)",
+    )
+    parser.add_argument(
+        "--vocabulary", help="write rows for these words; words without one get the mean"
+    )
+    parser.add_argument("--words", metavar="VOCABULARY", help="the words of a safetensors table")
+    parser.add_argument("--tensor", help="the table, in a file that has several")
+    parser.add_argument("--force", action="store_true", help="overwrite the output")
+
+
+def read_vocabulary(path: str) -> list[str] | dict[str, int]:
+    """Words line by line, or a mapping of words to rows out of JSON."""
+    text = Path(path).read_text(encoding="utf-8")
+    if not path.endswith(".json"):
+        return text.splitlines()
+    try:
+        fields: Any = json.loads(text)
+        fields = fields.get("model", fields) if "vocab" not in fields else fields
+        vocabulary = fields.get("vocab", fields)
+        if isinstance(vocabulary, list):  # Unigram: a word and its score
+            vocabulary = {word: row for row, (word, _) in enumerate(vocabulary)}
+        return {str(word): int(row) for word, row in vocabulary.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected words and their rows: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------ formats
+
+
+def lines_of(words: Sequence[str], vectors: Tensor) -> Iterator[bytes]:
+    """Word and numbers, with as many digits as bring float32 back."""
+    for word, row in zip(words, vectors.float(), strict=True):
+        numbers = " ".join(f"{number:.9g}" for number in row.tolist())
+        yield f"{word} {numbers}\n".encode()
+
+
+def binary_rows(words: Sequence[str], vectors: Tensor) -> Iterator[bytes]:
+    """Word and float32 numbers, little-endian."""
+    numbers = vectors.float().numpy().astype("<f4", copy=False)
+    for word, row in zip(words, numbers, strict=True):
+        yield word.encode() + b" " + row.tobytes() + b"\n"
+
+
+def write_words(
+    file: BinaryIO, kind: str, words: Sequence[str], vectors: Tensor, quiet: bool
+) -> None:
+    """Writes word2vec's formats, or GloVe's, which has no header."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("vectors needs tqdm: python -m pip install tqdm") from error
+    broken = [word for word in words if not word or len(word.split()) != 1]
+    if broken:
+        raise ValueError(f"{kind}: cannot hold words with blanks, such as {broken[0]!r}")
+    if kind != "glove":
+        file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
+    rows = binary_rows if kind == "word2vec-binary" else lines_of
+    bar = tqdm(rows(words, vectors), total=len(words), unit="row", disable=True if quiet else None)
+    for row in bar:
+        file.write(row)
+
+
+def write_safetensors(path: Path, words: Sequence[str], vectors: Tensor) -> None:
+    """One tensor named "vectors"; words, for which the format has no place, in a .txt beside."""
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError("vectors needs safetensors: python -m pip install safetensors") from error
+    save_file({"vectors": vectors.contiguous()}, path)
+    if words:
+        path.with_suffix(".txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------ command
+
+
+def selected(file: VectorFile, arguments: argparse.Namespace) -> tuple[list[str], Tensor]:
+    """The words and rows to write: all, or those of a vocabulary."""
+    if arguments.vocabulary is None:
+        has_words = arguments.words is not None or file.format != "safetensors"
+        table = file.table(arguments.tensor)
+        return (file.words() if has_words else []), table
+    vocabulary = read_vocabulary(arguments.vocabulary)
+    rows = file.rows(vocabulary, tensor=arguments.tensor)
+    return words_of(vocabulary, "vocabulary"), rows.vectors
+
+
+def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Writes the output and tells what it has."""
+    path = Path(arguments.output)
+    kind = arguments.format or FORMAT_OF_ENDING.get(path.suffix)
+    if kind is None:
+        raise ValueError(
+            f"{path}: expected an ending of {', '.join(FORMAT_OF_ENDING)}, or --format"
+        )
+    if path.exists() and not arguments.force:
+        raise ValueError(f"{path}: exists; --force overwrites it")
+    words, vectors = selected(file, arguments)
+    if kind == "safetensors":
+        write_safetensors(path, words, vectors)
+    elif not words:
+        raise ValueError(f"{kind}: needs words, which {arguments.file} does not have: pass --words")
+    else:
+        with path.open("wb") as target:
+            write_words(target, kind, words, vectors, quiet=arguments.json)
+    return {"output": str(path), "format": kind, "shape": list(vectors.shape)}
+
+
+def listing(file: VectorFile) -> list[dict[str, Any]]:
+    """Name, shape and dtype of every table."""
+    return [
+        {
+            "name": name,
+            "shape": list(file.shape(name)),
+            "dtype": str(file.dtype(name)).removeprefix("torch."),
+        }
+        for name in file.names
+    ]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lists, counts, converts: what was asked for."""
+    words = None if arguments.words is None else read_vocabulary(arguments.words)
+    file = open_vectors(arguments.file, words=words)
+    known: dict[str, Any] = {"file": arguments.file, "format": file.format}
+    if arguments.coverage is not None:
+        known["coverage"] = file.coverage(read_vocabulary(arguments.coverage))._asdict()
+    if arguments.output is not None:
+        known["written"] = write(file, arguments)
+    if arguments.coverage is None and arguments.output is None:
+        known["tables"] = listing(file)
+    if arguments.json:
+        common.print_json(known)
+    else:
+        show(known)
+    return 0
+
+
+def show(known: dict[str, Any]) -> None:
+    """The same for people."""
+    print(f"{known['file']}: {known['format']}")
+    if "tables" in known:
+        rows = ([t["name"], str(tuple(t["shape"])), t["dtype"]] for t in known["tables"])
+        common.print_table(("table", "shape", "dtype"), rows)
+    if "coverage" in known:
+        found, missing, duplicate = known["coverage"].values()
+        print(f"{found} of {found + len(missing)} words have a row; {len(duplicate)} have several")
+        if missing:
+            more = " ..." if len(missing) > MISSING_SHOWN else ""
+            print(f"without: {' '.join(missing[:MISSING_SHOWN])}{more}")
+    if "written" in known:
+        written = known["written"]
+        print(f"{written['output']}: {written['format']}, {tuple(written['shape'])}")

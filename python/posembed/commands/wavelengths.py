@@ -1,0 +1,68 @@
+"""wavelengths: how far each pair of components can tell positions apart."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+from posembed import analysis
+from posembed.commands import common
+
+if TYPE_CHECKING:
+    from posembed.commands.common import Commands
+
+HEAD = ("pair", "radians/position", "wavelength", "half", "longest context")
+
+
+def add(commands: Commands) -> None:
+    """Arguments of wavelengths."""
+    parser = common.add_command(
+        commands,
+        "wavelengths",
+        run,
+        "print frequency, wavelength and longest context of each pair",
+        ["--head-dim 16", "config.json --seq-len 131072", "config.json --plot wavelengths.png"],
+    )
+    parser.add_argument("config", nargs="?", help="a config.json, or a model's folder")
+    parser.add_argument(
+        "--seq-len", type=common.positive, help="length, where frequencies depend on it"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw them as well: .png, .svg, .pdf")
+    common.add_number_options(parser)
+    common.add_reading_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table."""
+    if arguments.config is None:
+        spec = common.spec_from_numbers(arguments)
+    else:
+        spec = common.read_spec(arguments.config, arguments)
+    if arguments.seq_len is not None:
+        spec = spec.resolve(arguments.seq_len)
+    table = analysis.wavelengths(spec)
+    columns = {
+        "frequencies": table.frequencies.tolist(),
+        "wavelengths": table.wavelengths.tolist(),
+        "half_wavelengths": table.half_wavelengths.tolist(),
+        "contexts": table.contexts.tolist(),
+    }
+    if arguments.plot:
+        from posembed import plot
+
+        common.save_picture(plot.wavelengths(spec), arguments.plot)
+    if arguments.json:
+        common.print_json({"specification": common.facts(spec), **columns})
+    else:
+        print(spec.describe())
+        rows = zip(*columns.values(), strict=True)
+        common.print_table(HEAD, (row(pair, *cells) for pair, cells in enumerate(rows)))
+    return 0
+
+
+def row(pair: int, frequency: float, wavelength: float, half: float, context: int) -> list[str]:
+    """One line of the table."""
+    if math.isinf(wavelength):
+        return [str(pair), "0", "stands still", "", ""]
+    return [str(pair), f"{frequency:.8g}", f"{wavelength:.3f}", f"{half:.4f}", str(context)]

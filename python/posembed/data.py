@@ -1,0 +1,215 @@
+"""Token ids on their way to a model: windows over files without a copy, and masks.
+
+Devlin et al., "BERT", arXiv:1810.04805, has the mask's 80/10/10.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+# Two bytes an id are enough for vocabularies up to 65,536.
+ID_TYPES = (torch.uint16, torch.int32, torch.int64)
+
+Ids = Tensor | str | os.PathLike[str]
+
+
+def check_id_type(dtype: torch.dtype) -> None:
+    """Raises TypeError unless ids of a file can have the type."""
+    if dtype not in ID_TYPES:
+        raise TypeError(f"dtype: expected torch.uint16, torch.int32 or torch.int64, got {dtype}")
+
+
+def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> Tensor:
+    """The ids of a file, mapped into memory: read when looked at, never copied as a whole.
+
+    Args:
+        path: Nothing but ids, in the machine's byte order, as ``numpy.ndarray.tofile`` writes them.
+        dtype: torch.uint16, torch.int32 or torch.int64.
+
+    Returns:
+        [ids]. Writing to it does not reach the file.
+
+    Raises:
+        TypeError: Another dtype.
+        ValueError: The file is empty, or its size is no multiple of an id's.
+    """
+    check_id_type(dtype)
+    size = Path(path).stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise ValueError(f"{path}: expected ids of {dtype.itemsize} bytes, found {size} bytes")
+    count = size // dtype.itemsize
+    return torch.from_file(os.fspath(path), shared=False, size=count, dtype=dtype)
+
+
+def save_ids(
+    path: str | os.PathLike[str],
+    parts: Iterable[Sequence[int] | Tensor],
+    dtype: torch.dtype = torch.int32,
+) -> int:
+    """Writes ids to a file, part by part, for :func:`open_ids`; returns how many.
+
+    Args:
+        path: The file; what it held is lost.
+        parts: Ids of one text after the other, such as a tokeniser gives them.
+        dtype: torch.uint16, torch.int32 or torch.int64.
+
+    Raises:
+        TypeError: Another dtype.
+        ValueError: An id does not fit the dtype.
+
+    Example:
+        >>> import os, tempfile, torch, posembed as pe
+        >>> path = os.path.join(tempfile.mkdtemp(), "ids.bin")
+        >>> pe.data.save_ids(path, [[1, 2, 3], [4, 5]], torch.uint16)
+        5
+        >>> pe.data.open_ids(path, torch.uint16).tolist()
+        [1, 2, 3, 4, 5]
+    """
+    check_id_type(dtype)
+    limits, count = torch.iinfo(dtype), 0
+    with open(path, "wb") as file:
+        for part in parts:
+            ids = torch.as_tensor(part, dtype=torch.int64).cpu()
+            if ids.numel() and not (limits.min <= ids.min() and ids.max() <= limits.max):
+                raise ValueError(
+                    f"parts: expected ids from {limits.min} to {limits.max} for {dtype}, got "
+                    f"{int(ids.min())} to {int(ids.max())}"
+                )
+            file.write(ids.to(dtype).numpy().tobytes())
+            count += ids.numel()
+    return count
+
+
+def windows(
+    ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
+) -> tuple[Tensor, Tensor]:
+    """Windows over ids and, for each id, the one that follows it: views, nothing is copied.
+
+    Args:
+        ids: [ids] of any dtype and device, or the path of a file for :func:`open_ids`.
+        length: Ids of a window.
+        stride: Ids from the start of one to the start of the next; default: length, so that no id
+            is read twice.
+        dtype: Of a file's ids.
+
+    Returns:
+        Inputs and targets, [windows, length] each. What is left at the end and does not fill a
+        window is not in them.
+
+    Raises:
+        ValueError: Not one window, or sizes below 1.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> inputs, targets = pe.data.windows(torch.arange(9), length=4, stride=2)
+        >>> inputs.tolist()
+        [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
+        >>> targets[0].tolist()
+        [1, 2, 3, 4]
+    """
+    if not isinstance(ids, Tensor):
+        ids = open_ids(ids, dtype)
+    stride = length if stride is None else stride
+    if length < 1 or stride < 1:
+        raise ValueError(f"length, stride: expected at least 1, got {length} and {stride}")
+    if ids.dim() != 1 or len(ids) <= length:
+        raise ValueError(f"ids: expected [more than {length}], got {list(ids.shape)}")
+    return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
+
+
+class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Windows and their next tokens for a ``torch.utils.data.DataLoader``.
+
+    Holds a view of the ids; workers of a loader share the file's pages.
+
+    Args:
+        ids: [ids], or the path of a file for :func:`open_ids`.
+        length: Ids of a window.
+        stride: Ids from one window to the next; default: length.
+        dtype: Of a file's ids.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> dataset = pe.data.WindowDataset(torch.arange(101, dtype=torch.int32), length=10)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
+        >>> inputs, targets = next(iter(loader))
+        >>> inputs.shape, targets.dtype
+        (torch.Size([4, 10]), torch.int64)
+    """
+
+    def __init__(
+        self,
+        ids: Ids,
+        length: int,
+        stride: int | None = None,
+        *,
+        dtype: torch.dtype = torch.int32,
+    ) -> None:
+        self.inputs, self.targets = windows(ids, length, stride, dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets [length], in int64, which losses want."""
+        return self.inputs[index].long(), self.targets[index].long()
+
+
+def mask_tokens(
+    ids: Tensor,
+    *,
+    mask_id: int,
+    num_embeddings: int,
+    special_ids: Iterable[int] = (),
+    probability: float = 0.15,
+    ignore_index: int = -100,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Ids with some to be guessed, as BERT was trained, and what they were.
+
+    Of the ids chosen 80 % become ``mask_id``, 10 % any id, and 10 % stay as they are.
+
+    Args:
+        ids: int32 or int64 [...].
+        mask_id: What stands where an id was.
+        num_embeddings: Any id is one from 0 to here.
+        special_ids: Never chosen: padding, separators.
+        probability: Share of the other ids that is chosen.
+        ignore_index: Target where nothing is to be guessed, as ``cross_entropy`` has it.
+        generator: Of the ids' device; default: torch's own.
+
+    Returns:
+        Inputs [...] of the ids' dtype, and targets [...], int64.
+
+    Raises:
+        ValueError: A probability that is none.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> ids = torch.tensor([101, 2023, 2003, 102])
+        >>> inputs, targets = pe.data.mask_tokens(
+        ...     ids, mask_id=103, num_embeddings=30522, special_ids=(101, 102), probability=1.0)
+        >>> targets.tolist()
+        [-100, 2023, 2003, -100]
+    """
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"probability: expected 0 to 1, got {probability}")
+
+    def draw() -> Tensor:
+        return torch.rand(ids.shape, device=ids.device, generator=generator)
+
+    special = torch.isin(ids, torch.tensor([*special_ids], dtype=ids.dtype, device=ids.device))
+    chosen = (draw() < probability) & ~special
+    fate = draw()
+    any_id = torch.randint(
+        num_embeddings, ids.shape, dtype=ids.dtype, device=ids.device, generator=generator
+    )
+    inputs = torch.where(chosen & (fate < 0.8), mask_id, ids)
+    inputs = torch.where(chosen & (fate >= 0.8) & (fate < 0.9), any_id, inputs)
+    return inputs, torch.where(chosen, ids.long(), ignore_index)

@@ -1,0 +1,323 @@
+"""Pictures of what :mod:`posembed.analysis` computes, drawn by matplotlib.
+
+Every function draws into ``axes``, or into a new figure, and returns the axes:
+``pe.plot.heat_map(spec).figure.savefig("heat_map.png")``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posembed import analysis, functional
+from posembed.alibi import ALiBi
+from posembed.analysis import Encoder
+from posembed.specification import RotarySpec, SinusoidalSpec
+
+try:
+    from matplotlib import pyplot
+except ImportError as error:
+    raise ImportError(
+        "posembed.plot draws with matplotlib: python -m pip install matplotlib"
+    ) from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
+
+WIDTH, HEIGHT = 7.0, 4.0  # inches: a page's text is about as wide
+DPI = 200  # two dots for each of 512 components
+DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
+CURVES_SHOWN = 6
+
+Specs = RotarySpec | Sequence[RotarySpec] | Mapping[str, RotarySpec]
+
+
+# ------------------------------------------------------------------------------------ common to all
+
+
+def new_axes(axes: Axes | None, height: float = HEIGHT) -> Axes:
+    """The axes given, or those of a new figure."""
+    if axes is not None:
+        return axes
+    return pyplot.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained")[1]
+
+
+def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
+    """Places for several pictures in a new figure, by their relative widths."""
+    figure = pyplot.figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    grid = figure.add_gridspec(1, len(widths), width_ratios=list(widths))
+    return [figure.add_subplot(grid[0, column]) for column in range(len(widths))]
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> Axes:
+    """Writes what every picture must tell."""
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return axes
+
+
+def matrix(
+    axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
+) -> Colorbar:
+    """Numbers as colours, row 0 on top, with the bar that explains them, which is returned."""
+    low, high = limit or (None, None)
+    image = axes.imshow(
+        values.numpy(), aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high
+    )
+    return axes.figure.colorbar(image, ax=axes, label=bar)
+
+
+def named(specs: Specs) -> dict[str, RotarySpec]:
+    """Specifications with what the legend calls them."""
+    if isinstance(specs, Mapping):
+        return dict(specs)
+    several = [specs] if isinstance(specs, RotarySpec) else list(specs)
+    return {spec.describe(): spec for spec in several}
+
+
+def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
+    """Evenly spread indices, the first and the last among them."""
+    shown = min(count, shown)
+    return sorted({round(i * (count - 1) / max(1, shown - 1)) for i in range(shown)})
+
+
+# ------------------------------------------------------------------------------------------- rotary
+
+
+def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
+    """Positions per turn of each pair, of one specification or of several.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.plot.wavelengths({"base 1e4": pe.RotarySpec(128)}).get_ylabel()
+        'wavelength (positions)'
+    """
+    axes = new_axes(axes)
+    for name, spec in named(specs).items():
+        axes.plot(analysis.wavelengths(spec).wavelengths.numpy(), ".-", label=name)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return label(axes, "Wavelength of each pair", "pair", "wavelength (positions)")
+
+
+def scores_by_distance(
+    specs: Specs, distances: int = 512, *, log: bool = False, axes: Axes | None = None
+) -> Axes:
+    """Scores of a query and a key of ones by distance, of one specification or of several.
+
+    Args:
+        specs: One, several, or several by the names that the legend shall have.
+        distances: The farthest.
+        log: Distances on a logarithmic axis, from 1 on.
+        axes: Where to draw.
+
+    Example:
+        >>> import posembed as pe
+        >>> specs = {"base 1e4": pe.RotarySpec(256), "base 5e5": pe.RotarySpec(256, base=5e5)}
+        >>> pe.plot.scores_by_distance(specs).get_title()
+        'Score of a query and a key of ones'
+    """
+    axes = new_axes(axes)
+    first = 1 if log else 0
+    for name, spec in named(specs).items():
+        scores = analysis.scores_by_distance(spec, distances)
+        axes.plot(range(first, distances + 1), scores[first:].numpy(), linewidth=1.0, label=name)
+    if log:
+        axes.set_xscale("log")
+    axes.axhline(0.0, color="grey", linewidth=0.5)
+    axes.legend()
+    return label(
+        axes, "Score of a query and a key of ones", "distance (positions)", "score / √head_dim"
+    )
+
+
+def component_scores(
+    spec: RotarySpec,
+    distances: int = 512,
+    *,
+    components: Sequence[int] | None = None,
+    axes: Axes | None = None,
+) -> Axes:
+    """What single components add to the score, a curve each: fast turns on top, slow ones below.
+
+    Args:
+        spec: The rotation.
+        distances: The farthest.
+        components: Which; default: some, evenly spread over the pairs.
+        axes: Where to draw.
+    """
+    axes = new_axes(axes)
+    scores = analysis.component_scores(spec, distances)
+    if components is None:
+        pairs = spec.frequencies().numel()
+        stride = 2 if spec.interleaved else 1
+        components = [spec.rotary_start + stride * pair for pair in spread(pairs)]
+    limit = float(scores[:, list(components)].abs().max())
+    for row, component in enumerate(components):
+        curve = row - 0.45 * scores[:, component] / limit  # the axis points down
+        axes.plot(curve.numpy(), linewidth=1.0, label=f"component {component}")
+    axes.set_yticks(range(len(components)), [str(component) for component in components])
+    axes.set_ylim(len(components) - 0.4, -0.6)
+    title = f"Parts of the score, each up to ±{limit:.3g}"
+    return label(axes, title, "distance (positions)", "component")
+
+
+def angle_error(
+    spec: RotarySpec, positions: Tensor | None = None, *, axes: Axes | None = None
+) -> Axes:
+    """The largest error of an angle by position: of float32 products, and of posembed.
+
+    Args:
+        spec: The rotation.
+        positions: int [n], none of them 0; default: powers of two up to 2 ** 20.
+        axes: Where to draw.
+    """
+    axes = new_axes(axes)
+    at = 2 ** torch.arange(21) if positions is None else positions
+    names = {"float32": "float32 product", "exact": "posembed, float32 data"}
+    for numerics, name in names.items():
+        worst = analysis.angle_error(spec, at, numerics=numerics).amax(1)  # type: ignore[arg-type]
+        axes.plot(at.numpy(), worst.numpy(), ".-", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return label(axes, "Error of angles", "position", "largest error (radians)")
+
+
+# ------------------------------------------------------------------------------- additive positions
+
+
+def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = None) -> Axes:
+    """Sinusoidal encodings as colours: a row for each position.
+
+    Example:
+        >>> import posembed as pe
+        >>> pe.plot.heat_map(pe.SinusoidalSpec(512)).get_title()
+        'Sinusoidal encodings, base 10000'
+    """
+    axes = new_axes(axes)
+    values = analysis.heat_map(spec, positions)
+    matrix(axes, values, colors=DIVERGING, limit=(-spec.scale, spec.scale), bar="value")
+    return label(axes, f"Sinusoidal encodings, base {spec.base:g}", "component", "position")
+
+
+def binary_codes(
+    positions: int = 100, width: int | None = None, *, axes: Axes | None = None
+) -> Axes:
+    """Positions in binary as colours: what sinusoids do smoothly."""
+    axes = new_axes(axes)
+    values = analysis.binary_codes(positions, width)
+    matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
+    axes.set_xticks(range(values.shape[1]))
+    return label(axes, "Binary codes", "bit, fastest first", "position")
+
+
+def shift_matrix(spec: SinusoidalSpec, distance: float, *, axes: Axes | None = None) -> Axes:
+    """The matrix that moves an encoding by a distance: one rotation for each pair."""
+    axes = new_axes(axes, height=5.5)
+    values = functional.sinusoidal_shift_matrix(distance, spec=spec)
+    matrix(axes, values, colors=DIVERGING, limit=(-1.0, 1.0), bar="value")
+    axes.set_aspect("equal")
+    title = f"Shift matrix, M encode(p) = encode(p + {distance:g})"
+    return label(axes, title, "component of encode(p)", f"component of encode(p + {distance:g})")
+
+
+def similarity(
+    embedding: Tensor | Encoder, positions: int | None = None, *, axes: Axes | None = None
+) -> Axes:
+    """How alike the vectors of positions are; see :func:`posembed.analysis.similarity`."""
+    axes = new_axes(axes, height=5.5)
+    values = analysis.similarity(embedding, positions)
+    matrix(axes, values, colors=SEQUENTIAL, limit=None, bar="cosine similarity")
+    axes.set_aspect("equal")
+    return label(axes, "Similarity of positions", "position", "position")
+
+
+# -------------------------------------------------------------------------------------------- ALiBi
+
+
+def alibi_bias(
+    alibi: ALiBi,
+    query_length: int,
+    key_length: int | None = None,
+    *,
+    head: int = 0,
+    axes: Axes | None = None,
+) -> Axes:
+    """One head's bias as colours: a row for each query; keys that it cannot see stay white."""
+    axes = new_axes(axes, height=5.0)
+    bias = alibi(query_length, key_length, dtype=torch.float64)[head].detach().cpu()
+    hidden = bias.isinf()
+    matrix(
+        axes, bias.masked_fill(hidden, math.nan), colors=SEQUENTIAL, limit=None, bar="bias of score"
+    )
+    slope = alibi.slopes.detach().reshape(-1, alibi.num_heads)[0, head].item()
+    return label(axes, f"ALiBi, head {head}, slope {slope:.4g}", "key", "query")
+
+
+# ---------------------------------------------------------------------------------------- training
+
+
+def extrapolation(
+    losses: Mapping[str, Sequence[float | None]],
+    lengths: Sequence[int],
+    *,
+    axes: Axes | None = None,
+) -> Axes:
+    """What each position method loses on texts longer than those it was trained on, as bars.
+
+    Args:
+        losses: For each method a loss for each length; None where the method cannot go.
+        lengths: Tokens that were read at a time, the trained length first.
+        axes: Where to draw.
+
+    Raises:
+        ValueError: A method has not one loss for each length.
+
+    Example:
+        >>> import posembed as pe
+        >>> losses = {"learned": [1.75, None], "alibi": [1.69, 1.68]}
+        >>> len(pe.plot.extrapolation(losses, [64, 128]).containers)
+        2
+    """
+    axes = new_axes(axes)
+    width = 0.8 / len(lengths)
+    for method, row in losses.items():
+        if len(row) != len(lengths):
+            raise ValueError(f"losses: expected {len(lengths)} for {method!r}, got {len(row)}")
+    for i, length in enumerate(lengths):
+        values = [row[i] for row in losses.values()]
+        places = [place + (i - (len(lengths) - 1) / 2) * width for place in range(len(values))]
+        name = f"{length} tokens" + (", as trained" if i == 0 else "")
+        bars = axes.bar(places, [value or 0.0 for value in values], width, label=name)
+        texts = ["n/a" if value is None else f"{value:.2f}" for value in values]
+        axes.bar_label(bars, texts, fontsize="small")
+    axes.set_xticks(range(len(losses)), list(losses))
+    axes.margins(y=0.3)  # room for the legend
+    axes.legend(title="read in windows of", loc="upper center", ncols=len(lengths))
+    return label(axes, "Train short, read long", "position method", "loss (nats per token)")
+
+
+def losses(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, axes: Axes | None = None
+) -> Axes:
+    """Curves of training.
+
+    Args:
+        curves: By name, the steps and the losses after them.
+        axes: Where to draw.
+    """
+    axes = new_axes(axes)
+    for name, (steps, values) in curves.items():
+        axes.plot(steps, values, linewidth=1.0, label=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return label(axes, "Training", "step", "loss (nats per token)")

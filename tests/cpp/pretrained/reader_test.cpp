@@ -1,0 +1,297 @@
+// The readers alone, on bytes in memory: what they read, what they refuse and where, and that no
+// bytes whatever make them read outside of their buffer (with a sanitizer) or take memory for lies.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "pretrained/bad_file.h"
+#include "pretrained/safetensors.h"
+#include "pretrained/utf8.h"
+#include "pretrained/word_file.h"
+
+namespace posembed::pretrained {
+namespace {
+
+std::string bytes_of(uint64_t number) {
+  std::string bytes(sizeof number, '\0');
+  std::memcpy(bytes.data(), &number, sizeof number);
+  return bytes;
+}
+
+std::string safetensors(const std::string& header, size_t data_bytes) {
+  return bytes_of(header.size()) + header + std::string(data_bytes, '\1');
+}
+
+std::string two_tensors() {
+  return safetensors(
+      R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]},)"
+      R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}} )",
+      28);
+}
+
+std::string row(const std::string& word, const std::vector<float>& numbers,
+                const char* end = "\n") {
+  std::string bytes = word + ' ';
+  const char* data = reinterpret_cast<const char*>(numbers.data());
+  return bytes.append(data, numbers.size() * sizeof(float)) + end;
+}
+
+const std::vector<float> three = {0.5f, -1.25f, 3e-5f};
+
+std::string binary_words() { return "2 3\n" + row("the", three) + row("k\xc3\xb6nig", three, ""); }
+
+std::string text_words() { return "3 2\nthe 0.5 -1.25 \nnew york 1e-3 +2\nwindows 95 3 4\n"; }
+
+std::string glove_words() { return "the 0.5 -1.25\n. . . 1 2\r\nat a@b.c .5 5."; }
+
+struct Words {
+  std::vector<std::string> words;
+  std::vector<std::vector<float>> vectors;
+};
+
+/// Every row, decoded into a buffer of exactly its size.
+Words read_words(const std::string& file) {
+  const WordLayout layout = detect_layout(file);
+  RowReader reader(file, layout, /*check_utf8=*/true);
+  Words result;
+  for (Row found; reader.next(found);) {
+    result.words.emplace_back(found.word);
+    const std::unique_ptr<float[]> numbers(new float[static_cast<size_t>(layout.dim)]);
+    reader.decode(found, core::Scalar::float32, numbers.get());
+    result.vectors.emplace_back(numbers.get(), numbers.get() + layout.dim);
+  }
+  return result;
+}
+
+template <typename Read>
+BadFile refusal(const Read& read) {
+  try {
+    read();
+  } catch (const BadFile& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {0, ""};
+}
+
+TEST(Safetensors, ReadsWhatTheHeaderSays) {
+  const std::string file = two_tensors();
+  ASSERT_TRUE(is_safetensors(file));
+  const std::vector<TensorEntry> entries = read_header(file);
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[0].name, "b");
+  EXPECT_EQ(entries[0].dtype, "F32");
+  EXPECT_EQ(entries[0].shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(entries[0].begin, static_cast<int64_t>(file.size()) - 24);
+  EXPECT_EQ(entries[0].size, 24);
+  EXPECT_EQ(entries[1].name, "a");
+  EXPECT_TRUE(read_header(safetensors("{}", 0)).empty());
+}
+
+TEST(Safetensors, TellsWhereAnEntryIsWrong) {
+  const std::string header =
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F33","shape":[1],"data_offsets":[4,8]}})";
+  const BadFile error = refusal([&] { read_header(safetensors(header, 8)); });
+  EXPECT_EQ(error.offset, static_cast<int64_t>(8 + header.find(R"("b")") + 3));
+  EXPECT_STREQ(error.what(), "tensor 'b': unknown dtype 'F33'");
+}
+
+TEST(Safetensors, ReadsAnIndexWhoseShardsLieBesideIt) {
+  const std::vector<ShardEntry> entries = read_index(
+      R"({"metadata":{"total_size":1},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[1].file, "2.safetensors");
+  for (const char* text : {R"({"weight_map":{"a":"../1"}})", R"({"weight_map":{"a":1}})",
+                           R"({"weight_map":[]})", R"({})", R"([1])", R"({"weight_map":{"a":"")"}) {
+    EXPECT_THROW(read_index(text), BadFile) << text;
+  }
+}
+
+TEST(WordFile, TellsFormatsApart) {
+  const WordLayout binary = detect_layout(binary_words());
+  EXPECT_TRUE(binary.binary);
+  EXPECT_EQ(binary.rows, 2);
+  EXPECT_EQ(binary.dim, 3);
+  const WordLayout text = detect_layout(text_words());
+  EXPECT_FALSE(text.binary);
+  EXPECT_EQ(text.dim, 2);
+  const WordLayout glove = detect_layout(glove_words());
+  EXPECT_EQ(glove.rows, -1);
+  EXPECT_EQ(glove.dim, 2);
+  EXPECT_EQ(detect_layout("0 5\n").rows, 0);
+}
+
+TEST(WordFile, ReadsRows) {
+  const Words binary = read_words(binary_words());
+  EXPECT_EQ(binary.words, (std::vector<std::string>{"the", "k\xc3\xb6nig"}));
+  EXPECT_EQ(binary.vectors[1], three);
+  const Words text = read_words(text_words());
+  EXPECT_EQ(text.words, (std::vector<std::string>{"the", "new york", "windows 95"}));
+  EXPECT_EQ(text.vectors[1], (std::vector<float>{1e-3f, 2.0f}));
+  const Words glove = read_words(glove_words());
+  EXPECT_EQ(glove.words, (std::vector<std::string>{"the", ". . .", "at a@b.c"}));
+  EXPECT_EQ(glove.vectors[2], (std::vector<float>{0.5f, 5.0f}));
+}
+
+TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
+  const Words words =
+      read_words("a 0.1 1e-46 -1e-400 1e-40 340282346638528859811704183484516925440\n");
+  EXPECT_EQ(words.vectors[0],
+            (std::vector<float>{0.1f, 0.0f, -0.0f, 1e-40f, std::numeric_limits<float>::max()}));
+}
+
+TEST(WordFile, DecodesToEveryType) {
+  const std::string file = "a 1.00390625 -2\n";  // half way between two bfloat16
+  const WordLayout layout = detect_layout(file);
+  RowReader reader(file, layout, true);
+  Row found;
+  ASSERT_TRUE(reader.next(found));
+  double wide[2];
+  reader.decode(found, core::Scalar::float64, wide);
+  EXPECT_EQ(wide[0], 1.00390625);
+  core::BFloat16 narrow[2];
+  reader.decode(found, core::Scalar::bfloat16, narrow);
+  EXPECT_EQ(core::load(narrow[0]), 1.0f);
+  core::Float16 half[2];
+  reader.decode(found, core::Scalar::float16, half);
+  EXPECT_EQ(core::load(half[0]), 1.00390625f);
+}
+
+struct Refused {
+  const char* name;
+  std::string file;
+  int64_t offset;
+  const char* reason;
+};
+
+class WordFileRefuses : public testing::TestWithParam<Refused> {};
+
+TEST_P(WordFileRefuses, SayingWhereAndWhy) {
+  const BadFile error = refusal([&] { read_words(GetParam().file); });
+  EXPECT_EQ(error.offset, GetParam().offset) << error.what();
+  EXPECT_NE(std::string(error.what()).find(GetParam().reason), std::string::npos) << error.what();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, WordFileRefuses,
+    testing::Values(
+        Refused{"empty", "", 0, "neither safetensors"},
+        Refused{"prose", "Call me Ishmael.\n", 0, "neither safetensors"},
+        Refused{"gzip", "\x1f\x8b\x08", 0, "gzip"},
+        Refused{"narrow", "a 1 2\nb 1\n", 6, "expected a row of 2 numbers, got 1"},
+        Refused{"wide", "a 1 2\nb 0.5 1 2\n", 6, "expected a row of 2 numbers, got 3"},
+        Refused{"nan", "a 1 2\nb 1 nan\n", 10, "expected a finite number, got 'nan'"},
+        Refused{"infinite", "a 1 2\nb 1e39 1\n", 8, "expected a finite number, got '1e39'"},
+        Refused{"letters", "a 1 2\nb 1 2x\n", 10, "expected a finite number, got '2x'"},
+        Refused{"blank", "a 1 2\n\nb 1 2\n", 6, "a line without a word"},
+        Refused{"no_word", "a 1 2\n 1 2\n", 6, "a row without a word"},
+        Refused{"utf8", "a 1 2\nb\xff 1 2\n", 7, "not UTF-8"},
+        Refused{"cut_utf8", "a 1 2\nb\xc3 1 2\n", 7, "not UTF-8"},
+        Refused{"few_rows", "3 2\na 1.5 2.5\nb 1.5 2.5\n", 24,
+                "ends after 2 rows, its header says 3"},
+        Refused{"many_rows", "1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"},
+        Refused{"huge_header", "4611686018427387904 4\na 1 2 3 4\n", 0, "the header says"},
+        Refused{"huge_dim", "4 4611686018427387904\na 1 2 3 4\n", 0, "the header says"},
+        Refused{"negative", "-1 2\na 1 2\n", 0, "the header says"},
+        Refused{"no_dim", "2 0\na\nb\n", 0, "the header says"},
+        Refused{"binary_cut", binary_words().substr(0, 39), 20, "ends inside row 2 of 2"},
+        Refused{"binary_more", binary_words() + "x", 40, "more follows"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Utf8, IsThatOfTheStandard) {
+  for (const char* valid :
+       {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
+        "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(utf8_prefix(valid), std::strlen(valid)) << valid;
+  }
+  for (const char* invalid : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
+                              "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xc2",
+                              "\xe1\x80", "\xf1\x80\x80", "\xc2 ", "\xe1\x80 "}) {
+    EXPECT_EQ(utf8_prefix(std::string("ok") + invalid), 2u) << invalid;
+  }
+}
+
+/// Changes bytes, cuts, repeats and joins: what damage and malice do to files.
+std::string mutate(std::string file, std::mt19937& random) {
+  const auto below = [&](size_t limit) { return random() % std::max<size_t>(1, limit); };
+  static const std::string telling = "0123456789-+.,:\"{}[] \t\r\nenaif\x80\xff\xc3";
+  for (size_t change = 0; change <= below(4); ++change) {
+    if (file.empty()) break;
+    const size_t at = below(file.size());
+    switch (below(5)) {
+      case 0:
+        file[at] = static_cast<char>(random());
+        break;
+      case 1:
+        file[at] = telling[below(telling.size())];
+        break;
+      case 2:
+        file.resize(at);
+        break;
+      case 3:
+        file.erase(at, below(16));
+        break;
+      default:
+        file.insert(below(file.size()), file.substr(at, below(16)));
+    }
+  }
+  return file;
+}
+
+/// Reads from a buffer of exactly the file's size, so that a sanitizer sees every byte too far.
+template <typename Read>
+void read_exactly(const std::string& file, const Read& read) {
+  const std::unique_ptr<char[]> buffer(new char[file.size()]);
+  std::copy(file.begin(), file.end(), buffer.get());
+  try {
+    read(std::string_view(buffer.get(), file.size()));
+  } catch (const BadFile& error) {
+    EXPECT_GE(error.offset, 0) << error.what();
+    EXPECT_LE(error.offset, static_cast<int64_t>(file.size())) << error.what();
+  }
+}
+
+constexpr int mutations = 20000;
+
+TEST(Mutations, OfSafetensorsAreReadOrRefused) {
+  std::mt19937 random(7);
+  int read = 0;
+  for (int i = 0; i < mutations; ++i) {
+    read_exactly(mutate(two_tensors(), random), [&](std::string_view file) {
+      for (const TensorEntry& entry : read_header(file)) {
+        ASSERT_LE(entry.begin + entry.size, static_cast<int64_t>(file.size()));
+        ++read;
+      }
+    });
+  }
+  EXPECT_GT(read, 0);
+}
+
+TEST(Mutations, OfAnIndexAreReadOrRefused) {
+  std::mt19937 random(8);
+  const std::string index = R"({"metadata":{"total_size":1},"weight_map":{"a":"1","b":"2"}})";
+  for (int i = 0; i < mutations; ++i) {
+    read_exactly(mutate(index, random), [](std::string_view file) { read_index(file); });
+  }
+}
+
+TEST(Mutations, OfWordsAreReadOrRefused) {
+  std::mt19937 random(9);
+  size_t read = 0;
+  for (int i = 0; i < mutations; ++i) {
+    for (const std::string& words : {binary_words(), text_words(), glove_words()}) {
+      read_exactly(mutate(words, random), [&](std::string_view file) {
+        read += read_words(std::string(file)).words.size();
+      });
+    }
+  }
+  EXPECT_GT(read, 0u);
+}
+
+}  // namespace
+}  // namespace posembed::pretrained

@@ -1,0 +1,158 @@
+// Files as a C++ program reads them: views, rows for words, conversions, errors with the file's
+// name.
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "posembed/token.h"
+
+namespace posembed::pretrained {
+namespace {
+
+/// A folder that goes with the test.
+class VectorFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(testing::TempDir()) / test->name();
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& bytes) const {
+    const std::string path = folder_ / name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+
+  /// Numbers 0, 1, 2, ... as the table "table", [rows, 2].
+  std::string write_table(const std::string& name, int64_t rows,
+                          const std::string& padding = "") const {
+    const std::string header = R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
+                               R"(,2],"data_offsets":[0,)" + std::to_string(8 * rows) + "]}}" +
+                               padding;
+    const uint64_t length = header.size();
+    std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+    const torch::Tensor numbers = torch::arange(2 * rows, torch::kFloat);
+    bytes += header;
+    bytes.append(static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes());
+    return write(name, bytes);
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+torch::Tensor counted(int64_t rows) {
+  return torch::arange(2 * rows, torch::kFloat).view({rows, 2});
+}
+
+TEST_F(VectorFiles, ViewOutlivesItsFileAndNeverChangesIt) {
+  // 59 bytes of header: padded by 5, numbers begin at a multiple of 4.
+  for (const std::string padding : {"", " ", "  ", "   "}) {
+    const std::string path = write_table("model.safetensors", 3, padding);
+    torch::Tensor view = open(path).tensor("table");
+    EXPECT_TRUE(torch::equal(view, counted(3)));
+    view.add_(1);
+    EXPECT_TRUE(torch::equal(view, counted(3) + 1));
+    EXPECT_TRUE(torch::equal(open(path).tensor("table"), counted(3)));
+  }
+}
+
+TEST_F(VectorFiles, ListsAndConverts) {
+  const VectorFile file = open(write_table("model.safetensors", 3));
+  EXPECT_EQ(file.format(), Format::safetensors);
+  EXPECT_EQ(file.names(), std::vector<std::string>{"table"});
+  EXPECT_EQ(file.shape("table"), (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(file.dtype("table"), torch::kFloat);
+  EXPECT_TRUE(
+      torch::equal(file.tensor("table", torch::kBFloat16), counted(3).to(torch::kBFloat16)));
+  EXPECT_TRUE(torch::equal(file.table(), counted(3)));
+  EXPECT_THROW(file.tensor("other"), c10::ValueError);
+}
+
+TEST_F(VectorFiles, RowsForWords) {
+  const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\nthe 5 6\ndog 7 8\n"));
+  const Rows rows = file.rows({"dog", "", "the", "emu"});
+  EXPECT_TRUE(torch::equal(rows.vectors,
+                           torch::tensor({{7., 8.}, {4., 5.}, {1., 2.}, {4., 5.}}, torch::kFloat)));
+  EXPECT_EQ(rows.coverage.found, 2);
+  EXPECT_EQ(rows.coverage.missing, std::vector<std::string>{"emu"});
+  EXPECT_EQ(rows.coverage.duplicate, std::vector<std::string>{"the"});
+  EXPECT_EQ(file.coverage({"cat"}).found, 1);
+  EXPECT_EQ(file.words(), (std::vector<std::string>{"the", "cat", "the", "dog"}));
+  EXPECT_THROW(file.rows({"emu"}), c10::ValueError);
+  EXPECT_THROW(file.rows({"cat", "cat"}), c10::ValueError);
+  EXPECT_THROW(file.rows({"cat", "emu"}, ReadOptions().missing(Missing::error)), c10::ValueError);
+  EXPECT_THROW(file.rows({"cat"}, ReadOptions().dtype(torch::kLong)), c10::TypeError);
+}
+
+TEST_F(VectorFiles, RowsOfATableWhoseWordsAreGiven) {
+  const std::string path = write_table("model.safetensors", 4);
+  const VectorFile file = open(path, OpenOptions().words({"[PAD]", "the", "cat"}));
+  const Rows rows = file.rows({"cat", "emu", "[PAD]"},
+                              ReadOptions().missing(Missing::zero).dtype(torch::kDouble));
+  EXPECT_TRUE(
+      torch::equal(rows.vectors, torch::tensor({{4., 5.}, {0., 0.}, {0., 1.}}, torch::kDouble)));
+  EXPECT_THROW(open(path).rows({"cat"}), c10::ValueError);
+}
+
+TEST_F(VectorFiles, ShardsBesideTheirIndex) {
+  write_table("1.safetensors", 2);
+  const std::string index =
+      write("model.safetensors.index.json", R"({"weight_map":{"table":"1.safetensors"}})");
+  EXPECT_TRUE(torch::equal(open(index).tensor("table"), counted(2)));
+  for (const char* text : {R"({"weight_map":{"table":"2.safetensors"}})",
+                           R"({"weight_map":{"other":"1.safetensors"}})"}) {
+    EXPECT_THROW(open(write("bad.json", text)), FileFormatError) << text;
+  }
+}
+
+TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {
+  const std::string path = write("bad.vec", "2 2\na 1 2\nb 1 nan\n");
+  const VectorFile file = open(path);
+  try {
+    file.table();
+    FAIL() << "nan was taken";
+  } catch (const FileFormatError& error) {
+    EXPECT_EQ(error.path(), path);
+    EXPECT_EQ(error.offset(), 14);
+    EXPECT_EQ(error.reason(), "expected a finite number, got 'nan'");
+    EXPECT_EQ(std::string(error.what_without_backtrace()), path + ": byte 14: " + error.reason());
+  }
+  EXPECT_THROW(file.table(), c10::ValueError);
+  EXPECT_THROW(open(path + ".gone"), std::filesystem::filesystem_error);
+  EXPECT_THROW(open(std::filesystem::path(path).parent_path()), std::filesystem::filesystem_error);
+}
+
+TEST_F(VectorFiles, ProgressEndsAtTheEndAndCanStop) {
+  const std::string text = "the 1 2\ncat 3 4\n";
+  const VectorFile file = open(write("tiny.txt", text));
+  int64_t last = 0;
+  file.table(ReadOptions().progress([&](int64_t done, int64_t total) {
+    last = done;
+    EXPECT_EQ(total, static_cast<int64_t>(text.size()));
+  }));
+  EXPECT_EQ(last, static_cast<int64_t>(text.size()));
+  const auto stop = [](int64_t, int64_t) { throw std::runtime_error("enough"); };
+  EXPECT_THROW(file.table(ReadOptions().progress(stop)), std::runtime_error);
+}
+
+TEST_F(VectorFiles, BecomeTokenEmbeddings) {
+  const std::string path = write("tiny.txt", "the 1 2\ncat 3 4\n");
+  auto token = TokenEmbedding::from_file(path, {{"cat", "the"}});
+  EXPECT_TRUE(torch::equal(token->forward(torch::tensor({0})), torch::tensor({{3.f, 4.f}})));
+  EXPECT_FALSE(token->weight.requires_grad());
+  const auto all = TokenEmbedding::from_file(path, std::nullopt, ReadOptions().dtype(torch::kHalf),
+                                             /*freeze=*/false, TokenOptions(0, 0).padding_idx(1));
+  EXPECT_EQ(all->weight.scalar_type(), torch::kHalf);
+  EXPECT_EQ(all->options.padding_idx(), 1);
+  EXPECT_TRUE(all->weight.requires_grad());
+}
+
+}  // namespace
+}  // namespace posembed::pretrained

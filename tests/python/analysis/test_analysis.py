@@ -1,0 +1,238 @@
+"""What is shown is what is computed: every number against float64 arithmetic written out here."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from support.case import assert_close
+
+ANY_SPEC = {
+    "half split": pe.RotarySpec(16),
+    "interleaved": pe.RotarySpec(16, interleaved=True),
+    "window": pe.RotarySpec(24, rotary_dim=16, rotary_start=4, interleaved=True),
+    "reverse": pe.RotarySpec(16, reverse=True),
+    "sections": pe.RotarySpec(16, sections=pe.Sections((4, 2, 2))),
+    "yarn": pe.RotarySpec(16, scaling=pe.YarnScaling(8.0, 512)),
+}
+specs = pytest.mark.parametrize("spec", ANY_SPEC.values(), ids=ANY_SPEC)
+
+
+# ------------------------------------------------------------------------------------- wavelengths
+
+
+def test_wavelengths_of_the_classic_example() -> None:
+    """Sixteen components, base 10000: odd rows are off in many a tutorial."""
+    table = pe.analysis.wavelengths(pe.RotarySpec(16))
+    full = [2 * math.pi * 10000 ** (i / 8) for i in range(8)]
+    assert_close(table.wavelengths, torch.tensor(full, dtype=torch.float64), 1e-10)
+    assert_close(table.half_wavelengths, table.wavelengths / 2, 0.0)
+    rounded = [6.283, 19.869, 62.832, 198.692, 628.319, 1986.918, 6283.185, 19869.177]
+    assert table.wavelengths.numpy().round(3).tolist() == rounded
+    halves = [3.1416, 9.9346, 31.4159, 99.3459, 314.1593, 993.4588, 3141.5927, 9934.5883]
+    assert table.half_wavelengths.numpy().round(4).tolist() == halves
+
+
+def distances_told_apart(frequency: float, context: int) -> bool:
+    """Whether all distances between tokens of a context, signs included, have their own angle."""
+    distances = np.arange(-(context - 1), context)
+    angles = np.sort(np.mod(distances * frequency, 2 * math.pi))
+    gaps = np.diff(np.append(angles, angles[0] + 2 * math.pi))
+    ordered = (len(distances) - 1) * frequency < 2 * math.pi  # never once around
+    return ordered and bool(gaps.min() > 1e-9)
+
+
+def test_context_is_the_longest_that_a_pair_tells_apart() -> None:
+    table = pe.analysis.wavelengths(pe.RotarySpec(16))
+    assert table.contexts.dtype == torch.int64
+    for frequency, context in zip(table.frequencies.tolist(), table.contexts.tolist(), strict=True):
+        assert distances_told_apart(frequency, context)
+        assert not distances_told_apart(frequency, context + 1)
+
+
+def test_pairs_that_stand_still_tell_nothing_apart() -> None:
+    table = pe.analysis.wavelengths(pe.RotarySpec(4, custom_frequencies=(1.0, 0.0)))
+    assert table.wavelengths.tolist()[1] == math.inf
+    assert table.contexts.tolist() == [4, 1]
+
+
+def test_wavelengths_of_sinusoids() -> None:
+    table = pe.analysis.wavelengths(pe.SinusoidalSpec(8, preset="ddpm"))
+    expected = [2 * math.pi * 10000 ** (i / 3) for i in range(4)]
+    assert_close(table.wavelengths, torch.tensor(expected, dtype=torch.float64), 1e-9)
+
+
+# ------------------------------------------------------------------------------------------ scores
+
+
+@pytest.mark.parametrize("farthest", [512, 65535])
+def test_scores_of_ones(farthest: int) -> None:
+    """Each pair adds 2 cos(distance * frequency), whichever components it has."""
+    spec = pe.RotarySpec(256)
+    scores = pe.analysis.scores_by_distance(spec, farthest)
+    distances = np.arange(farthest + 1)[:, None]
+    expected = 2 * np.cos(distances * spec.frequencies().numpy()).sum(1) / 16
+    # float64 products of the oracle lose 65535 * 2^-53 radians in each of 128 pairs.
+    assert_close(scores, torch.from_numpy(expected), 1e-10)
+    assert scores[0].item() == 16.0
+
+
+@specs
+def test_components_add_up(spec: pe.RotarySpec) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, spec.head_dim, generator=generator, dtype=torch.float64)
+    parts = pe.analysis.component_scores(spec, 40, query=query, key=key)
+    assert parts.shape == (41, spec.head_dim)
+    total = pe.analysis.scores_by_distance(spec, 40, query=query, key=key)
+    assert_close(total, parts.sum(1), 1e-14)
+
+    # The same by the model's own way: a query at position 140, keys before it.
+    places = torch.arange(100, 141)
+    keys = pe.functional.rotary(key.expand(1, 41, 1, -1).contiguous(), positions=places, spec=spec)
+    asking = pe.functional.rotary(query.view(1, 1, 1, -1), positions=places[-1:], spec=spec)
+    expected = (keys * asking).sum(-1).flatten() / math.sqrt(spec.head_dim)
+    assert_close(total, expected.flip(0), 1e-12)
+
+
+def test_chosen_distances() -> None:
+    spec = pe.RotarySpec(32)
+    chosen = pe.analysis.scores_by_distance(spec, torch.tensor([7, 3], dtype=torch.int32))
+    assert_close(chosen, pe.analysis.scores_by_distance(spec, 7)[[7, 3]], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"distances": -1}, ValueError, "distances: expected a number of at least 0, got -1"),
+        ({"distances": torch.zeros(2, 2, dtype=torch.int64)}, ValueError, r"got \[2, 2\]"),
+        ({"distances": torch.zeros(2)}, TypeError, "expected int32 or int64, got torch.float32"),
+        ({"query": torch.ones(8)}, ValueError, r"query: expected \[16\], got \[8\]"),
+        ({"key": torch.ones(1, 16)}, ValueError, r"key: expected \[16\], got \[1, 16\]"),
+    ],
+)
+def test_scores_refuse(arguments: dict, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        pe.analysis.scores_by_distance(pe.RotarySpec(16), **arguments)
+
+
+# --------------------------------------------------------------------------------------- encodings
+
+
+@pytest.mark.parametrize("base", [1e3, 1e4, 1e6])
+def test_heat_map(base: float) -> None:
+    values = pe.analysis.heat_map(pe.SinusoidalSpec(512, base=base))
+    angles = np.arange(100)[:, None] / base ** (np.arange(256) / 256)
+    expected = np.stack([np.sin(angles), np.cos(angles)], 2).reshape(100, 512)
+    assert_close(values, torch.from_numpy(expected), 2e-14)
+
+
+@pytest.mark.parametrize("width", [None, 7, 20])
+def test_binary_codes(width: int | None) -> None:
+    codes = pe.analysis.binary_codes(100, width)
+    assert codes.shape == (100, width or 7)
+    for position, bits in enumerate(codes.tolist()):
+        assert "".join(map(str, reversed(bits))) == format(position, f"0{width or 7}b")
+
+
+@pytest.mark.parametrize("width", [9, 64])
+def test_binary_codes_are_never_cut_off(width: int) -> None:
+    with pytest.raises(ValueError, match="width: expected 10 to 63 bits for 1000 positions"):
+        pe.analysis.binary_codes(1000, width)
+
+
+def test_similarity() -> None:
+    table = torch.tensor([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]])
+    half = math.sqrt(0.5)
+    expected = [[1, 0, half, 0], [0, 1, half, 0], [half, half, 1, 0], [0, 0, 0, 0]]
+    values = pe.analysis.similarity(table)
+    assert_close(values, torch.tensor(expected, dtype=torch.float64), 1e-15)
+    assert_close(pe.analysis.similarity(table, 2), values[:2, :2], 0.0)
+
+
+def test_similarity_of_modules() -> None:
+    learned = pe.LearnedPositionalEmbedding(6, 4, first_row=2)
+    assert_close(pe.analysis.similarity(learned), pe.analysis.similarity(learned.weight[2:]), 0.0)
+    assert not pe.analysis.similarity(learned).requires_grad
+    sinusoidal = pe.SinusoidalPositionalEmbedding(64)
+    values = pe.analysis.similarity(sinusoidal, 5)
+    expected = pe.analysis.similarity(pe.analysis.heat_map(sinusoidal.spec, 5))
+    assert_close(values, expected, 1e-6)
+    with pytest.raises(ValueError, match="positions: expected a number"):
+        pe.analysis.similarity(sinusoidal)
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+@specs
+def test_float32_angles_lose_what_they_are_known_to_lose(spec: pe.RotarySpec) -> None:
+    positions = torch.tensor([0, 1, 131_071, 1_000_003])
+    error = pe.analysis.angle_error(spec, positions)
+    frequencies = spec.frequencies()
+    product = (positions.float()[:, None] * frequencies.float()).double()
+    expected = (product - positions[:, None] * frequencies).abs()
+    assert_close(error, expected, 1e-9)  # of angles up to 1e6 in float64
+    assert error[3].max() > 1e-3
+
+
+@specs
+def test_exact_angles_lose_nothing_with_distance(spec: pe.RotarySpec) -> None:
+    positions = torch.tensor([1, 131_071, 2**31 - 1])
+    assert pe.analysis.angle_error(spec, positions, numerics="exact").max() < 2e-7
+
+
+def test_angle_error_by_default_goes_to_a_million() -> None:
+    error = pe.analysis.angle_error(pe.RotarySpec(128))
+    assert error.shape == (21, 64)
+    assert error[-1].max() > 1e-2
+    with pytest.raises(ValueError, match="numerics: expected 'float32' or 'exact', got 'half'"):
+        pe.analysis.angle_error(pe.RotarySpec(128), numerics="half")
+
+
+# ------------------------------------------------------------------------------------------- words
+
+DOCUMENTS = (
+    "There are many popular restaurants nearby this church.",
+    "Some restaurants offer breakfasts as early as 6:00 am to provide for prayers.",
+    '"The price and taste are all good.", said one prayer who has been a frequent visitor to this '
+    "church since 1998.",
+    "However, Covid-19 has forced some restaurants to shut down for lack of revenue during the "
+    "pandemic, and many prayers are complained about it.",
+)
+
+
+def test_tf_idf_of_four_documents() -> None:
+    """A table from a tutorial, which forgot the church of document 1 and its full stop."""
+    pytest.importorskip("sklearn")
+    terms = ["many", "popular", "restaurants", "nearby", "church", "offer"]
+    table = pe.analysis.tf_idf(DOCUMENTS, terms)
+    assert table.terms == tuple(terms)
+    lengths = [8, 13, 21, 23]  # 6:00 and Covid-19 are one word each
+    counts = [
+        [1, 1, 1, 1, 1, 0],
+        [0, 0, 1, 0, 0, 1],
+        [0, 0, 0, 0, 1, 0],
+        [1, 0, 1, 0, 0, 0],
+    ]
+    frequencies = np.array(counts) / np.array(lengths)[:, None]
+    documents = [2, 1, 3, 1, 2, 1]
+    inverse = np.log10(4 / np.array(documents))
+    assert_close(table.term_frequencies, torch.from_numpy(frequencies), 1e-16)
+    assert table.document_counts.tolist() == documents
+    assert_close(table.inverse_document_frequencies, torch.from_numpy(inverse), 1e-15)
+    assert_close(table.weights, torch.from_numpy(frequencies * inverse), 1e-15)
+    church = table.weights[:, terms.index("church")]
+    assert [round(weight, 4) for weight in church.tolist()] == [0.0376, 0.0, 0.0143, 0.0]
+
+
+def test_tf_idf_of_all_words() -> None:
+    pytest.importorskip("sklearn")
+    table = pe.analysis.tf_idf(DOCUMENTS)
+    assert list(table.terms) == sorted(table.terms)
+    assert {"6:00", "covid-19", "a", "1998", "good"} < set(table.terms)
+    assert_close(table.term_frequencies.sum(1), torch.ones(4, dtype=torch.float64), 1e-15)
+    with pytest.raises(ValueError, match=r"terms: expected words of the documents, got \['bar'\]"):
+        pe.analysis.tf_idf(DOCUMENTS, ["church", "bar"])

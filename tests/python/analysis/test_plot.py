@@ -1,0 +1,191 @@
+"""Pictures by what they consist of: titles, labels with units, and the numbers that are drawn."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+from matplotlib import pyplot  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def words(axes: Axes) -> tuple[str, str, str]:
+    """Title and the labels of both axes."""
+    return axes.get_title(), axes.get_xlabel(), axes.get_ylabel()
+
+
+def legend(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def colors(axes: Axes) -> np.ndarray:
+    """The numbers that an image shows; what is hidden is NaN."""
+    return np.ma.filled(axes.get_images()[0].get_array().astype(float), math.nan)
+
+
+def bar_label(axes: Axes) -> str:
+    return axes.get_images()[0].colorbar.ax.get_ylabel()
+
+
+SPECS = {"short": pe.RotarySpec(64), "long": pe.RotarySpec(64, base=500000.0)}
+
+
+def test_wavelengths() -> None:
+    axes = pe.plot.wavelengths(SPECS)
+    assert words(axes) == ("Wavelength of each pair", "pair", "wavelength (positions)")
+    assert axes.get_yscale() == "log"
+    assert legend(axes) == ["short", "long"]
+    for line, spec in zip(axes.get_lines(), SPECS.values(), strict=True):
+        assert np.array_equal(line.get_ydata(), spec.wavelengths().numpy())
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_scores_side_by_side(log: bool) -> None:
+    axes = pe.plot.scores_by_distance(SPECS, 300, log=log)
+    title, x, y = words(axes)
+    assert (title, x) == ("Score of a query and a key of ones", "distance (positions)")
+    assert y == "score / √head_dim"
+    assert axes.get_xscale() == ("log" if log else "linear")
+    assert legend(axes) == ["short", "long"]
+    first = int(log)
+    for line, spec in zip(axes.get_lines(), SPECS.values(), strict=False):
+        assert list(line.get_xdata()) == list(range(first, 301))
+        expected = pe.analysis.scores_by_distance(spec, 300)[first:]
+        assert np.array_equal(line.get_ydata(), expected.numpy())
+
+
+def test_one_specification_or_a_list_are_named_by_what_they_are() -> None:
+    spec = pe.RotarySpec(64, base=500000.0)
+    assert legend(pe.plot.scores_by_distance(spec, 4)) == [spec.describe()]
+    both = [pe.RotarySpec(64), spec]
+    assert legend(pe.plot.wavelengths(both)) == [one.describe() for one in both]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_component_scores(interleaved: bool) -> None:
+    spec = pe.RotarySpec(32, rotary_dim=16, rotary_start=8, interleaved=interleaved)
+    axes = pe.plot.component_scores(spec, 50)
+    ticks = [int(text.get_text()) for text in axes.get_yticklabels()]
+    assert ticks == [8 + (2 if interleaved else 1) * pair for pair in (0, 1, 3, 4, 6, 7)]
+    parts = pe.analysis.component_scores(spec, 50)[:, ticks]
+    limit = parts.abs().max()
+    assert words(axes)[0] == f"Parts of the score, each up to ±{limit:.3g}"
+    for row, line in enumerate(axes.get_lines()):
+        np.testing.assert_allclose((row - line.get_ydata()) / 0.45 * limit.item(), parts[:, row])
+    assert axes.yaxis_inverted()
+
+
+def test_angle_error() -> None:
+    spec, positions = pe.RotarySpec(64), torch.tensor([10, 1000, 100_000])
+    axes = pe.plot.angle_error(spec, positions)
+    assert words(axes) == ("Error of angles", "position", "largest error (radians)")
+    assert legend(axes) == ["float32 product", "posembed, float32 data"]
+    for line, numerics in zip(axes.get_lines(), ("float32", "exact"), strict=True):
+        expected = pe.analysis.angle_error(spec, positions, numerics=numerics).amax(1)
+        assert np.array_equal(line.get_ydata(), expected.numpy())
+        assert line.get_xdata().tolist() == positions.tolist()
+
+
+def test_heat_map_beside_binary_codes() -> None:
+    """Both in one figure, which is the caller's."""
+    figure, (left, right) = pyplot.subplots(1, 2)
+    spec = pe.SinusoidalSpec(32, base=1000.0, scale=2.0)
+    assert pe.plot.heat_map(spec, 20, axes=left) is left
+    assert pe.plot.binary_codes(20, 8, axes=right) is right
+    assert words(left) == ("Sinusoidal encodings, base 1000", "component", "position")
+    assert words(right) == ("Binary codes", "bit, fastest first", "position")
+    assert np.array_equal(colors(left), pe.analysis.heat_map(spec, 20).numpy())
+    assert np.array_equal(colors(right), pe.analysis.binary_codes(20, 8).numpy())
+    assert left.get_images()[0].get_clim() == (-2.0, 2.0)
+    assert left.get_figure() is figure
+    assert len(pyplot.get_fignums()) == 1
+
+
+def test_shift_matrix() -> None:
+    spec = pe.SinusoidalSpec(16)
+    axes = pe.plot.shift_matrix(spec, 5)
+    matrix = pe.functional.sinusoidal_shift_matrix(5, spec=spec)
+    assert np.array_equal(colors(axes), matrix.numpy())
+    assert words(axes)[1:] == ("component of encode(p)", "component of encode(p + 5)")
+
+
+def test_similarity() -> None:
+    learned = pe.LearnedPositionalEmbedding(12, 8)
+    axes = pe.plot.similarity(learned)
+    assert np.array_equal(colors(axes), pe.analysis.similarity(learned).numpy())
+    assert words(axes) == ("Similarity of positions", "position", "position")
+    assert bar_label(axes) == "cosine similarity"
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_bias(causal: bool) -> None:
+    alibi = pe.ALiBi(8, causal=causal)
+    axes = pe.plot.alibi_bias(alibi, 4, 6, head=1)
+    bias = alibi(4, 6, dtype=torch.float64)[1]
+    expected = bias.masked_fill(bias.isinf(), math.nan).numpy()
+    np.testing.assert_array_equal(colors(axes), expected)
+    assert np.isnan(colors(axes)).any() == causal
+    assert words(axes) == ("ALiBi, head 1, slope 0.25", "key", "query")
+
+
+def test_extrapolation() -> None:
+    losses = {"learned": [1.75, None, None], "alibi": [1.69, 1.68, 1.67]}
+    axes = pe.plot.extrapolation(losses, [64, 128, 256])
+    assert [text.get_text() for text in axes.get_xticklabels()] == list(losses)
+    assert legend(axes) == ["64 tokens, as trained", "128 tokens", "256 tokens"]
+    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+    assert heights == [[1.75, 1.69], [0.0, 1.68], [0.0, 1.67]]
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == ["1.75", "1.69", "n/a", "1.68", "n/a", "1.67"]
+    with pytest.raises(ValueError, match="losses: expected 2 for 'learned', got 3"):
+        pe.plot.extrapolation(losses, [64, 128])
+
+
+def test_losses() -> None:
+    axes = pe.plot.losses({"training": ([1, 2, 3], [3.0, 2.0, 1.5]), "held out": ([3], [2.5])})
+    assert words(axes) == ("Training", "step", "loss (nats per token)")
+    assert legend(axes) == ["training", "held out"]
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[3.0, 2.0, 1.5], [2.5]]
+
+
+def python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_import_alone_needs_no_matplotlib() -> None:
+    loaded = "[m for m in ('matplotlib', 'posembed.analysis', 'posembed.data') if m in sys.modules]"
+    assert python(f"import sys, posembed; print({loaded})") == "[]"
+    assert python("import posembed; print('plot' in dir(posembed))") == "True"
+
+
+def test_without_matplotlib_the_error_says_what_to_install() -> None:
+    code = """
+import sys, posembed
+sys.modules["matplotlib"] = None  # as if it were not there
+try:
+    posembed.plot
+except ImportError as error:
+    print(error)
+print(posembed.analysis.binary_codes(4).shape)
+"""
+    first, second = python(code).splitlines()
+    assert first == "posembed.plot draws with matplotlib: python -m pip install matplotlib"
+    assert second == "torch.Size([4, 2])"

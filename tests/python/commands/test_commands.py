@@ -1,0 +1,327 @@
+"""The command line: what is printed, drawn and written, and the exit codes that scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import posembed as pe
+import pytest
+import torch
+from posembed.commands import COMMANDS, check, main
+
+LLAMA = {"model_type": "llama", "head_dim": 64, "rope_theta": 500000.0}
+LONGER = {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    return write(tmp_path / "llama" / "config.json", LLAMA)
+
+
+def write(path: Path, fields: dict) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(fields))
+    return str(path)
+
+
+def output(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -> str:
+    """What a command prints."""
+    assert main([str(word) for word in argv]) == code
+    return capsys.readouterr().out
+
+
+def printed_json(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -> dict:
+    return json.loads(output(capsys, *argv, "--json", code=code))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """The one line that bad input gives."""
+    assert main([str(word) for word in argv]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.count("\n") == 1
+    return streams.err
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    """A command as users start it."""
+    return subprocess.run([sys.executable, "-m", "posembed", *argv], capture_output=True, text=True)
+
+
+# -------------------------------------------------------------------------------------- as a process
+
+
+def test_process_prints_json_alone() -> None:
+    result = run("info", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["version"] == pe.__version__
+
+
+def test_process_tells_an_error_in_one_line() -> None:
+    result = run("explain", "no_such_file.json")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "posembed explain: no_such_file.json: No such file or directory\n"
+
+
+def test_a_reader_may_leave_early() -> None:
+    command = f"{sys.executable} -m posembed scores --head-dim 64 --json | head -n 2"
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[0] == "{"
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "examples:" in capsys.readouterr().err
+
+
+def test_cmake_dir(capsys: pytest.CaptureFixture[str]) -> None:
+    assert os.path.isfile(Path(output(capsys, "--cmake-dir").strip(), "PosEmbedConfig.cmake"))
+
+
+@pytest.mark.parametrize("name", [command.__name__.rpartition(".")[2] for command in COMMANDS])
+def test_every_command_has_help_with_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert f"python -m posembed {name}" in text.partition("examples:")[2]
+    assert "--json" in text
+
+
+@pytest.mark.parametrize("argv", [["expalin"], ["explain"], ["scores", "--distances", "0"]])
+def test_wrong_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ specifications
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed_json(capsys, "info")
+    assert {**known, **pe.build_info()} == known
+    assert known["torch_in_use"] == torch.__version__
+    assert f"instruction set     {known['instruction_set']}" in output(capsys, "info")
+
+
+def test_explain(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = pe.RotarySpec.from_huggingface(config)
+    assert output(capsys, "explain", config).rstrip() == spec.explain()
+    folder = Path(config).parent
+    assert output(capsys, "explain", folder, "--seq-len", 99).rstrip() == spec.explain(99)
+    known = printed_json(capsys, "explain", config)
+    assert pe.RotarySpec.from_json(json.dumps(known["specification"])) == spec
+    assert known["frequencies"] == spec.frequencies().tolist()
+
+
+def test_explain_takes_what_a_configuration_does_not_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "config.json", {"model_type": "mine", "head_dim": 8})
+    known = printed_json(capsys, "explain", path, "--interleaved", "--base", 777)
+    assert known["specification"]["interleaved"] is True
+    assert known["specification"]["base"] == 777
+    assert "is not known: pass interleaved" in refusal(capsys, "explain", path, "--base", 777)
+
+
+def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected a folder with config.json or params.json" in refusal(
+        capsys, "explain", tmp_path
+    )
+    (tmp_path / "config.json").write_text("{")
+    assert f"{tmp_path / 'config.json'}: Expecting" in refusal(capsys, "explain", tmp_path)
+
+
+def test_wavelengths(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "wavelengths", "--head-dim", 16).splitlines()
+    assert lines[1].split() == [
+        "pair",
+        "radians/position",
+        "wavelength",
+        "half",
+        "longest",
+        "context",
+    ]
+    assert lines[3].split() == ["1", "0.31622777", "19.869", "9.9346", "10"]
+    assert len(lines) == 10
+    known = printed_json(capsys, "wavelengths", config)
+    table = pe.analysis.wavelengths(pe.RotarySpec.from_huggingface(config))
+    assert known["half_wavelengths"] == table.half_wavelengths.tolist()
+    assert known["contexts"] == table.contexts.tolist()
+    assert "expected CONFIG or --head-dim" in refusal(capsys, "wavelengths")
+
+
+def test_wavelengths_where_pairs_stand_still(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rope = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    path = write(
+        tmp_path / "config.json", {"model_type": "llama", "head_dim": 16, "rope_parameters": rope}
+    )
+    assert output(capsys, "wavelengths", path).count("stands still") == 4
+    assert printed_json(capsys, "wavelengths", path)["wavelengths"][-1] is None
+
+
+def test_scores(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write(tmp_path / "longer" / "config.json", LONGER)
+    lines = output(capsys, "scores", config, other, "--distances", 20).splitlines()
+    assert lines[0].split() == ["distance", config, other]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "1", "2", "4", "8", "16", "20"]
+    known = printed_json(capsys, "scores", config, other, "--distances", 20)
+    for path in (config, other):
+        spec = pe.RotarySpec.from_huggingface(path)
+        assert known["scores"][path] == pe.analysis.scores_by_distance(spec, 20).tolist()
+    assert lines[-1].split()[1:] == [f"{known['scores'][path][20]:.4f}" for path in (config, other)]
+
+
+def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write(tmp_path / "longer" / "config.json", LONGER)
+    assert output(capsys, "diff", config, config) == "equal\n"
+    assert printed_json(capsys, "diff", config, config)["differences"] == []
+    ours, theirs = (pe.RotarySpec.from_huggingface(path) for path in (config, other))
+    assert output(capsys, "diff", config, other, code=1).rstrip() == ours.diff(theirs)
+    known = printed_json(capsys, "diff", config, other, code=1)
+    assert known["equal"] is False
+    assert known["a"]["scaling"] is None
+    assert known["b"]["scaling"]["factor"] == 4.0
+
+
+# ------------------------------------------------------------------------------------------ pictures
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["wavelengths", "--head-dim", "16", "--plot"],
+        ["scores", "--head-dim", "16", "--log", "--plot"],
+        ["heatmap", "--dim", "16", "--output"],
+        ["heatmap", "--binary", "--json", "--output"],
+    ],
+)
+def test_pictures(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    output(capsys, *argv, tmp_path / "picture.svg")
+    assert "</svg>" in (tmp_path / "picture.svg").read_text()
+    assert refusal(capsys, *argv, tmp_path / "none" / "picture.svg").endswith(
+        f"{tmp_path / 'none' / 'picture.svg'}: No such file or directory\n"
+    )
+
+
+def test_heatmap_in_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = printed_json(capsys, "heatmap", "--positions", 5, "--dim", 8, "--base", 100, "--binary")
+    expected = pe.analysis.heat_map(pe.SinusoidalSpec(8, base=100.0), 5)
+    assert known["values"] == expected.tolist()
+    assert known["binary"] == pe.analysis.binary_codes(5).tolist()
+    assert list(tmp_path.iterdir()) == []
+    assert "preset" in refusal(capsys, "heatmap", "--preset", "mine")
+
+
+# ---------------------------------------------------------------------------------- check, benchmark
+
+
+def test_check_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed_json(capsys, "check", "--no-speed", "--device", "cpu")
+    assert known["passed"] is True
+    assert len(known["checks"]) == 12
+    assert all(result["passed"] for result in known["checks"])
+    lines = output(capsys, "check", "--no-speed", "--device", "cpu").splitlines()
+    assert lines[-1].startswith("all 12 checks passed")
+
+
+def wrong_angles(query: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+    return query
+
+
+def wrong_gradient(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.detach() + 0 * query, key
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken", "failures"),
+    [
+        (
+            "functional",
+            "rotary",
+            wrong_angles,
+            {"rotary angles, float32", "rotary angles, float64"},
+        ),
+        (
+            "RotaryEmbedding",
+            "forward",
+            lambda self, q, k: wrong_gradient(q, k),
+            {"gradients, rotary"},
+        ),
+    ],
+)
+def test_check_finds_what_is_broken(
+    place: str,
+    name: str,
+    broken: object,
+    failures: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(getattr(check, place), name, broken)
+    known = printed_json(capsys, "check", "--no-speed", "--device", "cpu", code=1)
+    assert {one["name"] for one in known["checks"] if not one["passed"]} == failures
+    lines = output(capsys, "check", "--no-speed", "--device", "cpu", code=1).splitlines()
+    assert lines[-1] == f"{len(failures)} of 12 checks failed"
+    assert sum(line.startswith("FAILED") for line in lines) == len(failures)
+
+
+def test_check_judges_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = check.speed("cpu")
+    assert result.passed
+    assert result.measured > 0.01
+    monkeypatch.setattr(check, "SLOWEST", 0.001)
+    assert not check.speed("cpu").passed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_check_of_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "finds no CUDA device" in refusal(capsys, "check", "--device", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("case", "labels"),
+    [
+        ("rotary in place", [{"copy_", "posembed"}]),
+        ("rotary", [{"copy_", "posembed"}, {"clone", "posembed"}]),
+        ("tokens", [{"index_select", "posembed"}]),
+        ("sinusoidal", [{"clone", "posembed"}]),
+    ],
+)
+def test_benchmark(case: str, labels: list[set[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed_json(capsys, "benchmark", "--case", case, "--rounds", 1)
+    assert [set(result["seconds"]) for result in known["results"]] == labels
+    for result in known["results"]:
+        assert result["floor"] in result["seconds"]
+        assert all(seconds > 0 for seconds in result["seconds"].values())
+
+
+def test_benchmark_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # of other tests, too
+    argv = ("benchmark", "--case", "in place", "--rounds", 1, "--threads", 1)
+    lines = output(capsys, *argv).splitlines()
+    assert lines[0].startswith("device: cpu, threads:")
+    assert sum(line.startswith("| posembed |") for line in lines) == 1
+    assert lines[-1] == "Beside peers: make benchmark in a source checkout."
+    assert "--case: expected a part of one of: rotary" in refusal(
+        capsys, "benchmark", "--case", "typo"
+    )

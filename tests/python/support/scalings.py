@@ -1,0 +1,52 @@
+"""Scalings of rotary frequencies, each with transformers' parameters for the same, and a length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import posembed as pe
+
+SHORT, LONG = [1 + i / 64 for i in range(64)], [1.0 + i for i in range(64)]
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 32.0,
+    "short_factor": SHORT,
+    "long_factor": LONG,
+    "original_max_position_embeddings": 4096,
+}
+SCALINGS: list[tuple[Any, dict[str, Any], int | None]] = [
+    (pe.LinearScaling(4), {"rope_type": "linear", "factor": 4.0}, None),
+    (pe.DynamicNtkScaling(4, 2048), {"rope_type": "dynamic", "factor": 4.0}, 100),
+    (pe.DynamicNtkScaling(4, 2048), {"rope_type": "dynamic", "factor": 4.0}, 5000),
+    (pe.YarnScaling(40, 4096), YARN, None),
+    (
+        pe.YarnScaling(40, 4096, beta_fast=16, beta_slow=2),
+        {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+        None,
+    ),
+    (pe.YarnScaling(40, 4096, truncate=False), {**YARN, "truncate": False}, None),
+    (
+        pe.YarnScaling(40, 4096, mscale=0.7, mscale_all_dim=1),
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
+        None,
+    ),
+    (pe.YarnScaling(40, 4096, attention_factor=1.3), {**YARN, "attention_factor": 1.3}, None),
+    (pe.Llama3Scaling(8, 1, 4, 8192), LLAMA3, None),
+    (
+        pe.ProportionalScaling(0.25, 2),
+        {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.25},
+        None,
+    ),
+    *(
+        (pe.LongRopeScaling(SHORT, LONG, 4096, factor=32), LONGROPE, length)
+        for length in (1, 4096, 4097)
+    ),
+]

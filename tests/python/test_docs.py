@@ -1,0 +1,51 @@
+"""What the documentation shows runs as it stands, and it leaves nothing public out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import posembed
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run(page: str) -> None:
+    """One after the other, as they are read."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"docs/{page}, block {number}", "exec"), names)
+
+
+def test_the_cpp_program_is_the_quickstart_example() -> None:
+    """tests/install builds and runs that program, and the blocks that are parts of one."""
+    programs = [code for code in blocks("start/cpp.md", "cpp") if "int main" in code]
+    assert programs == [(ROOT / "examples/cpp/quickstart/main.cpp").read_text()]
+
+
+def test_python_reference_has_every_public_name() -> None:
+    text = (DOCS / "reference/python.md").read_text()
+    shown = set(re.findall(r"^::: posembed\.(\w+)", text, re.MULTILINE))
+    modules = {name.__name__ for name in vars(posembed).values() if hasattr(name, "__path__")}
+    in_modules = set(dir(posembed.scaling)) | {"cpp"} | modules
+    assert set(posembed.__all__) - shown - in_modules == set()
+
+
+def test_cpp_reference_has_every_header() -> None:
+    text = (DOCS / "reference/cpp.md").read_text()
+    headers = {path.name for path in (ROOT / "csrc/include/posembed").glob("*.h")}
+    shown = set(re.findall(r'^--8<-- "csrc/include/posembed/(.*)"', text, re.MULTILINE))
+    assert shown == headers - {"posembed.h", "export.h"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == set(PAGES)
