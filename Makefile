@@ -74,8 +74,9 @@ benchmark: build
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
-	cmake --build $(BUILD) --target rotary_benchmark exactness
+	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark exactness
 	$(BUILD)/benchmarks/rotary_benchmark
+	$(BUILD)/benchmarks/alibi_benchmark
 
 wheel: build
 	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -4,11 +4,15 @@ make benchmark                                  every case
 python benchmarks/run.py --case rotary          cases whose name contains "rotary"
 python benchmarks/run.py --threads 1 --json out.json
 python benchmarks/run.py --allocator reusing    freed memory is kept: new outputs cost no faults
+
+Peers that are not installed are left out; pip install -r benchmarks/requirements.txt brings all.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -20,18 +24,24 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, pretrained, rotary, token
+from cases import additive, alibi, peers, pretrained, rotary, token
 from posembed.commands import measure
+from setting import Setting
 
 # What glibc's malloc does by default is give large blocks back at once, so that each new output
 # costs page faults. Servers run allocators that keep them; these settings make glibc do so too.
-REUSING = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "-1",
-    "MALLOC_TOP_PAD_": "268435456",
+# "huge pages" is torch's own switch, which makes faults fewer instead.
+ALLOCATORS = {
+    "default": {},
+    "reusing": {
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": "-1",
+        "MALLOC_TOP_PAD_": "268435456",
+    },
+    "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, token, additive, pretrained)
+FAMILIES = (rotary, token, additive, alibi, pretrained)
 
 
 def parse() -> argparse.Namespace:
@@ -44,24 +54,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=7, help="each candidate is timed once a round"
     )
-    parser.add_argument("--allocator", default="default", choices=["default", "reusing"])
+    parser.add_argument("--allocator", default="default", choices=list(ALLOCATORS))
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile peers")
     parser.add_argument("--json", type=Path, help="write every number there")
     parser.add_argument("--table", type=Path, help="write the table there as well")
     return parser.parse_args()
 
 
-def restart_with_reusing_allocator() -> None:
-    """Malloc reads its settings when a process starts."""
-    if any(os.environ.get(name) != value for name, value in REUSING.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **REUSING})
+def restart_with(variables: dict[str, str]) -> None:
+    """Allocators read their settings when a process starts."""
+    if any(os.environ.get(name) != value for name, value in variables.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, str]:
     """What a result means nothing without."""
     cuda = arguments.device == "cuda"
+    versions = {name: importlib.metadata.version(name) for name in peers.PACKAGES if has(name)}
     return {
-        "command": "python benchmarks/run.py " + " ".join(sys.argv[1:]),
+        "command": "python benchmarks/run.py " + " ".join(map(quoted, sys.argv[1:])),
+        "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": str(arguments.threads),
         "instruction set": pe.build_info()["instruction_set"],
@@ -69,7 +81,20 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
         "torch": torch.__version__,
         "posembed": pe.__version__,
         "python": platform.python_version(),
+        "peers": ", ".join(f"{name} {version}" for name, version in versions.items()) or "none",
     }
+
+
+def has(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def quoted(argument: str) -> str:
+    return f'"{argument}"' if " " in argument else argument
 
 
 def processor() -> str:
@@ -81,17 +106,20 @@ def processor() -> str:
 
 def main() -> None:
     arguments = parse()
-    if arguments.allocator == "reusing":
-        restart_with_reusing_allocator()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("skipped: torch finds no CUDA device")
+        return
+    restart_with(ALLOCATORS[arguments.allocator])
     torch.set_num_threads(arguments.threads)
     # Inductor's cache does not ask torch how many threads to use.
     torch._inductor.config.cpp.threads = arguments.threads
+    setting = Setting(arguments.device, arguments.allocator, not arguments.no_compile)
     known = facts(arguments)
     lines = [f"- {name}: {value}" for name, value in known.items()] + [""]
     print("\n".join(lines))
     results = []
     for family in FAMILIES:
-        for case in family.cases(arguments.device, compile_peers=not arguments.no_compile):
+        for case in family.cases(setting):
             if arguments.case not in case.name:
                 continue
             result = measure.run(case, arguments.rounds)

@@ -1,4 +1,4 @@
-"""Sinusoids, ALiBi, and the fused input embedding."""
+"""Sinusoids and the fused input embedding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import posembed as pe
 import torch
 from posembed.commands.measure import Case
+from setting import Setting
 from torch import Tensor, nn
 
 BATCH, SEQ, DIM, VOCABULARY = 8, 1024, 768, 30522
@@ -26,31 +27,6 @@ def sinusoidal(dtype: torch.dtype, device: str) -> Case:
             "eager, table at hand": lambda: x + table,
         },
         "clone",
-    )
-
-
-def alibi(dtype: torch.dtype, device: str) -> Case:
-    heads, length = 32, 2048
-    module = pe.ALiBi(heads)
-    slopes = module.slopes.to(device)
-    place = torch.arange(length, device=device)
-    future = place[None] > place[:, None]
-    scores = torch.randn(1, heads, length, length, device=device, dtype=dtype)
-
-    def eager() -> Tensor:
-        distance = (place[None] - place[:, None]).float()
-        return (slopes[:, None, None] * distance).masked_fill(future, -torch.inf).to(dtype)
-
-    return Case(
-        f"ALiBi bias [{heads},{length},{length}] {dtype}",
-        {
-            "fill_ of the same bytes": lambda: scores.fill_(1.0),
-            "posembed": lambda: module.to(device)(length, dtype=dtype),
-            "eager": eager,
-            "posembed, added in place": lambda: module.add_(scores),
-            "mul_ in place": lambda: scores.mul_(1.0),
-        },
-        "fill_ of the same bytes",
     )
 
 
@@ -101,9 +77,8 @@ def input_embedding(dtype: torch.dtype, device: str, compile_peers: bool) -> Ite
     )
 
 
-def cases(device: str, compile_peers: bool) -> Iterator[Case]:
+def cases(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
-            yield sinusoidal(dtype, device)
-            yield alibi(dtype, device)
-        yield from input_embedding(dtype, device, compile_peers)
+            yield sinusoidal(dtype, setting.device)
+        yield from input_embedding(dtype, setting.device, setting.compile_peers)

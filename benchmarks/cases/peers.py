@@ -11,6 +11,12 @@ from torch import Tensor
 
 Call = Callable[[], Any]
 
+# As pip knows them.
+PACKAGES = ("transformers", "torchtune", "rotary-embedding-torch", "torchembed", "triton")
+
+# Labels of the peers without a goal of their own.
+OTHERS = ("torchtune", "rotary-embedding-torch", "torchembed (key repeated)")
+
 
 def installed(package: str) -> bool:
     """Whether it can be imported: a package whose own dependencies do not fit is no peer."""
@@ -93,6 +99,16 @@ def torchembed(query: Tensor, key: Tensor) -> dict[str, Call]:
     repeats = q.shape[1] // k.shape[1]
     wide = k.repeat_interleave(repeats, 1)  # it wants as many key heads as query heads
     return {"torchembed (key repeated)": lambda: rope(q, wide)}
+
+
+def triton(query: Tensor, key: Tensor) -> dict[str, Call]:
+    """In place, on CUDA."""
+    if not installed("triton"):
+        return {}
+    from cases import triton_rotary
+
+    angles = triton_rotary.tables(query.shape[1], query.shape[-1], query.device)
+    return {"Triton, in place": lambda: triton_rotary.rotate_(query, key, *angles)}
 
 
 def all_of(query: Tensor, key: Tensor, compile_peers: bool) -> dict[str, Call]:

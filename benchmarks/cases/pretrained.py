@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from posembed.commands.measure import Case
 from posembed.pretrained import open_vectors
+from setting import Setting
 
 from cases.peers import installed
 
@@ -25,9 +26,8 @@ def write_glove(path: Path) -> list[str]:
     return words
 
 
-def cases(device: str, compile_peers: bool) -> Iterator[Case]:
-    del compile_peers
-    if device != "cpu":
+def cases(setting: Setting) -> Iterator[Case]:
+    if setting.device != "cpu":
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "glove.txt")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import posembed as pe
 import torch
 from posembed.commands.measure import Case
+from setting import Setting
 from torch import Tensor, nn
 
 VOCABULARY, DIM, TOKENS = 50257, 768, 8192
@@ -57,7 +58,6 @@ def of_dtype(dtype: torch.dtype, device: str) -> Iterator[Case]:
         )
 
 
-def cases(device: str, compile_peers: bool) -> Iterator[Case]:
-    del compile_peers
+def cases(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
-        yield from of_dtype(dtype, device)
+        yield from of_dtype(dtype, setting.device)

@@ -17,6 +17,8 @@ void update_in_a_loop(void* data, size_t bytes) {
   for (size_t i = 0; i < bytes / sizeof *words; ++i) words[i] ^= 0x00010001u;
 }
 
+void fill_libc(void* data, size_t bytes) { memset(data, 0x3f, bytes); }
+
 void copy_libc(const void* in, void* out, size_t bytes) { memcpy(out, in, bytes); }
 
 #if defined(__x86_64__)
@@ -48,6 +50,15 @@ void copy_libc(const void* in, void* out, size_t bytes) { memcpy(out, in, bytes)
         }
       }
     }
+  }
+  _mm_sfence();
+}
+
+[[gnu::target("avx512f,avx512bw")]] void fill_streaming(void* data, size_t bytes) {
+  char* to = static_cast<char*>(data);
+  const __m512i value = _mm512_set1_epi8(0x3f);
+  for (size_t i = 0; i < bytes; i += line) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), value);
   }
   _mm_sfence();
 }
@@ -111,6 +122,14 @@ std::vector<NamedUpdate> updates() {
     result.push_back({"vector update, prefetched", update_prefetched});
     result.push_back({"vector update, four pages", update_four_pages});
   }
+#endif
+  return result;
+}
+
+std::vector<NamedFill> fills() {
+  std::vector<NamedFill> result = {{"memset", fill_libc}};
+#if defined(__x86_64__)
+  if (has_avx512()) result.push_back({"streaming fill", fill_streaming});
 #endif
   return result;
 }

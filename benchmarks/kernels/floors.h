@@ -15,6 +15,9 @@ using Copy = void (*)(const void* in, void* out, size_t bytes);
 /// Reads, changes and writes `bytes` in place.
 using Update = void (*)(void* data, size_t bytes);
 
+/// Writes `bytes` (a multiple of 16 KiB; 64-byte aligned).
+using Fill = void (*)(void* data, size_t bytes);
+
 struct NamedCopy {
   const char* name;
   Copy run;
@@ -25,6 +28,11 @@ struct NamedUpdate {
   Update run;
 };
 
+struct NamedFill {
+  const char* name;
+  Fill run;
+};
+
 /// memcpy, and with AVX-512 vector copies: cached, past the caches, past the caches four pages side
 /// by side.
 std::vector<NamedCopy> copies();
@@ -32,5 +40,8 @@ std::vector<NamedCopy> copies();
 /// An ordinary loop, and with AVX-512 vector updates: straight, with software prefetch, four pages
 /// side by side.
 std::vector<NamedUpdate> updates();
+
+/// memset, and with AVX-512 stores past the caches.
+std::vector<NamedFill> fills();
 
 }  // namespace posembed::benchmarks

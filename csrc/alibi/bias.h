@@ -1,9 +1,10 @@
 // The one formula of ALiBi, shared by CPU and CUDA: bias = -slope * |query position - key
-// position|.
+// position|, and which keys a query does not see.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "alibi/kernel.h"
 #include "core/macros.h"
@@ -11,13 +12,16 @@
 
 namespace posembed::alibi {
 
+/// Stands for the distance of a key that the query does not see.
+inline constexpr int32_t hidden = std::numeric_limits<int32_t>::min();
+
 /// The bias of one head as a function of distance = key position - query position: two half-lines
-/// that meet at distance 0. `after` also says what happens to future keys: -infinity hides them, 0
-/// leaves them alone.
+/// that meet at distance 0, and what hidden keys get: -infinity, or 0 to leave them alone.
 template <typename C>
 struct Line {
   C before;
   C after;
+  C hidden;
 };
 
 template <typename C>
@@ -34,37 +38,86 @@ POSEMBED_INLINE Line<C> line_of(const Slopes& slopes, const Distances& distances
         return static_cast<const float*>(slopes.data)[place];
     }
   };
-  const C before = read(head);
-  if (!distances.causal) return {before, -read(head + (slopes.sides - 1) * slopes.heads)};
-  return {before, distances.hide_future ? -static_cast<C>(INFINITY) : C(0)};
+  return {read(head), -read(head + (slopes.sides - 1) * slopes.heads),
+          distances.hide ? -static_cast<C>(INFINITY) : C(0)};
 }
 
 /// Computed from the distance itself, so that it is right at any position: slope * key position, as
 /// some models do, has lost its last bits when positions are large.
 template <typename C>
-POSEMBED_INLINE C bias(Line<C> line, int32_t distance) {
-  return (distance > 0 ? line.after : line.before) * static_cast<C>(distance);
+POSEMBED_INLINE C bias(const Line<C>& line, int32_t distance) {
+  const C slope = distance > 0 ? line.after : line.before;
+  return distance == hidden ? line.hidden : slope * static_cast<C>(distance);
+}
+
+/// A score with its bias. A hidden score is not read: padding may hold anything, NaN included.
+template <typename C>
+POSEMBED_INLINE C biased(const Line<C>& line, int32_t distance, C score, C scale) {
+  const C sum = score * scale + bias(line, distance);
+  return distance == hidden && line.hidden < 0 ? line.hidden : sum;
+}
+
+/// The distance that counts where only the order of positions says what is seen.
+POSEMBED_INLINE int32_t seen(const Distances& distances, int32_t distance) {
+  return distances.causal && distance > 0 ? hidden : distance;
+}
+
+/// Keys [begin, end).
+struct Keys {
+  int64_t begin;
+  int64_t end;
+};
+
+/// The keys of the document that the query of row `row` belongs to; none for a query outside all.
+POSEMBED_INLINE Keys document_of(const Distances& distances, int64_t row) {
+  if (distances.documents == 0) return {0, distances.keys};
+  const int64_t place = distances.offset + row;
+  int64_t low = 0, high = distances.documents + 1;  // boundaries [0, low) are at or before `place`
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (core::read(distances.cu_seqlens, middle) <= place) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0 || low > distances.documents) return {0, 0};
+  return {core::read(distances.cu_seqlens, low - 1), core::read(distances.cu_seqlens, low)};
+}
+
+POSEMBED_INLINE int64_t query_position(const Distances& distances, int64_t batch, int64_t row) {
+  if (distances.query_positions.data == nullptr) return distances.offset + row;
+  return core::read(distances.query_positions, batch * distances.query_stride + row);
+}
+
+POSEMBED_INLINE int64_t key_position(const Distances& distances, int64_t batch, int64_t key) {
+  if (distances.key_positions.data == nullptr) return key;
+  return core::read(distances.key_positions, batch * distances.key_stride + key);
+}
+
+POSEMBED_INLINE bool is_masked(const Distances& distances, int64_t batch, int64_t key) {
+  return distances.mask != nullptr && !distances.mask[batch * distances.mask_stride + key];
 }
 
 /// Writes the gradient of one head's slopes from the sums of distance * grad on either side.
-POSEMBED_INLINE void store_slope_gradient(Line<double> sum, const ReduceArguments& arguments,
-                                          int64_t head) {
+POSEMBED_INLINE void store_slope_gradient(double before, double after,
+                                          const SlopeGradient& gradient, int64_t head) {
   const auto write = [&](double value, int64_t place) {
-    switch (arguments.out_scalar) {
+    switch (gradient.scalar) {
       case core::Scalar::float64:
-        return core::store(value, static_cast<double*>(arguments.out) + place);
+        return core::store(value, static_cast<double*>(gradient.out) + place);
       case core::Scalar::bfloat16:
         return core::store(static_cast<float>(value),
-                           static_cast<core::BFloat16*>(arguments.out) + place);
+                           static_cast<core::BFloat16*>(gradient.out) + place);
       case core::Scalar::float16:
         return core::store(static_cast<float>(value),
-                           static_cast<core::Float16*>(arguments.out) + place);
+                           static_cast<core::Float16*>(gradient.out) + place);
       default:
-        return core::store(static_cast<float>(value), static_cast<float*>(arguments.out) + place);
+        return core::store(static_cast<float>(value), static_cast<float*>(gradient.out) + place);
     }
   };
-  write(arguments.sides == 1 ? sum.before + sum.after : sum.before, head);
-  if (arguments.sides == 2) write(sum.after, arguments.heads + head);
+  write(gradient.sides == 1 ? before + after : before, head);
+  if (gradient.sides == 2) write(after, gradient.heads + head);
 }
 
 }  // namespace posembed::alibi

@@ -1,11 +1,14 @@
-// The ALiBi kernels: the bias itself, the bias added to attention scores, and the gradient of the
-// slopes. Press, Smith, Lewis, "Train Short, Test Long: Attention with Linear Biases", 2022.
+// The ALiBi kernels: the bias itself, the bias added to attention scores, the softmax of biased
+// scores, and gradients.
+// Press, Smith, Lewis, "Train Short, Test Long: Attention with Linear Biases", 2022.
 #pragma once
 
 #include <cstdint>
 
 #include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
+#include "core/device_error.h"
+#include "core/index.h"
 #include "core/scalar.h"
 
 namespace posembed::alibi {
@@ -18,63 +21,115 @@ struct Slopes {
   int64_t sides = 1;
 };
 
-/// Query row r is at position offset + r, key column k at position k. Their distances fit in 31
-/// bits.
+/// Where queries and keys stand, and which keys a query does not see. Query row r is at position
+/// offset + r and key column k at position k unless positions are given. Distances fit in 31 bits.
 struct Distances {
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t offset = 0;
-  bool causal = true;
-  bool hide_future = true;  // causal: keys after the query get -infinity, otherwise 0
+  bool causal = true;  // keys after the query are hidden
+  bool hide = true;    // hidden keys get -infinity, otherwise bias 0
+
+  core::IndexView query_positions;  // no data: none
+  core::IndexView key_positions;
+  int64_t query_stride = 0;  // from one batch to the next; 0: all have the same
+  int64_t key_stride = 0;
+
+  /// [documents + 1] boundaries among keys; keys of other documents are hidden. Query row r belongs
+  /// to the document of key offset + r.
+  core::IndexView cu_seqlens;
+  int64_t documents = 0;
+
+  const bool* mask = nullptr;  // [keys]; false: hidden
+  int64_t mask_stride = 0;
+
+  /// True where a row's biases depend on key - query alone.
+  bool plain() const {
+    return query_positions.data == nullptr && key_positions.data == nullptr && documents == 0 &&
+           mask == nullptr;
+  }
+
+  core::DeviceError* error = nullptr;  // CUDA: where distances of more than 31 bits are recorded
 };
 
+/// The bias [batch, heads, queries, keys], contiguous.
 struct FillArguments {
   Slopes slopes;
   Distances distances;
-  void* out = nullptr;  // [heads, queries, keys], contiguous
-  core::Scalar scalar = core::Scalar::float32;
-};
-
-/// Scores [batch, heads, queries, keys] with a contiguous last dimension. `in == out` adds in
-/// place.
-struct AddArguments {
-  Slopes slopes;
-  Distances distances;
-  const void* in = nullptr;
   void* out = nullptr;
   core::Scalar scalar = core::Scalar::float32;
-  int64_t batch = 0;
-  int64_t in_stride[3] = {0, 0, 0};  // batch, head, query; in elements
-  int64_t out_stride[3] = {0, 0, 0};
+  int64_t batch = 1;
 };
 
-/// The gradient of the slopes is the gradient of the bias, weighted by distance and summed up.
-struct ReduceArguments {
+/// A matrix for each head: [batch, heads, queries, keys] with a contiguous last dimension.
+struct Matrices {
+  void* data = nullptr;
+  int64_t stride[3] = {0, 0, 0};  // batch, head, query; in elements
+};
+
+/// out = in * scale + bias, or the softmax of that over keys. `in` and `out` are the same or apart.
+struct ScoreArguments {
+  Slopes slopes;
   Distances distances;
-  int64_t sides = 1;
-  int64_t heads = 0;
-  const void* grad = nullptr;  // [batch, heads, queries, keys] with a contiguous last dimension
   core::Scalar scalar = core::Scalar::float32;
   int64_t batch = 0;
-  int64_t stride[3] = {0, 0, 0};  // batch, head, query; in elements
-  void* out = nullptr;            // [sides, heads], contiguous
-  core::Scalar out_scalar = core::Scalar::float32;
-  double* partial = nullptr;  // CUDA: room for [sides, heads, queries], the sums of single rows
+  double scale = 1.0;
+  Matrices in;
+  Matrices out;
 };
 
-/// Rows are numbered head * queries + query; fills rows [begin, end).
+/// The gradient of the slopes is the gradient of the bias, weighted by distance and summed up: over
+/// keys into `partial`, then over queries and batch.
+struct SlopeGradient {
+  int64_t sides = 1;  // 0: none is asked for
+  int64_t heads = 0;
+  double* partial = nullptr;  // [sides, batch, heads, queries]
+  void* out = nullptr;        // [sides, heads], contiguous
+  core::Scalar scalar = core::Scalar::float32;
+};
+
+struct ReduceArguments {
+  Distances distances;
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t batch = 0;
+  Matrices grad;
+  SlopeGradient slopes;
+};
+
+/// Gradients through a softmax: of scores, scale * weights * (grad - sum of grad * weights), and of
+/// slopes. Hidden keys have weight 0, as the softmax gives them.
+struct SoftmaxBackwardArguments {
+  Distances distances;
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t batch = 0;
+  double scale = 1.0;
+  Matrices grad;
+  Matrices weights;
+  Matrices out;
+  SlopeGradient slopes;
+};
+
+/// Rows are numbered (batch * heads + head) * queries + query; each kernel does rows [begin, end).
 POSEMBED_CPU_KERNEL(fill, void(const FillArguments& arguments, int64_t begin, int64_t end));
+POSEMBED_CPU_KERNEL(add, void(const ScoreArguments& arguments, int64_t begin, int64_t end));
+POSEMBED_CPU_KERNEL(softmax, void(const ScoreArguments& arguments, int64_t begin, int64_t end));
+POSEMBED_CPU_KERNEL(softmax_backward,
+                    void(const SoftmaxBackwardArguments& arguments, int64_t begin, int64_t end));
 
-/// Rows are numbered (batch * heads + head) * queries + query; adds to rows [begin, end).
-POSEMBED_CPU_KERNEL(add, void(const AddArguments& arguments, int64_t begin, int64_t end));
-
-/// Reduces heads [begin, end). The order of summation is fixed: the same bits for any split of the
-/// heads and any instruction set.
+/// Fills slopes.partial. Sums run in a fixed order: the same bits for any split of the rows and, in
+/// reduce, any instruction set.
 POSEMBED_CPU_KERNEL(reduce, void(const ReduceArguments& arguments, int64_t begin, int64_t end));
+
+/// Sums `partial` of all rows up into `out`.
+POSEMBED_CPU_KERNEL(reduce_heads,
+                    void(const SlopeGradient& gradient, int64_t batch, int64_t queries));
 
 /// All rows on `stream`. They return nullptr, or the text of a CUDA error.
 const char* fill_cuda(const FillArguments& arguments, core::CudaStream stream);
-const char* add_cuda(const AddArguments& arguments, core::CudaStream stream);
+const char* add_cuda(const ScoreArguments& arguments, core::CudaStream stream);
+const char* softmax_cuda(const ScoreArguments& arguments, core::CudaStream stream);
+const char* softmax_backward_cuda(const SoftmaxBackwardArguments& arguments,
+                                  core::CudaStream stream);
 const char* reduce_cuda(const ReduceArguments& arguments, core::CudaStream stream);
 
 /// Writes `count` host numbers to device memory as kernel arguments: no copy that a CUDA graph

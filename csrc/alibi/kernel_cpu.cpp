@@ -1,22 +1,14 @@
-// A head's bias depends on key - query only: every row of it is a window of one ramp, a step
-// further along. The kernels compute a ramp for a tile of rows, in cache, and copy or add its
-// windows.
-#include <algorithm>
-
-#include "alibi/bias.h"
-#include "alibi/kernel.h"
+// The bias, the bias added to scores, and the gradient of slopes. A head's plain bias depends on
+// key - query only: every row of it is a window of one ramp, a step further along.
+#include "alibi/rows.h"
 #include "core/stream.h"
-#include "core/vector.h"
 
 namespace posembed::alibi::POSEMBED_ISA {
 namespace {
 
-using core::Compute;
-using core::FloatPair;
-using core::Floats;
-using core::lanes;
+// ----------------------------------------------------------------------------------------- fill
 
-constexpr int64_t tile_rows = 32;
+constexpr int64_t tile_rows = 256;
 constexpr int64_t tile_keys = 4096;
 constexpr int64_t ramp_size = tile_keys + tile_rows;
 
@@ -26,19 +18,16 @@ struct Tile {
   int64_t count;
   int64_t key;
   int64_t keys;
-
-  /// Distances that the tile covers.
-  int64_t distances() const { return keys + count - 1; }
 };
 
 /// Fills `ramp` with the bias of a tile and returns where the window of the tile's first row
 /// begins; the next row's begins one element earlier.
 template <typename C, typename T>
-const T* fill_ramp(Line<C> line, const Distances& distances, const Tile& tile, T* ramp) {
+const T* fill_ramp(const Line<C>& line, const Distances& distances, const Tile& tile, T* ramp) {
   const int64_t last_query = distances.offset + tile.first + tile.count - 1;
   const auto start = static_cast<int32_t>(tile.key - last_query);
-  const auto size = static_cast<int32_t>(tile.distances());
-  for (int32_t i = 0; i < size; ++i) core::store(bias(line, start + i), ramp + i);
+  const auto size = static_cast<int32_t>(tile.keys + tile.count - 1);
+  for (int32_t i = 0; i < size; ++i) core::store(bias(line, seen(distances, start + i)), ramp + i);
   return ramp + tile.count - 1;
 }
 
@@ -56,7 +45,7 @@ void for_each_tile(const Distances& distances, int64_t begin, int64_t end, Visit
 }
 
 template <typename T>
-void fill_range(const FillArguments& arguments, int64_t begin, int64_t end) {
+void fill_windows(const FillArguments& arguments, int64_t begin, int64_t end) {
   const Distances& distances = arguments.distances;
   T* const out = static_cast<T*>(arguments.out);
   const int64_t rows = arguments.slopes.heads * distances.queries;
@@ -78,158 +67,95 @@ void fill_range(const FillArguments& arguments, int64_t begin, int64_t end) {
   if (streamed) core::stream_fence();
 }
 
-/// The ramp of a tile, read in the order in which vectors of T take elements (core/vector.h).
 template <typename T>
-class Windows {
- public:
-  Windows(Line<float> line, const Distances& distances, const Tile& tile)
-      : first_(fill_ramp(line, distances, tile, ramp_) - ramp_) {
-    std::fill_n(ramp_ + tile.distances(), 2 * lanes, 0.0f);  // the last vector reads past the end
-  }
-
-  int64_t first() const { return first_; }
-
-  FloatPair at(int64_t start) const {
-    return {core::load_vector<Floats>(ramp_ + start),
-            core::load_vector<Floats>(ramp_ + start + lanes)};
-  }
-
- private:
-  float ramp_[ramp_size + 2 * lanes];
-  int64_t first_;
-};
-
-/// A bfloat16 vector takes even and odd elements apart; a window that begins with an odd one swaps
-/// the two.
-template <>
-class Windows<core::BFloat16> {
- public:
-  Windows(Line<float> line, const Distances& distances, const Tile& tile) {
-    float ramp[ramp_size + padding];
-    first_ = fill_ramp(line, distances, tile, ramp) - ramp;
-    std::fill_n(ramp + tile.distances(), padding, 0.0f);  // the last vectors read past the end
-    for (int64_t i = 0; 2 * i + 2 <= tile.distances() + padding; ++i) {
-      even_[i] = ramp[2 * i];
-      odd_[i] = ramp[2 * i + 1];
+void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
+  const Distances& distances = arguments.distances;
+  DistanceRows rows(distances);
+  for (int64_t number = begin; number < end; ++number) {
+    const Row row = row_at(number, arguments.slopes.heads, distances.queries);
+    const auto line = line_of<Compute<T>>(arguments.slopes, distances, row.head);
+    const int32_t* distance = rows.at(row);
+    T* out = static_cast<T*>(arguments.out) + number * distances.keys;
+    for (int64_t key = 0; key < distances.keys; ++key) {
+      core::store(bias(line, distance[key]), out + key);
     }
   }
+}
 
-  int64_t first() const { return first_; }
+// ------------------------------------------------------------------------------------------ add
 
-  FloatPair at(int64_t start) const {
-    const float* even = even_ + (start + 1) / 2;
-    const float* odd = odd_ + start / 2;
-    const bool swap = start % 2 != 0;
-    return {core::load_vector<Floats>(swap ? odd : even),
-            core::load_vector<Floats>(swap ? even : odd)};
-  }
+/// Far enough ahead for the next page: the processor's own prefetching stops at each page's end.
+constexpr int64_t prefetch_bytes = 1024;
 
- private:
-  static constexpr int64_t padding = 2 * lanes + 2;
-  float even_[(ramp_size + padding) / 2];
-  float odd_[(ramp_size + padding) / 2];
-  int64_t first_ = 0;
-};
-
-/// out = in + the window that begins at `start`; in and out are the same row or apart.
 template <typename T>
-void add_row(const T* in, const Windows<T>& windows, int64_t start, int64_t keys, T* out) {
-  const auto sum = [&](FloatPair scores, int64_t i) -> FloatPair {
-    const FloatPair bias = windows.at(start + i);
-    return {scores.first + bias.first, scores.second + bias.second};
+void fill_hidden(T* begin, T* end) {
+  T value;
+  core::store(-static_cast<Compute<T>>(INFINITY), &value);
+  std::fill(begin, end, value);
+}
+
+template <typename T>
+void add_plain_row(const T* in, const Line<float>& line, const Distances& distances, int64_t query,
+                   float scale, T* out) {
+  const auto sum = [scale](FloatPair scores, FloatPair bias) -> FloatPair {
+    return {scores.first * scale + bias.first, scores.second * scale + bias.second};
   };
-  int64_t i = 0;
-  for (; i + 2 * lanes <= keys; i += 2 * lanes) {
-    core::store_pair(sum(core::load_pair(in + i), i), out + i);
-  }
-  if (const int64_t rest = keys - i; rest > 0) {
-    core::store_pair(sum(core::load_pair(in + i, rest), i), out + i, rest);
-  }
+  const int64_t end = for_blocks<T>(
+      line, distances, query,
+      [&](int64_t key, FloatPair bias) {
+        __builtin_prefetch(reinterpret_cast<const char*>(in + key) + prefetch_bytes);
+        core::store_pair(sum(core::load_pair(in + key), bias), out + key);
+      },
+      [&](int64_t key, FloatPair bias, const Edge& edge) {
+        const FloatPair scores = core::load_pair(in + key, edge.count);
+        core::store_pair(edge.hide(sum(scores, bias)), out + key, edge.count);
+      });
+  fill_hidden(out + end, out + distances.keys);
 }
 
-template <>
-class Windows<double> {
- public:
-  Windows(Line<double> line, const Distances& distances, const Tile& tile)
-      : first_(fill_ramp(line, distances, tile, ramp_) - ramp_) {}
-
-  int64_t first() const { return first_; }
-  double at(int64_t place) const { return ramp_[place]; }
-
- private:
-  double ramp_[ramp_size];
-  int64_t first_;
-};
-
-void add_row(const double* in, const Windows<double>& windows, int64_t start, int64_t keys,
-             double* out) {
+template <typename T>
+void add_row(const T* in, const Line<Compute<T>>& line, const int32_t* distance, int64_t keys,
+             Compute<T> scale, T* out) {
 #pragma GCC ivdep  // in and out are the same row or apart
-  for (int64_t i = 0; i < keys; ++i) out[i] = in[i] + windows.at(start + i);
+  for (int64_t key = 0; key < keys; ++key) {
+    core::store(biased(line, distance[key], core::load(in[key]), scale), out + key);
+  }
 }
 
 template <typename T>
-void add_range(const AddArguments& arguments, int64_t begin, int64_t end) {
+void add_range(const ScoreArguments& arguments, int64_t begin, int64_t end) {
   const Distances& distances = arguments.distances;
-  const int64_t heads = arguments.slopes.heads;
-  for_each_tile(distances, begin, end, [&](int64_t plane, const Tile& tile) {
-    const int64_t batch = plane / heads, head = plane % heads;
-    const auto place = [&](const int64_t* stride) {
-      return batch * stride[0] + head * stride[1] + tile.first * stride[2] + tile.key;
-    };
-    const auto line = line_of<Compute<T>>(arguments.slopes, distances, head);
-    const Windows<T> windows(line, distances, tile);
-    const T* in = static_cast<const T*>(arguments.in) + place(arguments.in_stride);
-    T* out = static_cast<T*>(arguments.out) + place(arguments.out_stride);
-    for (int64_t row = 0; row < tile.count; ++row) {
-      add_row(in, windows, windows.first() - row, tile.keys, out);
-      in += arguments.in_stride[2];
-      out += arguments.out_stride[2];
+  const auto scale = static_cast<Compute<T>>(arguments.scale);
+  DistanceRows rows(distances);
+  for (int64_t number = begin; number < end; ++number) {
+    const Row row = row_at(number, arguments.slopes.heads, distances.queries);
+    const auto line = line_of<Compute<T>>(arguments.slopes, distances, row.head);
+    const T* in = elements<T>(arguments.in, row);
+    T* out = elements<T>(arguments.out, row);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (distances.plain()) {
+        add_plain_row(in, line, distances, row.query, scale, out);
+        continue;
+      }
     }
-  });
+    add_row(in, line, rows.at(row), distances.keys, scale, out);
+  }
 }
 
-/// Sum of grad[k] * (k - query) over keys [begin, end). Products of two float32 are exact in
-/// double; the parts fix the order of the sum, whatever the width of the processor's vectors.
-template <typename T>
-double weighted_sum(const T* grad, int64_t begin, int64_t end, int64_t query) {
-  constexpr int64_t parts = 16;
-  double sum[parts] = {};
-  int64_t key = begin;
-  for (; key + parts <= end; key += parts) {
-    const auto distance = static_cast<int32_t>(key - query);
-    for (int32_t part = 0; part < parts; ++part) {
-      sum[part] += static_cast<double>(core::load(grad[key + part])) * (distance + part);
-    }
-  }
-  for (int64_t part = 0; key < end; ++key, ++part) {
-    sum[part] += static_cast<double>(core::load(grad[key])) * static_cast<double>(key - query);
-  }
-  double total = 0;
-  for (const double value : sum) total += value;
-  return total;
-}
-
-/// Sums over all queries and the batch, for keys up to the query and for keys after it.
-template <typename T>
-Line<double> reduce_head(const ReduceArguments& arguments, int64_t head) {
-  const Distances& distances = arguments.distances;
-  Line<double> sum{0, 0};
-  for (int64_t i = 0; i < arguments.batch * distances.queries; ++i) {
-    const int64_t batch = i / distances.queries, row = i % distances.queries;
-    const int64_t query = distances.offset + row;
-    const int64_t split = std::clamp<int64_t>(query + 1, 0, distances.keys);
-    const T* grad = static_cast<const T*>(arguments.grad) + batch * arguments.stride[0] +
-                    head * arguments.stride[1] + row * arguments.stride[2];
-    sum.before += weighted_sum(grad, 0, split, query);
-    if (!distances.causal) sum.after -= weighted_sum(grad, split, distances.keys, query);
-  }
-  return sum;
-}
+// --------------------------------------------------------------------------------------- reduce
 
 template <typename T>
 void reduce_range(const ReduceArguments& arguments, int64_t begin, int64_t end) {
-  for (int64_t head = begin; head < end; ++head) {
-    store_slope_gradient(reduce_head<T>(arguments, head), arguments, head);
+  const Distances& distances = arguments.distances;
+  const SlopeGradient& gradient = arguments.slopes;
+  const int64_t all = arguments.batch * gradient.heads * distances.queries;
+  DistanceRows rows(distances);
+  for (int64_t number = begin; number < end; ++number) {
+    const Row row = row_at(number, gradient.heads, distances.queries);
+    const T* grad = elements<T>(arguments.grad, row);
+    const SlopeSums sums = distances.plain() ? slope_sums(grad, distances, row.query)
+                                             : slope_sums(grad, rows.at(row), distances.keys);
+    store_sums(sums, gradient, number, all);
   }
 }
 
@@ -237,11 +163,16 @@ void reduce_range(const ReduceArguments& arguments, int64_t begin, int64_t end) 
 
 void fill(const FillArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
-    fill_range<typename decltype(tag)::type>(arguments, begin, end);
+    using T = typename decltype(tag)::type;
+    if (arguments.distances.plain()) {
+      fill_windows<T>(arguments, begin, end);
+    } else {
+      fill_rows<T>(arguments, begin, end);
+    }
   });
 }
 
-void add(const AddArguments& arguments, int64_t begin, int64_t end) {
+void add(const ScoreArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     add_range<typename decltype(tag)::type>(arguments, begin, end);
   });
@@ -251,6 +182,22 @@ void reduce(const ReduceArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     reduce_range<typename decltype(tag)::type>(arguments, begin, end);
   });
+}
+
+void reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries) {
+  const auto sum_of = [&](int64_t side, int64_t head) {
+    double sum = 0;
+    for (int64_t b = 0; b < batch; ++b) {
+      const double* rows =
+          gradient.partial + ((side * batch + b) * gradient.heads + head) * queries;
+      for (int64_t query = 0; query < queries; ++query) sum += rows[query];
+    }
+    return sum;
+  };
+  for (int64_t head = 0; head < gradient.heads; ++head) {
+    const double after = gradient.sides == 2 ? sum_of(1, head) : 0.0;
+    store_slope_gradient(sum_of(0, head), after, gradient, head);
+  }
 }
 
 }  // namespace posembed::alibi::POSEMBED_ISA

@@ -1,7 +1,11 @@
 // ALiBi and the functions for C++: options kept, the operators called.
-#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/matmul.h>
 
+#include <cmath>
 #include <ostream>
+#include <utility>
 #include <vector>
 
 #include "alibi/operator.h"
@@ -14,9 +18,14 @@ const char* name(Slopes slopes) { return slopes == Slopes::press ? "press" : "ge
 namespace functional {
 namespace {
 
-alibi::MaybeOffset offset_of(const AlibiCall& call) {
-  if (!call.query_offset.has_value()) return std::nullopt;
-  return c10::SymInt(*call.query_offset);
+alibi::Places places_of(const AlibiCall& call) {
+  return {call.query_positions, call.key_positions, call.cu_seqlens, call.attention_mask};
+}
+
+alibi::Form form_of(const AlibiCall& call) {
+  alibi::MaybeOffset offset;
+  if (call.query_offset.has_value()) offset = c10::SymInt(*call.query_offset);
+  return {offset, call.causal, call.hide, call.scale};
 }
 
 }  // namespace
@@ -25,34 +34,72 @@ torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
                            std::optional<int64_t> total_heads, int64_t head_start,
                            std::optional<torch::Device> device) {
   return alibi::call_slopes(num_heads, name(kind), max_bias, total_heads, head_start,
-                            at::ArrayRef<double>(), device);
+                            at::ArrayRef<double>(), /*factor=*/1.0, device);
+}
+
+torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
+  return alibi::call_positions(attention_mask);
 }
 
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
                          const AlibiCall& call, std::optional<torch::Dtype> dtype) {
-  return alibi::call_bias(slopes, query_length, key_length, offset_of(call), call.causal,
-                          call.hide_future, dtype);
+  return alibi::call_bias(slopes, query_length, key_length, places_of(call), form_of(call), dtype);
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                         const AlibiCall& call) {
-  return alibi::call_add(scores, slopes, offset_of(call), call.causal, call.hide_future);
+  return alibi::call_add(scores, slopes, places_of(call), form_of(call));
 }
 
 void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes, const AlibiCall& call) {
-  alibi::call_add_in_place(scores, slopes, offset_of(call), call.causal, call.hide_future);
+  alibi::call_add_in_place(scores, slopes, places_of(call), form_of(call));
+}
+
+torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
+                            const AlibiCall& call) {
+  return alibi::call_softmax(scores, slopes, places_of(call), form_of(call));
+}
+
+void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                    const AlibiCall& call) {
+  alibi::call_softmax_in_place(scores, slopes, places_of(call), form_of(call));
+}
+
+torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
+                                   int64_t query_start, int64_t key_start, const std::string& form,
+                                   bool causal) {
+  return alibi::call_lse_correction(slopes, query_length, query_start, key_start, form, causal);
 }
 
 }  // namespace functional
 
 ALiBiOptions::ALiBiOptions(int64_t num_heads) : num_heads_(num_heads) {}
 
+ALiBiOptions ALiBiOptions::preset(const std::string& name, int64_t total_heads,
+                                  std::optional<int64_t> head_dim) {
+  const ALiBiOptions options(total_heads);
+  for (const char* plain : {"bloom", "mpt", "baichuan", "jais"}) {
+    if (name == plain) return options;
+  }
+  if (name == "mosaicbert") return ALiBiOptions(options).causal(false);
+  TORCH_CHECK_VALUE(name == "falcon",
+                    "name: expected 'bloom', 'mpt', 'falcon', 'baichuan', 'jais' or 'mosaicbert', ",
+                    "got '", name, "'");
+  TORCH_CHECK_VALUE(head_dim.has_value(), "head_dim: expected a number for 'falcon', got none");
+  const torch::Tensor slopes = functional::alibi_slopes(total_heads).to(torch::kBFloat16);
+  return ALiBiOptions(options)
+      .slopes(slopes.to(torch::kFloat))
+      .factor(std::sqrt(static_cast<double>(*head_dim)));
+}
+
 ALiBiImpl::ALiBiImpl(const ALiBiOptions& options) : options(options) { ALiBiImpl::reset(); }
 
 void ALiBiImpl::reset() {
-  const torch::Tensor initial = derived_slopes();
+  TORCH_CHECK_VALUE(options.train_length().value_or(1) > 0,
+                    "train_length: expected a positive number, got ", *options.train_length());
+  derived_ = derived_slopes();
   if (!options.learned()) return;
-  parameter_ = register_parameter("slopes", initial.to(like_.dtype()));
+  parameter_ = register_parameter("slopes", derived_.to(like_.dtype()));
 }
 
 torch::Tensor ALiBiImpl::derived_slopes() const {
@@ -68,9 +115,10 @@ torch::Tensor ALiBiImpl::derived_slopes() const {
     const double* data = plain.const_data_ptr<double>();
     values.assign(data, data + plain.numel());
   }
-  return alibi::call_slopes(
-      options.num_heads(), posembed::name(kind == nullptr ? Slopes::press : *kind),
-      options.max_bias(), options.total_heads(), options.head_start(), values, like_.device());
+  return alibi::call_slopes(options.num_heads(),
+                            posembed::name(kind == nullptr ? Slopes::press : *kind),
+                            options.max_bias(), options.total_heads(), options.head_start(), values,
+                            options.factor(), like_.device());
 }
 
 void ALiBiImpl::pretty_print(std::ostream& stream) const {
@@ -84,49 +132,129 @@ void ALiBiImpl::pretty_print(std::ostream& stream) const {
   if (const auto total = options.total_heads()) {
     stream << ", total_heads=" << *total << ", head_start=" << options.head_start();
   }
+  if (options.factor() != 1.0) stream << ", factor=" << options.factor();
+  if (const auto length = options.train_length()) stream << ", train_length=" << *length;
   if (options.learned()) stream << ", learned=True";
   stream << ")";
 }
 
+void ALiBiImpl::follow(const torch::TensorOptions& like) {
+  like_ = like;
+  derived_ = derived_slopes();
+}
+
 void ALiBiImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(device, dtype, non_blocking);
-  like_ = like_.device(device).dtype(dtype);
+  follow(like_.device(device).dtype(dtype));
 }
 
 void ALiBiImpl::to(torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(dtype, non_blocking);
-  like_ = like_.dtype(dtype);
+  follow(like_.dtype(dtype));
 }
 
 void ALiBiImpl::to(torch::Device device, bool non_blocking) {
   torch::nn::Module::to(device, non_blocking);
-  like_ = like_.device(device);
+  follow(like_.device(device));
 }
 
 torch::Tensor ALiBiImpl::slopes() const {
-  return options.learned() ? parameter_ : derived_slopes();
+  return options.learned() ? parameter_ : derived_.clone();
 }
 
+/// The module's own tensor: not to be given away.
+torch::Tensor ALiBiImpl::slopes_for(int64_t key_length) const {
+  const torch::Tensor& all = options.learned() ? parameter_ : derived_;
+  const auto train_length = options.train_length();
+  if (!train_length.has_value() || key_length <= *train_length) return all;
+  return all / (static_cast<double>(key_length) / static_cast<double>(*train_length));
+}
+
+torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
+                                      std::optional<int64_t> key_length) const {
+  TORCH_CHECK_VALUE(derived_.dim() == 1,
+                    "alibi_slopes: FlashAttention-2 takes one slope for each head, got ",
+                    derived_.sizes());
+  TORCH_CHECK_VALUE(!options.train_length().has_value() || key_length.has_value(),
+                    "key_length: expected a number with train_length, got none");
+  const torch::Tensor plain = slopes_for(key_length.value_or(0)).detach().to(torch::kFloat);
+  return batch_size.has_value() ? plain.repeat({*batch_size, 1}) : plain.clone();
+}
+
+namespace {
+
+/// The call with the module's own options, and where there is a mask, with positions that count
+/// visible keys only.
+functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t queries,
+                               int64_t keys) {
+  call.causal = causal;
+  if (!call.attention_mask.has_value() || call.query_positions.has_value() ||
+      call.key_positions.has_value()) {
+    return call;
+  }
+  const torch::Tensor& mask = *call.attention_mask;
+  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator says what is wrong
+  call.key_positions = functional::alibi_positions(mask);
+  const int64_t first = call.query_offset.value_or(keys - queries);
+  if (first >= 0 && first + queries <= keys) {
+    call.query_positions = call.key_positions->narrow(-1, first, queries);
+    call.query_offset.reset();
+  }
+  return call;
+}
+
+}  // namespace
+
 torch::Tensor ALiBiImpl::forward(int64_t query_length, std::optional<int64_t> key_length,
-                                 std::optional<int64_t> query_offset,
-                                 std::optional<torch::Dtype> dtype) {
-  return functional::alibi_bias(slopes(), query_length, key_length.value_or(query_length),
-                                {query_offset, options.causal(), true},
+                                 functional::AlibiCall call,
+                                 std::optional<torch::Dtype> dtype) const {
+  const int64_t keys = key_length.value_or(query_length);
+  call = complete(std::move(call), options.causal(), query_length, keys);
+  return functional::alibi_bias(slopes_for(keys), query_length, keys, call,
                                 dtype.value_or(torch::typeMetaToScalarType(like_.dtype())));
 }
 
-void ALiBiImpl::add_(const torch::Tensor& scores, std::optional<int64_t> query_offset) {
-  functional::alibi_add_(scores, slopes(), {query_offset, options.causal(), true});
+void ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
+  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
+  functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
+}
+
+torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiCall call) const {
+  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
+  return functional::alibi_softmax(scores, slopes_for(scores.size(-1)), call);
+}
+
+void ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
+  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
+  functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
+}
+
+torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_start,
+                                        int64_t key_start, const std::string& form) const {
+  return functional::alibi_lse_correction(options.learned() ? parameter_ : derived_, query_length,
+                                          query_start, key_start, form, options.causal());
 }
 
 torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tensor& key,
-                                   const torch::Tensor& value, std::optional<int64_t> query_offset,
-                                   std::optional<double> scale) {
-  const torch::Tensor bias =
-      forward(query.size(-2), key.size(-2), query_offset, query.scalar_type());
-  return at::scaled_dot_product_attention(query, key, value, bias, /*dropout_p=*/0.0,
-                                          /*is_causal=*/false, scale,
-                                          /*enable_gqa=*/query.size(-3) != key.size(-3));
+                                   const torch::Tensor& value, functional::AlibiCall call,
+                                   std::optional<double> scale, double dropout) const {
+  // [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of the keys.
+  const int64_t key_heads = key.size(-3), queries = query.size(-2), keys = key.size(-2);
+  const auto batch = query.size(0), heads = query.size(1), head_dim = query.size(3);
+  TORCH_CHECK_VALUE(key_heads > 0 && heads % key_heads == 0,
+                    "key: expected heads that divide those of query, ", heads, ", got ", key_heads);
+  const torch::Tensor grouped = query.reshape({batch, key_heads, -1, head_dim});
+  torch::Tensor scores =
+      at::matmul(grouped, key.transpose(-2, -1)).view({batch, heads, queries, keys});
+  call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  if (at::GradMode::is_enabled() && (scores.requires_grad() || options.learned())) {
+    scores = softmax(scores, std::move(call));
+  } else {
+    softmax_(scores, std::move(call));
+  }
+  if (dropout > 0) scores = at::dropout(scores, dropout, /*train=*/true);
+  const torch::Tensor weights = scores.view({batch, key_heads, -1, keys});
+  return at::matmul(weights, value).view({batch, heads, queries, value.size(-1)});
 }
 
 }  // namespace posembed

@@ -1,19 +1,24 @@
-// The ALiBi operators: slopes, the bias they make, the bias added to scores, and the gradient of
-// slopes. Shapes are checked in one place for eager and Meta kernels; the arithmetic is the
+// The ALiBi operators: slopes, the bias they make, the bias added to scores, their softmax, and
+// gradients. Shapes are checked in one place for eager and Meta kernels; the arithmetic is the
 // kernel's.
 #include "alibi/operator.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ne.h>
 #include <torch/library.h>
 
 #include <cmath>
-#include <limits>
+#include <tuple>
 
 #include "alibi/kernel.h"
+#include "alibi/places.h"
 #include "alibi/slopes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/device_errors.h"
 #include "dispatcher/parallel.h"
 
 namespace posembed::alibi {
@@ -30,11 +35,6 @@ void check_slopes(const Tensor& slopes) {
                     "slopes: expected [heads] or [2, heads], got ", slopes.sym_sizes());
 }
 
-void check_lengths(const c10::SymInt& queries, const c10::SymInt& keys) {
-  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
-  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
-}
-
 at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
   const at::ScalarType type = dtype.value_or(tensor.scalar_type());
   TORCH_CHECK_TYPE(
@@ -43,171 +43,285 @@ at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
   return type;
 }
 
+void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
+                const Places& places, const MaybeOffset& query_offset) {
+  check_slopes(slopes);
+  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
+  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
+  check_places(places, query_offset, batch_of_places(places), queries, keys, slopes.device());
+}
+
+MaybeSize batch_size(const Tensor& scores) {
+  return scores.dim() == 4 ? MaybeSize(scores.sym_size(0)) : std::nullopt;
+}
+
 /// scores or a gradient of them: [heads, queries, keys] or [batch, heads, queries, keys]
-void check_scores(const Tensor& scores, const char* argument) {
+void check_matrices(const Tensor& scores, const char* argument, const Places& places,
+                    const MaybeOffset& query_offset) {
   dispatcher::check_floating(scores, argument);
   TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4, argument,
                     ": expected [batch, heads, query_length, key_length] or [heads, query_length, "
                     "key_length], got ",
                     scores.sym_sizes());
+  check_places(places, query_offset, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1),
+               scores.device());
 }
 
-void check_add(const Tensor& scores, const Tensor& slopes) {
-  check_scores(scores, "scores");
+void check_scores(const Tensor& scores, const Tensor& slopes, const Places& places,
+                  const MaybeOffset& query_offset) {
+  check_matrices(scores, "scores", places, query_offset);
   check_slopes(slopes);
   dispatcher::check_same_device(slopes, "slopes", scores, "scores");
   dispatcher::check_size(slopes.sym_size(-1), scores.sym_size(-3), "slopes", "heads");
 }
 
-std::vector<c10::SymInt> slope_sizes(const Tensor& scores, bool two_sided) {
+void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Places& places,
+                            const MaybeOffset& query_offset, int64_t sides) {
+  check_matrices(grad, "grad", places, query_offset);
+  TORCH_CHECK_VALUE(weights.sym_sizes() == grad.sym_sizes(),
+                    "weights: expected the shape of grad, ", grad.sym_sizes(), ", got ",
+                    weights.sym_sizes());
+  dispatcher::check_same_dtype(weights, "weights", grad, "grad");
+  dispatcher::check_same_device(weights, "weights", grad, "grad");
+  TORCH_CHECK_VALUE(sides >= 0 && sides <= 2, "sides: expected 0, 1 or 2, got ", sides);
+}
+
+c10::SymDimVector bias_sizes(const Tensor& slopes, const c10::SymInt& queries,
+                             const c10::SymInt& keys, const Places& places) {
+  c10::SymDimVector sizes;
+  if (const MaybeSize batch = batch_of_places(places)) sizes.push_back(*batch);
+  for (const c10::SymInt& size : {slopes.sym_size(-1), queries, keys}) sizes.push_back(size);
+  return sizes;
+}
+
+/// Of the gradient of slopes; sides 0: none.
+c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
+  if (sides == 0) return {0};
   const c10::SymInt heads = scores.sym_size(-3);
-  return two_sided ? std::vector<c10::SymInt>{2, heads} : std::vector<c10::SymInt>{heads};
+  return sides == 2 ? c10::SymDimVector{2, heads} : c10::SymDimVector{heads};
 }
 
 // ------------------------------------------------------------------------------------ the kernels
+
+MaybeOffset symbolic(const MaybeInt& value) {
+  return value.has_value() ? MaybeOffset(*value) : std::nullopt;
+}
 
 Slopes slopes_view(const Tensor& slopes) {
   return {slopes.const_data_ptr(), dispatcher::scalar_of(slopes), slopes.size(-1),
           slopes.dim() == 2 ? 2 : 1};
 }
 
-/// Checked here and not in Meta kernels, because a bound on symbolic lengths would be a guard of
-/// compiled graphs. No offset: the last query stands at the last key.
-Distances distances_of(int64_t queries, int64_t keys, const MaybeInt& query_offset, bool causal,
-                       bool hide_future) {
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  TORCH_CHECK_VALUE(queries <= most, "query_length: expected up to 2147483647, got ", queries);
-  TORCH_CHECK_VALUE(keys <= most, "key_length: expected up to 2147483647, got ", keys);
-  const int64_t offset = query_offset.value_or(keys - queries);
-  TORCH_CHECK_VALUE(offset >= -most && offset <= most,
-                    "query_offset: expected -2147483647 to 2147483647, got ", offset);
-  TORCH_CHECK_VALUE(
-      offset + queries <= most && keys - offset <= most,
-      "query_offset: expected distances between queries and keys up to 2147483647, got "
-      "query_offset ",
-      offset, " with query_length ", queries, " and key_length ", keys);
-  return {queries, keys, offset, causal, hide_future};
-}
-
-/// Strides of batch, head and query; without a batch, there is one.
-void copy_strides(const Tensor& scores, int64_t* stride) {
-  stride[0] = scores.dim() == 4 ? scores.stride(0) : 0;
-  stride[1] = scores.stride(-3);
-  stride[2] = scores.stride(-2);
-}
-
 int64_t batch_of(const Tensor& scores) { return scores.dim() == 4 ? scores.size(0) : 1; }
+
+/// Without a batch, there is one. Kernels write to those that are results only.
+Matrices matrices_of(const Tensor& scores) {
+  return {const_cast<void*>(scores.const_data_ptr()),
+          {scores.dim() == 4 ? scores.stride(0) : 0, scores.stride(-3), scores.stride(-2)}};
+}
 
 /// The kernels ask for a contiguous last dimension.
 Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, MaybeInt query_offset, bool causal,
-            bool hide_future, MaybeType dtype) {
-  check_slopes(slopes);
-  check_lengths(queries, keys);
-  const Distances distances = distances_of(queries, keys, query_offset, causal, hide_future);
-  Tensor out =
-      at::empty({slopes.size(-1), queries, keys}, slopes.options().dtype(type_or(dtype, slopes)));
+/// Runs a kernel over all rows: on the stream of `tensor`'s device, or on the CPU's threads.
+template <typename Arguments, typename Cpu, typename Cuda>
+void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_row, const Cpu& cpu,
+         [[maybe_unused]] const Cuda& cuda) {
+  if (tensor.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(tensor);
+      call.distances.error = dispatcher::device_error();
+      dispatcher::check_launch(cuda(call, scope.stream()));
+    }
+    return;
+  }
+  dispatcher::parallel_for(rows, bytes_per_row,
+                           [&](int64_t begin, int64_t end) { cpu(call, begin, end); });
+}
+
+// A launcher is named inside `if constexpr` alone: without CUDA there is no such function.
+#define POSEMBED_CUDA_LAUNCHER(launcher)                                \
+  [](const auto& call, core::CudaStream stream) -> const char* {        \
+    if constexpr (core::built_with_cuda) return launcher(call, stream); \
+    return nullptr;                                                     \
+  }
+
+Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, const MaybeTensor& query_positions,
+            const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+            const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
+            MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_bias(slopes, queries, keys, places, symbolic(query_offset));
+  const Layout layout(places, query_offset, causal, hide, queries, keys);
+  Tensor out = at::empty_symint(bias_sizes(slopes, queries, keys, places),
+                                slopes.options().dtype(type_or(dtype, slopes)));
   if (out.numel() == 0) return out;
   const Tensor dense = slopes.contiguous();
   FillArguments call;
   call.slopes = slopes_view(dense);
-  call.distances = distances;
-  call.out = out.mutable_data_ptr();
-  call.scalar = dispatcher::scalar_of(out);
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      dispatcher::check_launch(fill_cuda(call, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(out.size(0) * queries, keys * core::size_of(call.scalar),
-                           [&call](int64_t begin, int64_t end) { fill_cpu(call, begin, end); });
-  return out;
-}
-
-void add_to(const Tensor& scores, const Tensor& slopes, const MaybeInt& query_offset, bool causal,
-            bool hide_future, const Tensor& out) {
-  const Distances distances =
-      distances_of(out.size(-2), out.size(-1), query_offset, causal, hide_future);
-  if (out.numel() == 0) return;
-  const Tensor dense = slopes.contiguous();
-  AddArguments call;
-  call.slopes = slopes_view(dense);
-  call.distances = distances;
-  call.in = scores.const_data_ptr();
+  call.distances = layout.distances();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   call.batch = batch_of(out);
-  copy_strides(scores, call.in_stride);
-  copy_strides(out, call.out_stride);
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      dispatcher::check_launch(add_cuda(call, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(call.batch * call.slopes.heads * call.distances.queries,
-                           2 * call.distances.keys * core::size_of(call.scalar),
-                           [&call](int64_t begin, int64_t end) { add_cpu(call, begin, end); });
-}
-
-Tensor add(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
-           bool hide_future) {
-  check_add(scores, slopes);
-  const Tensor in = with_dense_rows(scores);
-  Tensor out = at::empty(scores.sizes(), scores.options());
-  add_to(in, slopes, query_offset, causal, hide_future, out);
+  run(call, out, call.batch * call.slopes.heads * queries, keys * core::size_of(call.scalar),
+      fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
   return out;
 }
 
-void add_in_place(const Tensor& scores, const Tensor& slopes, MaybeInt query_offset, bool causal,
-                  bool hide_future) {
-  check_add(scores, slopes);
+/// What add and softmax have in common: the call of their kernels.
+struct ScoreCall {
+  ScoreCall(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
+            const Tensor& out)
+      : dense(slopes.contiguous()) {
+    arguments.slopes = slopes_view(dense);
+    arguments.distances = layout.distances();
+    arguments.scalar = dispatcher::scalar_of(out);
+    arguments.batch = batch_of(out);
+    arguments.scale = scale;
+    arguments.in = matrices_of(scores);
+    arguments.out = matrices_of(out);
+  }
+
+  int64_t rows() const {
+    return arguments.batch * arguments.slopes.heads * arguments.distances.queries;
+  }
+  int64_t bytes_per_row() const {
+    return 2 * arguments.distances.keys * core::size_of(arguments.scalar);
+  }
+
+  Tensor dense;
+  ScoreArguments arguments;
+};
+
+void add_to(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
+            const Tensor& out) {
+  if (out.numel() == 0) return;
+  ScoreCall call(scores, slopes, layout, scale, out);
+  run(call.arguments, out, call.rows(), call.bytes_per_row(), add_cpu,
+      POSEMBED_CUDA_LAUNCHER(add_cuda));
+}
+
+void softmax_to(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
+                const Tensor& out) {
+  if (out.numel() == 0) return;
+  ScoreCall call(scores, slopes, layout, scale, out);
+  run(call.arguments, out, call.rows(), call.bytes_per_row(), softmax_cpu,
+      POSEMBED_CUDA_LAUNCHER(softmax_cuda));
+}
+
+using Write = void (*)(const Tensor& scores, const Tensor& slopes, const Layout& layout,
+                       double scale, const Tensor& out);
+
+template <Write write>
+Tensor new_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor& query_positions,
+                  const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                  const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
+                  double scale) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_scores(scores, slopes, places, symbolic(query_offset));
+  const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
+  Tensor out = at::empty(scores.sizes(), scores.options());
+  write(with_dense_rows(scores), slopes, layout, scale, out);
+  return out;
+}
+
+template <Write write>
+void change_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor& query_positions,
+                   const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                   const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
+                   double scale) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_scores(scores, slopes, places, symbolic(query_offset));
   TORCH_CHECK_VALUE(scores.size(-1) <= 1 || scores.stride(-1) == 1,
                     "scores: expected a contiguous last dimension, got strides ", scores.strides());
   TORCH_CHECK_VALUE(at::has_internal_overlap(scores) != at::MemOverlap::Yes,
                     "scores: expected elements that do not share memory, got strides ",
                     scores.strides());
-  add_to(scores, slopes, query_offset, causal, hide_future, scores);
+  const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
+  write(scores, slopes, layout, scale, scores);
 }
 
-Tensor bias_backward(const Tensor& grad, MaybeInt query_offset, bool causal, bool two_sided,
-                     MaybeType dtype) {
-  check_scores(grad, "grad");
-  const int64_t queries = grad.size(-2), keys = grad.size(-1), heads = grad.size(-3);
-  Tensor out =
-      at::empty_symint(slope_sizes(grad, two_sided), grad.options().dtype(type_or(dtype, grad)));
-  if (heads == 0) return out;
+/// The gradient of slopes, which a kernel sums up row by row.
+class SlopeSum {
+ public:
+  SlopeSum(const Tensor& grad, int64_t sides, const MaybeType& dtype)
+      : out_(
+            at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))),
+        partial_(at::empty({sides, batch_of(grad), grad.size(-3), grad.size(-2)},
+                           grad.options().dtype(at::kDouble))) {
+    gradient_.sides = sides;
+    gradient_.heads = grad.size(-3);
+    gradient_.partial = partial_.mutable_data_ptr<double>();
+    gradient_.out = out_.mutable_data_ptr();
+    gradient_.scalar = dispatcher::scalar_of(out_);
+  }
+
+  const SlopeGradient& gradient() const { return gradient_; }
+
+  /// The sum; kernels for CUDA have made it.
+  Tensor finish(int64_t batch, int64_t queries) const {
+    if (gradient_.sides > 0 && out_.is_cpu()) reduce_heads_cpu(gradient_, batch, queries);
+    return out_;
+  }
+
+ private:
+  Tensor out_;
+  Tensor partial_;
+  SlopeGradient gradient_;
+};
+
+Tensor bias_backward(const Tensor& grad, const MaybeTensor& query_positions,
+                     const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                     const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal,
+                     bool two_sided, MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_matrices(grad, "grad", places, symbolic(query_offset));
+  const Layout layout(places, query_offset, causal, true, grad.size(-2), grad.size(-1));
   const Tensor in = with_dense_rows(grad);
+  const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
   ReduceArguments call;
-  call.distances = distances_of(queries, keys, query_offset, causal, false);
-  call.sides = two_sided ? 2 : 1;
-  call.heads = heads;
-  call.grad = in.const_data_ptr();
+  call.distances = layout.distances();
   call.scalar = dispatcher::scalar_of(in);
   call.batch = batch_of(in);
-  copy_strides(in, call.stride);
-  call.out = out.mutable_data_ptr();
-  call.out_scalar = dispatcher::scalar_of(out);
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      const Tensor partial =
-          at::empty({call.sides, heads, queries}, grad.options().dtype(at::kDouble));
-      call.partial = partial.mutable_data_ptr<double>();
-      dispatcher::check_launch(reduce_cuda(call, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(heads, call.batch * queries * keys * core::size_of(call.scalar),
-                           [&call](int64_t begin, int64_t end) { reduce_cpu(call, begin, end); });
-  return out;
+  call.grad = matrices_of(in);
+  call.slopes = sum.gradient();
+  run(call, in, call.batch * call.slopes.heads * call.distances.queries,
+      call.distances.keys * core::size_of(call.scalar), reduce_cpu,
+      POSEMBED_CUDA_LAUNCHER(reduce_cuda));
+  return sum.finish(call.batch, call.distances.queries);
 }
+
+std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& weights,
+                                            const MaybeTensor& query_positions,
+                                            const MaybeTensor& key_positions,
+                                            const MaybeTensor& cu_seqlens,
+                                            const MaybeTensor& attention_mask,
+                                            MaybeInt query_offset, bool causal, bool hide,
+                                            double scale, int64_t sides, MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_softmax_backward(grad, weights, places, symbolic(query_offset), sides);
+  const Layout layout(places, query_offset, causal, hide, grad.size(-2), grad.size(-1));
+  const Tensor of_output = with_dense_rows(grad), output = with_dense_rows(weights);
+  Tensor out = at::empty(grad.sizes(), grad.options());
+  const SlopeSum sum(grad, sides, dtype);
+  SoftmaxBackwardArguments call;
+  call.distances = layout.distances();
+  call.scalar = dispatcher::scalar_of(out);
+  call.batch = batch_of(out);
+  call.scale = scale;
+  call.grad = matrices_of(of_output);
+  call.weights = matrices_of(output);
+  call.out = matrices_of(out);
+  call.slopes = sum.gradient();
+  run(call, out, call.batch * call.slopes.heads * call.distances.queries,
+      3 * call.distances.keys * core::size_of(call.scalar), softmax_backward_cpu,
+      POSEMBED_CUDA_LAUNCHER(softmax_backward_cuda));
+  return {out, sum.finish(call.batch, call.distances.queries)};
+}
+
+#undef POSEMBED_CUDA_LAUNCHER
 
 // ----------------------------------------------------------------------------------------- slopes
 
@@ -250,7 +364,8 @@ void write_slopes(const std::vector<float>& values, const Tensor& out) {
 }
 
 Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64_t> total_heads,
-              int64_t head_start, at::ArrayRef<double> values, std::optional<at::Device> device) {
+              int64_t head_start, at::ArrayRef<double> values, double factor,
+              std::optional<at::Device> device) {
   const int64_t total = total_heads.value_or(num_heads);
   TORCH_CHECK_VALUE(num_heads > 0, "num_heads: expected a positive number, got ", num_heads);
   TORCH_CHECK_VALUE(head_start >= 0 && total >= num_heads && head_start <= total - num_heads,
@@ -258,11 +373,14 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
                     head_start, " and num_heads ", num_heads);
   TORCH_CHECK_VALUE(std::isfinite(max_bias) && max_bias > 0,
                     "max_bias: expected a positive number, got ", max_bias);
+  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0, "factor: expected a positive number, got ",
+                    factor);
   const auto count = static_cast<int64_t>(values.size());
   TORCH_CHECK_VALUE(count == 0 || count == total || count == 2 * total,
                     "values: expected none, or one or two for each of total_heads ", total,
                     ", got ", count);
-  const std::vector<float> all = slope_values(num_heads, kind, max_bias, total, head_start, values);
+  std::vector<float> all = slope_values(num_heads, kind, max_bias, total, head_start, values);
+  for (float& slope : all) slope /= static_cast<float>(factor);
   const bool two_sided = count != 0 && count == 2 * total;
   Tensor out =
       at::empty(two_sided ? std::vector<int64_t>{2, num_heads} : std::vector<int64_t>{num_heads},
@@ -271,35 +389,89 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return out;
 }
 
+/// As Bloom counts: visible keys alone, from 0.
+Tensor positions(const Tensor& attention_mask) {
+  TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
+                   "attention_mask: expected bool or integers, got ", attention_mask.scalar_type());
+  TORCH_CHECK_VALUE(attention_mask.dim() >= 1,
+                    "attention_mask: expected [key_length] or [batch, key_length], got []");
+  const Tensor visible = attention_mask.ne(0);
+  return (visible.cumsum(-1) - 1) * visible;
+}
+
+// --------------------------------------------------------------------------- log-sum-exp of blocks
+
+/// A block's scores with local indices miss the bias from its first key to its queries, which does
+/// not change along a row: "distance" has slope * (key - query), "key" slope * key.
+Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
+                      c10::SymInt key_start, Text form, bool causal) {
+  TORCH_CHECK_VALUE(form == "distance" || form == "key",
+                    "form: expected 'distance' or 'key', got '", form, "'");
+  const Form bias{query_start - key_start, causal};
+  if (form == "key") return call_bias(slopes, query_length, 1, {}, bias, {}).squeeze(-1);
+  return call_bias(slopes, 1, 1, {}, bias, {}).squeeze(-1).expand_symint({-1, query_length});
+}
+
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeOffset, bool,
-                 bool, MaybeType dtype) {
-  check_slopes(slopes);
-  check_lengths(queries, keys);
-  return at::empty_symint({slopes.sym_size(-1), queries, keys},
+Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
+                 const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+                 const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+                 MaybeOffset query_offset, bool, bool, MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_bias(slopes, queries, keys, places, query_offset);
+  return at::empty_symint(bias_sizes(slopes, queries, keys, places),
                           slopes.options().dtype(type_or(dtype, slopes)));
 }
 
-Tensor bias_backward_meta(const Tensor& grad, MaybeOffset, bool, bool two_sided, MaybeType dtype) {
-  check_scores(grad, "grad");
-  return at::empty_symint(slope_sizes(grad, two_sided), grad.options().dtype(type_or(dtype, grad)));
+Tensor bias_backward_meta(const Tensor& grad, const MaybeTensor& query_positions,
+                          const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                          const MaybeTensor& attention_mask, MaybeOffset query_offset, bool,
+                          bool two_sided, MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_matrices(grad, "grad", places, query_offset);
+  return at::empty_symint(slope_sizes(grad, two_sided ? 2 : 1),
+                          grad.options().dtype(type_or(dtype, grad)));
 }
 
-Tensor add_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset, bool, bool) {
-  check_add(scores, slopes);
+void change_scores_meta(const Tensor& scores, const Tensor& slopes,
+                        const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+                        const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+                        MaybeOffset query_offset, bool, bool, double) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_scores(scores, slopes, places, query_offset);
+}
+
+Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes,
+                       const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+                       const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+                       MaybeOffset query_offset, bool, bool, double) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_scores(scores, slopes, places, query_offset);
   return at::empty_symint(scores.sym_sizes(), scores.options());
 }
 
-void add_in_place_meta(const Tensor& scores, const Tensor& slopes, MaybeOffset, bool, bool) {
-  check_add(scores, slopes);
+std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tensor& weights,
+                                                 const MaybeTensor& query_positions,
+                                                 const MaybeTensor& key_positions,
+                                                 const MaybeTensor& cu_seqlens,
+                                                 const MaybeTensor& attention_mask,
+                                                 MaybeOffset query_offset, bool, bool, double,
+                                                 int64_t sides, MaybeType dtype) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_softmax_backward(grad, weights, places, query_offset, sides);
+  return {at::empty_symint(grad.sym_sizes(), grad.options()),
+          at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))};
 }
 
 void register_kernels(torch::Library& m) {
   m.impl("alibi_bias", bias);
   m.impl("alibi_bias_backward", bias_backward);
-  m.impl("alibi_add", add);
-  m.impl("alibi_add_", add_in_place);
+  m.impl("alibi_add", new_scores<add_to>);
+  m.impl("alibi_add_", change_scores<add_to>);
+  m.impl("alibi_softmax", new_scores<softmax_to>);
+  m.impl("alibi_softmax_", change_scores<softmax_to>);
+  m.impl("alibi_softmax_backward", softmax_backward);
 }
 
 }  // namespace
@@ -313,10 +485,18 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("alibi_bias", bias_meta);
   m.impl("alibi_bias_backward", bias_backward_meta);
-  m.impl("alibi_add", add_meta);
-  m.impl("alibi_add_", add_in_place_meta);
+  m.impl("alibi_add", new_scores_meta);
+  m.impl("alibi_add_", change_scores_meta);
+  m.impl("alibi_softmax", new_scores_meta);
+  m.impl("alibi_softmax_", change_scores_meta);
+  m.impl("alibi_softmax_backward", softmax_backward_meta);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("alibi_slopes", slopes); }
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("alibi_lse_correction", lse_correction);
+  m.impl("alibi_positions", positions);
+}
 
 }  // namespace posembed::alibi

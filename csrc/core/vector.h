@@ -85,6 +85,30 @@ POSEMBED_INLINE void store_pair(FloatPair value, BFloat16* out) {
   store_vector<streaming>(join_bfloat16(words(value.first), words(value.second)), out);
 }
 
+/// store_pair of `values[i]` to `outs[i]`, for bfloat16 in fewer operations than one by one.
+template <bool streaming, typename T, size_t count>
+POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], T* const (&outs)[count]) {
+  for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
+}
+
+/// Rounding half up is one addition. It differs from rounding to nearest even for ties only, whose
+/// lower half that addition empties; they are rare, and all values are searched for one together.
+template <bool streaming, size_t count>
+POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* const (&outs)[count]) {
+  Words joined[count], least;
+  for (size_t i = 0; i < count; ++i) {
+    const Words even = words(values[i].first) + 0x8000u, odd = words(values[i].second) + 0x8000u;
+    joined[i] = join_upper_halves(even, odd);
+    least = i == 0 ? least_halves(even, odd) : least_halves(least, least_halves(even, odd));
+  }
+  if (__builtin_expect(any_lower_half_is_zero(least), false)) {
+    for (size_t i = 0; i < count; ++i) {
+      joined[i] = join_bfloat16(words(values[i].first), words(values[i].second));
+    }
+  }
+  for (size_t i = 0; i < count; ++i) store_vector<streaming>(joined[i], outs[i]);
+}
+
 /// Neighbours (2i, 2i + 1) of 2 * lanes elements apart: all first members, all second members.
 /// Pairs come in the order that the cheapest shuffle gives; pair_of_lane tells it.
 template <typename T>

@@ -41,10 +41,24 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
 /// Adds what rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 
+/// The upper halves of even and odd words side by side.
+POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
+  return (Words)_mm256_blend_epi16((__m256i)(even >> 16), (__m256i)odd, 0xaa);
+}
+
 /// Even and odd bfloat16 elements, rounded and side by side.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
-  const Words lower = round_upper_half(even) >> 16;
-  return (Words)_mm256_blend_epi16((__m256i)lower, (__m256i)round_upper_half(odd), 0xaa);
+  return join_upper_halves(round_upper_half(even), round_upper_half(odd));
+}
+
+/// The smaller of each two 16-bit halves.
+POSEMBED_INLINE Words least_halves(Words a, Words b) {
+  return (Words)_mm256_min_epu16((__m256i)a, (__m256i)b);
+}
+
+POSEMBED_INLINE bool any_lower_half_is_zero(Words value) {
+  const __m256i zero = _mm256_cmpeq_epi16((__m256i)value, _mm256_setzero_si256());
+  return (_mm256_movemask_epi8(zero) & 0x33333333) != 0;
 }
 
 }  // namespace POSEMBED_ISA

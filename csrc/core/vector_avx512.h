@@ -47,26 +47,46 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return (Words)_mm512_inserti64x4(lower, _mm512_cvtps_ph(second, nearest), 1);
 }
 
-/// Even and odd floats as bfloat16, rounded to nearest even, side by side.
-///
-/// The upper halves of all words are gathered in one register and the lower halves in another; then
-/// one comparison of 16-bit lanes finds those that round up: where the lower half is above 0x8000,
-/// or equal and the upper half odd.
+/// The indices that shuffle bytes within each word: `pattern` tells those of the first word of a
+/// quarter.
+POSEMBED_INLINE __m512i word_shuffle(int pattern) {
+  const __m512i words_of_quarter = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+  return _mm512_add_epi8(_mm512_set1_epi32(pattern), words_of_quarter);
+}
+
+/// The upper halves of even and odd words side by side.
+POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
+  constexpr __mmask64 lower_bytes = 0x3333333333333333;
+  return (Words)_mm512_mask_shuffle_epi8((__m512i)odd, lower_bytes, (__m512i)even,
+                                         word_shuffle(0x03020302));
+}
+
+/// The lower halves of even and odd words side by side.
+POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
+  constexpr __mmask64 upper_bytes = 0xcccccccccccccccc;
+  return (Words)_mm512_mask_shuffle_epi8((__m512i)even, upper_bytes, (__m512i)odd,
+                                         word_shuffle(0x01000100));
+}
+
+/// Even and odd floats as bfloat16, rounded to nearest even, side by side. One comparison of 16-bit
+/// lanes finds those that round up: where the lower half is above 0x8000, or equal and the upper
+/// half odd.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
-  const __m512i upper_to_lower = _mm512_set1_epi32(0x03020302);
-  const __m512i lower_to_upper = _mm512_set1_epi32(0x01000100);
-  const __m512i quarters = _mm512_set_epi64(
-      0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000,
-      0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
-  const __m512i upper = _mm512_mask_shuffle_epi8((__m512i)odd, 0x3333333333333333u, (__m512i)even,
-                                                 _mm512_add_epi8(upper_to_lower, quarters));
-  const __m512i lower = _mm512_mask_shuffle_epi8((__m512i)even, 0xccccccccccccccccu, (__m512i)odd,
-                                                 _mm512_add_epi8(lower_to_upper, quarters));
+  const __m512i upper = (__m512i)join_upper_halves(even, odd);
   // 0x8001 for an even upper half, 0x8000 for an odd one: 0x8000 | (~upper & 1).
   const __m512i threshold =
       _mm512_ternarylogic_epi32(upper, _mm512_set1_epi16(1), _mm512_set1_epi16(-0x8000), 0xae);
-  const __mmask32 up = _mm512_cmpge_epu16_mask(lower, threshold);
+  const __mmask32 up = _mm512_cmpge_epu16_mask((__m512i)join_lower_halves(even, odd), threshold);
   return (Words)_mm512_mask_sub_epi16(upper, up, upper, _mm512_set1_epi16(-1));
+}
+
+/// The smaller of each two 16-bit halves.
+POSEMBED_INLINE Words least_halves(Words a, Words b) {
+  return (Words)_mm512_min_epu16((__m512i)a, (__m512i)b);
+}
+
+POSEMBED_INLINE bool any_lower_half_is_zero(Words value) {
+  return _mm512_testn_epi32_mask((__m512i)value, _mm512_set1_epi32(0xffff)) != 0;
 }
 
 }  // namespace POSEMBED_ISA

@@ -50,9 +50,26 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
 /// Adds what rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 
+/// The upper halves of even and odd words side by side.
+POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
+  return even >> 16 | (odd & 0xffff0000u);
+}
+
 /// Even and odd bfloat16 elements, rounded and side by side.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
-  return round_upper_half(even) >> 16 | (round_upper_half(odd) & 0xffff0000u);
+  return join_upper_halves(round_upper_half(even), round_upper_half(odd));
+}
+
+/// The smaller of each two 16-bit halves.
+POSEMBED_INLINE Words least_halves(Words a, Words b) {
+  using Halves = uint16_t __attribute__((vector_size(16)));
+  const Halves x = (Halves)a, y = (Halves)b;
+  return (Words)(x < y ? x : y);
+}
+
+POSEMBED_INLINE bool any_lower_half_is_zero(Words value) {
+  const Words lower = value & 0xffffu;
+  return lower[0] == 0 || lower[1] == 0 || lower[2] == 0 || lower[3] == 0;
 }
 
 }  // namespace POSEMBED_ISA

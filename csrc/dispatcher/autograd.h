@@ -26,6 +26,17 @@ inline SavedVariable save(const std::optional<at::Tensor>& tensor) {
   return tensor.has_value() ? save(*tensor) : SavedVariable();
 }
 
+/// A saved result of the operator itself: it belongs to the node that saves it, which must not own
+/// itself in turn.
+class SavedOutput : public SavedVariable {
+ public:
+  SavedOutput() = default;
+  /* implicit */ SavedOutput(SavedVariable&& saved) : SavedVariable(std::move(saved)) {}
+};
+
+/// Call after set_history().
+inline SavedOutput save_output(const at::Tensor& tensor) { return SavedVariable(tensor, true); }
+
 /// What was saved; nullopt where nothing was given.
 inline std::optional<at::Tensor> unpack(const SavedVariable& saved) {
   at::Tensor tensor = saved.unpack();
@@ -57,7 +68,7 @@ class OperatorNode : public torch::autograd::Node {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& arguments) const override {
     auto collect = [&arguments](auto& member) {
       if constexpr (is_saved<decltype(member)>) {
-        arguments.collect(member, /*is_output=*/false);
+        arguments.collect(member, std::is_same_v<std::decay_t<decltype(member)>, SavedOutput>);
       } else {
         arguments.collect(member);
       }
@@ -88,9 +99,14 @@ class OperatorNode : public torch::autograd::Node {
     return needed_.has_value() ? (*needed_ >> edge & 1) != 0 : task_should_compute_output(edge);
   }
 
+  at::Tensor unpack_output(const SavedOutput& saved) {
+    using Pointer = decltype(torch::autograd::Edge::function);
+    return saved.unpack(needed_.has_value() ? Pointer() : Pointer(this->getptr()));
+  }
+
  private:
   template <typename Member>
-  static constexpr bool is_saved = std::is_same_v<std::decay_t<Member>, SavedVariable>;
+  static constexpr bool is_saved = std::is_base_of_v<SavedVariable, std::decay_t<Member>>;
 
   using Arguments = torch::dynamo::autograd::PackedArgs;
   using Metadata = torch::dynamo::autograd::IValuePacker<
@@ -104,8 +120,10 @@ class OperatorNode : public torch::autograd::Node {
     for (size_t edge = 0; edge < num_outputs(); ++edge) needed |= int64_t{needs(edge)} << edge;
     Arguments arguments;
     arguments.pack(needed);
-    auto add = [&arguments](auto& member) {
-      if constexpr (is_saved<decltype(member)>) {
+    auto add = [this, &arguments](auto& member) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(member)>, SavedOutput>) {
+        arguments.pack(std::optional<at::Tensor>(unpack_output(member)));
+      } else if constexpr (is_saved<decltype(member)>) {
         arguments.pack(unpack(member));
       } else {
         arguments.pack(member);

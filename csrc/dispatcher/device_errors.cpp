@@ -20,6 +20,8 @@ const char* name(core::ErrorKind kind) {
       return "token id";
     case core::ErrorKind::token_type:
       return "token type";
+    case core::ErrorKind::distance:
+      return "distance between a query and a key";
     case core::ErrorKind::slot:
       return "slot";
     default:
@@ -28,6 +30,7 @@ const char* name(core::ErrorKind kind) {
 }
 
 std::string expectation(const core::DeviceError& error) {
+  if (error.kind == core::ErrorKind::distance) return "-2147483647 to 2147483647";
   if (error.limit < 0) return "-1 (leave the token as it is) or more";
   const bool may_skip = error.kind == core::ErrorKind::slot;
   return (may_skip ? "-1 (skip the token) or 0 to " : "0 to ") + std::to_string(error.limit - 1);

@@ -27,6 +27,11 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_resolve(str spec, int seq_len) -> str");
   define("rotary_for_keys(str spec) -> str");
   define("rotary_description(str spec) -> str");
+  define("rotary_explanation(str spec, int? seq_len=None) -> str");
+  define("rotary_difference(str spec, str other) -> str");
+  define("rotary_wavelengths(str spec) -> Tensor");
+  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, *, str spec, str new_spec, str layout=\"bshd\") -> ()");
+  define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
   const std::string norm_rotary = "Tensor key, Tensor query_weight, Tensor key_weight, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, float eps=1e-6, float weight_offset=0.0";
@@ -54,11 +59,18 @@ TORCH_LIBRARY(posembed, m) {
   define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
   define("sinusoidal_permutation(str spec, str other) -> Tensor");
 
-  define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], Device? device=None) -> Tensor");
-  define("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True, ScalarType? dtype=None) -> Tensor");
-  define("alibi_bias_backward(Tensor grad, *, SymInt? query_offset=None, bool causal=True, bool two_sided=False, ScalarType? dtype=None) -> Tensor");
-  define("alibi_add(Tensor scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> Tensor");
-  define("alibi_add_(Tensor(a!) scores, Tensor slopes, *, SymInt? query_offset=None, bool causal=True, bool hide_future=True) -> ()");
+  define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], float factor=1.0, Device? device=None) -> Tensor");
+  define("alibi_positions(Tensor attention_mask) -> Tensor");
+  const std::string places = "Tensor? query_positions=None, Tensor? key_positions=None, Tensor? cu_seqlens=None, Tensor? attention_mask=None, *, SymInt? query_offset=None, bool causal=True, ";
+  const std::string scores = "Tensor slopes, " + places + "bool hide=True, float scale=1.0) -> ";
+  define(("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor").c_str());
+  define(("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor").c_str());
+  define(("alibi_add(Tensor scores, " + scores + "Tensor").c_str());
+  define(("alibi_add_(Tensor(a!) scores, " + scores + "()").c_str());
+  define(("alibi_softmax(Tensor scores, " + scores + "Tensor").c_str());
+  define(("alibi_softmax_(Tensor(a!) scores, " + scores + "()").c_str());
+  define(("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)").c_str());
+  define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
 
   const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
   define("input_embedding(" + input + ") -> Tensor");

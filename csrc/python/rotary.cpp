@@ -1,5 +1,7 @@
 #include "posembed/rotary.h"
 
+#include <string>
+#include <string_view>
 #include <variant>
 
 #include "bindings.h"
@@ -10,11 +12,12 @@ namespace {
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
 using MaybeTensor = std::optional<torch::Tensor>;
 
-Layout layout(const std::string& text) {
+Layout layout(std::string_view text) {
   for (const Layout known : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
     if (text == posembed::name(known)) return known;
   }
-  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" + text + "'");
+  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" +
+                        std::string(text) + "'");
 }
 
 /// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
@@ -52,9 +55,24 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
   }
 }
 
+void rerotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& key,
+                       const torch::Tensor& old_positions, const torch::Tensor& new_positions,
+                       const py::object& new_spec) {
+  std::optional<RotarySpec> spec;
+  if (!new_spec.is_none()) {
+    spec = RotarySpec::from_json(new_spec.attr("to_json")().cast<std::string>());
+  }
+  const py::gil_scoped_release release;
+  self.rerotate_(key, old_positions, new_positions, spec);
+}
+
+std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, int64_t seq_len) {
+  return self.resolve(seq_len).ptr();
+}
+
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
-               const std::string& spec, const std::string& layout_name, int64_t offset,
-               bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+               std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
+               const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
@@ -62,8 +80,8 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
 }
 
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
-                     const MaybeTensor& positions, const std::string& spec,
-                     const std::string& layout_name, int64_t offset, bool inverse,
+                     const MaybeTensor& positions, std::string_view spec,
+                     std::string_view layout_name, int64_t offset, bool inverse,
                      const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
@@ -76,8 +94,8 @@ void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
 
 void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
                 const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
-                const std::string& spec, const std::string& layout_name, int64_t offset,
-                bool inverse, const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
+                std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
+                const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (key.has_value()) {
@@ -102,7 +120,10 @@ void bind_rotary(py::module_& module) {
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
-           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false);
+           py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
+      .def("rerotate_", &rerotate_in_place, py::arg("key"), py::arg("old_positions"),
+           py::arg("new_positions"), py::kw_only(), py::arg("new_spec") = py::none())
+      .def("resolve", &resolve, py::arg("seq_len"));
 }
 
 }  // namespace posembed::python

@@ -302,21 +302,6 @@ RotarySpec parse(const std::string& text) {
   }
 }
 
-std::string describe(const RotarySpec& spec) {
-  std::ostringstream stream;
-  stream << spec.head_dim << ", base=" << spec.base;
-  if (spec.rotary_dim != spec.head_dim) stream << ", rotary_dim=" << spec.rotary_dim;
-  if (spec.rotary_start != 0) stream << ", rotary_start=" << spec.rotary_start;
-  if (spec.interleaved) stream << ", interleaved=True";
-  if (spec.reverse) stream << ", reverse=True";
-  std::visit([&](const auto& scaling) { print_scaling(stream, scaling); }, spec.scaling);
-  if (spec.sections.has_value()) stream << ", sections=" << write(spec.sections).dump();
-  if (spec.custom_frequencies.has_value()) stream << ", custom_frequencies=[...]";
-  if (spec.numerics != Numerics::exact)
-    stream << ", numerics='" << posembed::name(spec.numerics) << "'";
-  return stream.str();
-}
-
 }  // namespace rotary
 
 std::string RotarySpec::to_json() const {
@@ -333,6 +318,20 @@ std::string RotarySpec::to_json() const {
       {"sections", rotary::write(sections)},
       {"custom_frequencies", rotary::value(custom_frequencies)}}
       .dump();
+}
+
+std::string RotarySpec::describe() const {
+  std::ostringstream stream;
+  stream << head_dim << ", base=" << base;
+  if (rotary_dim != head_dim) stream << ", rotary_dim=" << rotary_dim;
+  if (rotary_start != 0) stream << ", rotary_start=" << rotary_start;
+  if (interleaved) stream << ", interleaved=True";
+  if (reverse) stream << ", reverse=True";
+  std::visit([&](const auto& given) { rotary::print_scaling(stream, given); }, scaling);
+  if (sections.has_value()) stream << ", sections=" << rotary::write(sections).dump();
+  if (custom_frequencies.has_value()) stream << ", custom_frequencies=[...]";
+  if (numerics != Numerics::exact) stream << ", numerics='" << posembed::name(numerics) << "'";
+  return stream.str();
 }
 
 }  // namespace posembed

@@ -84,7 +84,7 @@ Token begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, i
     tokens[t].rotated = begin_token<T>(arguments, turns, next, angles + t, r);
     if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, next, angles + t);
-    if (++next.seq == arguments.seq) next = {next.batch + 1, 0};
+    if (++next.seq == arguments.seq) next = {next.batch + 1, 0, false};
   }
   return next;
 }
@@ -115,7 +115,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
   }
   const int64_t tile = tokens_are_neighbours(arguments) ? tile_tokens : 1;
-  Token next{begin / arguments.seq, begin % arguments.seq};
+  Token next{begin / arguments.seq, begin % arguments.seq, false};
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
     const Token begin_of_tile = next;

@@ -49,9 +49,9 @@ struct Angles {
 
 /// A token: where its rows begin and whether it is rotated at all.
 struct Token {
-  int64_t batch = 0;
-  int64_t seq = 0;
-  bool rotated = false;
+  int64_t batch;
+  int64_t seq;
+  bool rotated;
 };
 
 template <typename T, bool interleaved>
@@ -243,22 +243,28 @@ struct AnglesInRegisters {
   }
 };
 
-/// Pairs (i, i + pairs) for 4 * lanes pairs from `i` on, every load before the first store: lines
-/// are asked for in the order of their addresses, which gains a twentieth in place.
-template <typename T, typename Source>
-POSEMBED_INLINE void rotate_two_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
-                                       int64_t i) {
+/// Pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. Every load stands before the
+/// first store: lines are asked for in the order of their addresses, which gains a twentieth in
+/// place.
+template <int blocks, bool streaming, typename T, typename Source>
+POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
+                                        int64_t i) {
   constexpr int64_t block = 2 * lanes;
-  FloatPair x[2], y[2];
-  for (int b = 0; b < 2; ++b) x[b] = core::load_pair(in + i + block * b);
-  for (int b = 0; b < 2; ++b) y[b] = core::load_pair(in + pairs + i + block * b);
-  for (int b = 0; b < 2; ++b) {
-    const int64_t slot = i + block * b;
-    angles.rotate(&x[b].first, &y[b].first, slot);
-    angles.rotate(&x[b].second, &y[b].second, slot + lanes);
+  FloatPair values[2 * blocks];  // first members of the pairs, then second members
+  T* outs[2 * blocks];
+  for (int b = 0; b < 2 * blocks; ++b) {
+    const int64_t place = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
+    prefetch<streaming>(in + place);
+    values[b] = core::load_pair(in + place);
+    outs[b] = out + place;
   }
-  for (int b = 0; b < 2; ++b) core::store_pair(x[b], out + i + block * b);
-  for (int b = 0; b < 2; ++b) core::store_pair(y[b], out + pairs + i + block * b);
+  for (int b = 0; b < blocks; ++b) {
+    FloatPair &x = values[b], &y = values[blocks + b];
+    const int64_t slot = i + b * block;
+    angles.rotate(&x.first, &y.first, slot);
+    angles.rotate(&x.second, &y.second, slot + lanes);
+  }
+  core::store_pairs<streaming>(values, outs);
 }
 
 /// Pairs (i, i + pairs).
@@ -266,16 +272,12 @@ template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
   int64_t i = 0;
   if constexpr (!streaming && sizeof(T) == 2) {
-    for (; i + 4 * lanes <= pairs; i += 4 * lanes) rotate_two_blocks(in, out, angles, pairs, i);
+    for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
+      rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
+    }
   }
   for (; i + 2 * lanes <= pairs; i += 2 * lanes) {
-    prefetch<streaming>(in + i);
-    prefetch<streaming>(in + pairs + i);
-    FloatPair x = core::load_pair(in + i), y = core::load_pair(in + pairs + i);
-    angles.rotate(&x.first, &y.first, i);
-    angles.rotate(&x.second, &y.second, i + lanes);
-    core::store_pair<streaming>(x, out + i);
-    core::store_pair<streaming>(y, out + pairs + i);
+    rotate_half_blocks<1, streaming>(in, out, angles, pairs, i);
   }
   if (const int64_t rest = pairs - i; rest > 0) {
     FloatPair x = core::load_pair(in + i, rest), y = core::load_pair(in + pairs + i, rest);
@@ -286,15 +288,33 @@ POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, in
   }
 }
 
+/// Pairs (2i, 2i + 1): `blocks` times `lanes` of them from `i` on.
+template <int blocks, bool streaming, typename T, typename Source>
+POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& angles, int64_t i) {
+  FloatPair values[blocks];
+  T* outs[blocks];
+  for (int b = 0; b < blocks; ++b) {
+    const int64_t slot = i + b * lanes;
+    prefetch<streaming>(in + 2 * slot);
+    FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * slot));
+    angles.rotate(&x.first, &x.second, slot);
+    values[b] = core::join_neighbours<T>(x);
+    outs[b] = out + 2 * slot;
+  }
+  core::store_pairs<streaming>(values, outs);
+}
+
 /// Pairs (2i, 2i + 1).
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_neighbours(const T* in, T* out, const Source& angles, int64_t pairs) {
   int64_t i = 0;
+  if constexpr (sizeof(T) == 2) {
+    for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
+      rotate_neighbour_blocks<4, streaming>(in, out, angles, i);
+    }
+  }
   for (; i + lanes <= pairs; i += lanes) {
-    prefetch<streaming>(in + 2 * i);
-    FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * i));
-    angles.rotate(&x.first, &x.second, i);
-    core::store_pair<streaming>(core::join_neighbours<T>(x), out + 2 * i);
+    rotate_neighbour_blocks<1, streaming>(in, out, angles, i);
   }
   if (const int64_t rest = pairs - i; rest > 0) {
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * i, 2 * rest));

@@ -1,8 +1,8 @@
 // RotaryEmbedding and the functions for C++: options kept, the operator called.
 #include <ostream>
 
+#include "core/double_double.h"
 #include "posembed/rotary.h"
-#include "rotary/json.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -25,10 +25,14 @@ torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
   return rotary::call_rotary_frequencies((seq_len ? resolve(*seq_len) : spec).to_json());
 }
 
+torch::Tensor RotarySpec::wavelengths(std::optional<int64_t> seq_len) const {
+  return core::constants::two_pi.high / frequencies(seq_len).abs();
+}
+
 namespace functional {
 namespace {
 
-rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const std::string& spec,
+rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call) {
   return {positions,         call.frequencies, call.cu_seqlens, spec,
           name(call.layout), call.offset,      call.inverse};
@@ -37,7 +41,7 @@ rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, const s
 }  // namespace
 
 torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
-                     const std::optional<torch::Tensor>& positions, const std::string& spec,
+                     const std::optional<torch::Tensor>& positions, std::string_view spec,
                      const RotaryCall& call) {
   return rotary::call_rotary(query, rotation(positions, spec, call));
 }
@@ -45,31 +49,31 @@ torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
 std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
                                                 const torch::Tensor& key,
                                                 const std::optional<torch::Tensor>& positions,
-                                                const std::string& spec, const RotaryCall& call) {
+                                                std::string_view spec, const RotaryCall& call) {
   return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, std::nullopt_t,
-             const std::optional<torch::Tensor>& positions, const std::string& spec,
+             const std::optional<torch::Tensor>& positions, std::string_view spec,
              const RotaryCall& call) {
   rotary::call_rotary_in_place(query, rotation(positions, spec, call));
 }
 
 void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-             const std::optional<torch::Tensor>& positions, const std::string& spec,
+             const std::optional<torch::Tensor>& positions, std::string_view spec,
              const RotaryCall& call) {
   rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
 }
 
 void rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
-                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const std::optional<torch::Tensor>& positions, std::string_view spec,
                 const RotaryCall& call) {
   rotary::call_rotary_out(out, query, rotation(positions, spec, call));
 }
 
 void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
                 const torch::Tensor& query, const torch::Tensor& key,
-                const std::optional<torch::Tensor>& positions, const std::string& spec,
+                const std::optional<torch::Tensor>& positions, std::string_view spec,
                 const RotaryCall& call) {
   rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
 }
@@ -138,7 +142,7 @@ void RotaryEmbeddingImpl::to(torch::Device device, bool non_blocking) {
 }
 
 void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "RotaryEmbedding(" << rotary::describe(options.spec());
+  stream << "RotaryEmbedding(" << options.spec().describe();
   stream << ", layout='" << posembed::name(options.layout()) << "'";
   stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
 }
@@ -168,6 +172,17 @@ void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tenso
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
                                   bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
   functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
+}
+
+void RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                                    const torch::Tensor& new_positions,
+                                    const std::optional<RotarySpec>& new_spec) {
+  functional::rerotate_(key, old_positions, new_positions, text_,
+                        new_spec.has_value() ? new_spec->to_json() : text_, options.layout());
+}
+
+RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
+  return RotaryEmbedding(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
 }
 
 }  // namespace posembed

@@ -3,6 +3,7 @@
 // the kernel's.
 #include "rotary/operator.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -11,7 +12,6 @@
 #include "dispatcher/parallel.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
-#include "rotary/json.h"
 #include "rotary/numerics.h"
 
 namespace posembed::rotary {
@@ -44,10 +44,16 @@ void rotate(const Job& job, const Rotation& by) {
   launch(call, *job.in[0]);
 }
 
+/// empty_result of kernels: for one token, at::empty_like would cost more than the rotation.
+Tensor allocate_result(const Tensor& input) {
+  if (!input.is_cpu() || !input.is_contiguous()) return empty_result(input);
+  return at::detail::empty_cpu(input.sizes(), input.scalar_type());
+}
+
 Tensor rotary(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
   const Tensor in = with_dense_rows(query);
-  Tensor out = empty_result(in);
+  Tensor out = allocate_result(in);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
 }
@@ -56,8 +62,8 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, c
   check(query, &key, by);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
-  Tensor query_out = empty_result(query_in);
-  Tensor key_out = empty_result(key_in);
+  Tensor query_out = allocate_result(query_in);
+  Tensor key_out = allocate_result(key_in);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
   return {query_out, key_out};
 }
@@ -237,7 +243,17 @@ std::string rotary_resolve(Text text, int64_t seq_len) {
 
 std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
 
-std::string rotary_description(Text text) { return describe(specification(text).spec); }
+std::string rotary_description(Text text) { return specification(text).spec.describe(); }
+
+std::string rotary_explanation(Text text, std::optional<int64_t> seq_len) {
+  return specification(text).spec.explain(seq_len);
+}
+
+std::string rotary_difference(Text text, Text other) {
+  return specification(text).spec.diff(specification(other).spec);
+}
+
+Tensor rotary_wavelengths(Text text) { return specification(text).spec.wavelengths(); }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
   return Sections::of(sizes.vec(), interleaved).axis_of_pair;
@@ -282,6 +298,9 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_resolve", rotary_resolve);
   m.impl("rotary_for_keys", rotary_for_keys);
   m.impl("rotary_description", rotary_description);
+  m.impl("rotary_explanation", rotary_explanation);
+  m.impl("rotary_difference", rotary_difference);
+  m.impl("rotary_wavelengths", rotary_wavelengths);
   m.impl("rotary_sections", rotary_sections);
 }
 

@@ -96,6 +96,8 @@ bool RotarySpec::operator==(const RotarySpec& other) const { return to_json() ==
 namespace rotary {
 namespace {
 
+using Known = std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
+
 std::unique_ptr<const Specification> read(std::string_view text) {
   const RotarySpec spec = RotarySpec::from_json(std::string(text));
   const Scaled numbers = scaled(spec);
@@ -120,20 +122,27 @@ std::unique_ptr<const Specification> read(std::string_view text) {
   return result;
 }
 
-}  // namespace
-
-const Specification& specification(std::string_view text) {
+/// The specification of `text` with its text, both of which live as long as the process.
+const Known::value_type& look_up(std::string_view text) {
   static std::shared_mutex mutex;
-  static auto& known =
-      *new std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
+  static auto& known = *new Known;
   {
     std::shared_lock<std::shared_mutex> lock(mutex);
     const auto found = known.find(text);
-    if (found != known.end()) return *found->second;
+    if (found != known.end()) return *found;
   }
   auto made = read(text);
   std::unique_lock<std::shared_mutex> lock(mutex);
-  return *known.try_emplace(std::string(text), std::move(made)).first->second;
+  return *known.try_emplace(std::string(text), std::move(made)).first;
+}
+
+}  // namespace
+
+const Specification& specification(std::string_view text) {
+  // A model's layers ask for the same one again and again.
+  thread_local const Known::value_type* last = nullptr;
+  if (last == nullptr || last->first != text) last = &look_up(text);
+  return *last->second;
 }
 
 }  // namespace rotary

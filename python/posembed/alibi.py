@@ -6,20 +6,54 @@ Press, Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from posembed import functional
+
+# What families of models change of the paper's form. Falcon has its own in from_preset.
+_PRESETS: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "mpt": {},
+    "falcon": {},
+    "baichuan": {},
+    "jais": {},
+    "mosaicbert": {"causal": False},
+}
+
+
+class Places(TypedDict, total=False):
+    """Where queries and keys stand, and which keys are seen: arguments of all methods of ALiBi.
+
+    Attributes:
+        query_offset: Position of the first query among the keys; default: the last query stands at
+            the last key.
+        query_positions: Positions of the queries, int32 or int64 [query] or [batch, query].
+        key_positions: Those of the keys, [key] or [batch, key].
+        cu_seqlens: Boundaries [documents + 1] of documents packed one after the other; keys of
+            other documents are hidden.
+        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Positions
+            that are not given count the others alone, as in Bloom.
+    """
+
+    query_offset: int | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    cu_seqlens: Tensor | None
+    attention_mask: Tensor | None
 
 
 class ALiBi(nn.Module):
     """Biases of attention scores: minus a slope for each head times the distance of query and key.
 
-    Slopes come from the options each time they are used; only learned ones are state.
+    Slopes come from the options whenever the module moves; only learned ones are state.
 
     Args:
         num_heads: Heads of this module.
@@ -27,10 +61,13 @@ class ALiBi(nn.Module):
             ``"geometric"``: one ratio for every head count. Or the slopes themselves: a tensor
             [total_heads], or [2, total_heads] for keys left and right of the query.
         max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
-        causal: Bias ``-slope * (i - j)``, and -inf for keys after the query; otherwise
+        causal: Bias ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
         total_heads: Heads of the whole model, where this module has a part of them.
         head_start: The first head of this module among them.
+        factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS).
+        train_length: Slopes are divided by ``key_length / train_length`` where there are more keys
+            than that (``alibi_scaling={"train_seq_len": …}`` of JAIS).
         learned: Slopes are a parameter, ``slopes``.
         device, dtype: Of learned slopes, and of the bias that :meth:`forward` returns.
 
@@ -44,8 +81,6 @@ class ALiBi(nn.Module):
         >>> y = torch.nn.functional.scaled_dot_product_attention(query, key, value, alibi(16))
     """
 
-    _like: Tensor
-
     def __init__(
         self,
         num_heads: int,
@@ -55,6 +90,8 @@ class ALiBi(nn.Module):
         causal: bool = True,
         total_heads: int | None = None,
         head_start: int = 0,
+        factor: float = 1.0,
+        train_length: int | None = None,
         learned: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -62,16 +99,51 @@ class ALiBi(nn.Module):
         super().__init__()
         if isinstance(slopes, str) and slopes not in ("press", "geometric"):
             raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
+        if train_length is not None and train_length <= 0:
+            raise ValueError(f"train_length: expected a positive number, got {train_length}")
         self.num_heads, self.max_bias, self.causal = num_heads, float(max_bias), causal
         self.total_heads, self.head_start, self.learned = total_heads, head_start, learned
+        self.factor, self.train_length = float(factor), train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(torch.as_tensor(slopes))
-        # Without elements: follows the module to devices and dtypes, and has nothing to lose there.
-        like = torch.empty(0, device=device, dtype=dtype)
-        self.register_buffer("_like", like, persistent=False)
-        initial = self._derived_slopes()
+        self._follow(torch.empty(0, device=device, dtype=dtype))
         if learned:
-            self._parameters["slopes"] = nn.Parameter(initial.to(like.dtype))
+            self._parameters["slopes"] = nn.Parameter(self._derived.to(self._dtype, copy=True))
+
+    @classmethod
+    def from_preset(
+        cls, name: str, num_heads: int, *, head_dim: int | None = None, **options: Any
+    ) -> ALiBi:
+        """ALiBi as a family of models was trained with it.
+
+        Args:
+            name: "bloom", "mpt" (give ``max_bias=alibi_bias_max``), "baichuan" (13B), "jais" (give
+                ``factor`` or ``train_length`` of its ``alibi_scaling``), "mosaicbert" (symmetric),
+                or "falcon": bfloat16 slopes, and bias added before scores are scaled, so that
+                here, where scores are scaled first, slopes are divided by ``sqrt(head_dim)``.
+            num_heads: As in ALiBi.
+            head_dim: Needed for "falcon".
+            **options: As in ALiBi.
+
+        Raises:
+            ValueError: Another name, or "falcon" without head_dim.
+
+        Example:
+            >>> import posembed as pe
+            >>> pe.ALiBi.from_preset("mosaicbert", 12)
+            ALiBi(12, slopes='press', max_bias=8, causal=False)
+        """
+        if name not in _PRESETS:
+            known = ", ".join(repr(preset) for preset in _PRESETS)
+            raise ValueError(f"name: expected one of {known}, got {name!r}")
+        options = {**_PRESETS[name], **options}
+        if name == "falcon":
+            if head_dim is None:
+                raise ValueError("head_dim: expected a number for 'falcon', got None")
+            heads = options.get("total_heads") or num_heads
+            options["slopes"] = functional.alibi_slopes(heads).bfloat16().float()
+            options["factor"] = math.sqrt(head_dim)
+        return cls(num_heads, **options)
 
     def _numbers(self, slopes: Tensor) -> list[float]:
         total = self.num_heads if self.total_heads is None else self.total_heads
@@ -89,60 +161,185 @@ class ALiBi(nn.Module):
             total_heads=self.total_heads,
             head_start=self.head_start,
             values=self._given,
-            device=self._like.device,
+            factor=self.factor,
+            device=self._device,
         )
+
+    def _follow(self, like: Tensor) -> None:
+        """Slopes where ``like`` is. They are made here once, not in each call."""
+        self._device, self._dtype = like.device, like.dtype
+        with torch.inference_mode(False):
+            self._derived = self._derived_slopes()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ALiBi:
+        """What moves or casts a module calls this: nothing but device and dtype is taken over."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._follow(fn(torch.empty(0, device=self._device, dtype=self._dtype)))
+        return self
 
     def reset_parameters(self) -> None:
         """Learned slopes as the options give them."""
         if self.learned:
             with torch.no_grad():
-                self.slopes.copy_(self._derived_slopes())
+                self.slopes.copy_(self._derived)
+
+    def _slopes(self, key_length: int) -> Tensor:
+        """The slopes for so many keys: the module's own tensor, not to be given away."""
+        parameter = self._parameters.get("slopes")
+        slopes = self._derived if parameter is None else parameter
+        if self.train_length is None or key_length <= self.train_length:
+            return slopes
+        return slopes / (key_length / self.train_length)
 
     @property
     def slopes(self) -> Tensor:
         """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
         parameter = self._parameters.get("slopes")
-        return self._derived_slopes() if parameter is None else parameter
+        return self._derived.clone() if parameter is None else parameter
+
+    def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
+        """Slopes as ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2 takes them.
+
+        Positive, and without a factor for the scale of scores: FlashAttention-2 adds
+        ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. No gradient reaches
+        learned slopes through it.
+
+        Args:
+            batch_size: Default: none.
+            key_length: Needed with train_length.
+
+        Returns:
+            float32 [num_heads], or [batch_size, num_heads].
+
+        Raises:
+            ValueError: Slopes with two sides.
+        """
+        if self._derived.dim() != 1:
+            raise ValueError(
+                "alibi_slopes: FlashAttention-2 takes one slope for each head, got "
+                f"{list(self._derived.shape)}"
+            )
+        if self.train_length is not None and key_length is None:
+            raise ValueError("key_length: expected a number with train_length, got None")
+        slopes = self._slopes(0 if key_length is None else key_length).detach().float()
+        return slopes.clone() if batch_size is None else slopes.repeat(batch_size, 1)
 
     def forward(
         self,
         query_length: int,
         key_length: int | None = None,
         *,
-        query_offset: int | None = None,
         dtype: torch.dtype | None = None,
+        **places: Unpack[Places],
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
 
         Args:
             query_length: Queries.
             key_length: Keys; default: as many.
-            query_offset: Position of the first query among the keys; default: the last query stands
-                at the last key.
             dtype: Default: the module's.
+            **places: Offset, positions, documents, mask: see :class:`Places`.
 
         Returns:
-            [num_heads, query_length, key_length].
+            [num_heads, query_length, key_length]; with a batch in front where positions or mask
+            have one.
         """
+        keys = query_length if key_length is None else key_length
         return functional.alibi_bias(
-            self.slopes,
+            self._slopes(keys),
             query_length,
-            query_length if key_length is None else key_length,
-            query_offset=query_offset,
+            keys,
             causal=self.causal,
-            dtype=self._like.dtype if dtype is None else dtype,
+            dtype=self._dtype if dtype is None else dtype,
+            **_complete(places, query_length, keys),
         )
 
-    def add_(self, scores: Tensor, *, query_offset: int | None = None) -> None:
-        """Adds the bias to scores [batch, num_heads, query, key] in place, for inference."""
-        functional.alibi_add_(scores, self.slopes, query_offset=query_offset, causal=self.causal)
+    def add_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> None:
+        """Scores [batch, num_heads, query, key] times scale plus bias, in place, for inference.
 
-    def score_mod(self, *, query_offset: int = 0) -> Callable[..., Tensor]:
+        Args:
+            scores: Any strides, but a contiguous last dimension.
+            scale: Multiplies the scores, not the bias.
+            **places: See :class:`Places`.
+        """
+        queries, keys = scores.shape[-2:]
+        functional.alibi_add_(
+            scores,
+            self._slopes(keys),
+            scale=scale,
+            causal=self.causal,
+            **_complete(places, queries, keys),
+        )
+
+    def softmax(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
+        """Attention weights: the softmax of scores * scale + bias, in one pass over memory.
+
+        Args:
+            scores: [batch, num_heads, query, key] or [num_heads, query, key].
+            scale: Multiplies the scores, not the bias.
+            **places: See :class:`Places`.
+
+        Returns:
+            Shape and dtype of scores. A query that sees no key has weights 0.
+        """
+        queries, keys = scores.shape[-2:]
+        return functional.alibi_softmax(
+            scores,
+            self._slopes(keys),
+            scale=scale,
+            causal=self.causal,
+            **_complete(places, queries, keys),
+        )
+
+    def softmax_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> None:
+        """:meth:`softmax` in place, for inference.
+
+        Args:
+            scores: Any strides, but a contiguous last dimension.
+            scale: Multiplies the scores, not the bias.
+            **places: See :class:`Places`.
+        """
+        queries, keys = scores.shape[-2:]
+        functional.alibi_softmax_(
+            scores,
+            self._slopes(keys),
+            scale=scale,
+            causal=self.causal,
+            **_complete(places, queries, keys),
+        )
+
+    def lse_correction(
+        self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
+    ) -> Tensor:
+        """What a block's log-sum-exp lacks where its biases were made from local indices.
+
+        Args:
+            query_length: Queries of the block.
+            query_start: Position of the first of them.
+            key_start: Position of the block's first key.
+            form: See :func:`posembed.functional.alibi_lse_correction`.
+
+        Returns:
+            [num_heads, query_length], to add before blocks are merged.
+        """
+        return functional.alibi_lse_correction(
+            self._slopes(0),
+            query_length,
+            query_start=query_start,
+            key_start=key_start,
+            form=form,
+            causal=self.causal,
+        )
+
+    def score_mod(
+        self, *, query_offset: int = 0, key_length: int | None = None
+    ) -> Callable[..., Tensor]:
         """The bias for ``torch.nn.attention.flex_attention``: made in the kernel, never in memory.
 
         Args:
             query_offset: Position of the first query among the keys. Lengths are not known here:
                 for ends aligned, as :meth:`forward` has it, pass keys - queries.
+            key_length: Needed with train_length.
 
         Example:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -150,7 +347,9 @@ class ALiBi(nn.Module):
             >>> query, key, value = torch.randn(3, 1, 8, 16, 64)
             >>> y = flex_attention(query, key, value, score_mod=pe.ALiBi(8).score_mod())
         """
-        slopes, causal = self.slopes, self.causal
+        if self.train_length is not None and key_length is None:
+            raise ValueError("key_length: expected a number with train_length, got None")
+        slopes, causal = self._slopes(0 if key_length is None else key_length), self.causal
         before, after = (slopes[0], slopes[1]) if slopes.dim() == 2 else (slopes, slopes)
 
         def bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -161,44 +360,124 @@ class ALiBi(nn.Module):
 
         return bias
 
+    def attention_backend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        *,
+        dropout: float = 0.0,
+        **places: Unpack[Places],
+    ) -> str:
+        """Which means :meth:`attention` takes for these arguments.
+
+        Args:
+            query: As in :meth:`attention`.
+            key: As in :meth:`attention`.
+            dropout: As in :meth:`attention`.
+            **places: See :class:`Places`.
+
+        Returns:
+            "flash": FlashAttention-2 with slopes, where that package is installed. "flex": a
+            compiled flex attention. "fused": scores in memory, and one kernel for scale, bias,
+            mask and softmax; it alone takes everything.
+        """
+        given = {name for name, value in places.items() if value is not None}
+        if not query.is_cuda or self.learned or given - {"query_offset"}:
+            return "fused"
+        if query.shape[-2] == 1:  # one row of scores: nothing to save
+            return "fused"
+        half = query.dtype in (torch.bfloat16, torch.float16)
+        if half and not given and self._derived.dim() == 1 and _has_flash():
+            return "flash"
+        return "fused" if dropout else "flex"
+
     def attention(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         *,
-        query_offset: int | None = None,
         scale: float | None = None,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        **places: Unpack[Places],
     ) -> Tensor:
         """Softmax(query key^T scale + bias) value, by the best means at hand.
-
-        On CUDA, slopes that are not learned go through flex attention and no bias is made;
-        elsewhere SDPA takes the bias as its mask.
 
         Args:
             query: [batch, num_heads, seq, head_dim].
             key: [batch, num_heads or a divisor of it, keys, head_dim].
             value: As key.
-            query_offset: Position of the first query among the keys; default: the last query stands
-                at the last key.
             scale: Default: ``head_dim ** -0.5``.
+            dropout: Probability with which weights are zeroed.
+            backend: Default: :meth:`attention_backend`.
+            **places: See :class:`Places`.
 
         Returns:
             [batch, num_heads, seq, head_dim].
+
+        Raises:
+            ValueError: Another backend, or heads of key that do not divide those of query.
         """
-        # A branch, because the compiler compares symbols, and SDPA takes a bool.
-        grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
-        if query.is_cuda and not self.learned:
-            offset = key.shape[-2] - query.shape[-2] if query_offset is None else query_offset
-            mod = self.score_mod(query_offset=offset)
-            result: Tensor = _flex()(
-                query, key, value, score_mod=mod, scale=scale, enable_gqa=grouped
+        if backend is None:
+            backend = self.attention_backend(query, key, dropout=dropout, **places)
+        if scale is None:
+            scale = query.shape[-1] ** -0.5
+        if backend == "fused":
+            return self._fused(query, key, value, scale, dropout, places)
+        if backend == "flex":
+            return self._flex(query, key, value, scale, places.get("query_offset"))
+        if backend == "flash":
+            return self._flash(query, key, value, scale, dropout)
+        raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
+
+    def _fused(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, places: Any
+    ) -> Tensor:
+        batch, heads, queries, head_dim = query.shape
+        key_heads, keys = key.shape[1:3]
+        if heads % key_heads != 0:
+            raise ValueError(
+                f"key: expected heads that divide those of query, {heads}, got {key_heads}"
             )
-            return result
-        bias = self(query.shape[-2], key.shape[-2], query_offset=query_offset, dtype=query.dtype)
-        return F.scaled_dot_product_attention(
-            query, key, value, bias, scale=scale, enable_gqa=grouped
+        # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
+        grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
+        scores = (grouped @ key.mT).view(batch, heads, queries, keys)
+        if torch.is_grad_enabled() and (scores.requires_grad or self.learned):
+            scores = self.softmax(scores, scale=scale, **places)
+        else:
+            self.softmax_(scores, scale=scale, **places)
+        if dropout:
+            scores = F.dropout(scores, dropout)
+        mixed = scores.view(batch, key_heads, heads // key_heads * queries, keys) @ value
+        return mixed.view(batch, heads, queries, value.shape[-1])
+
+    def _flex(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, query_offset: int | None
+    ) -> Tensor:
+        keys = key.shape[-2]
+        offset = keys - query.shape[-2] if query_offset is None else query_offset
+        # A branch, because the compiler compares symbols, and flex attention takes a bool.
+        grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
+        mod = self.score_mod(query_offset=offset, key_length=keys)
+        result: Tensor = _compiled_flex()(
+            query, key, value, score_mod=mod, scale=scale, enable_gqa=grouped
         )
+        return result
+
+    def _flash(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
+    ) -> Tensor:
+        from flash_attn import flash_attn_func
+
+        result: Tensor = flash_attn_func(
+            *(tensor.transpose(1, 2) for tensor in (query, key, value)),
+            dropout_p=dropout,
+            softmax_scale=scale,
+            causal=self.causal,
+            alibi_slopes=self._slopes(key.shape[-2]),
+        )
+        return result.transpose(1, 2)
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
@@ -208,13 +487,43 @@ class ALiBi(nn.Module):
             parts.append("causal=False")
         if self.total_heads is not None:
             parts.append(f"total_heads={self.total_heads}, head_start={self.head_start}")
+        if self.factor != 1.0:
+            parts.append(f"factor={self.factor:g}")
+        if self.train_length is not None:
+            parts.append(f"train_length={self.train_length}")
         if self.learned:
             parts.append("learned=True")
         return ", ".join(parts)
 
 
+def _complete(places: Places, queries: int, keys: int) -> Places:
+    """With a mask and no positions: those that count visible keys only."""
+    mask = places.get("attention_mask")
+    given = (places.get("query_positions"), places.get("key_positions"))
+    if mask is None or any(positions is not None for positions in given):
+        return places
+    if mask.dim() == 0 or mask.shape[-1] != keys:
+        return places  # the operator says what is wrong
+    positions = functional.alibi_positions(mask)
+    offset = places.get("query_offset")
+    first = keys - queries if offset is None else offset
+    if first < 0 or first + queries > keys:
+        return {**places, "key_positions": positions}
+    return {
+        **places,
+        "query_offset": None,
+        "query_positions": positions.narrow(-1, first, queries),
+        "key_positions": positions,
+    }
+
+
 @functools.cache
-def _flex() -> Any:
+def _has_flash() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+@functools.cache
+def _compiled_flex() -> Any:
     """Flex attention, compiled: uncompiled, it would make the scores in memory."""
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -44,24 +44,11 @@ def permute_rotary_weight(
     """
     if to not in ("interleaved", "half_split"):
         raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
-    if num_heads <= 0 or weight.dim() == 0 or weight.shape[0] % num_heads:
-        raise ValueError(
-            f"num_heads: expected a divisor of the weight's rows, {tuple(weight.shape)}, "
-            f"got {num_heads}"
-        )
-    head_dim = weight.shape[0] // num_heads
-    width = head_dim if rotary_dim is None else rotary_dim
-    if width % 2 or rotary_start < 0 or rotary_start + width > head_dim:
-        raise ValueError(
-            f"rotary_dim: expected an even number of components from {rotary_start} on within "
-            f"head_dim, {head_dim}, got {width}"
-        )
-    shape = (2, width // 2) if to == "interleaved" else (width // 2, 2)
-    order = torch.arange(head_dim, device=weight.device)
-    window = order[rotary_start : rotary_start + width]
-    order[rotary_start : rotary_start + width] = window.view(shape).t().flatten()
-    result = weight.detach().clone(memory_format=torch.contiguous_format)
-    rows = result.view(num_heads, head_dim, *weight.shape[1:])
-    chosen = list(range(num_heads) if heads is None else heads)
-    rows[chosen] = rows[chosen][:, order]
-    return result
+    return torch.ops.posembed.rotary_permute_weight(  # type: ignore[no-any-return]
+        weight,
+        num_heads,
+        interleaved=to == "interleaved",
+        rotary_dim=rotary_dim,
+        rotary_start=rotary_start,
+        heads=None if heads is None else list(heads),
+    )

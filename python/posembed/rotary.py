@@ -21,6 +21,23 @@ from posembed.specification import Numerics, RotarySpec
 LENGTH_DEPENDENT = (DynamicNtkScaling, LongRopeScaling)
 
 
+@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
+    reason="dynamic NTK has other frequencies at every length: compile module.resolve(seq_len)"
+)
+def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
+    """The specification for one length."""
+    return spec.resolve(seq_len)
+
+
+def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
+    """What holds within the original context, what beyond if that is one, and where it ends."""
+    if not isinstance(spec.scaling, (DynamicNtkScaling, LongRopeScaling)):
+        return None
+    original = spec.scaling.original_max_positions
+    many = isinstance(spec.scaling, DynamicNtkScaling)
+    return spec.resolve(original), None if many else spec.resolve(original + 1), original
+
+
 class RotaryEmbedding(nn.Module):
     """Rotates query and key by their positions.
 
@@ -76,6 +93,7 @@ class RotaryEmbedding(nn.Module):
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
+        self.regimes = regimes(self.spec)
         self.register_parameter("frequencies", None)
         if learned_frequencies:
             if isinstance(self.spec.scaling, LENGTH_DEPENDENT):
@@ -105,19 +123,29 @@ class RotaryEmbedding(nn.Module):
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
             layer_type: Where layers differ.
-            **options: ``interleaved`` and ``base`` of :meth:`RotarySpec.from_huggingface`, and the
-                module's own.
+            **options: ``part``, ``interleaved`` and ``base`` of
+                :meth:`RotarySpec.from_huggingface`, and the module's own.
         """
-        stated = {key: options.pop(key) for key in ("interleaved", "base") if key in options}
+        names = {"part", "interleaved", "base"} & set(options)
+        stated = {name: options.pop(name) for name in names}
         return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved where its frequencies depend on the length.
 
-        A compiled program resolves outside: ``RotaryEmbedding(spec.resolve(length))``.
+        LongRoPE has two, so a compiled program has two graphs. Dynamic NTK has one for each length
+        beyond the original context, which breaks the graph: compile what :meth:`resolve` gives.
         """
-        depends = isinstance(self.spec.scaling, LENGTH_DEPENDENT)
-        return self.spec.resolve(seq_len) if depends and seq_len is not None else self.spec
+        if seq_len is None or self.regimes is None:
+            return self.spec
+        near, far, original = self.regimes
+        if seq_len <= original:
+            return near
+        return resolved(self.spec, int(seq_len)) if far is None else far
+
+    def resolve(self, seq_len: int) -> RotaryEmbedding:
+        """The module for sequences of that length, where frequencies depend on it."""
+        return RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
 
     @overload
     def forward(

@@ -108,7 +108,7 @@ class YarnScaling(Scaling):
             ``(0.1 * mscale * log(factor) + 1) / (0.1 * mscale_all_dim * log(factor) + 1)``.
         truncate: Round the ends of the blend outwards to whole pairs.
         attention_factor: What rotated queries and keys are multiplied by; default
-            ``0.1 * log(factor) + 1``.
+            ``0.1 * log(factor) + 1``. With 1 this is "NTK by parts", the method before YaRN.
     """
 
     kind: ClassVar[str] = "yarn"

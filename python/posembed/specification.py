@@ -158,16 +158,21 @@ class RotarySpec:
         config: Any,
         layer_type: str | None = None,
         *,
+        part: str | None = None,
         interleaved: bool | None = None,
         base: float | None = None,
     ) -> RotarySpec:
         """The specification of a model, strictly read from its configuration.
 
-        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata.
+        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata. Tensors
+        that change the rotation are given among the keys: GGUF's "rope_freqs.weight" (Llama 3),
+        "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3).
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
             layer_type: Where layers differ: "full_attention", "sliding_attention", and so on.
+            part: The configuration within, "vision_config", say; default: its own, or that of
+                the text model.
             interleaved: The pairing, for model types that are not known; nothing tells it.
             base: For configurations without rope_theta.
 
@@ -183,7 +188,7 @@ class RotarySpec:
         """
         from posembed.configuration import from_huggingface
 
-        return from_huggingface(config, layer_type, interleaved=interleaved, base=base)
+        return from_huggingface(config, layer_type, part=part, interleaved=interleaved, base=base)
 
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification for sequences of that length, with fixed frequencies.
@@ -220,7 +225,8 @@ class RotarySpec:
 
     def wavelengths(self, seq_len: int | None = None) -> Tensor:
         """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand."""
-        return 2 * math.pi / self.frequencies(seq_len).abs()
+        text = self.text if seq_len is None else self.resolve(seq_len).text
+        return torch.ops.posembed.rotary_wavelengths(text)  # type: ignore[no-any-return]
 
     def describe(self) -> str:
         """What differs from the defaults, in the short form that modules print."""
@@ -228,15 +234,11 @@ class RotarySpec:
 
     def explain(self, seq_len: int | None = None) -> str:
         """What the specification does, for people: pairs, wavelengths, what stretches them."""
-        from posembed.explanation import explain
-
-        return explain(self, seq_len)
+        return torch.ops.posembed.rotary_explanation(self.text, seq_len)  # type: ignore[no-any-return]
 
     def diff(self, other: RotarySpec) -> str:
         """In words what differs, and from which position on angles differ by more than 1e-3."""
-        from posembed.explanation import diff
-
-        return diff(self, other)
+        return torch.ops.posembed.rotary_difference(self.text, other.text)  # type: ignore[no-any-return]
 
     @property
     def attention_factor(self) -> float:

@@ -115,6 +115,24 @@ MODULES = [
         learned=True,
         call=lambda m: m.attention(numbers(1, 3, 4, 8), numbers(1, 1, 6, 8), numbers(1, 1, 6, 8)),
     ),
+    twins(
+        "ALiBi",
+        6,
+        slopes="geometric",
+        factor=2.0,
+        train_length=4,
+        call=lambda m: m.softmax(
+            numbers(2, 6, 3, 5),
+            scale=0.5,
+            attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]),
+        ),
+    ),
+    twins(
+        "ALiBi",
+        4,
+        causal=False,
+        call=lambda m: m.lse_correction(3, query_start=8, key_start=4, form="key"),
+    ),
     twins("SinusoidalPositionalEmbedding", 8, call=lambda m: m.forward(numbers(2, 5, 8), offset=3)),
     twins(
         "SinusoidalPositionalEmbedding",

@@ -28,12 +28,17 @@ POSEMBED_API const char* name(Slopes slopes);
 
 namespace functional {
 
-/// How the bias of a block of scores is made.
+/// How scores become biased scores.
 struct AlibiCall {
   std::optional<int64_t>
-      query_offset;         ///< position of the first query; none: last query at last key
-  bool causal = true;       ///< -slope (i - j); otherwise -slope |i - j|
-  bool hide_future = true;  ///< causal: keys after the query get -infinity, otherwise 0
+      query_offset;    ///< position of the first query; none: last query at last key
+  bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
+  bool hide = true;    ///< hidden keys get -infinity, otherwise bias 0
+  double scale = 1.0;  ///< multiplies scores, not the bias
+  std::optional<torch::Tensor> query_positions;  ///< int32 or int64 [query] or [batch, query]
+  std::optional<torch::Tensor> key_positions;    ///< int32 or int64 [key] or [batch, key]
+  std::optional<torch::Tensor> cu_seqlens;       ///< [documents + 1]: other documents are hidden
+  std::optional<torch::Tensor> attention_mask;   ///< [key] or [batch, key]: keys with 0 are hidden
 };
 
 /// Slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
@@ -45,16 +50,21 @@ POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes:
                                         int64_t head_start = 0,
                                         std::optional<torch::Device> device = std::nullopt);
 
-/// The bias [heads, query_length, key_length] that SDPA takes as attn_mask; gradients flow to
-/// slopes.
+/// Positions that count visible keys alone, from 0; those of others are 0: int64, as
+/// attention_mask, [key_length] or [batch, key_length]. With left padding and holes, as Bloom
+/// counts.
+POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
+
+/// The bias [heads, query_length, key_length] that SDPA takes as attn_mask, with a batch in front
+/// where positions or mask have one; gradients flow to slopes.
 /// @param slopes  floating [heads]; [2, heads]: for keys left and right of the query
 /// @param dtype  of the result; default: of slopes
-/// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes
+/// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length,
                                       int64_t key_length, const AlibiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
-/// scores + bias in one pass; gradients flow to both.
+/// scores * scale + bias in one pass; gradients flow to both.
 /// @param scores  floating [batch, heads, query, key] or [heads, query, key]
 POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                                      const AlibiCall& call = {});
@@ -63,6 +73,24 @@ POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::T
 POSEMBED_API void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
                              const AlibiCall& call = {});
 
+/// Attention weights, softmax(scores * scale + bias) over keys; scores are read once. Gradients
+/// flow to both. A query that sees no key has weights 0.
+POSEMBED_API torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
+                                         const AlibiCall& call = {});
+
+/// The same in place, for inference: raises where a gradient would be lost.
+POSEMBED_API void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                                 const AlibiCall& call = {});
+
+/// What the log-sum-exp of a block lacks whose biases were made from indices i of queries and j of
+/// keys within the block: float [heads, query_length], to add to it before blocks are merged.
+/// @param form  what was added to scores: "distance": slope (j - i); "key": slope j
+/// @throws c10::ValueError form
+POSEMBED_API torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
+                                                int64_t query_start, int64_t key_start,
+                                                const std::string& form = "distance",
+                                                bool causal = true);
+
 }  // namespace functional
 
 /// Options of ALiBi.
@@ -70,6 +98,14 @@ struct POSEMBED_API ALiBiOptions {
   using SlopesOption = std::variant<Slopes, torch::Tensor>;
 
   /* implicit */ ALiBiOptions(int64_t num_heads);
+
+  /// The options that a family of models was trained with: "bloom", "mpt", "falcon", "baichuan",
+  /// "jais", "mosaicbert". All heads of the model are meant: shards set total_heads and head_start
+  /// of the result.
+  /// @param head_dim  falcon: the bias is added before scores are scaled by 1 / sqrt(head_dim)
+  /// @throws c10::ValueError another name, or falcon without head_dim
+  static ALiBiOptions preset(const std::string& name, int64_t total_heads,
+                             std::optional<int64_t> head_dim = std::nullopt);
 
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
@@ -84,12 +120,16 @@ struct POSEMBED_API ALiBiOptions {
   TORCH_ARG(std::optional<int64_t>, total_heads) = std::nullopt;
   /// The first head of this module among them.
   TORCH_ARG(int64_t, head_start) = 0;
+  /// Slopes are divided by factor (JAIS's alibi_scaling).
+  TORCH_ARG(double, factor) = 1.0;
+  /// Slopes are divided by key_length / train_length where there are more keys than that.
+  TORCH_ARG(std::optional<int64_t>, train_length) = std::nullopt;
   /// Slopes are a parameter.
   TORCH_ARG(bool, learned) = false;
 };
 
-/// Biases of attention scores. Unless learned, slopes come from the options each time: there is no
-/// tensor to cast or save.
+/// Biases of attention scores. Unless learned, slopes come from the options whenever the module
+/// moves: there is no state to cast or save.
 ///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));
@@ -109,29 +149,50 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   /// float32 [num_heads] or [2, num_heads]; the parameter where they are learned.
   torch::Tensor slopes() const;
 
-  /// The bias [num_heads, query_length, key_length]; key_length: default query_length.
-  /// dtype: default that of the module. See functional::alibi_bias.
-  torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
-                        std::optional<int64_t> query_offset = std::nullopt,
-                        std::optional<torch::Dtype> dtype = std::nullopt);
+  /// Slopes as FlashAttention-2 takes them, positive: float32 [num_heads], or
+  /// [batch_size, num_heads]. No gradient reaches learned slopes through it.
+  /// @param key_length  needed with train_length
+  /// @throws c10::ValueError slopes with two sides
+  torch::Tensor alibi_slopes(std::optional<int64_t> batch_size = std::nullopt,
+                             std::optional<int64_t> key_length = std::nullopt) const;
 
-  /// Adds the bias to scores [batch, num_heads, query, key] in place, for inference.
-  void add_(const torch::Tensor& scores, std::optional<int64_t> query_offset = std::nullopt);
+  /// The bias [num_heads, query_length, key_length]; key_length: default query_length.
+  /// dtype: default that of the module. See functional::alibi_bias; causal is the module's.
+  torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
+                        functional::AlibiCall call = {},
+                        std::optional<torch::Dtype> dtype = std::nullopt) const;
+
+  /// scores [batch, num_heads, query, key] * scale + bias in place, for inference.
+  void add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+
+  /// Attention weights: softmax(scores * scale + bias). See functional::alibi_softmax.
+  torch::Tensor softmax(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+
+  /// The same in place, for inference.
+  void softmax_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+
+  /// See functional::alibi_lse_correction.
+  torch::Tensor lse_correction(int64_t query_length, int64_t query_start, int64_t key_start,
+                               const std::string& form = "distance") const;
 
   /// softmax(query key^T scale + bias) value; query [batch, num_heads, seq, head_dim], key and
-  /// value with num_heads or a divisor of it; scale: default 1 / sqrt(head_dim).
+  /// value with num_heads or a divisor of it. call.scale is not read.
+  /// @param scale  default: 1 / sqrt(head_dim)
+  /// @param dropout  probability with which weights are zeroed
   torch::Tensor attention(const torch::Tensor& query, const torch::Tensor& key,
-                          const torch::Tensor& value,
-                          std::optional<int64_t> query_offset = std::nullopt,
-                          std::optional<double> scale = std::nullopt);
+                          const torch::Tensor& value, functional::AlibiCall call = {},
+                          std::optional<double> scale = std::nullopt, double dropout = 0.0) const;
 
   /// Read at construction and by reset().
   ALiBiOptions options;
 
  private:
   torch::Tensor derived_slopes() const;
+  torch::Tensor slopes_for(int64_t key_length) const;
+  void follow(const torch::TensorOptions& like);
 
   torch::Tensor parameter_;  // defined where slopes are learned
+  torch::Tensor derived_;    // otherwise: on the module's device
   torch::TensorOptions like_ = torch::TensorOptions(torch::kFloat).device(torch::kCPU);
 };
 

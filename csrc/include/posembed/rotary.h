@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -29,6 +30,33 @@ enum class Layout {
 
 /// "bshd", "bhsd", "sbhd" or "thd".
 POSEMBED_API const char* name(Layout layout);
+
+/// Which components form a pair.
+enum class Pairing {
+  half_split,   ///< (i, i + rotary_dim / 2), as GPT-NeoX and Llama in transformers
+  interleaved,  ///< (2i, 2i + 1), as GPT-J and Meta's Llama
+};
+
+/// What permute_rotary_weight() leaves where it is.
+struct PermuteOptions {
+  std::optional<int64_t> rotary_dim = std::nullopt;          ///< default: the whole head
+  int64_t rotary_start = 0;                                  ///< the first rotated component
+  std::optional<std::vector<int64_t>> heads = std::nullopt;  ///< default: all
+};
+
+/// Reorders the rows that make a head's components for the other pairing: queries and keys permuted
+/// alike have the same products, so attention scores stay as they are.
+///
+///     weight = posembed::permute_rotary_weight(weight, 32, posembed::Pairing::interleaved);
+///
+/// @param weight  [num_heads * head_dim, ...]: a projection's weight or bias, a LoRA B matrix; of a
+///     norm over one head [head_dim] with one head
+/// @param num_heads  heads in the rows: of keys with grouped queries, of all three if packed
+/// @param to  the pairing that it is to have; it has the other
+/// @param options  the rotated window, and of packed weights the heads of query and key
+/// @throws c10::ValueError rows do not fit num_heads, or the window does not fit the head
+POSEMBED_API torch::Tensor permute_rotary_weight(const torch::Tensor& weight, int64_t num_heads,
+                                                 Pairing to, const PermuteOptions& options = {});
 
 namespace functional {
 
@@ -54,31 +82,41 @@ struct RotaryCall {
 ///     positions
 POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
                                   const std::optional<torch::Tensor>& positions,
-                                  const std::string& spec, const RotaryCall& call = {});
+                                  std::string_view spec, const RotaryCall& call = {});
 
 /// Rotates `query` and `key` (any number of heads each) in one launch.
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, const std::string& spec,
+    const std::optional<torch::Tensor>& positions, std::string_view spec,
     const RotaryCall& call = {});
 
 /// The same in place, for inference: raises where a gradient would be lost.
 POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
-                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call = {});
 POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-                          const std::optional<torch::Tensor>& positions, const std::string& spec,
+                          const std::optional<torch::Tensor>& positions, std::string_view spec,
                           const RotaryCall& call = {});
+
+/// Moves rotated keys to other positions, or to another specification, in place: as if rotated
+/// anew, but for one rounding to their dtype. Works on a float64 copy.
+/// @param key  what `spec` rotated at `old_positions`, in `layout`
+/// @param new_positions  where the keys shall be, as rotary() takes positions
+/// @param new_spec  what shall have rotated them
+/// @throws as rotary_()
+POSEMBED_API void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                            const torch::Tensor& new_positions, const std::string& spec,
+                            const std::string& new_spec, Layout layout = Layout::bshd);
 
 /// The same into memory of the same shape and dtype, with any strides but for a contiguous last
 /// dimension; it may be the input itself. For inference, and for speed: fresh memory costs more
 /// than the rotation.
 POSEMBED_API void rotary_out(const torch::Tensor& out, const torch::Tensor& query,
                              std::nullopt_t no_key, const std::optional<torch::Tensor>& positions,
-                             const std::string& spec, const RotaryCall& call = {});
+                             std::string_view spec, const RotaryCall& call = {});
 POSEMBED_API void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
                              const torch::Tensor& query, const torch::Tensor& key,
-                             const std::optional<torch::Tensor>& positions, const std::string& spec,
+                             const std::optional<torch::Tensor>& positions, std::string_view spec,
                              const RotaryCall& call = {});
 
 }  // namespace functional
@@ -118,6 +156,8 @@ struct POSEMBED_API RotaryOptions {
   RotarySpec spec() const;
 };
 
+class RotaryEmbedding;
+
 /// Rotates query and key by their positions. Holds no tensor unless frequencies are learned:
 /// nothing to cast, move or save.
 ///
@@ -155,6 +195,16 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
+
+  /// Moves rotated keys in place, to other positions or to another specification (default: the
+  /// same); see functional::rerotate_.
+  void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                 const torch::Tensor& new_positions,
+                 const std::optional<RotarySpec>& new_spec = std::nullopt);
+
+  /// The module for sequences of that length, where frequencies depend on it (dynamic NTK,
+  /// LongRoPE). A key cache belongs to one of them.
+  RotaryEmbedding resolve(int64_t seq_len) const;
 
   /// Read at construction and by reset().
   RotaryOptions options;

@@ -33,6 +33,7 @@ struct DynamicNtkScaling {
 
 /// YaRN: pairs with more than beta_fast turns in the original context stay, those with fewer than
 /// beta_slow are divided by `factor`, those between are blended. Peng et al., arXiv:2309.00071.
+/// With an attention factor of 1 this is "NTK by parts", the method before YaRN.
 struct YarnScaling {
   double factor = 1.0;
   int64_t original_max_positions = 0;
@@ -155,8 +156,21 @@ struct POSEMBED_API RotarySpec {
   /// Radians per position: float64 [rotary_dim / 2]. No seq_len: as up to the original context.
   torch::Tensor frequencies(std::optional<int64_t> seq_len = std::nullopt) const;
 
+  /// Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand still.
+  torch::Tensor wavelengths(std::optional<int64_t> seq_len = std::nullopt) const;
+
   /// What rotated queries and keys are multiplied by.
   double attention_factor(std::optional<int64_t> seq_len = std::nullopt) const;
+
+  /// "128, base=500000, scaling=linear(factor=8)": what differs from the defaults.
+  std::string describe() const;
+
+  /// What the specification does, for people: pairs, wavelengths, which pairs are stretched by how
+  /// much, what float32 angles would lose. A text of several lines.
+  std::string explain(std::optional<int64_t> seq_len = std::nullopt) const;
+
+  /// In words what differs, and from which position on angles differ by more than 1e-3 rad.
+  std::string diff(const RotarySpec& other) const;
 
   bool operator==(const RotarySpec& other) const;
   bool operator!=(const RotarySpec& other) const { return !(*this == other); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,23 @@ SECONDS = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
+class Goal:
+    """A candidate shall be at least ``speed`` times as fast as another call of its case."""
+
+    candidate: str
+    other: str
+    speed: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A candidate shall take at most so many seconds."""
+
+    candidate: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Case:
     """Calls that do the same, by label.
 
@@ -24,15 +41,21 @@ class Case:
         name: What is measured, with sizes.
         candidates: Calls without arguments. "posembed" is judged against every other one.
         floor: The label of the yardstick: a copy or update of the same bytes.
+        goals: Those beside a call that the case lacks are left out.
+        limit: A goal that needs no other call.
+        repeats: How often a candidate does its work in one call.
     """
 
     name: str
     candidates: dict[str, Callable[[], Any]]
     floor: str | None = None
+    goals: tuple[Goal, ...] = ()
+    limit: Limit | None = None
+    repeats: int = 1
 
 
 def run(case: Case, rounds: int) -> dict[str, Any]:
-    """Median seconds of each candidate, one timing each round."""
+    """Seconds of each candidate, one timing each round, and a line for each goal."""
     # Its import looks for a CUDA toolkit, which nothing here needs, and complains of finding none.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     from torch.utils.benchmark import Timer
@@ -40,32 +63,58 @@ def run(case: Case, rounds: int) -> dict[str, Any]:
     timers = {}
     for label, call in case.candidates.items():
         call()  # compiles, allocates, fills caches
-        timer = Timer("call()", globals={"call": call})
+        timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         once = timer.timeit(1).mean
         timers[label] = (timer, max(1, int(SECONDS / max(once, 1e-7))))
     seconds: dict[str, list[float]] = {label: [] for label in timers}
     for _ in range(rounds):
         for label, (timer, number) in timers.items():
-            seconds[label].append(timer.timeit(number).mean)
+            seconds[label].append(timer.timeit(number).mean / case.repeats)
     return {
         "name": case.name,
         "floor": case.floor,
         "seconds": {label: statistics.median(times) for label, times in seconds.items()},
         "best": {label: min(times) for label, times in seconds.items()},
+        "rounds": seconds,
+        "goals": [*verdicts(case, seconds)],
     }
 
 
+def speed(seconds: dict[str, list[float]], candidate: str, other: str) -> float:
+    """How many times as fast as another call: the median of what each round says."""
+    pairs = zip(seconds[candidate], seconds[other], strict=True)
+    return statistics.median(theirs / ours for ours, theirs in pairs)
+
+
+def verdicts(case: Case, seconds: dict[str, list[float]]) -> Iterator[str]:
+    """A line for each goal, with what was reached."""
+    for goal in case.goals:
+        if goal.other in seconds:
+            reached = speed(seconds, goal.candidate, goal.other)
+            what = f"{goal.candidate}: {goal.speed:.3g} x the speed of {goal.other}"
+            yield f"{what}; reached {reached:.2f}, {met(reached >= goal.speed)}"
+    if case.limit:
+        took = statistics.median(seconds[case.limit.candidate])
+        what = f"{case.limit.candidate}: at most {readable(case.limit.seconds)}"
+        yield f"{what}; took {readable(took)}, {met(took <= case.limit.seconds)}"
+
+
+def met(reached: bool) -> str:
+    """How a table says it."""
+    return "met" if reached else "**not met**"
+
+
 def table(result: dict[str, Any]) -> list[str]:
-    """Markdown: time, share of the floor's speed, and how many times slower than posembed."""
-    seconds, floor = result["seconds"], result["floor"]
-    ours = seconds.get("posembed")
+    """Markdown: time, share of the floor's speed, how many times slower than posembed, goals."""
+    rounds, floor = result["rounds"], result["floor"]
     head = "| | median | of floor | over posembed |"
     lines = [f"### {result['name']}", "", head, "|---|---:|---:|---:|"]
-    for label, value in seconds.items():
-        share = f"{seconds[floor] / value:.2f}" if floor else ""
-        ratio = f"{value / ours:.2f}" if ours else ""
+    for label, value in result["seconds"].items():
+        share = f"{speed(rounds, label, floor):.2f}" if floor else ""
+        ratio = f"{speed(rounds, 'posembed', label):.2f}" if "posembed" in rounds else ""
         lines.append(f"| {label} | {readable(value)} | {share} | {ratio} |")
-    return [*lines, ""]
+    goals = [f"- {line}" for line in result["goals"]]
+    return [*lines, "", "Goals:", "", *goals, ""] if goals else [*lines, ""]
 
 
 def readable(seconds: float) -> str:

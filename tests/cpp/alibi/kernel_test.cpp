@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -35,12 +36,37 @@ Copies<Kernel> copies(Kernel* baseline, [[maybe_unused]] Kernel* avx2,
 #define POSEMBED_COPIES(kernel) copies(baseline::kernel, baseline::kernel, baseline::kernel)
 #endif
 
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+double position(const core::IndexView& view, int64_t place) {
+  return static_cast<double>(core::read(view, place));
+}
+
+/// Query position - key position; NaN where the query does not see the key.
+double expected_distance(const Distances& distances, int64_t batch, int64_t row, int64_t key) {
+  const double query =
+      distances.query_positions.data == nullptr
+          ? static_cast<double>(distances.offset + row)
+          : position(distances.query_positions, batch * distances.query_stride + row);
+  const double at = distances.key_positions.data == nullptr
+                        ? static_cast<double>(key)
+                        : position(distances.key_positions, batch * distances.key_stride + key);
+  bool seen = !distances.causal || at <= query;
+  if (distances.mask != nullptr) seen &= distances.mask[batch * distances.mask_stride + key];
+  for (int64_t document = 0; document < distances.documents; ++document) {
+    const int64_t begin = core::read(distances.cu_seqlens, document);
+    const int64_t end = core::read(distances.cu_seqlens, document + 1);
+    const auto inside = [&](int64_t place) { return place >= begin && place < end; };
+    seen &= inside(distances.offset + row) == inside(key);
+  }
+  return seen ? query - at : std::nan("");
+}
+
 double expected_bias(double before, double after, const Distances& distances, int64_t row,
-                     int64_t key) {
-  const auto distance = static_cast<double>(distances.offset + row - key);
-  if (distance >= 0) return -before * distance;
-  if (!distances.causal) return after * distance;
-  return distances.hide_future ? -std::numeric_limits<double>::infinity() : 0.0;
+                     int64_t key, int64_t batch = 0) {
+  const double distance = expected_distance(distances, batch, row, key);
+  if (std::isnan(distance)) return distances.hide ? -infinity : 0.0;
+  return distance >= 0 ? -before * distance : after * distance;
 }
 
 /// `value` as it comes out of storage in T: rounded to the type arithmetic runs in, then to T.
@@ -53,8 +79,18 @@ Compute<T> rounded(double value) {
 
 struct Case {
   int64_t queries, keys, offset;
-  bool causal, hide_future;
+  bool causal, hide;
 };
+
+Distances distances_of(const Case& c) {
+  Distances distances;
+  distances.queries = c.queries;
+  distances.keys = c.keys;
+  distances.offset = c.offset;
+  distances.causal = c.causal;
+  distances.hide = c.hide;
+  return distances;
+}
 
 const Case cases[] = {
     {1, 1, 0, true, true},       {1, 7, 6, true, true},        {5, 3, -2, true, true},
@@ -86,7 +122,7 @@ TYPED_TEST(ALiBiKernel, FillsEveryRowInAnySplit) {
       SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
       FillArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
-      arguments.distances = {c.queries, c.keys, c.offset, c.causal, c.hide_future};
+      arguments.distances = distances_of(c);
       arguments.scalar = scalar_of<T>();
       const int64_t rows = 3 * c.queries, guard = 1;
       std::vector<T> out(static_cast<size_t>(rows * c.keys + 2 * guard));
@@ -120,20 +156,21 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
   for (const Case& c : cases) {
     for (const auto& [name, add] : POSEMBED_COPIES(add)) {
       SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
-      AddArguments arguments;
+      ScoreArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, heads, 2};
-      arguments.distances = {c.queries, c.keys, c.offset, c.causal, c.hide_future};
+      arguments.distances = distances_of(c);
       arguments.scalar = scalar_of<T>();
       arguments.batch = batch;
       // Heads outermost and rows apart: nothing but the last dimension is contiguous.
       const int64_t row = c.keys + padding;
       const int64_t strides[3] = {c.queries * row, batch * c.queries * row, row};
-      std::copy_n(strides, 3, arguments.in_stride);
-      std::copy_n(strides, 3, arguments.out_stride);
+      std::copy_n(strides, 3, arguments.in.stride);
+      arguments.scale = 0.5;
       std::vector<T> scores(static_cast<size_t>(batch * heads * c.queries * row));
       for (T& score : scores) core::store(Compute<T>(uniform(random)), &score);
       const std::vector<T> before = scores;
-      arguments.in = arguments.out = scores.data();
+      arguments.in.data = scores.data();
+      arguments.out = arguments.in;
       add(arguments, 0, 4);
       add(arguments, 4, batch * heads * c.queries);
       for (int64_t place = 0; place < static_cast<int64_t>(scores.size()); ++place) {
@@ -141,6 +178,7 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
         const int64_t head = place / strides[1];
         Compute<T> want = core::load(before[place]);
         if (key < c.keys) {
+          want *= Compute<T>(0.5);
           want += static_cast<Compute<T>>(expected_bias(two_sided[head], two_sided[heads + head],
                                                         arguments.distances, query, key));
         }
@@ -160,15 +198,16 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
     std::vector<T> grad(static_cast<size_t>(batch * heads * plane));
     for (T& value : grad) core::store(Compute<T>(uniform(random)), &value);
     ReduceArguments arguments;
-    arguments.distances = {c.queries, c.keys, c.offset, c.causal, c.hide_future};
-    arguments.sides = 2;
-    arguments.heads = heads;
-    arguments.grad = grad.data();
+    arguments.distances = distances_of(c);
     arguments.scalar = scalar_of<T>();
     arguments.batch = batch;
-    const int64_t strides[3] = {heads * plane, plane, c.keys};
-    std::copy_n(strides, 3, arguments.stride);
-    arguments.out_scalar = core::Scalar::float64;
+    arguments.grad = {grad.data(), {heads * plane, plane, c.keys}};
+    const int64_t rows = batch * heads * c.queries;
+    std::vector<double> partial(static_cast<size_t>(2 * rows));
+    arguments.slopes.sides = 2;
+    arguments.slopes.heads = heads;
+    arguments.slopes.partial = partial.data();
+    arguments.slopes.scalar = core::Scalar::float64;
     std::vector<double> want(2 * heads, 0.0);
     double size = 0;
     for (int64_t place = 0; place < batch * heads * plane; ++place) {
@@ -184,12 +223,244 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
     for (const auto& [name, reduce] : POSEMBED_COPIES(reduce)) {
       SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
       std::vector<double> out(2 * heads, 42.0);
-      arguments.out = out.data();
+      arguments.slopes.out = out.data();
       reduce(arguments, 0, 1);
-      reduce(arguments, 1, heads);
+      reduce(arguments, 1, rows);
+      reduce_heads_cpu(arguments.slopes, batch, c.queries);
       for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], want[i], 1e-14 * size);
       if (first.empty()) first = out;
       EXPECT_EQ(out, first);
+    }
+  }
+}
+
+/// Scores of two batches and three heads, with everything that can hide a key or move it.
+struct Placed {
+  static constexpr int64_t batch = 2, heads = 3, queries = 5, keys = 37;
+  static constexpr int64_t rows = batch * heads * queries;
+
+  Placed() {
+    for (int64_t i = 0; i < batch * keys; ++i) {
+      key_positions.push_back(i * 7 % 23 - 4);
+      mask[i] = i % 5 != 2;
+    }
+  }
+
+  Distances distances(bool causal, bool hide) const {
+    Distances result;
+    result.queries = queries;
+    result.keys = keys;
+    result.offset = 16;
+    result.causal = causal;
+    result.hide = hide;
+    result.query_positions = {query_positions.data(), core::Index::int32};
+    result.key_positions = {key_positions.data(), core::Index::int64};
+    result.key_stride = keys;
+    result.cu_seqlens = {boundaries.data(), core::Index::int32};
+    result.documents = 3;
+    result.mask = mask;
+    result.mask_stride = keys;
+    return result;
+  }
+
+  Matrices matrices(void* data) const {
+    return {data, {heads * queries * keys, queries * keys, keys}};
+  }
+
+  std::vector<int32_t> query_positions = {12, 3, 5, 9, 0};
+  std::vector<int64_t> key_positions;
+  std::vector<int32_t> boundaries = {0, 4, 18, 37};
+  bool mask[batch * keys];
+};
+
+template <typename T>
+std::vector<T> random_numbers(size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-2, 2);
+  std::vector<T> numbers(count);
+  for (T& number : numbers) core::store(Compute<T>(uniform(random)), &number);
+  return numbers;
+}
+
+/// softmax of a row in double precision; zeros where all keys are hidden.
+std::vector<double> expected_softmax(const std::vector<double>& scores) {
+  const double most = *std::max_element(scores.begin(), scores.end());
+  std::vector<double> weights(scores.size(), 0.0);
+  if (most == -infinity) return weights;
+  double sum = 0;
+  for (size_t i = 0; i < scores.size(); ++i) sum += weights[i] = std::exp(scores[i] - most);
+  for (double& weight : weights) weight /= sum;
+  return weights;
+}
+
+template <typename T>
+constexpr double tolerance = std::is_same_v<T, double> ? 1e-15
+                             : std::is_same_v<T, float>
+                                 ? 4e-7
+                                 : (std::is_same_v<T, core::BFloat16> ? 1.0 / 256 : 1.0 / 2048);
+
+TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
+  using T = TypeParam;
+  const Placed placed;
+  const std::vector<T> scores = random_numbers<T>(Placed::rows * Placed::keys, 3);
+  for (const bool causal : {true, false}) {
+    for (const bool hide : {true, false}) {
+      ScoreArguments arguments;
+      arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
+      arguments.distances = placed.distances(causal, hide);
+      arguments.scalar = scalar_of<T>();
+      arguments.batch = Placed::batch;
+      arguments.scale = 0.25;
+      arguments.in = placed.matrices(const_cast<T*>(scores.data()));
+      std::vector<T> sums(scores.size()), weights(scores.size());
+      arguments.out = placed.matrices(sums.data());
+      add_cpu(arguments, 0, Placed::rows);
+      for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
+        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " hide " << hide);
+        arguments.out = placed.matrices(weights.data());
+        softmax(arguments, 0, 7);
+        softmax(arguments, 7, Placed::rows);
+        for (int64_t row = 0; row < Placed::rows; ++row) {
+          const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
+          std::vector<double> biased;
+          for (int64_t key = 0; key < Placed::keys; ++key) {
+            const double bias =
+                expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
+                              row % Placed::queries, key, batch);
+            biased.push_back(0.25 * core::load(scores[row * Placed::keys + key]) + bias);
+            const double sum = core::load(sums[row * Placed::keys + key]);
+            if (std::isfinite(biased.back())) {
+              ASSERT_NEAR(sum, biased.back(), tolerance<T> * 16) << "row " << row << " key " << key;
+            } else {
+              ASSERT_EQ(sum, biased.back());
+            }
+          }
+          const std::vector<double> want = expected_softmax(biased);
+          for (int64_t key = 0; key < Placed::keys; ++key) {
+            const double have = core::load(weights[row * Placed::keys + key]);
+            ASSERT_NEAR(have, want[key], tolerance<T>) << "row " << row << " key " << key;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
+  using T = TypeParam;
+  for (const Case& c : cases) {
+    for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
+      SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
+      const std::vector<T> before = random_numbers<T>(3 * c.queries * c.keys, 4);
+      std::vector<T> scores = before;
+      ScoreArguments arguments;
+      arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
+      arguments.distances = distances_of(c);
+      arguments.scalar = scalar_of<T>();
+      arguments.batch = 1;
+      arguments.scale = 2;
+      arguments.in = {scores.data(), {0, c.queries * c.keys, c.keys}};
+      arguments.out = arguments.in;
+      softmax(arguments, 0, 3 * c.queries);
+      for (int64_t row = 0; row < 3 * c.queries && c.keys > 0; ++row) {
+        const int64_t head = row / c.queries;
+        std::vector<double> biased;
+        for (int64_t key = 0; key < c.keys; ++key) {
+          biased.push_back(2.0 * core::load(before[row * c.keys + key]) +
+                           expected_bias(two_sided[head], two_sided[3 + head], arguments.distances,
+                                         row % c.queries, key));
+        }
+        const std::vector<double> want = expected_softmax(biased);
+        double largest = 0;  // float32 rounds biased scores, and exp makes that relative
+        for (const double score : biased) {
+          if (std::isfinite(score)) largest = std::max(largest, std::abs(score));
+        }
+        const double rounding = std::is_same_v<T, double> ? 1e-16 : 6e-8;
+        for (int64_t key = 0; key < c.keys; ++key) {
+          ASSERT_NEAR(core::load(scores[row * c.keys + key]), want[key],
+                      tolerance<T> + 2 * rounding * largest * want[key])
+              << "row " << row << " key " << key;
+        }
+      }
+    }
+  }
+}
+
+TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
+    std::vector<float> scores(100, 1.0f);
+    for (size_t key = 41; key < scores.size(); ++key) scores[key] = nan;
+    const float slope = 0.0f;
+    ScoreArguments arguments;
+    arguments.slopes = {&slope, core::Scalar::float32, 1, 1};
+    arguments.distances.queries = 1;
+    arguments.distances.keys = 100;
+    arguments.distances.offset = 40;
+    arguments.batch = 1;
+    arguments.in = {scores.data(), {100, 100, 100}};
+    arguments.out = arguments.in;
+    softmax(arguments, 0, 1);
+    for (size_t key = 0; key < scores.size(); ++key) {
+      EXPECT_NEAR(scores[key], key <= 40 ? 1.0 / 41 : 0.0, 1e-8) << name << " key " << key;
+    }
+  }
+}
+
+TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
+  using T = TypeParam;
+  const Placed placed;
+  const size_t count = Placed::rows * Placed::keys;
+  const std::vector<T> grad = random_numbers<T>(count, 5);
+  for (const bool plain : {true, false}) {
+    SoftmaxBackwardArguments arguments;
+    arguments.distances = placed.distances(/*causal=*/false, /*hide=*/true);
+    if (plain) arguments.distances = distances_of({Placed::queries, Placed::keys, 16, false, true});
+    arguments.scalar = scalar_of<T>();
+    arguments.batch = Placed::batch;
+    arguments.scale = 0.5;
+    arguments.grad = placed.matrices(const_cast<T*>(grad.data()));
+    std::vector<T> weights = random_numbers<T>(count, 6);
+    for (int64_t place = 0; place < static_cast<int64_t>(count); ++place) {
+      const int64_t row = place / Placed::keys;
+      const double distance = expected_distance(arguments.distances, row / (3 * Placed::queries),
+                                                row % Placed::queries, place % Placed::keys);
+      if (std::isnan(distance)) weights[place] = T{};  // as softmax gives them
+    }
+    std::vector<double> partial(2 * Placed::rows), slopes(6), want_slopes(6, 0.0);
+    arguments.slopes = {2, 3, partial.data(), slopes.data(), core::Scalar::float64};
+    for (const auto& [name, softmax_backward] : POSEMBED_COPIES(softmax_backward)) {
+      SCOPED_TRACE(testing::Message() << name << " plain " << plain);
+      std::vector<T> out(count);
+      arguments.weights = placed.matrices(weights.data());
+      arguments.out = placed.matrices(out.data());
+      softmax_backward(arguments, 0, 4);
+      softmax_backward(arguments, 4, Placed::rows);
+      reduce_heads_cpu(arguments.slopes, Placed::batch, Placed::queries);
+      want_slopes.assign(6, 0.0);
+      for (int64_t row = 0; row < Placed::rows; ++row) {
+        const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;
+        double dot = 0;
+        const auto at = [&](const std::vector<T>& numbers, int64_t key) {
+          return static_cast<double>(core::load(numbers[row * Placed::keys + key]));
+        };
+        const auto distance = [&](int64_t key) {
+          return expected_distance(arguments.distances, batch, row % Placed::queries, key);
+        };
+        for (int64_t key = 0; key < Placed::keys; ++key) {
+          dot += at(grad, key) * at(weights, key);
+        }
+        for (int64_t key = 0; key < Placed::keys; ++key) {
+          const double change = at(weights, key) * (at(grad, key) - dot);
+          ASSERT_NEAR(at(out, key), 0.5 * change, tolerance<T> * 100) << "row " << row;
+          if (std::isnan(distance(key))) continue;
+          want_slopes[(distance(key) < 0 ? 3 : 0) + head] +=
+              distance(key) < 0 ? change * distance(key) : -change * distance(key);
+        }
+      }
+      for (size_t i = 0; i < slopes.size(); ++i) {
+        EXPECT_NEAR(slopes[i], want_slopes[i], (std::is_same_v<T, double> ? 1e-9 : 0.05)) << i;
+      }
     }
   }
 }

@@ -26,7 +26,9 @@ TEST(ALiBiModule, SubtractsSlopeTimesDistance) {
 TEST(ALiBiModule, OffsetMovesTheQueries) {
   ALiBi alibi(ALiBiOptions(4).causal(false));
   const torch::Tensor all = alibi->forward(7);
-  EXPECT_TRUE(torch::equal(alibi->forward(2, 7, 3), all.slice(1, 3, 5)));
+  posembed::functional::AlibiCall call;
+  call.query_offset = 3;
+  EXPECT_TRUE(torch::equal(alibi->forward(2, 7, call), all.slice(1, 3, 5)));
 }
 
 TEST(ALiBiModule, LearnedSlopesHaveGradients) {
@@ -50,7 +52,51 @@ TEST(ALiBiModule, AttendsWithTheBias) {
   const torch::Tensor query = torch::randn({2, 4, 3, 8}), key = torch::randn({2, 2, 5, 8});
   const torch::Tensor expected = at::scaled_dot_product_attention(
       query, key, key, alibi->forward(3, 5), 0.0, false, std::nullopt, /*enable_gqa=*/true);
-  EXPECT_TRUE(torch::equal(alibi->attention(query, key, key), expected));
+  EXPECT_TRUE(torch::allclose(alibi->attention(query, key, key), expected, 1e-5, 1e-6));
+}
+
+TEST(ALiBiModule, SoftmaxInPlaceAndApart) {
+  ALiBi alibi(ALiBiOptions(4));
+  const torch::Tensor scores = torch::randn({2, 4, 3, 5});
+  posembed::functional::AlibiCall call;
+  call.scale = 0.5;
+  const torch::Tensor expected = (scores * 0.5 + alibi->forward(3, 5)).softmax(-1);
+  EXPECT_TRUE(torch::allclose(alibi->softmax(scores, call), expected, 1e-5, 1e-6));
+  alibi->softmax_(scores, call);
+  EXPECT_TRUE(torch::allclose(scores, expected, 1e-5, 1e-6));
+}
+
+TEST(ALiBiModule, LeftPaddingChangesNothing) {
+  ALiBi alibi(ALiBiOptions(2));
+  const torch::Tensor query = torch::randn({1, 2, 6, 4}), key = torch::randn({1, 2, 6, 4});
+  posembed::functional::AlibiCall call;
+  call.attention_mask = torch::tensor({0, 0, 1, 1, 1, 1}).unsqueeze(0);
+  const auto real = [](const torch::Tensor& tensor) { return tensor.slice(2, 2); };
+  const torch::Tensor alone = alibi->attention(real(query), real(key), real(key));
+  EXPECT_TRUE(torch::allclose(real(alibi->attention(query, key, key, call)), alone, 1e-5, 1e-6));
+}
+
+TEST(ALiBiModule, GradientsReachScoresAndSlopes) {
+  ALiBi alibi(ALiBiOptions(2).learned(true));
+  const torch::Tensor scores = torch::randn({2, 3, 4}, torch::requires_grad());
+  alibi->softmax(scores).square().sum().backward();
+  EXPECT_TRUE(scores.grad().defined());
+  EXPECT_GT(alibi->slopes().grad().abs().min().item<float>(), 0.0f);
+}
+
+TEST(ALiBiModule, PresetsAreOptions) {
+  ALiBi falcon(ALiBiOptions::preset("falcon", 8, 64));
+  EXPECT_TRUE(torch::equal(falcon->slopes(), posembed::functional::alibi_slopes(8) / 8));
+  EXPECT_FALSE(ALiBiOptions::preset("mosaicbert", 12).causal());
+  EXPECT_TRUE(ALiBiOptions::preset("bloom", 12).causal());
+  EXPECT_THROW(ALiBiOptions::preset("gpt", 12), c10::ValueError);
+  EXPECT_THROW(ALiBiOptions::preset("falcon", 12), c10::ValueError);
+}
+
+TEST(ALiBiModule, SlopesForFlashAttention) {
+  ALiBi alibi(ALiBiOptions(4).train_length(8));
+  EXPECT_THROW(alibi->alibi_slopes(), c10::ValueError);
+  EXPECT_TRUE(torch::equal(alibi->alibi_slopes(2, 16), (alibi->slopes() / 2).expand({2, 4})));
 }
 
 TEST(ALiBiModule, ClonesAndCastsKeepTheSlopes) {
@@ -88,7 +134,7 @@ TEST(ALiBiModule, BadInputRaisesC10Errors) {
   EXPECT_THROW(ALiBi(ALiBiOptions(4).slopes(torch::rand({3}))), c10::ValueError);
   ALiBi alibi(ALiBiOptions(4));
   EXPECT_THROW(alibi->forward(-1), c10::ValueError);
-  EXPECT_THROW(alibi->forward(3, 3, std::nullopt, torch::kInt), c10::TypeError);
+  EXPECT_THROW(alibi->forward(3, 3, {}, torch::kInt), c10::TypeError);
   EXPECT_THROW(alibi->add_(torch::randn({2, 3, 4, 4})), c10::ValueError);
 }
 

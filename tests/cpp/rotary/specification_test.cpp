@@ -60,5 +60,54 @@ TEST(RotarySpec, RefusesWhatDoesNotFit) {
   EXPECT_THROW(spec.check(), c10::ValueError);
 }
 
+TEST(RotarySpec, SaysInWordsWhatItDoes) {
+  RotarySpec spec(128);
+  spec.base = 500000.0;
+  spec.scaling = Llama3Scaling{8, 1, 4, 8192};
+  const std::string text = spec.explain();
+  EXPECT_NE(text.find("64 pairs of halves (i, i + 64) in components 0 to 127 of 128"),
+            std::string::npos);
+  EXPECT_NE(text.find("pairs 29 to 63 stretched by up to 8x"), std::string::npos);
+  EXPECT_EQ(spec.diff(spec), "equal");
+  EXPECT_NE(spec.diff(RotarySpec(128)).find("base: 500000.0 against 10000.0"), std::string::npos);
+  EXPECT_DOUBLE_EQ(RotarySpec(8).wavelengths()[0].item<double>(), 2.0 * std::acos(-1.0));
+}
+
+TEST(PermuteRotaryWeight, ScoresStay) {
+  torch::manual_seed(0);
+  const torch::Tensor x = torch::randn({5, 12}, torch::kDouble);
+  const torch::Tensor weight = torch::randn({3 * 16, 12}, torch::kDouble);
+  const torch::Tensor permuted = permute_rotary_weight(weight, 3, Pairing::interleaved);
+  const auto scores = [&x](const torch::Tensor& projection, bool interleaved) {
+    RotaryEmbedding rope(RotaryOptions(16).interleaved(interleaved).layout(Layout::thd));
+    const torch::Tensor heads = rope->forward(torch::mm(x, projection.t()).view({5, 3, 16}));
+    return torch::einsum("qhd,khd->hqk", {heads, heads});
+  };
+  EXPECT_TRUE(torch::allclose(scores(permuted, true), scores(weight, false), 1e-12, 1e-12));
+  EXPECT_TRUE(torch::equal(permute_rotary_weight(permuted, 3, Pairing::half_split), weight));
+  const torch::Tensor part =
+      permute_rotary_weight(weight, 3, Pairing::interleaved, {8, 4, std::vector<int64_t>{1}});
+  EXPECT_TRUE(torch::equal(part.narrow(0, 0, 16), weight.narrow(0, 0, 16)));
+  EXPECT_FALSE(torch::equal(part, weight));
+  EXPECT_THROW(permute_rotary_weight(weight, 5, Pairing::interleaved), c10::ValueError);
+  EXPECT_THROW(permute_rotary_weight(weight, 3, Pairing::interleaved, {{}, 0, {{3}}}),
+               c10::ValueError);
+}
+
+TEST(RotaryEmbedding, MovesCachedKeys) {
+  RotarySpec spec(32);
+  spec.scaling = DynamicNtkScaling{2.0, 8};
+  RotaryEmbedding whole{RotaryOptions(spec)};
+  RotaryEmbedding near = whole->resolve(8);
+  RotaryEmbedding far = whole->resolve(64);
+  const torch::Tensor key = torch::randn({1, 4, 2, 32}, torch::kDouble);
+  const torch::Tensor old_positions = torch::arange(4);
+  const torch::Tensor new_positions = torch::arange(4) + 50;
+  const torch::Tensor cache = near->forward(key, std::nullopt, old_positions);
+  near->rerotate_(cache, old_positions, new_positions, spec.resolve(64));
+  EXPECT_TRUE(torch::allclose(cache, far->forward(key, std::nullopt, new_positions)));
+  EXPECT_THROW(whole->forward(key), c10::ValueError);
+}
+
 }  // namespace
 }  // namespace posembed

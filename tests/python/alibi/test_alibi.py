@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 
 import posembed as pe
 import pytest
 import torch
-import torch._dynamo
-from support.alibi import add, bias
+import torch._dynamo.testing
+from support.alibi import add, bias, mask_of, paper_slopes, positions_of, softmax
 from support.case import FLOATING, TOLERANCE, assert_close
 from torch.nn.attention.flex_attention import flex_attention
-
-
-def paper_slopes(heads: int) -> list[float]:
-    """As the paper's own code makes them."""
-
-    def power_of_two(count: int) -> list[float]:
-        start = 2 ** (-(2 ** -(math.log2(count) - 3)))
-        return [start * start**i for i in range(count)]
-
-    if math.log2(heads).is_integer():
-        return power_of_two(heads)
-    below = 2 ** math.floor(math.log2(heads))
-    return power_of_two(below) + paper_slopes(2 * below)[0::2][: heads - below]
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 25, 32, 71, 112])
@@ -106,15 +92,213 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_attention(key_heads: int, device: torch.device) -> None:
+@pytest.mark.parametrize("queries", [3, 1])
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"slopes": "two", "causal": False}])
+def test_attention(key_heads: int, queries: int, options, device: torch.device) -> None:
     torch.manual_seed(0)
-    query = torch.randn(2, 4, 3, 8, device=device)
+    if "slopes" in options:
+        options = {**options, "slopes": torch.rand(2, 4)}
+    query = torch.randn(2, 4, queries, 8, device=device)
     key, value = torch.randn(2, 2, key_heads, 6, 8, device=device)
-    alibi = pe.ALiBi(4, device=device)
+    alibi = pe.ALiBi(4, device=device, **options)
     repeated = [x.double().repeat_interleave(4 // key_heads, 1) for x in (key, value)]
-    scores = query.double() @ repeated[0].transpose(-1, -2) / math.sqrt(8)
-    weights = (scores + alibi(3, 6, dtype=torch.float64)).softmax(-1)
-    assert_close(alibi.attention(query, key, value), weights @ repeated[1], 1e-5)
+    scores = query.double() @ repeated[0].transpose(-1, -2)
+    for scale in (None, 0.3):
+        exact = scores * (8**-0.5 if scale is None else scale) + alibi(
+            queries, 6, dtype=torch.float64
+        )
+        found = alibi.attention(query, key, value, scale=scale)
+        assert_close(found, exact.softmax(-1) @ repeated[1], 1e-5)
+
+
+def test_attention_says_how_it_computes() -> None:
+    query, key = torch.randn(2, 1, 4, 3, 8)
+    assert pe.ALiBi(4).attention_backend(query, key) == "fused"
+    mask = torch.ones(1, 3)
+    assert pe.ALiBi(4).attention_backend(query, key, attention_mask=mask) == "fused"
+    with pytest.raises(ValueError, match="backend: expected 'flash', 'flex' or 'fused', got 'x'"):
+        pe.ALiBi(4).attention(query, key, key, backend="x")
+    with pytest.raises(
+        ValueError, match="key: expected heads that divide those of query, 4, got 3"
+    ):
+        pe.ALiBi(4).attention(query, key[:, :3], key[:, :3])
+
+
+def test_attention_drops_weights() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 4, 50, 8)
+    value = torch.ones(1, 4, 50, 8)
+    found = pe.ALiBi(4).attention(query, key, value, dropout=0.5)
+    assert not torch.equal(found, torch.ones_like(found))
+    assert abs(float(found.mean()) - 1) < 0.2
+    assert torch.equal(
+        pe.ALiBi(4).attention(query, key, value, dropout=1.0), torch.zeros(1, 4, 50, 8)
+    )
+
+
+def test_attention_trains_learned_slopes(device: torch.device) -> None:
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(4, learned=True, device=device)
+    query, key, value = torch.randn(3, 2, 4, 5, 8, device=device, requires_grad=True)
+    alibi.attention(query, key, value).square().sum().backward()
+    slopes = alibi.slopes.detach().double().requires_grad_()
+    exact = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    weights = softmax(exact[0] @ exact[1].mT, slopes, scale=8**-0.5)
+    expected = torch.autograd.grad((weights @ exact[2]).square().sum(), slopes)[0]
+    assert_close(alibi.slopes.grad, expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_softmax(dtype: torch.dtype, device: torch.device) -> None:
+    """With scale, positions, mask and documents, in place and apart."""
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(3, slopes=torch.rand(2, 3), causal=False, device=device)
+    scores = torch.randn(2, 3, 5, 70, device=device, dtype=dtype)
+    options = {
+        "query_positions": positions_of(2, 5, device=device),
+        "key_positions": positions_of(70, device=device, dtype=torch.int32),
+        "cu_seqlens": torch.tensor([0, 66, 70], device=device),
+        "attention_mask": mask_of(2, 70, device=device),
+    }
+    expected = softmax(
+        scores.double(), alibi.slopes.double(), *options.values(), causal=False, scale=0.25
+    )
+    assert_close(alibi.softmax(scores, scale=0.25, **options), expected, TOLERANCE[dtype])
+    alibi.softmax_(scores, scale=0.25, **options)
+    assert_close(scores, expected, TOLERANCE[dtype])
+
+
+def test_softmax_of_a_row_without_keys_is_zero(device: torch.device) -> None:
+    scores = torch.randn(1, 2, 3, 4, device=device, requires_grad=True)
+    weights = pe.ALiBi(2, device=device).softmax(scores, query_offset=-2)
+    assert torch.equal(weights[:, :, :2], torch.zeros(1, 2, 2, 4, device=device))
+    weights.square().sum().backward()
+    assert scores.grad.isfinite().all()
+
+
+def test_long_rows(device: torch.device) -> None:
+    """Rows that do not fit into a block's shared memory."""
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(2, device=device)
+    scores = torch.randn(1, 2, 2, 20_001, device=device)
+    expected = softmax(scores.double(), alibi.slopes.double())
+    assert_close(alibi.softmax(scores), expected, TOLERANCE[torch.float32])
+
+
+def test_decoding_step_is_the_last_row(device: torch.device) -> None:
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(4, device=device)
+    scores = torch.randn(2, 4, 9, 9, device=device)
+    whole = alibi.softmax(scores)
+    assert torch.equal(alibi.softmax(scores[:, :, -1:]), whole[:, :, -1:])
+
+
+def test_documents_are_packed_sequences(device: torch.device) -> None:
+    """Each document attends as if it were alone."""
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(4, device=device)
+    query, key, value = torch.randn(3, 1, 4, 12, 8, device=device)
+    boundaries = torch.tensor([0, 5, 6, 12], device=device, dtype=torch.int32)
+    packed = alibi.attention(query, key, value, cu_seqlens=boundaries)
+    for begin, end in ((0, 5), (5, 6), (6, 12)):
+        alone = alibi.attention(*(x[:, :, begin:end] for x in (query, key, value)))
+        assert_close(packed[:, :, begin:end], alone, 1e-6)
+
+
+def test_left_padding_changes_nothing(device: torch.device) -> None:
+    torch.manual_seed(0)
+    alibi = pe.ALiBi(4, device=device)
+    query, key, value = torch.randn(3, 1, 4, 6, 8, device=device)
+    alone = alibi.attention(query, key, value)
+    padded = [torch.cat([torch.full_like(x[:, :, :3], 7.0), x], 2) for x in (query, key, value)]
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]], device=device)
+    assert_close(alibi.attention(*padded, attention_mask=mask)[:, :, 3:], alone, 1e-6)
+    last = alibi.attention(padded[0][:, :, -1:], *padded[1:], attention_mask=mask)
+    assert_close(last, alone[:, :, -1:], 1e-6)
+
+
+def test_padding_may_hold_anything(device: torch.device) -> None:
+    alibi = pe.ALiBi(2, device=device)
+    scores = torch.randn(1, 2, 3, 6, device=device)
+    clean = alibi.softmax(scores, attention_mask=torch.tensor([0, 1, 1, 1, 1, 1], device=device))
+    scores[..., 0] = torch.nan
+    mask = torch.tensor([False, True, True, True, True, True], device=device)
+    assert torch.equal(alibi.softmax(scores, attention_mask=mask), clean)
+    alibi.add_(scores, attention_mask=mask)
+    assert torch.equal(scores[..., 0], torch.full((1, 2, 3), -torch.inf, device=device))
+
+
+@pytest.mark.parametrize("form", ["distance", "key"])
+@pytest.mark.parametrize("sides", [(), (2,)])
+def test_blocks_merge_by_corrected_log_sum_exps(form: str, sides: tuple[int, ...]) -> None:
+    """Blocks of keys, each computed with indices within it, against the whole."""
+    torch.manual_seed(0)
+    heads, length, size = 3, 12, 4
+    alibi = pe.ALiBi(heads, slopes=torch.rand(*sides, heads))
+    slopes = alibi.slopes.double() if not sides else alibi.slopes[0].double()
+    scores = torch.randn(heads, length, length, dtype=torch.float64)
+    value = torch.randn(heads, length, 5, dtype=torch.float64)
+    whole = softmax(scores, alibi.slopes.double()) @ value
+    index = torch.arange(size, dtype=torch.float64)
+    local = index[None] - index[:, None] if form == "distance" else index[None].expand(size, -1)
+    for query in range(0, length, size):
+        outputs, sums = [], []
+        for key in range(0, length, size):
+            block = (
+                scores[:, query : query + size, key : key + size] + slopes[:, None, None] * local
+            )
+            if key == query:
+                block = block.masked_fill(index[None] > index[:, None], -torch.inf)
+            correction = alibi.lse_correction(size, query_start=query, key_start=key, form=form)
+            sums.append(block.logsumexp(-1) + correction)
+            outputs.append(block.softmax(-1) @ value[:, key : key + size])
+        shares = torch.stack(sums).softmax(0).unsqueeze(-1)
+        merged = (shares * torch.stack(outputs)).sum(0)
+        assert_close(merged, whole[:, query : query + size], 2e-6)  # the correction is float32
+
+
+def test_lse_correction_has_gradients() -> None:
+    slopes = torch.rand(3, requires_grad=True)
+    found = pe.functional.alibi_lse_correction(slopes, 2, query_start=7, key_start=4)
+    assert torch.equal(found, (-3 * slopes).unsqueeze(1).expand(3, 2))
+    assert torch.equal(torch.autograd.grad(found.sum(), slopes)[0], torch.full((3,), -6.0))
+
+
+def test_flash_attention_takes_positive_float32_slopes(device: torch.device) -> None:
+    alibi = pe.ALiBi(12, device=device, dtype=torch.bfloat16, learned=True)
+    slopes = alibi.alibi_slopes()
+    assert (slopes.dtype, slopes.shape, slopes.device.type) == (torch.float32, (12,), device.type)
+    assert not slopes.requires_grad
+    assert (slopes > 0).all()
+    assert torch.equal(alibi.alibi_slopes(batch_size=3), slopes.expand(3, 12))
+    with pytest.raises(ValueError, match=r"one slope for each head, got \[2, 4\]"):
+        pe.ALiBi(4, slopes=torch.rand(2, 4)).alibi_slopes()
+
+
+def test_slopes_are_made_once(device: torch.device) -> None:
+    """A call launches one kernel: slopes are there, and what is given away is a copy."""
+    alibi = pe.ALiBi(4).to(device)
+    expected = alibi(3)
+    alibi.slopes.zero_()
+    alibi.alibi_slopes().zero_()
+    assert torch.equal(alibi(3), expected)
+    with torch.profiler.profile() as profile:
+        alibi.softmax_(torch.randn(1, 4, 1, 64, device=device))
+    names = [event.key for event in profile.key_averages()]
+    assert "posembed::alibi_softmax_" in names
+    assert "posembed::alibi_slopes" not in names
+
+
+def test_slopes_divided_for_longer_sequences() -> None:
+    alibi = pe.ALiBi(4, train_length=8)
+    assert torch.equal(alibi(8), pe.ALiBi(4)(8))
+    halved = pe.ALiBi(4, factor=2.0)
+    assert torch.equal(alibi(16), halved(16))
+    assert torch.equal(alibi.alibi_slopes(key_length=16), halved.slopes)
+    with pytest.raises(ValueError, match="key_length: expected a number with train_length"):
+        alibi.alibi_slopes()
+    with pytest.raises(ValueError, match="key_length: expected a number with train_length"):
+        alibi.score_mod()
 
 
 def test_learned_slopes_train(device: torch.device) -> None:
@@ -215,6 +399,26 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(4)(3, 2**31), ValueError, "key_length: expected up to 2147483647"),
         (lambda s: pe.ALiBi(4)(3, 3, query_offset=2**31 - 3), ValueError, "query_offset: expected distances between queries and keys up to 2147483647"),
         (lambda s: pe.ALiBi(4)(3, dtype=torch.int32), TypeError, "dtype: expected float32, float64, bfloat16 or float16, got Int"),
+        (lambda s: pe.ALiBi(4, train_length=0), ValueError, "train_length: expected a positive number, got 0"),
+        (lambda s: pe.ALiBi(4, factor=0), ValueError, "factor: expected a positive number, got 0"),
+        (lambda s: pe.ALiBi.from_preset("gpt", 4), ValueError, "name: expected one of 'bloom', .* got 'gpt'"),
+        (lambda s: pe.ALiBi.from_preset("falcon", 4), ValueError, "head_dim: expected a number for 'falcon', got None"),
+        (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.arange(4)), ValueError, r"query_positions: expected \[3\] or \[2, 3\], got \[4\]"),
+        (lambda s: pe.ALiBi(2).add_(s, key_positions=torch.ones(3, 5, dtype=torch.int64)), ValueError, r"key_positions: expected \[5\] or \[2, 5\], got \[3, 5\]"),
+        (lambda s: pe.ALiBi(2).add_(s[0], key_positions=torch.ones(2, 5, dtype=torch.int64)), ValueError, r"key_positions: expected \[5\], got \[2, 5\]"),
+        (lambda s: pe.ALiBi(2).add_(s, key_positions=torch.rand(5)), TypeError, "key_positions: expected int32 or int64, got Float"),
+        (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.arange(3), query_offset=0), ValueError, "query_offset: expected none beside query_positions"),
+        (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.tensor([0, 2**31, 1])), IndexError, "query_positions: expected -2147483647 to 2147483647, got 2147483648 at place 1"),
+        (lambda s: pe.ALiBi(2).softmax_(s, query_positions=torch.tensor([0, 2**31 - 1, 1]), key_positions=torch.tensor([0, -5, 1, 2, 3])), ValueError, "positions: expected distances between queries and keys up to 2147483647, got queries from 0 to 2147483647 and keys from -5 to 3"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4])), ValueError, "cu_seqlens: expected key_length 5 at its end, got 4"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4, 3, 5])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 3 after 4 at place 2"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([1, 5])), ValueError, "cu_seqlens: expected 0 at place 0, got 1"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor(5)), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[\]"),
+        (lambda s: pe.ALiBi(2).softmax_(s, attention_mask=torch.ones(4, dtype=torch.bool)), ValueError, r"attention_mask: expected \[5\] or \[2, 5\], got \[4\]"),
+        (lambda s: pe.functional.alibi_softmax_(s, torch.rand(2), attention_mask=torch.rand(5)), TypeError, "attention_mask: expected bool or integers, got Float"),
+        (lambda s: pe.ALiBi(4).softmax_(s), ValueError, "slopes: expected heads 2, got 4"),
+        (lambda s: pe.ALiBi(2).softmax_(s.transpose(-1, -2)), ValueError, "scores: expected a contiguous last dimension"),
+        (lambda s: pe.ALiBi(2).lse_correction(3, query_start=0, key_start=0, form="x"), ValueError, "form: expected 'distance' or 'key', got 'x'"),
         (lambda s: pe.ALiBi(4).add_(s), ValueError, "slopes: expected heads 2, got 4"),
         (lambda s: pe.ALiBi(2).add_(s[0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[3, 5\]"),
         (lambda s: pe.ALiBi(2).add_(s.int()), TypeError, "scores: expected float32, float64, bfloat16 or float16, got Int"),

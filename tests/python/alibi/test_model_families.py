@@ -10,6 +10,7 @@ import math
 import posembed as pe
 import pytest
 import torch
+from support.alibi import paper_slopes
 from support.case import assert_close
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as bloom_alibi
@@ -33,8 +34,22 @@ def weights(scores: Tensor) -> Tensor:
 def test_bloom(heads: int) -> None:
     scores = scores_of(heads)
     theirs = bloom_alibi(torch.ones(2, SEQ), heads, torch.float32).view(2, heads, 1, SEQ)
-    ours = pe.functional.alibi_add(scores, pe.ALiBi(heads).slopes)
-    assert_close(ours.softmax(-1), weights(scores + theirs), 4e-6)
+    ours = pe.ALiBi.from_preset("bloom", heads).softmax(scores)
+    assert_close(ours, weights(scores + theirs), 4e-6)
+
+
+def test_bloom_with_holes_in_the_mask() -> None:
+    """Bloom's positions count what is not masked."""
+    scores = scores_of(8)
+    mask = torch.ones(2, SEQ, dtype=torch.int64)
+    mask[0, :5], mask[1, 7:12] = 0, 0
+    theirs = bloom_alibi(mask, 8, torch.float32).view(2, 8, 1, SEQ)
+    hidden = (mask == 0)[:, None, None]
+    ours = pe.ALiBi.from_preset("bloom", 8).softmax(scores, attention_mask=mask)
+    expected = weights((scores + theirs).masked_fill(hidden, float("-inf")))
+    seen = mask.bool()  # queries that are padding themselves are nobody's
+    for batch in range(2):
+        assert_close(ours[batch][:, seen[batch]], expected[batch][:, seen[batch]], 4e-6)
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -42,7 +57,7 @@ def test_bloom(heads: int) -> None:
 def test_mpt(heads: int, max_bias: int) -> None:
     """MPT's bias of the last query is the distance itself."""
     theirs = mpt_alibi(heads, SEQ, alibi_bias_max=max_bias)
-    ours = pe.ALiBi(heads, max_bias=max_bias)(1, SEQ)
+    ours = pe.ALiBi.from_preset("mpt", heads, max_bias=max_bias)(1, SEQ)
     assert_close(ours, theirs, 1.2e-7)  # their slopes are a float32 power
 
 
@@ -51,13 +66,60 @@ def test_falcon(heads: int) -> None:
     """Falcon rounds slopes to bfloat16 and scales the sum of scores and bias by 1 / sqrt(head_dim)."""
     scores, head_dim = scores_of(heads), 64
     theirs = falcon_alibi(torch.ones(2, SEQ), heads, torch.float32).view(2, heads, 1, SEQ)
-    slopes = pe.ALiBi(heads).slopes.bfloat16().float() / math.sqrt(head_dim)
-    ours = scores / math.sqrt(head_dim)
-    pe.ALiBi(heads, slopes=slopes).add_(ours)
+    alibi = pe.ALiBi.from_preset("falcon", heads, head_dim=head_dim)
+    ours = alibi.softmax(scores, scale=1 / math.sqrt(head_dim))
     expected = weights((scores + theirs) / math.sqrt(head_dim))
     # theirs is slope * key in bfloat16, which rounds by up to 2^-9 of the bias
     worst = float(theirs.abs().max()) * 2**-8 / math.sqrt(head_dim)
-    assert_close(ours.softmax(-1), expected, worst + 1e-6)
+    assert_close(ours, expected, worst + 1e-6)
+
+
+def test_falcon_shards_cut_the_whole_models_slopes() -> None:
+    whole = pe.ALiBi.from_preset("falcon", 12, head_dim=16)
+    shard = pe.ALiBi.from_preset("falcon", 4, head_dim=16, total_heads=12, head_start=8)
+    assert torch.equal(shard.slopes, whole.slopes[8:])
+
+
+def distances() -> Tensor:
+    place = torch.arange(SEQ)
+    return (place[:, None] - place[None]).abs().float()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_baichuan(heads: int) -> None:
+    """Baichuan-13B adds slope * key and a causal mask to scaled scores."""
+    scores = scores_of(heads)
+    slopes = torch.tensor(paper_slopes(heads))
+    ours = pe.ALiBi.from_preset("baichuan", heads).softmax(scores, scale=0.125)
+    expected = weights(scores * 0.125 + slopes[:, None, None] * torch.arange(SEQ).float())
+    assert_close(ours, expected, 4e-6)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    ("options", "divisor"),
+    [
+        ({}, 1.0),
+        ({"factor": 2.5}, 2.5),
+        ({"train_length": 8}, SEQ / 8),
+        ({"train_length": 64}, 1.0),
+    ],
+)
+def test_jais(heads: int, options: dict[str, float], divisor: float) -> None:
+    """JAIS divides slopes by a factor, or by the number of keys over that of training."""
+    slopes = torch.tensor(paper_slopes(heads))
+    expected = (slopes / -divisor)[:, None, None] * distances()
+    found = pe.ALiBi.from_preset("jais", heads, **options)(SEQ)
+    past = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
+    assert_close(found[:, past], expected[:, past], 2.4e-7)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_mosaicbert(heads: int) -> None:
+    """MosaicBERT's bias falls off on both sides of the query."""
+    slopes = torch.tensor(paper_slopes(heads))
+    found = pe.ALiBi.from_preset("mosaicbert", heads)(SEQ)
+    assert_close(found, -slopes[:, None, None] * distances(), 1.2e-7)
 
 
 @pytest.mark.parametrize("heads", [8, 12])

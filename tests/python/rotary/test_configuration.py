@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,10 @@ def test_no_base_is_guessed() -> None:
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "original_max_position_embeddings: missing"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope_section: 'llama' is not known to have sections"),
         ({"model_type": "llama", "rope_theta": 1e4}, "head_dim: missing in the configuration"),
-        ({**LLAMA, "model_type": "dinov3_vit", "rope_theta": 1e2}, "positions are coordinates"),
+        ({**LLAMA, "model_type": "dinov3_vit", "rope_theta": 1e2}, "image_size: missing"),
+        ({**LLAMA, "model_type": "granite_swa", "layer_rope_theta": [1e4, 1e6, 0]}, "layer_rope_theta: layers differ: pass base= of [10000.0, 1000000.0]"),
+        ({**LLAMA, "model_type": "qwen2_vl_text", "rope_theta": 1e4, "rope_scaling": {"mrope_interleaved": True}}, "mrope_interleaved: the configuration contradicts itself"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_interleave": True}, "interleaved: the configuration contradicts itself"),
         (GEMMA3, "layer_type: expected one of ['full_attention', 'sliding_attention'], got None"),
         ({**GGUF, "general.architecture": "new", "new.rope.freq_base": 1e4}, "general.architecture 'new' is not known"),
         ({**GGUF, "llama.rope.wavelength": 2}, "unknown keys ['wavelength']"),
@@ -179,3 +183,9 @@ def test_command_line(
     )
     command_line()
     assert "base: 10000.0 against 500000.0" in capsys.readouterr().out
+
+
+def test_the_page_of_conventions_is_up_to_date() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    page = runpy.run_path(str(docs / "rotary_conventions.py"))["page"]()
+    assert (docs / "guide/rotary_conventions.md").read_text(encoding="utf-8") == page

@@ -135,6 +135,62 @@ def test_keys_moved_by_a_shift(dtype: torch.dtype, device: torch.device) -> None
     assert_close(cache, expected, {torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps))
 
 
+def test_moved_keys_are_as_good_as_rotated_ones(device: torch.device) -> None:
+    """float32: no further from the truth than one float32 rotation; bfloat16: two roundings."""
+    torch.manual_seed(6)
+    spec = pe.RotarySpec(128, base=500000.0)
+    longer = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
+    key = torch.randn(1, 64, 4, 128, dtype=torch.float64, device=device)
+    old, new = torch.randint(0, 131072, (2, 64), device=device)
+    truth = pe.functional.rotary(key, positions=new, spec=longer)
+
+    def error(found: Tensor) -> float:
+        return float((found.double() - truth).abs().max())
+
+    rotated = pe.functional.rotary(key.float(), positions=new, spec=longer)
+    moved = pe.functional.rotary(key, positions=old, spec=spec).float()
+    pe.functional.rerotate_(moved, old, new, spec=spec, new_spec=longer)
+    assert error(moved) <= error(rotated)
+
+    # A cache in bfloat16 has been rounded once; moving it rounds once more, each by half a step of
+    # 2^-8 relative to a pair's length.
+    length = float(truth.unflatten(-1, (2, 64)).norm(dim=-2).max())
+    cache = pe.functional.rotary(key, positions=old, spec=spec).bfloat16()
+    pe.functional.rerotate_(cache, old, new, spec=spec, new_spec=longer)
+    assert error(cache) <= 2 * 2**-8 * length
+    assert error(cache) > error(truth.bfloat16())
+
+
+def test_moving_back_and_forth_leaves_padding_alone(device: torch.device) -> None:
+    spec = pe.RotarySpec(64)
+    places = torch.tensor([-1, 3, 4], device=device)
+    keys = torch.randn(1, 3, 2, 64, device=device)
+    moved = keys.clone()
+    pe.functional.rerotate_(moved, places, torch.tensor([-1, 70_003, 4], device=device), spec=spec)
+    assert torch.equal(moved[:, 0], keys[:, 0])
+    assert not torch.allclose(moved[:, 1], keys[:, 1], atol=1e-2)
+    assert_close(moved[:, 2], keys[:, 2].double(), 2e-7)
+
+
+def test_moving_refuses_what_needs_a_history() -> None:
+    keys, places = torch.randn(1, 3, 2, 64, requires_grad=True), torch.arange(3)
+    with pytest.raises(ValueError, match="key: requires grad"):
+        pe.functional.rerotate_(keys, places, places, spec=pe.RotarySpec(64))
+    with pytest.raises(TypeError, match="key: expected float32"):
+        pe.functional.rerotate_(keys.int(), places, places, spec=pe.RotarySpec(64))
+
+
+def test_keys_moved_by_a_compiled_program() -> None:
+    spec = pe.RotarySpec(64)
+    keys, old, new = torch.randn(1, 5, 3, 64), torch.arange(5), torch.arange(5) + 11
+    moved = keys.clone()
+    torch.compile(pe.functional.rerotate_, fullgraph=True, backend="aot_eager")(
+        moved, old, new, spec=spec
+    )
+    pe.functional.rerotate_(keys, old, new, spec=spec)
+    assert torch.equal(moved, keys)
+
+
 def test_keys_moved_to_another_specification(device: torch.device) -> None:
     torch.manual_seed(5)
     factors = [1.0 + i / 8 for i in range(16)]

@@ -111,6 +111,44 @@ def test_a_dynamic_specification_is_resolved_or_refused() -> None:
     assert rope.spec.resolve(64) == pe.RotarySpec(32)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_modules_take_the_length(dynamic: bool) -> None:
+    """LongRoPE has two regimes, dynamic NTK one for each length: the second breaks the graph."""
+    query = torch.randn(1, 9, 2, 64)
+    factors = [1.0 + i / 8 for i in range(32)]
+    longrope = pe.RotaryEmbedding(64, scaling=pe.LongRopeScaling([1.0] * 32, factors, 64))
+    ntk = pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 64))
+    options: dict[str, Any] = {"backend": "eager", "dynamic": dynamic}
+    for rope, whole in ((longrope, True), (ntk, False)):
+        torch._dynamo.reset()
+        compiled = torch.compile(rope, fullgraph=whole, **options)
+        for length in (64, 65, 200):
+            expected = pe.functional.rotary(query, spec=rope.spec.resolve(length))
+            assert torch.equal(compiled(query, seq_len=length), expected)
+    torch._dynamo.reset()
+    compiled = torch.compile(ntk.resolve(200), fullgraph=True, **options)
+    assert torch.equal(compiled(query), ntk(query, seq_len=200))
+    with pytest.raises(Exception, match=r"compile module\.resolve\(seq_len\)"):
+        torch.compile(ntk, fullgraph=True, **options)(query, seq_len=200)
+
+
+def test_both_languages_resolve_and_move_keys() -> None:
+    scaling = pe.DynamicNtkScaling(2.0, 64)
+    ours, theirs = (
+        pe.RotaryEmbedding(32, scaling=scaling),
+        pe.cpp.RotaryEmbedding(32, scaling=scaling),
+    )
+    query, places = torch.randn(1, 5, 2, 32), torch.arange(5)
+    near, far = ours.resolve(64), ours.spec.resolve(200)
+    assert repr(near) == repr(theirs.resolve(64))
+    keys = near(query)
+    moved = keys.clone()
+    near.rerotate_(keys, places, places + 7, new_spec=far)
+    theirs.resolve(64).rerotate_(moved, places, places + 7, new_spec=far)
+    assert torch.equal(keys, moved)
+    assert_close(keys, pe.functional.rotary(query.double(), positions=places + 7, spec=far), 1e-6)
+
+
 def test_long_sequences_have_their_own_attention_factor() -> None:
     scaling = pe.LongRopeScaling([1.0], [2.0], 64, attention_factor=1.1, long_attention_factor=1.3)
     spec = pe.RotarySpec(2, scaling=scaling)
@@ -122,6 +160,27 @@ def test_restarted_sections_have_a_series_each() -> None:
     spec = pe.RotarySpec(12, sections=pe.Sections((2, 4), restart=True))
     expected = [*pe.RotarySpec(4).frequencies().tolist(), *pe.RotarySpec(8).frequencies().tolist()]
     assert spec.frequencies().tolist() == expected
+
+
+def test_eva_tower_in_a_larger_grid() -> None:
+    """EVA-02 squeezes the rows and columns of a larger grid into those of training."""
+    head_dim, trained, side = 16, 4, 6
+    spec = pe.RotarySpec(
+        head_dim,
+        interleaved=True,
+        sections=pe.Sections((4, 4), restart=True),
+        scaling=pe.LinearScaling(side / trained),
+    )
+    series = 10000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    steps = torch.arange(side, dtype=torch.float64) / side * trained
+    angles = torch.outer(steps, series).repeat_interleave(2, dim=-1)
+    both = torch.cat(torch.broadcast_tensors(angles[:, None], angles[None]), -1).flatten(0, 1)
+    query = torch.randn(1, side * side, 1, head_dim, dtype=torch.float64)
+    turned = torch.stack((-query[..., 1::2], query[..., 0::2]), -1).flatten(-2)
+    expected = query * both.cos()[:, None] + turned * both.sin()[:, None]
+    place = torch.arange(side * side)
+    positions = torch.stack([place // side, place % side]).unsqueeze(1)
+    assert_close(pe.functional.rotary(query, positions=positions, spec=spec), expected, 1e-14)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +255,36 @@ def test_explanation_tells_what_is_stretched() -> None:
     text = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192)).explain()
     assert "64 pairs of halves (i, i + 64)" in text
     assert "float32 angles at position 65536" in text
-    first, last = text.splitlines()[4], text.splitlines()[-1]
-    assert "1x" in first
+    assert "pairs 0 to 28 as they are; pairs 29 to 63 stretched by up to 8x" in text
+    first, last = text.splitlines()[-16], text.splitlines()[-1]
+    assert re.fullmatch(r" +0 +0 +1 +6\.28 +1x +4", first)
+    assert last.split()[0] == "63"
     assert "8x" in last
-    assert "stands still" in pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).explain()
+    still = pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).explain()
+    assert "pairs 0 to 1 as they are; pairs 2 to 3 stand still" in still
+    assert still.endswith("stands still")
+    assert "no pair is rotated" in pe.RotarySpec(8, rotary_dim=0).explain()
+
+
+def test_explanation_of_a_length() -> None:
+    spec = pe.RotarySpec(64, scaling=pe.DynamicNtkScaling(2.0, 100))
+    assert "beyond, frequencies depend on the sequence's length" in spec.explain()
+    assert "resolved for sequences of 300 positions" in spec.explain(300)
+    column = [float(line.split()[3]) for line in spec.explain(300).splitlines()[-16:]]
+    shown = [round(i * 31 / 15) for i in range(16)]
+    expected = spec.wavelengths(300)[shown]
+    assert torch.allclose(torch.tensor(column).double(), expected, atol=0.005)
+
+
+def test_error_of_float32_angles_as_explained() -> None:
+    spec = pe.RotarySpec(128, base=500000.0, scaling=pe.LinearScaling(1.0))
+    position = 131071
+    product = spec.frequencies().float() * torch.tensor(position, dtype=torch.float32)
+    error = float((product.double() - spec.frequencies() * position).abs().max())
+    assert f"by up to {error:.2g} rad" in pe.RotarySpec(
+        128, base=500000.0, scaling=pe.DynamicNtkScaling(1.0, position)
+    ).explain(position)
+    assert error > 1e-3
 
 
 def test_differences_in_words() -> None:
@@ -211,3 +296,9 @@ def test_differences_in_words() -> None:
     gap = (plain.frequencies() - pe.RotarySpec(8, base=10001.0).frequencies()).abs().max()
     assert gap * position >= 1e-3 > gap * (position - 1)
     assert "from position 1" in plain.diff(pe.RotarySpec(8, interleaved=True))
+    assert "from position 1" in plain.diff(pe.RotarySpec(8, sections=pe.Sections((2, 2))))
+    same = pe.RotarySpec(8, custom_frequencies=plain.frequencies().tolist())
+    assert plain.diff(same).endswith("angles are equal")
+    assert "4 numbers" not in plain.diff(same)
+    factor = plain.diff(pe.RotarySpec(8, scaling=pe.YarnScaling(1.0, 64, attention_factor=1.5)))
+    assert "attention factor: 1 against 1.5" in factor

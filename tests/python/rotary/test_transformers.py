@@ -6,10 +6,13 @@ rotation itself: pairing, direction, window, axes.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import posembed as pe
 import pytest
 import torch
-from posembed import conventions
+from posembed.configuration import conventions
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -20,19 +23,13 @@ TOKENS = 7
 # Their angles are products of float32 numbers; positions stay below 50.
 TOLERANCE = 2e-5
 
-# Default configurations that transformers' own code cannot run.
-INCOMPLETE = {
-    "blt": "a composite of four models without a width of its own",
-    "cohere_compass_text": "no rope_parameters",
-    "glm4v_moe_text": "sections of 32 pairs, of which it has 11",
-    "glm4v_text": "sections of 32 pairs, of which it has 64",
-    "glm_image_text": "sections of 32 pairs, of which it has 64",
-    "qwen3_omni_moe_text": "an odd head_dim",
+# No rotary module of the usual form: compared in test_transformers_apart.py.
+APART = {
+    *("clvp_encoder", "codegen", "efficientloftr", "gemma4_vision", "gptj", "llama4_vision_model"),
+    *("mistral_large4_text", "roformer"),
+    *conventions.NORMALISED_GRID,
+    *conventions.UNROTATED,
 }
-# rotary_dim 64 beside a partial_rotary_factor that is 1 by default, which the code reads.
-CONTRADICTING = {"minimax_m3_vl_text"}
-# No rotary module of the usual form: compared below, or rotated in the middle of a layer.
-WITHOUT_MODULE = {"codegen", "gptj", "llama4_vision_model", "roformer"}
 FREQUENCIES_ONLY = {"hunyuan_vl_text", "seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer"}
 
 
@@ -91,9 +88,9 @@ def agrees(
 
 def verdict(model: Model) -> str:
     """'agrees', 'no such layer', or what is wrong."""
+    if model.model_type in APART:
+        return "compared apart"
     spec = pe.RotarySpec.from_huggingface(model.config, model.layer_type)
-    if model.model_type in WITHOUT_MODULE:
-        return "compared below"
     rotary = model.rotary()
     if model.layer_type and not any(name.startswith(model.layer_type) for name in vars(rotary)):
         return "no such layer"
@@ -119,51 +116,29 @@ def test_every_model() -> None:
     agreeing = [name for name, found in verdicts.items() if found == "agrees"]
     print(f"{len(agreeing)} rotations agree, {len(refused)} model types are refused:")
     for name, reason in refused.items():
-        print(f"  {name}: {INCOMPLETE.get(name, reason)}")
-    wrong = {k: v for k, v in verdicts.items() if v in ("other frequencies", "another rotation")}
-    assert wrong == {}
-    assert set(refused) <= {*conventions.UNSUPPORTED, *INCOMPLETE, *CONTRADICTING}
-    assert len(agreeing) >= 240
+        print(f"  {name}: {reason}")
+    assert {
+        k: v for k, v in verdicts.items() if v in ("other frequencies", "another rotation")
+    } == {}
+    assert set(refused) <= set(conventions.UNSUPPORTED)
+    assert len(agreeing) >= 248
 
 
-@pytest.mark.parametrize("model_type", ["gptj", "codegen"])
-def test_tables_of_gpt_j(model_type: str) -> None:
-    code = pytest.importorskip(f"transformers.models.{model_type}.modeling_{model_type}")
-    spec = pe.RotarySpec.from_huggingface(transformers.CONFIG_MAPPING[model_type]())
-    query = torch.randn(1, TOKENS, 2, spec.rotary_dim)
-    table = code.create_sinusoidal_positions(TOKENS, spec.rotary_dim)
-    sine, cosine = table.unsqueeze(0).chunk(2, dim=-1)
-    expected = code.apply_rotary_pos_emb(query, sine, cosine)
-    head = torch.nn.functional.pad(query, (0, spec.head_dim - spec.rotary_dim))
-    found = pe.functional.rotary(head, spec=spec)[..., : spec.rotary_dim]
-    assert torch.allclose(found, expected, atol=TOLERANCE)
-
-
-def test_table_of_roformer() -> None:
-    code = pytest.importorskip("transformers.models.roformer.modeling_roformer")
-    config = transformers.CONFIG_MAPPING["roformer"]()
-    spec = pe.RotarySpec.from_huggingface(config)
-    table = code.RoFormerSinusoidalPositionalEmbedding(TOKENS, spec.head_dim).create_weight()
-    query = torch.randn(1, 2, TOKENS, spec.head_dim)
-    attention = code.RoFormerSelfAttention
-    expected, _ = attention.apply_rotary_position_embeddings(table[None, None], query, query)
-    found = pe.functional.rotary(query, spec=spec, layout="bhsd")
-    assert torch.allclose(found, expected, atol=TOLERANCE)
-
-
-def test_llama4_vision_tower() -> None:
-    code = pytest.importorskip("transformers.models.llama4.modeling_llama4")
-    config = transformers.CONFIG_MAPPING["llama4_vision_model"]()
-    spec = pe.RotarySpec.from_huggingface(config)
-    side = config.image_size // config.patch_size
-    patches = side * side
-    query = torch.randn(1, patches + 1, 2, spec.head_dim)
-    expected, _ = code.vision_apply_rotary_emb(
-        query, query, code.Llama4VisionRotaryEmbedding(config)(query)
-    )
-    place = torch.arange(patches)
-    rows_and_columns = torch.stack([place // side, place % side]) + 1
-    class_token = torch.zeros(2, 1, dtype=torch.int64)
-    positions = torch.cat([rows_and_columns, class_token], 1).unsqueeze(1)
-    found = pe.functional.rotary(query, positions=positions, spec=spec)
-    assert torch.allclose(found, expected, atol=TOLERANCE)
+def test_nobody_is_left_out() -> None:
+    """Every package whose code calls a rotary function has a model in the table or a reason."""
+    known: set[str] = set()
+    packages: dict[str, set[str]] = {}
+    for model_type in transformers.CONFIG_MAPPING:
+        module = transformers.CONFIG_MAPPING[model_type].__module__
+        packages.setdefault(module.split(".")[2], set()).add(model_type)
+    known = {model.model_type for model in models()} | set(conventions.UNSUPPORTED)
+    folder = Path(transformers.__file__).parent / "models"
+    called = re.compile(r"(?<!def )\b(?:apply_\w*rot\w*|rotate_queries\w*)\(")
+    rotating = {
+        file.parent.name
+        for file in folder.glob("*/modeling_*.py")
+        if called.search(file.read_text(encoding="utf-8"))
+    }
+    left_out = {name for name in rotating if not packages.get(name, set()) & known}
+    assert left_out == set()
+    assert len(rotating) > 200

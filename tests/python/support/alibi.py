@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import posembed  # noqa: F401  (registers the operators)
@@ -10,51 +11,139 @@ from torch import Tensor
 
 from support.case import OperatorCase, Sample
 
+INFINITY = float("inf")
+
+
+def paper_slopes(heads: int) -> list[float]:
+    """As the paper's own code makes them."""
+
+    def power_of_two(count: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(count) - 3)))
+        return [start * start**i for i in range(count)]
+
+    if math.log2(heads).is_integer():
+        return power_of_two(heads)
+    below = 2 ** math.floor(math.log2(heads))
+    return power_of_two(below) + paper_slopes(2 * below)[0::2][: heads - below]
+
+
+def distances(
+    query_length: int,
+    key_length: int,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    *,
+    query_offset: int | None = None,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Query position - key position, and which keys are hidden: both [batch or 1, 1, query, key]."""
+    offset = key_length - query_length if query_offset is None else query_offset
+    places = torch.arange(query_length) + offset
+    queries = places if query_positions is None else query_positions.cpu().long()
+    keys = torch.arange(key_length) if key_positions is None else key_positions.cpu().long()
+    distance = queries[..., :, None] - keys[..., None, :]
+    hidden = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
+    if cu_seqlens is not None:
+        ends = cu_seqlens.cpu().long()[1:].contiguous()
+        documents = [
+            torch.bucketize(p, ends, right=True) for p in (places, torch.arange(key_length))
+        ]
+        hidden = hidden | (documents[0][:, None] != documents[1][None])
+        hidden = hidden | ((places < 0) | (places >= key_length))[:, None]
+    if attention_mask is not None:
+        hidden = hidden | (attention_mask.cpu() == 0)[..., None, :]
+    shape = (1, *distance.shape) if distance.dim() == 2 else distance.shape
+    hidden = hidden if hidden.dim() == 3 else hidden.unsqueeze(0)
+    return distance.view(shape).unsqueeze(1), hidden.unsqueeze(1)
+
 
 def bias(
     slopes: Tensor,
     query_length: int,
     key_length: int,
-    *,
-    query_offset: int | None = None,
-    causal: bool = True,
-    hide_future: bool = True,
+    *places: Tensor | None,
+    hide: bool = True,
     dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> Tensor:
     """Minus slope times distance, element by element."""
-    offset = key_length - query_length if query_offset is None else query_offset
-    queries = torch.arange(query_length, device=slopes.device) + offset
-    distance = (queries[:, None] - torch.arange(key_length, device=slopes.device)).to(slopes.dtype)
+    distance, hidden = distances(query_length, key_length, *places, **options)
+    batched = any(p is not None and p.dim() == 2 for p in places)
+    distance, hidden = distance.to(slopes.device, slopes.dtype), hidden.to(slopes.device)
     left, right = (slopes[0], slopes[1]) if slopes.dim() == 2 else (slopes, slopes)
-    past = -left[:, None, None] * distance
-    if not causal:
-        future = right[:, None, None] * distance
-    else:
-        future = torch.full_like(past, float("-inf") if hide_future else 0.0)
-    result = torch.where(distance >= 0, past, future)
+    line = torch.where(
+        distance >= 0, -left[:, None, None] * distance, right[:, None, None] * distance
+    )
+    result = torch.where(hidden, torch.full_like(line, -INFINITY if hide else 0.0), line)
+    result = result if batched else result.squeeze(0)
     return result if dtype is None else result.to(dtype)
 
 
-def add(scores: Tensor, slopes: Tensor, **options: Any) -> Tensor:
-    return scores + bias(slopes, scores.shape[-2], scores.shape[-1], **options)
+def add(
+    scores: Tensor, slopes: Tensor, *places: Tensor | None, scale: float = 1.0, **options: Any
+) -> Tensor:
+    return scores * scale + bias(slopes, scores.shape[-2], scores.shape[-1], *places, **options)
 
 
-def add_in_place(scores: Tensor, slopes: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return add(scores, slopes, **options), slopes
+def softmax(scores: Tensor, slopes: Tensor, *places: Tensor | None, **options: Any) -> Tensor:
+    """A query that sees no key has weights 0."""
+    biased = add(scores, slopes, *places, **options)
+    sees = (biased > -INFINITY).any(-1, True)
+    zero = torch.zeros_like(biased)
+    return torch.where(sees, torch.where(sees, biased, zero).softmax(-1), zero)
 
 
-def bias_backward(grad: Tensor, *, two_sided: bool = False, **options: Any) -> Tensor:
+def in_place(reference: Any) -> Any:
+    def call(scores: Tensor, slopes: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return reference(scores, slopes, *args, **options), slopes
+
+    return call
+
+
+def bias_backward(
+    grad: Tensor, *places: Tensor | None, two_sided: bool = False, **options: Any
+) -> Tensor:
     """By the derivative of the bias: its value where one slope is 1, on the side of that slope."""
     heads = grad.shape[-3]
     ones = torch.ones(2, heads, dtype=grad.dtype, device=grad.device)
     sides = [ones * torch.tensor(side, device=grad.device)[:, None] for side in ([1, 0], [0, 1])]
     weights = [
-        bias(side, grad.shape[-2], grad.shape[-1], hide_future=False, **options) for side in sides
+        bias(side, grad.shape[-2], grad.shape[-1], *places, hide=False, **options) for side in sides
     ]
     both = torch.stack([(grad * weight).sum((-2, -1)) for weight in weights])
     if grad.dim() == 4:
         both = both.sum(1)
     return both if two_sided else both.sum(0)
+
+
+def softmax_backward(
+    grad: Tensor,
+    weights: Tensor,
+    *places: Tensor | None,
+    scale: float = 1.0,
+    sides: int = 1,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    change = weights * (grad - (grad * weights).sum(-1, True))
+    if sides == 0:
+        return change * scale, grad.new_empty(0)
+    return change * scale, bias_backward(change, *places, two_sided=sides == 2, **options)
+
+
+def positions_of(
+    *sizes: int, device: torch.device | str, dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """Some positions, neither in order nor all different."""
+    count = torch.Size(sizes).numel()
+    return ((torch.arange(count) * 7) % 11 - 3).to(device, dtype).view(sizes)
+
+
+def mask_of(*sizes: int, device: torch.device | str) -> Tensor:
+    """Some keys hidden; in the first row all but one."""
+    count = torch.Size(sizes).numel()
+    return ((torch.arange(count) * 5) % 3 != 1).view(sizes).to(device)
 
 
 def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> Any:
@@ -66,11 +155,45 @@ def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> 
     return make
 
 
-def add_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) -> Any:
+def placed_bias_sample(
+    batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
+) -> Sample:
+    """Lengths are numbers, which an exported program keeps: they must not depend on sizes."""
+    slopes = torch.rand(2, 3, device=device, dtype=dtype)
+    queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
+    return Sample((slopes, 4, 7, queries, keys), {"causal": False})
+
+
+def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) -> Any:
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         shape = (batch, 3, 4, seq) if batched else (3, 4, seq)
         scores = torch.randn(shape, device=device, dtype=dtype)
         return Sample((scores, torch.rand(*sides, 3, device=device, dtype=dtype)), options)
+
+    return make
+
+
+def positions_sample(**options: Any) -> Any:
+    """Positions of keys for each sequence, of queries for all."""
+
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
+        slopes = torch.rand(2, 3, device=device, dtype=dtype)
+        queries = positions_of(4, device=device, dtype=torch.int32)
+        return Sample((scores, slopes, queries, positions_of(batch, seq, device=device)), options)
+
+    return make
+
+
+def documents_sample(**options: Any) -> Any:
+    """Two documents and a mask, as long as the batch is wide."""
+
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
+        slopes = torch.rand(3, device=device, dtype=dtype)
+        boundaries = torch.tensor([0, seq // 3, seq], device=device, dtype=torch.int32)
+        mask = mask_of(batch, seq, device=device)
+        return Sample((scores, slopes, None, None, boundaries, mask), options)
 
     return make
 
@@ -80,6 +203,35 @@ def grad_sample(**options: Any) -> Any:
         return Sample((torch.randn(batch, 3, seq, 4, device=device, dtype=dtype),), options)
 
     return make
+
+
+def softmax_grad_sample(**options: Any) -> Any:
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        grad = torch.randn(batch, 3, seq, 4, device=device, dtype=dtype)
+        _, hidden = distances(seq, 4, causal=options.get("causal", True))
+        return Sample((grad, torch.rand_like(grad).masked_fill(hidden.to(device), 0)), options)
+
+    return make
+
+
+def cases_of_scores(name: str, reference: Any) -> list[OperatorCase]:
+    """Of alibi_add or alibi_softmax. Finite differences cannot tell infinities apart."""
+    operator = getattr(OPERATORS, name).default
+    finite = name == "alibi_softmax"
+    samples = {
+        "": (scores_sample((), causal=False), True),
+        "-causal": (
+            scores_sample((2,), batched=False, hide=False, query_offset=1, scale=0.5),
+            True,
+        ),
+        "-hidden": (scores_sample((), scale=0.25), finite),
+        "-positions": (positions_sample(causal=False), True),
+        "-documents": (documents_sample(), finite),
+    }
+    return [
+        OperatorCase(name + suffix, operator, sample, reference, differentiable=differentiable)
+        for suffix, (sample, differentiable) in samples.items()
+    ]
 
 
 OPERATORS = torch.ops.posembed
@@ -94,7 +246,7 @@ CASES = [
     OperatorCase(
         "alibi_bias-causal",
         OPERATORS.alibi_bias.default,
-        bias_sample((2,), hide_future=False, query_offset=1),
+        bias_sample((2,), hide=False, query_offset=1),
         bias,
     ),
     OperatorCase(
@@ -104,6 +256,7 @@ CASES = [
         bias,
         differentiable=False,  # finite differences cannot tell infinities apart
     ),
+    OperatorCase("alibi_bias-positions", OPERATORS.alibi_bias.default, placed_bias_sample, bias),
     OperatorCase(
         "alibi_bias_backward",
         OPERATORS.alibi_bias_backward.default,
@@ -116,17 +269,39 @@ CASES = [
         grad_sample(two_sided=True, causal=False, query_offset=2),
         bias_backward,
     ),
-    OperatorCase("alibi_add", OPERATORS.alibi_add.default, add_sample((), causal=False), add),
+    *cases_of_scores("alibi_add", add),
+    *cases_of_scores("alibi_softmax", softmax),
     OperatorCase(
-        "alibi_add-causal",
-        OPERATORS.alibi_add.default,
-        add_sample((2,), batched=False, hide_future=False, query_offset=1),
-        add,
+        "alibi_softmax_backward",
+        OPERATORS.alibi_softmax_backward.default,
+        softmax_grad_sample(causal=False, scale=0.5),
+        softmax_backward,
     ),
     OperatorCase(
-        "alibi_add-hidden", OPERATORS.alibi_add.default, add_sample(()), add, differentiable=False
+        "alibi_softmax_backward-two-sided",
+        OPERATORS.alibi_softmax_backward.default,
+        softmax_grad_sample(causal=False, sides=2),
+        softmax_backward,
     ),
     OperatorCase(
-        "alibi_add_", OPERATORS.alibi_add_.default, add_sample((2,)), add_in_place, mutates=True
+        "alibi_softmax_backward-hidden",
+        OPERATORS.alibi_softmax_backward.default,
+        softmax_grad_sample(sides=0),
+        softmax_backward,
+        differentiable=False,  # by weights of hidden keys, which are 0
+    ),
+    OperatorCase(
+        "alibi_add_",
+        OPERATORS.alibi_add_.default,
+        scores_sample((2,)),
+        in_place(add),
+        mutates=True,
+    ),
+    OperatorCase(
+        "alibi_softmax_",
+        OPERATORS.alibi_softmax_.default,
+        scores_sample((), scale=0.5),
+        in_place(softmax),
+        mutates=True,
     ),
 ]

@@ -15,13 +15,14 @@ def words(text: str) -> frozenset[str]:
 # Pairs (i, i + rotary_dim / 2).
 HALF_SPLIT = words(
     """
-EvollaModel afmoe apertus arcee aria_text bamba beam bitnet chameleon cohere_compass_text
+EvollaModel afmoe apertus arcee aria_text bamba beam bitnet chameleon clvp_encoder
+cohere_compass_text
 cosmos3_edge_text csm csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder deepseek_ocr2_text
 dia_decoder dia_encoder diffllama diffusion_gemma_text doge dots1 dots3_note_audio_encoder
 embedding_gemma2_text emu3_text_model esm esmc eurobert evolla exaone4 exaone_moe falcon
 falcon_h1 flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text
-glm4_moe glm4v_moe_text glm_image_text glmasr_encoder gpt_neox gpt_neox_japanese gpt_oss
-gradium_phonon_tts granite granite4_vision_text granite_docling_text granite_swa granitemoe
+gemma4_vision glm4_moe glm4v_moe_text glm_image_text glmasr_encoder gpt_neox gpt_neox_japanese
+gpt_oss gradium_phonon_tts granite granite4_vision_text granite_docling_text granite_swa granitemoe
 granitemoe_swa granitemoehybrid granitemoeshared gte higgs_audio_v2 hrm_text hunyuan_v1_dense
 hunyuan_v1_moe hunyuan_vl_text hy_v3 hy_v4 hyperclovax idefics internlm3 iquestcoder jais2
 jetmoe jina_embeddings_v3 kolibri1 kyutai_speech_to_text laguna lasr_encoder lfm2 lfm2_moe lfm3
@@ -50,13 +51,22 @@ INTERLEAVED = words(
 axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher
 codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5
 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 glm4v_text glm_moe_dsa glm_ocr_text gptj helium
-llama4_text longcat_flash moonshine moonshine_streaming openai_privacy_filter pe_audio_encoder
-pe_audio_video_encoder pe_video_encoder roformer
+llama4_text longcat_flash mistral_large4_text moonshine moonshine_streaming
+openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder roformer
 """
 )
 
 # Interleaved where the configuration's rope_interleave says so.
 BY_KEY = words("axk1 deepseek_v3 glm4_moe_lite mistral4 youtu")
+
+# Keys about rotation that have no bearing on the rotation of a layer that rotates: which layers do,
+# how scores are scaled, what else is rotated.
+NO_BEARING = words(
+    """
+no_rope_layer_interval no_rope_layers rotary_value use_mem_rope memory_attention_rope_dropout
+memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
+"""
+)
 
 # The other way round.
 REVERSED = frozenset({"nanochat"})
@@ -87,18 +97,22 @@ INTERLEAVED_SECTIONS = {
     "qwen4_exp_text": (11, 11, 10),
 }
 
+# Height and width share the faster pairs in turns, time has the slowest.
+TIME_LAST = {"ernie4_5_vl_moe_text": (22, 22, 20)}
+
+# Frequencies times the exponential of a tensor that only the checkpoint has, by its name.
+LEARNED_SCALE = {"mistral_large4_text": "rotary_emb.alpha"}
+
+# The configuration speaks of rotated components, the code rotates none (NoPE).
+UNROTATED = words("glm5_next_text kimi_linear")
+
 # Why a known family has no RotarySpec.
 UNSUPPORTED = {
-    "clvp_encoder": "rotates values too, by a width that its projection gives",
-    "dinov3_vit": "positions are coordinates between -1 and 1, not whole numbers",
-    "efficientloftr": "positions alternate between rows and columns within its aggregated grid",
-    "eomt_dinov3": "positions are coordinates between -1 and 1, not whole numbers",
-    "gemma4_vision": "each axis pairs halves of its own window: use a RotarySpec for each window",
-    "glm5_next_text": "its text layers have no rotary dimensions",
-    "kimi_linear": "its layers are not rotated",
-    "mistral_large4_text": "its frequencies are learned, pair by pair",
-    "musicflamingo": "positions are times in seconds, not whole numbers",
-    "sapiens2": "positions are coordinates between -1 and 1, not whole numbers",
+    "blt": "made of models with rotations of their own: pass part='global_config', say",
+    "esmfold2": "positions are coordinates of atoms in space, not whole numbers",
+    "lightglue": "frequencies are a learned projection of keypoints' coordinates",
+    "musicflamingo": "angles are products of a position and a time in seconds",
+    "vjepa2": "its code turns the two components of a pair by different angles: no rotation",
 }
 
 # Vision towers, position axes (height, width): each axis has the whole series of frequencies.
@@ -115,11 +129,18 @@ video_llama_3_vision
 WIDTH_THEN_HEIGHT = frozenset({"inkling2_vision", "llama4_vision_model", "step3p5_vision"})
 WIDTH_AND_HEIGHT_IN_TURNS = frozenset({"kimi_k25_vision"})
 TIME_HEIGHT_WIDTH = frozenset({"minimax_m3_vl_vision"})
+# Rows and columns in turns over all heads at once.
+WHOLE_GRID = frozenset({"efficientloftr"})
+# Coordinates from -1 to 1, whatever the image's size.
+NORMALISED_GRID = words("dinov3_vit eomt_dinov3 sapiens2")
+# Each axis pairs halves of a window of its own: a RotarySpec for each axis.
+WINDOW_OF_AXIS = frozenset({"gemma4_vision"})
 # Axes share one series: height has its even members, width the odd ones.
 SHARED_SERIES = frozenset({"pixtral"})
 INTERLEAVED_AXIAL = words(
     """
-edgetam_video inkling2_vision llama4_vision_model sam2_video sam3_tracker_video sam3_vit_model
+edgetam_video efficientloftr inkling2_vision llama4_vision_model sam2_video sam3_tracker_video
+sam3_vit_model
 """
 )
 AXIAL = (
@@ -127,6 +148,8 @@ AXIAL = (
     | WIDTH_THEN_HEIGHT
     | WIDTH_AND_HEIGHT_IN_TURNS
     | TIME_HEIGHT_WIDTH
+    | WHOLE_GRID
+    | NORMALISED_GRID
     | SHARED_SERIES
     | INTERLEAVED_AXIAL
 )
@@ -141,30 +164,4 @@ ALTERNATING_AXES = frozenset({"neomme"})
 WIDTH_BY_PART = frozenset({"minimax_m3_vl_text"})
 
 # Bases that the code has and the configuration has not.
-FIXED_BASE = {"gptj": 10000.0, "codegen": 10000.0, "roformer": 10000.0}
-
-# GGUF: architectures of llama.cpp whose pairs are interleaved, and those whose are not.
-GGUF_INTERLEAVED = dict.fromkeys(
-    words(
-        """
-arcee baichuan chameleon command-r cohere2 deci deepseek deepseek2 glm4 granite granitemoe
-internlm2 llama llama4 minicpm mistral3 olmo smollm3 starcoder xverse
-"""
-    ),
-    True,
-) | dict.fromkeys(
-    words(
-        """
-bert bloom dbrx exaone exaone4 falcon gemma gemma2 gemma3 gpt-oss gptneox grok nemotron olmo2
-olmoe openelm orion phi2 phi3 phimoe plamo qwen qwen2 qwen2moe qwen3 qwen3moe seed_oss stablelm
-starcoder2
-"""
-    ),
-    False,
-)
-GGUF_ROPE_KEYS = words(
-    """
-freq_base dimension_count scale_linear scaling.type scaling.factor scaling.attn_factor
-scaling.original_context_length scaling.finetuned
-"""
-)
+FIXED_BASE = dict.fromkeys(words("clvp_encoder codegen gptj roformer"), 10000.0)

@@ -1,0 +1,94 @@
+"""Rotary embedding on CUDA: prefill against a device copy, decode as servers replay it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import posembed as pe
+import torch
+from posembed.commands.measure import Case, Goal, Limit
+from setting import Setting
+from torch import Tensor
+
+from cases import peers
+
+QUERY_HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
+COPY = "copy_ into existing memory"
+CALLS_IN_GRAPH = 100
+
+# Microseconds that one replayed call may take.
+DECODE = {1: 1.05, 8: 1.05, 32: 1.05, 128: 1.5, 256: 2.1}
+
+
+def tensors(batch: int, seq: int) -> tuple[Tensor, Tensor]:
+    where = {"device": "cuda", "dtype": torch.bfloat16}
+    query = torch.randn(batch, seq, QUERY_HEADS, HEAD_DIM, **where)
+    return query, torch.randn(batch, seq, KEY_HEADS, HEAD_DIM, **where)
+
+
+def name(what: str, query: Tensor) -> str:
+    batch, seq = query.shape[:2]
+    return f"rotary {what} [{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] bfloat16"
+
+
+def graphed(call: peers.Call) -> peers.Call:
+    """Replays a CUDA graph of `call`, many times over: launches from Python cost more than it."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()  # compiles outside the capture
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS_IN_GRAPH):
+            call()
+    return graph.replay
+
+
+def prefill(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
+    query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+    rope = pe.RotaryEmbedding(HEAD_DIM)
+    candidates: dict[str, peers.Call] = {
+        COPY: lambda: (query_out.copy_(query), key_out.copy_(key)),
+        "posembed": lambda: rope(query, key),
+        "posembed, in place": lambda: rope.rotate_(query, key),
+        **peers.triton(query, key),
+        **peers.all_of(query, key, compile_peers),
+    }
+    return Case(name("forward", query), candidates, COPY, (Goal("posembed", COPY, 0.975),))
+
+
+def backward(query: Tensor, key: Tensor) -> Case:
+    leaves = [t.detach().requires_grad_() for t in (query, key)]
+    gradients = [torch.randn_like(t) for t in leaves]
+    rope = pe.RotaryEmbedding(HEAD_DIM)
+    results = rope(*leaves)
+
+    def back() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(results, leaves, gradients, retain_graph=True)
+
+    forward = "posembed, forward"
+    candidates = {forward: lambda: rope(query, key), "posembed": back}
+    return Case(name("backward", query), candidates, forward, (Goal("posembed", forward, 0.97),))
+
+
+def decode(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
+    rope = pe.RotaryEmbedding(HEAD_DIM)
+    calls: dict[str, peers.Call] = {
+        "posembed": lambda: rope.rotate_(query, key),
+        **peers.triton(query, key),
+        **peers.transformers(query, key, compile_peers),
+    }
+    return Case(
+        name("decode", query),
+        {label: graphed(call) for label, call in calls.items()},
+        limit=Limit("posembed", DECODE[query.shape[0]] * 1e-6),
+        repeats=CALLS_IN_GRAPH,
+    )
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    with torch.no_grad():
+        yield prefill(*tensors(4, 8192), setting.compile_peers)
+        for tokens in DECODE:
+            yield decode(*tensors(tokens, 1), setting.compile_peers)
+    yield backward(*tensors(4, 8192))

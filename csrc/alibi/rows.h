@@ -1,0 +1,234 @@
+// What the CPU kernels share: rows of matrices, and the biases and distances along a row. Where a
+// row's biases depend on key - query alone they are made in registers; otherwise its distances are
+// written out first. Included by kernel_*cpu.cpp only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "alibi/bias.h"
+#include "alibi/kernel.h"
+#include "core/vector.h"
+
+namespace posembed::alibi::POSEMBED_ISA {
+
+using core::Compute;
+using core::FloatPair;
+using core::Floats;
+using core::lanes;
+using core::Words;
+
+/// Elements that vectors take at a time.
+inline constexpr int64_t block = 2 * lanes;
+
+struct Row {
+  int64_t batch;
+  int64_t head;
+  int64_t query;
+};
+
+POSEMBED_INLINE Row row_at(int64_t number, int64_t heads, int64_t queries) {
+  const int64_t plane = number / queries;
+  return {plane / heads, plane % heads, number % queries};
+}
+
+template <typename T>
+POSEMBED_INLINE T* elements(const Matrices& matrices, const Row& row) {
+  return static_cast<T*>(matrices.data) + row.batch * matrices.stride[0] +
+         row.head * matrices.stride[1] + row.query * matrices.stride[2];
+}
+
+using Ints = int32_t __attribute__((vector_size(sizeof(Floats))));
+
+/// Integers of a block of T, in the order in which vectors hold its elements.
+struct WordPair {
+  Words first;
+  Words second;
+};
+
+template <typename T>
+POSEMBED_INLINE WordPair slots() {
+  WordPair result;
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    result.first[lane] = static_cast<uint32_t>(core::element_of_slot<T>(lane));
+    result.second[lane] = static_cast<uint32_t>(core::element_of_slot<T>(lanes + lane));
+  }
+  return result;
+}
+
+POSEMBED_INLINE WordPair operator+(WordPair pair, int64_t value) {
+  const auto word = static_cast<uint32_t>(value);
+  return {pair.first + word, pair.second + word};
+}
+
+POSEMBED_INLINE Floats broadcast(float value) { return Floats{} + value; }
+
+POSEMBED_INLINE FloatPair times(float slope, WordPair distance) {
+  return {broadcast(slope) * __builtin_convertvector((Ints)distance.first, Floats),
+          broadcast(slope) * __builtin_convertvector((Ints)distance.second, Floats)};
+}
+
+POSEMBED_INLINE FloatPair select(WordPair condition, FloatPair yes, FloatPair no) {
+  return {(Ints)condition.first != 0 ? yes.first : no.first,
+          (Ints)condition.second != 0 ? yes.second : no.second};
+}
+
+POSEMBED_INLINE WordPair is_positive(WordPair value) {
+  return {(Words)((Ints)value.first > 0), (Words)((Ints)value.second > 0)};
+}
+
+POSEMBED_INLINE FloatPair minus_infinity() { return {broadcast(-INFINITY), broadcast(-INFINITY)}; }
+
+/// A block that is not whole, or has hidden keys.
+struct Edge {
+  int64_t count;  // elements of the row
+  WordPair away;  // not zero: hidden, or beyond the row
+
+  FloatPair hide(FloatPair scores) const { return select(away, minus_infinity(), scores); }
+};
+
+/// The biases along a row of a plain ALiBi: whole(key, bias) or part(key, bias, edge) for each
+/// block that has visible keys. Returns where the blocks end; keys from there on are hidden.
+template <typename T, typename Whole, typename Part>
+POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& distances,
+                                   int64_t query, Whole whole, Part part) {
+  const int64_t position = distances.offset + query;
+  const int64_t split = std::clamp<int64_t>(position + 1, 0, distances.keys);
+  const bool hides = distances.causal && distances.hide;
+  const int64_t end = hides ? split : distances.keys;
+  const float after = distances.causal ? 0.0f : line.after;
+  WordPair distance = slots<T>() + -position;
+  int64_t key = 0;
+  const auto advance = [&] {
+    key += block;
+    distance = distance + block;
+  };
+  const auto at_edge = [&] {
+    const int64_t count = std::min(block, distances.keys - key);
+    const WordPair future = is_positive(distance);
+    const WordPair outside = is_positive(slots<T>() + (1 - count));
+    const FloatPair bias = select(future, times(after, distance), times(line.before, distance));
+    const Words hidden_lanes = Words{} - static_cast<uint32_t>(hides);
+    part(key, bias,
+         Edge{count,
+              {outside.first | (future.first & hidden_lanes),
+               outside.second | (future.second & hidden_lanes)}});
+    advance();
+  };
+  for (; key + block <= split; advance()) whole(key, times(line.before, distance));
+  if (key < split) at_edge();
+  for (; key + block <= end; advance()) whole(key, times(after, distance));
+  if (key < end) at_edge();
+  return std::min(key, distances.keys);
+}
+
+/// The distances along any row, hidden keys marked.
+class DistanceRows {
+ public:
+  explicit DistanceRows(const Distances& distances) : distances_(distances) {}
+
+  /// Valid until the next call.
+  const int32_t* at(const Row& row) {
+    if (row.batch != batch_) read_positions(row.batch);
+    const auto query = static_cast<int32_t>(query_position(distances_, row.batch, row.query));
+    const Keys document = document_of(distances_, row.query);
+    std::fill(row_.begin(), row_.begin() + document.begin, hidden);
+    std::fill(row_.begin() + document.end, row_.end(), hidden);
+    for (int64_t key = document.begin; key < document.end; ++key) {
+      row_[static_cast<size_t>(key)] =
+          seen(distances_, positions_[static_cast<size_t>(key)] - query);
+    }
+    if (distances_.mask != nullptr) hide_masked(row.batch);
+    return row_.data();
+  }
+
+ private:
+  void read_positions(int64_t batch) {
+    batch_ = batch;
+    positions_.resize(static_cast<size_t>(distances_.keys));
+    row_.resize(positions_.size());
+    for (int64_t key = 0; key < distances_.keys; ++key) {
+      positions_[static_cast<size_t>(key)] =
+          static_cast<int32_t>(key_position(distances_, batch, key));
+    }
+  }
+
+  void hide_masked(int64_t batch) {
+    const bool* visible = distances_.mask + batch * distances_.mask_stride;
+    for (size_t key = 0; key < row_.size(); ++key) row_[key] = visible[key] ? row_[key] : hidden;
+  }
+
+  const Distances& distances_;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> row_;
+  int64_t batch_ = -1;
+};
+
+// ---------------------------------------------------------------------------- sums of distances
+
+/// Sums of distance * grad over keys up to the query, and of -distance * grad over those after it.
+struct SlopeSums {
+  double before = 0;
+  double after = 0;
+};
+
+/// Parts of a sum: they fix its order, whatever the width of the processor's vectors.
+inline constexpr int64_t parts = 32;
+
+inline double total(const double* sums) {
+  double result = 0;
+  for (int64_t part = 0; part < parts; ++part) result += sums[part];
+  return result;
+}
+
+/// Sum of grad[i] * (distance + i). Products of float32 and distances below 2^29 are exact in
+/// double.
+template <typename T>
+double weighted_sum(const T* grad, int64_t count, int64_t distance) {
+  double sums[parts] = {};
+  int64_t i = 0;
+  for (; i + parts <= count; i += parts) {
+    Compute<T> values[parts];
+    for (int64_t part = 0; part < parts; ++part) values[part] = core::load(grad[i + part]);
+    const auto first = static_cast<double>(distance + i);
+    for (int32_t part = 0; part < parts; ++part) {
+      sums[part] += static_cast<double>(values[part]) * (first + part);
+    }
+  }
+  for (int64_t part = 0; i < count; ++i, ++part) {
+    sums[part] += static_cast<double>(core::load(grad[i])) * static_cast<double>(distance + i);
+  }
+  return total(sums);
+}
+
+/// Of a plain row.
+template <typename T>
+SlopeSums slope_sums(const T* grad, const Distances& distances, int64_t query) {
+  const int64_t position = distances.offset + query;
+  const int64_t split = std::clamp<int64_t>(position + 1, 0, distances.keys);
+  const double before = weighted_sum(grad, split, -position);
+  if (distances.causal) return {before, 0};
+  return {before, -weighted_sum(grad + split, distances.keys - split, split - position)};
+}
+
+/// Of any row, by its distances.
+template <typename T>
+SlopeSums slope_sums(const T* grad, const int32_t* distance, int64_t keys) {
+  double before[parts] = {}, after[parts] = {};
+  for (int64_t key = 0; key < keys; ++key) {
+    if (distance[key] == hidden) continue;
+    const double product = static_cast<double>(core::load(grad[key])) * distance[key];
+    (distance[key] > 0 ? after : before)[key % parts] += product;
+  }
+  return {total(before), -total(after)};
+}
+
+/// Keeps the sums of row `number` of all `rows`.
+inline void store_sums(const SlopeSums& sums, const SlopeGradient& gradient, int64_t number,
+                       int64_t rows) {
+  gradient.partial[number] = gradient.sides == 1 ? sums.before + sums.after : sums.before;
+  if (gradient.sides == 2) gradient.partial[rows + number] = sums.after;
+}
+
+}  // namespace posembed::alibi::POSEMBED_ISA

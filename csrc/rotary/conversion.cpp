@@ -1,0 +1,103 @@
+// Weights for the other pairing, and cached keys for other positions or another specification.
+#include <ATen/ops/arange.h>
+#include <c10/core/GradMode.h>
+#include <torch/library.h>
+
+#include <numeric>
+
+#include "dispatcher/checks.h"
+#include "posembed/rotary.h"
+#include "rotary/operator.h"
+#include "rotary/specification.h"
+
+namespace posembed {
+namespace {
+
+/// Where each component of a head comes from.
+torch::Tensor order_of(const torch::Tensor& weight, int64_t head_dim, Pairing to, int64_t start,
+                       int64_t width) {
+  const torch::Tensor order = at::arange(head_dim, weight.options().dtype(at::kLong));
+  const torch::Tensor window = order.narrow(0, start, width);
+  const bool interleaved = to == Pairing::interleaved;
+  const torch::Tensor given =
+      interleaved ? window.view({2, width / 2}) : window.view({width / 2, 2});
+  window.copy_(given.t().flatten().clone());
+  return order;
+}
+
+/// The heads to permute: those given, or all.
+std::vector<int64_t> chosen(const PermuteOptions& options, int64_t num_heads) {
+  std::vector<int64_t> heads(static_cast<size_t>(num_heads));
+  std::iota(heads.begin(), heads.end(), 0);
+  if (options.heads.has_value()) heads = *options.heads;
+  for (const int64_t head : heads) {
+    TORCH_CHECK_VALUE(head >= 0 && head < num_heads, "heads: expected 0 to ", num_heads - 1,
+                      ", got ", head);
+  }
+  return heads;
+}
+
+}  // namespace
+
+torch::Tensor permute_rotary_weight(const torch::Tensor& weight, int64_t num_heads, Pairing to,
+                                    const PermuteOptions& options) {
+  TORCH_CHECK_VALUE(num_heads > 0 && weight.dim() > 0 && weight.size(0) % num_heads == 0,
+                    "num_heads: expected a divisor of the weight's rows, ", weight.sizes(),
+                    ", got ", num_heads);
+  const int64_t head_dim = weight.size(0) / num_heads;
+  const int64_t start = options.rotary_start;
+  const int64_t width = options.rotary_dim.value_or(head_dim);
+  TORCH_CHECK_VALUE(width >= 0 && width % 2 == 0 && start >= 0 && start <= head_dim - width,
+                    "rotary_dim: expected an even number of components from ", start,
+                    " on within head_dim, ", head_dim, ", got ", width);
+  const torch::Tensor order = order_of(weight, head_dim, to, start, width);
+  torch::Tensor result = weight.detach().clone(at::MemoryFormat::Contiguous);
+  for (const int64_t head : chosen(options, num_heads)) {
+    const torch::Tensor rows = result.narrow(0, head * head_dim, head_dim);
+    rows.copy_(rows.index_select(0, order));
+  }
+  return result;
+}
+
+namespace rotary {
+namespace {
+
+void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_positions,
+              Text spec, Text new_spec, Text layout) {
+  dispatcher::check_floating(key, "key");
+  TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
+                    "key: requires grad, and an in-place operator keeps no history");
+  // float64 between the two rotations: the only rounding is the one to the keys' own dtype.
+  const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  const MaybeTensor before = old_positions, after = new_positions, none;
+  call_rotary_in_place(wide, {before, none, none, specification(spec).for_keys, layout, 0, true});
+  call_rotary_in_place(wide, {after, none, none, specification(new_spec).for_keys, layout, 0});
+  key.copy_(wide);
+}
+
+Tensor permute_weight(const Tensor& weight, int64_t num_heads, bool interleaved,
+                      std::optional<int64_t> rotary_dim, int64_t rotary_start,
+                      at::OptionalIntArrayRef heads) {
+  PermuteOptions options{rotary_dim, rotary_start};
+  if (heads.has_value()) options.heads = heads->vec();
+  const Pairing to = interleaved ? Pairing::interleaved : Pairing::half_split;
+  return permute_rotary_weight(weight, num_heads, to, options);
+}
+
+}  // namespace
+
+// Made of other operators, which know what autograd, compilers and devices ask for.
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("rotary_rerotate_", rerotate);
+  m.impl("rotary_permute_weight", permute_weight);
+}
+
+}  // namespace rotary
+
+void functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                           const torch::Tensor& new_positions, const std::string& spec,
+                           const std::string& new_spec, Layout layout) {
+  rotary::rerotate(key, old_positions, new_positions, spec, new_spec, name(layout));
+}
+
+}  // namespace posembed

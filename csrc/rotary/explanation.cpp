@@ -1,0 +1,232 @@
+// A specification in words, the same in C++ and Python: what it does to which pairs, and how two
+// differ.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "posembed/rotary_specification.h"
+#include "rotary/scaling.h"
+
+namespace posembed {
+namespace rotary {
+namespace {
+
+using nlohmann::json;
+
+// Angles that differ by more than this are told apart: about what bfloat16 keeps of a cosine.
+constexpr double tolerance = 1e-3;
+constexpr int64_t pairs_shown = 16;
+constexpr double two_pi = core::constants::two_pi.high;
+
+template <typename... Given>
+std::string format(const char* pattern, Given... given) {
+  char line[256];
+  std::snprintf(line, sizeof(line), pattern, given...);
+  return line;
+}
+
+std::vector<double> rounded(const Series& series) {
+  std::vector<double> result;
+  result.reserve(series.size());
+  for (const core::DoubleDouble& number : series) result.push_back(core::to_double(number));
+  return result;
+}
+
+std::vector<double> frequencies(const RotarySpec& spec) {
+  return rounded(scaled(spec).frequencies);
+}
+
+std::vector<double> unscaled_frequencies(RotarySpec spec) {
+  spec.scaling = std::monostate();
+  return frequencies(spec);
+}
+
+/// A JSON value for a line of text: long lists by their length.
+std::string brief(json value) {
+  if (value.is_array() && value.size() > 8) return std::to_string(value.size()) + " numbers";
+  if (value.is_object()) {
+    for (json& member : value) {
+      if (member.is_array() && member.size() > 8) member = brief(member);
+    }
+  }
+  return value.dump();
+}
+
+// ---------------------------------------------------------------------------------------- explain
+
+/// The context that a scaling is made for, where it says: 0 otherwise.
+int64_t trained_length(const json& scaling) {
+  if (!scaling.is_object() || !scaling.contains("original_max_positions")) return 0;
+  const json factor = scaling.value("factor", json());
+  const double stretch = factor.is_number() ? factor.get<double>() : 1.0;
+  return static_cast<int64_t>(scaling["original_max_positions"].get<double>() * stretch);
+}
+
+/// The largest error of an angle that is a product of float32 numbers, in radians.
+double float32_error(const std::vector<double>& frequencies, int64_t position) {
+  double error = 0.0;
+  for (const double frequency : frequencies) {
+    const float product = static_cast<float>(frequency) * static_cast<float>(position);
+    error = std::max(error, std::abs(product - frequency * static_cast<double>(position)));
+  }
+  return error;
+}
+
+std::string pairs_line(const RotarySpec& spec, int64_t pairs) {
+  if (pairs == 0) return "no pair is rotated";
+  const std::string count = std::to_string(pairs);
+  const std::string pairing =
+      spec.interleaved ? "neighbours (2i, 2i + 1)" : "halves (i, i + " + count + ")";
+  return count + " pairs of " + pairing + " in components " + std::to_string(spec.rotary_start) +
+         " to " + std::to_string(spec.rotary_start + spec.rotary_dim - 1) + " of " +
+         std::to_string(spec.head_dim);
+}
+
+/// How many times longer a pair's wavelength became; pairs that stand are infinitely stretched.
+double stretch(double plain, double frequency) {
+  return frequency == 0.0 ? INFINITY : plain / frequency;
+}
+
+/// Runs of pairs that are kept, and of pairs that are stretched, with the largest stretch in each.
+std::string stretched_line(const std::vector<double>& plain, const std::vector<double>& scaled) {
+  std::string line;
+  for (size_t begin = 0, end = 0; begin < plain.size(); begin = end) {
+    const auto kept = [&](size_t pair) {
+      return std::abs(stretch(plain[pair], scaled[pair]) - 1.0) < 1e-9;
+    };
+    double most = 0.0;
+    for (end = begin; end < plain.size() && kept(end) == kept(begin); ++end) {
+      most = std::max(most, stretch(plain[end], scaled[end]));
+    }
+    line += line.empty() ? "pairs " : "; pairs ";
+    line += std::to_string(begin) + " to " + std::to_string(end - 1);
+    if (kept(begin)) {
+      line += " as they are";
+    } else {
+      line += std::isinf(most) ? " stand still" : format(" stretched by up to %.4gx", most);
+    }
+  }
+  return line;
+}
+
+/// What xPos does, in a line.
+std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
+  const double last = static_cast<double>(pairs - 1) / static_cast<double>(pairs);
+  return format(
+      "a query is multiplied by zeta ** ((position - %g) / %g), a key by the inverse; zeta from "
+      "%.3f (pair 0) to %.3f",
+      static_cast<double>(scaling.center), static_cast<double>(scaling.scale_base), 0.4 / 1.4,
+      (last + 0.4) / 1.4);
+}
+
+std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
+  const std::string place =
+      format("%4lld  %4lld  ", static_cast<long long>(pair), static_cast<long long>(axis));
+  if (frequency == 0.0) return place + "stands still";
+  const double turn = two_pi / std::abs(frequency);
+  return place + format("%16.8g  %12.2f  %8.4gx  %.0f", frequency, turn, plain / frequency,
+                        std::ceil(turn / 2.0));
+}
+
+/// All pairs, or as many evenly spread ones as fit a screen.
+std::string table(const RotarySpec& spec, const std::vector<double>& plain,
+                  const std::vector<double>& scaled) {
+  const auto pairs = static_cast<int64_t>(scaled.size());
+  const int64_t shown = std::min(pairs, pairs_shown);
+  std::string text =
+      "pair  axis  radians/position    wavelength  stretched  half a turn from position";
+  for (int64_t i = 0; i < shown; ++i) {
+    const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
+    const auto place = static_cast<size_t>(pair);
+    const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[place] : 0;
+    text += "\n" + row(pair, axis, scaled[place], plain[place]);
+  }
+  return text;
+}
+
+// ------------------------------------------------------------------------------------------- diff
+
+/// The first position at which an angle differs by more than the tolerance; 0: none does.
+double first_difference(const std::vector<double>& ours, const std::vector<double>& theirs) {
+  double widest = 0.0;
+  for (size_t pair = 0; pair < ours.size(); ++pair) {
+    widest = std::max(widest, std::abs(ours[pair] - theirs[pair]));
+  }
+  return widest == 0.0 ? 0.0 : std::ceil(tolerance / widest);
+}
+
+/// Whether the same components turn, the same way, by positions of the same axes.
+bool turn_alike(const json& ours, const json& theirs) {
+  for (const char* field : {"head_dim", "rotary_dim", "rotary_start", "interleaved", "reverse"}) {
+    if (ours.at(field) != theirs.at(field)) return false;
+  }
+  const json none = {{"axis_of_pair", json()}};
+  const json& a = ours.at("sections").is_null() ? none : ours.at("sections");
+  const json& b = theirs.at("sections").is_null() ? none : theirs.at("sections");
+  return a.at("axis_of_pair") == b.at("axis_of_pair");
+}
+
+}  // namespace
+}  // namespace rotary
+
+std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
+  check();
+  const RotarySpec spec = seq_len.has_value() ? resolve(*seq_len) : *this;
+  const std::vector<double> scaled = rotary::frequencies(spec);
+  const std::vector<double> plain = rotary::unscaled_frequencies(*this);
+  const auto pairs = static_cast<int64_t>(scaled.size());
+  std::string text = spec.describe() + "\n" + rotary::pairs_line(spec, pairs) +
+                     rotary::format("; attention factor %.6g", spec.attention_factor());
+  if (pairs == 0) return text;
+  if (spec != *this) {
+    text += "\nresolved for sequences of " + std::to_string(*seq_len) + " positions";
+  } else if (is_dynamic()) {
+    text += "\nas within the original context: beyond, frequencies depend on the sequence's length";
+  }
+  if (const auto* xpos = std::get_if<XPosScaling>(&scaling)) {
+    text += "\n" + rotary::amplitudes_line(*xpos, pairs);
+  }
+  const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
+  const int64_t length = trained > 0 ? trained : seq_len.value_or(0);
+  if (length > 0) {
+    text +=
+        "\nfloat32 angles at position " + std::to_string(length) +
+        rotary::format(" would be off by up to %.2g rad", rotary::float32_error(scaled, length));
+  }
+  return text + "\n" + rotary::stretched_line(plain, scaled) + "\n" +
+         rotary::table(spec, plain, scaled);
+}
+
+std::string RotarySpec::diff(const RotarySpec& other) const {
+  const auto ours = nlohmann::json::parse(to_json());
+  const auto theirs = nlohmann::json::parse(other.to_json());
+  if (ours == theirs) return "equal";
+  std::string text;
+  for (const auto& field : ours.items()) {
+    const nlohmann::json& second = theirs.at(field.key());
+    if (field.value() == second) continue;
+    text += field.key() + ": " + rotary::brief(field.value()) + " against " +
+            rotary::brief(second) + "\n";
+  }
+  if (attention_factor() != other.attention_factor()) {
+    text += rotary::format("attention factor: %.6g against %.6g\n", attention_factor(),
+                           other.attention_factor());
+  }
+  if (!rotary::turn_alike(ours, theirs)) {
+    return text + "other components turn, or the other way: results differ from position 1 on";
+  }
+  const bool xpos = std::holds_alternative<XPosScaling>(scaling) ||
+                    std::holds_alternative<XPosScaling>(other.scaling);
+  if (xpos && ours.at("scaling") != theirs.at("scaling")) {
+    text += "amplitudes differ: they grow or fade with position\n";
+  }
+  if (is_dynamic() || other.is_dynamic()) text += "within the original context ";
+  const double position =
+      rotary::first_difference(rotary::frequencies(*this), rotary::frequencies(other));
+  if (position == 0.0) return text + "angles are equal";
+  return text + rotary::format("angles differ by more than %g rad from position %.0f on",
+                               rotary::tolerance, position);
+}
+
+}  // namespace posembed

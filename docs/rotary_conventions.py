@@ -1,0 +1,132 @@
+"""Writes rotary_conventions.md out of the tables that configurations are read with.
+
+python docs/rotary_conventions.py > docs/guide/rotary_conventions.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from posembed.configuration import conventions, gguf
+
+HEAD = """\
+# Which model rotates how
+
+Written by `docs/rotary_conventions.py` out of the tables in `posembed.configuration`; a test holds
+both together, and another compares every model type of transformers with its own code.
+
+A configuration file tells base, widths and scaling. It does not tell which components form a pair,
+which way they turn, and which axis of a position turns them: that is known for each `model_type`.
+An unknown one raises until `interleaved=` is stated.
+
+```python
+import posembed as pe
+from transformers import Gemma3TextConfig, Qwen2VLConfig
+
+gemma = Gemma3TextConfig()  # or a dict, or the path of a config.json
+spec = pe.RotarySpec.from_huggingface(gemma, "full_attention")
+local = pe.RotarySpec.from_huggingface(gemma, "sliding_attention")
+tower = pe.RotarySpec.from_huggingface(Qwen2VLConfig(), part="vision_config")
+print(spec.explain(), spec.diff(local), sep="\\n\\n")
+```
+
+| form | read from | pairing |
+|---|---|---|
+| transformers 5 | `rope_parameters`, flat or one for each kind of layer | by `model_type` |
+| transformers 4 | `rope_theta`, `rope_scaling`, `rotary_pct`, ... | by `model_type` |
+| Meta's `params.json` | `dim`, `n_heads`, `rope_theta`, `use_scaled_rope` | interleaved |
+| GGUF metadata, a dict | `<architecture>.rope.*` | by `general.architecture` |
+
+Every key about rotation is read or known to have no bearing; any other raises, and so do two keys
+that contradict each other. Tensors that belong to the rotation are given among the keys:
+`rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
+does not say so), `rope_factors_short.weight` and `rope_factors_long.weight`, and
+`rotary_emb.alpha` of Mistral Large 4.
+
+## Pairing and direction
+"""
+POSITIONS = """
+## Axes of positions
+
+Models that are not listed here have one axis. `positions` is `[axes, batch, seq]` or
+`[axes, tokens]`, in the order that is given here.
+"""
+TOWERS = """
+Grids that coordinates from -1 to 1 describe (DINOv3 and its kin) have whole positions here:
+`2 i + 1` for patch `i` on each axis, and the number of patches for tokens that are no patches.
+Scores are the same, because they know only differences. `image_size` of the configuration fixes
+the number of patches: pass `{**config, "image_size": 512}` for images of another size.
+
+EVA-02, which has no configuration class, is `RotarySpec(head_dim, interleaved=True,
+sections=Sections((n, n), restart=True), scaling=LinearScaling(patches / patches_in_training))` with
+`n = head_dim / 4`.
+"""
+REST = """
+## Without a specification
+"""
+GGUF = """
+## GGUF architectures
+"""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as code, sorted."""
+    return " ".join(f"`{name}`" for name in sorted(names))
+
+
+def table(columns: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ("---", "---"), *rows]
+    return "\n".join(f"| {first} | {second} |" for first, second in lines) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    pairing = [
+        ("(i, i + rotary_dim / 2)", listed(conventions.HALF_SPLIT)),
+        ("(2i, 2i + 1)", listed(conventions.INTERLEAVED)),
+        ("as `rope_interleave` says", listed(conventions.BY_KEY)),
+        ("rotated the other way", listed(conventions.REVERSED)),
+        ("the last components of the head", listed(conventions.TRAILING)),
+        ("frequencies times a learned tensor", listed(conventions.LEARNED_SCALE)),
+        ("not rotated, whatever the keys say", listed(conventions.UNROTATED)),
+    ]
+    other_towers = conventions.HEIGHT_THEN_WIDTH | (
+        conventions.INTERLEAVED_AXIAL - conventions.WIDTH_THEN_HEIGHT - conventions.WHOLE_GRID
+    )
+    thirds, halves = "time, height, width: ", "height, width: "
+    axes = [
+        (thirds + "one after the other", listed(conventions.CONTIGUOUS_SECTIONS)),
+        (thirds + "in turns", listed(conventions.INTERLEAVED_SECTIONS)),
+        (thirds + "where `mrope_section` is given", listed(conventions.OPTIONAL_SECTIONS)),
+        (thirds + "height and width in turns, then time", listed(conventions.TIME_LAST)),
+        (thirds + "each its whole series", listed(conventions.TIME_HEIGHT_WIDTH)),
+        ("two axes in turns", listed(conventions.ALTERNATING_AXES)),
+        (halves + "each its whole series", listed(other_towers)),
+        (halves + "each its whole series, width first", listed(conventions.WIDTH_THEN_HEIGHT)),
+        (halves + "in turns, width first", listed(conventions.WIDTH_AND_HEIGHT_IN_TURNS)),
+        (halves + "the even and the odd of one series", listed(conventions.SHARED_SERIES)),
+        (halves + "coordinates from -1 to 1", listed(conventions.NORMALISED_GRID)),
+        (halves + "in turns, all heads as one", listed(conventions.WHOLE_GRID)),
+        (halves + "`layer_type` names the axis", listed(conventions.WINDOW_OF_AXIS)),
+    ]
+    architectures = [
+        ("(2i, 2i + 1)", listed(gguf.INTERLEAVED)),
+        ("(i, i + dimension_count / 2)", listed(gguf.HALF_SPLIT)),
+        ("sections one after the other", listed(gguf.CONTIGUOUS_SECTIONS)),
+        ("sections in turns", listed(gguf.INTERLEAVED_SECTIONS)),
+        ("rotated components are a head of theirs", listed(gguf.APART)),
+    ]
+    refused = [(f"`{name}`", reason) for name, reason in sorted(conventions.UNSUPPORTED.items())]
+    return "".join(
+        [
+            HEAD + "\n" + table(("components", "model types"), pairing),
+            POSITIONS + "\n" + table(("axes", "model types"), axes) + TOWERS,
+            REST + "\n" + table(("model type", "why"), refused),
+            GGUF + "\n" + table(("components", "architectures"), architectures),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,149 @@
+"""GGUF metadata, read as llama.cpp rotates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+
+SHORT, LONG = [1.0 + i / 64 for i in range(32)], [2.0 + i for i in range(32)]
+YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 8192}
+
+
+def metadata(architecture: str, **rope: Any) -> dict[str, Any]:
+    """A file's keys; dots of rope keys are written as double underscores."""
+    keys = {f"{architecture}.rope.{k.replace('__', '.')}": v for k, v in rope.items()}
+    return {
+        "general.architecture": architecture,
+        f"{architecture}.embedding_length": 2048,
+        f"{architecture}.attention.head_count": 32,
+        f"{architecture}.context_length": 131072,
+        f"{architecture}.rope.freq_base": 500000.0,
+        **keys,
+    }
+
+
+def yarn(architecture: str, **more: Any) -> dict[str, Any]:
+    return {
+        **metadata(architecture, **more),
+        **{f"{architecture}.rope.{k}": v for k, v in YARN.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (metadata("llama"), pe.RotarySpec(64, base=5e5, interleaved=True)),
+        (metadata("qwen2"), pe.RotarySpec(64, base=5e5)),
+        (metadata("gptneox", dimension_count=16), pe.RotarySpec(64, base=5e5, rotary_dim=16)),
+        (
+            metadata("deepseek2", dimension_count=32),
+            pe.RotarySpec(32, base=5e5, interleaved=True),
+        ),
+        (
+            metadata("llama", scaling__type="linear", scaling__factor=4.0),
+            pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.LinearScaling(4)),
+        ),
+        (
+            metadata("qwen2vl", dimension_sections=[8, 12, 12, 0]),
+            pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
+        ),
+        (
+            metadata("qwen3vl", dimension_sections=[12, 10, 10, 0]),
+            pe.RotarySpec(64, base=5e5, sections=pe.Sections((12, 10, 10), interleaved=True)),
+        ),
+        (  # halves where positions have axes
+            metadata("glm4", dimension_sections=[8, 12, 12, 0]),
+            pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
+        ),
+        (
+            yarn("qwen3", scaling__yarn_beta_fast=16.0, scaling__yarn_beta_slow=2.0),
+            pe.RotarySpec(64, base=5e5, scaling=pe.YarnScaling(4, 8192, beta_fast=16, beta_slow=2)),
+        ),
+        (
+            yarn("mistral3", scaling__yarn_log_multiplier=0.5),
+            pe.RotarySpec(
+                64,
+                base=5e5,
+                interleaved=True,
+                scaling=pe.YarnScaling(4, 8192, mscale=1, mscale_all_dim=0.5),
+            ),
+        ),
+        (
+            {
+                **metadata("phi3", scaling__type="longrope", scaling__attn_factor=1.19),
+                "rope_factors_short.weight": SHORT,
+                "rope_factors_long.weight": LONG,
+            },
+            pe.RotarySpec(
+                64,
+                base=5e5,
+                scaling=pe.LongRopeScaling(SHORT, LONG, 131072, attention_factor=1.19),
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_keys(fields: dict[str, Any], expected: pe.RotarySpec) -> None:
+    found = pe.RotarySpec.from_huggingface(fields)
+    assert found == expected, found.diff(expected)
+
+
+def test_deepseek_has_no_attention_factor() -> None:
+    fields = yarn("deepseek2", dimension_count=64, scaling__yarn_log_multiplier=0.0707)
+    assert pe.RotarySpec.from_huggingface(fields).attention_factor == 1.0
+
+
+def test_attention_factors_multiply() -> None:
+    fields = yarn("qwen3", scaling__attn_factor=0.5)
+    found = pe.RotarySpec.from_huggingface(fields).attention_factor
+    assert math.isclose(found, 0.5 * (0.1 * math.log(4.0) + 1.0))
+
+
+def test_llama_3_factors_are_a_tensor_of_the_file() -> None:
+    """The converter writes what Llama 3's scaling divides each frequency by."""
+    llama3 = pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
+    plain = pe.RotarySpec(64, base=5e5, interleaved=True)
+    factors = (plain.frequencies() / llama3.frequencies()).tolist()
+    found = pe.RotarySpec.from_huggingface({**metadata("llama"), "rope_freqs.weight": factors})
+    assert torch.allclose(found.frequencies(), llama3.frequencies(), rtol=1e-15, atol=0)
+    assert found.attention_factor == 1.0
+    assert found.interleaved
+
+
+def test_sliding_layers() -> None:
+    gemma = {
+        **metadata("gemma3", scaling__type="linear", scaling__factor=8.0),
+        "gemma3.attention.key_length": 256,
+    }
+    with pytest.raises(ValueError, match="layer_type: expected one of"):
+        pe.RotarySpec.from_huggingface(gemma)
+    whole = pe.RotarySpec.from_huggingface(gemma, "full_attention")
+    assert whole == pe.RotarySpec(256, base=5e5, scaling=pe.LinearScaling(8))
+    assert pe.RotarySpec.from_huggingface(gemma, "sliding_attention") == pe.RotarySpec(256)
+    laguna = metadata("laguna", freq_base_swa=1e4, dimension_count=32, dimension_count_swa=64)
+    assert pe.RotarySpec.from_huggingface(laguna, "sliding_attention") == pe.RotarySpec(64)
+    whole = pe.RotarySpec.from_huggingface(laguna, "full_attention")
+    assert whole == pe.RotarySpec(64, base=5e5, rotary_dim=32)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (metadata("llama", scaling__type="su"), "scaling.type: expected 'none', 'linear', 'longrope' or 'yarn', got 'su'"),
+        (metadata("phi3", scaling__type="longrope"), "rope_factors_short.weight: missing in tensors"),
+        (metadata("llama", scaling__type="yarn"), "scaling.factor: missing in llama.rope"),
+        (metadata("llama", scaling__factor=2.0, scale_linear=4.0), "scaling.factor: the configuration contradicts itself"),
+        (metadata("llama", scaling__attn_factor=2.0), "scaling.attn_factor: expected none beside"),
+        (metadata("llama", dimension_sections=[8, 12, 12, 0]), "dimension_sections: 'llama' is not known"),
+        (yarn("llama", scaling__yarn_ext_factor=0.5), "scaling.yarn_ext_factor: expected 1"),
+        ({**metadata("llama"), "rope_shift.weight": [1.0]}, "tensors: unknown keys ['rope_shift.weight']"),
+        ({**metadata("qwen2"), "qwen2.rope.freq_base": None}, "freq_base: missing"),
+    ],
+)  # fmt: skip
+def test_refusals(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
+        pe.RotarySpec.from_huggingface(fields)
+    assert message in str(raised.value)
