@@ -146,7 +146,7 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
                              {arguments.key_cache, arguments.page_size},
                              {arguments.value_cache, arguments.page_size}};
   for (int64_t number = begin; number < end; ++number) {
-    Token token{number / rotary.seq, number % rotary.seq};
+    Token token{number / rotary.seq, number % rotary.seq, false};
     token.rotated = kernel::begin_token<T>(rotary, turns, token, &angles);
     walk.run(token, angles);
   }

@@ -41,6 +41,7 @@ void mla_rotary_cache(const Tensor& query, const Tensor& latent, const Tensor& k
                       const MaybeTensor& query_out, Text spec, Text layout, c10::SymInt offset,
                       double scale, const MaybeTensor& scale_tensor) {
   const rotary::Dimensions where = rotary::dimensions(layout);
+  rotary::check_exact_angles(spec, "mla_rotary_cache_");
   check_cache(cache, latent, key_rope);
   const Tensor one_head = cache.unsqueeze(2);
   Call call;

@@ -67,7 +67,7 @@ class Walk {
   void for_heads(int64_t begin, int64_t end, const Function& function) {
     const rotary::Arguments& rotation = arguments_.rotation;
     for (int64_t number = begin; number < end; ++number) {
-      Token token{number / rotation.seq, number % rotation.seq};
+      Token token{number / rotation.seq, number % rotation.seq, false};
       token.rotated = rotary::POSEMBED_ISA::begin_token<C>(rotation, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) {
         const int64_t heads = rotation.rows[r].heads;

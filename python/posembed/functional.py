@@ -514,7 +514,7 @@ def norm_rotary(
         query_weight: [head_dim], dtype of ``query``.
         key_weight: [head_dim], dtype of ``query``.
         positions: As :func:`rotary` takes them; a token at -1 is normed and not rotated.
-        spec: The rotation's numbers; a head_dim of at most 1024.
+        spec: The rotation's numbers, exact and without xPos; a head_dim of at most 1024.
         layout: The order of dimensions.
         offset: Position of the first token where no positions are given.
         eps: Added to the mean square.
@@ -624,7 +624,7 @@ def rotary_cache_(
         slot_mapping: int32 or int64 [tokens], [batch, seq] in other layouts: ``page * page_size +
             place in the page``, each slot once; -1 keeps a token out of the cache.
         positions: As :func:`rotary` takes them; a token at -1 is not rotated, but kept.
-        spec: The rotation's numbers.
+        spec: The rotation's numbers, exact and without xPos.
         layout: The order of dimensions of query, key and value.
         cache_layout: The order of dimensions of the caches.
         offset: Position of the first token where no positions are given.
@@ -735,7 +735,7 @@ def mla_rotary_cache_(
         cache: [pages, page_size, latent_dim + rotary_dim], dtype of the data or float8_e4m3fn.
         slot_mapping: As in :func:`rotary_cache_`, with the other arguments.
         positions: As :func:`rotary` takes them.
-        spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
+        spec: As :func:`mla_rotary` takes it, exact and without xPos.
         layout: The order of dimensions.
         offset: Position of the first token where no positions are given.
         query_out: Where the rotated query goes, instead of in place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import posembed as pe
@@ -181,6 +182,16 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         ({"value_scale": 0.0}, ValueError, "value_scale: expected a finite number above 0"),
         ({"query_out": torch.zeros(5, 3, 8)}, ValueError, "query_out: expected the shape of query"),
         ({"offset": 3}, ValueError, "offset: expected 0 where positions are given"),
+        (
+            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
+            ValueError,
+            "spec: expected no XPosScaling, which rotary_cache_",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, numerics="float32_product")},
+            ValueError,
+            "numerics: expected 'exact' for rotary_cache_, got 'float32_product'",
+        ),
         ({"positions": torch.tensor([0, 1, 2, 3, -5])}, IndexError, "got -5 at place 4"),
         (
             {"slot_mapping": torch.tensor([0, 1, 2, 3, 12])},
@@ -216,7 +227,7 @@ def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
     with pytest.raises(ValueError, match="key_cache: expected elements that do not share memory"):
         pe.functional.rotary_cache_(**given)
     given = make(device)
-    with pytest.raises(ValueError, match="query_out: expected memory apart from query"):
+    with pytest.raises(ValueError, match="query_out: expected query itself or memory apart"):
         pe.functional.rotary_cache_(
             **given, query_out=given["query"].view(3, 5, 16).transpose(0, 1)
         )
@@ -295,6 +306,10 @@ def test_latent_attention_in_float8(device: torch.device) -> None:
         ({"key_rope": torch.zeros(3, 6)}, "cache: expected latent_dim . rotary_dim 16, got 18"),
         ({"cache": torch.zeros(2, 4, 1, 18)}, "cache: expected .pages, page_size"),
         ({"spec": pe.RotarySpec(24)}, "key: expected head_dim 24, or 24 for"),
+        (
+            {"spec": dataclasses.replace(MLA, numerics="float32")},
+            "numerics: expected 'exact' for mla_rotary_cache_",
+        ),
     ],
 )
 def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:

@@ -132,7 +132,17 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
         (
             {"spec": pe.RotarySpec(2048, rotary_dim=16)},
             ValueError,
-            "query: expected head_dim 2048, got 16",
+            "query: expected head_dim 2048, or 16",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
+            ValueError,
+            "spec: expected no XPosScaling, which norm_rotary",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, numerics="float32")},
+            ValueError,
+            "numerics: expected 'exact' for norm_rotary, got 'float32'",
         ),
     ],
 )
@@ -148,3 +158,14 @@ def test_heads_have_at_most_1024_components() -> None:
     x, weight = torch.ones(1, 1, 1, 1026), torch.ones(1026)
     with pytest.raises(ValueError, match="head_dim: expected at most 1024, got 1026"):
         pe.functional.norm_rotary(x, x, weight, weight, spec=pe.RotarySpec(1026, rotary_dim=16))
+
+
+def test_tangents_are_refused_alike() -> None:
+    given = make(torch.device("cpu"))
+    spec = pe.RotarySpec(16, numerics="float32")
+
+    def norm(query: Tensor) -> Tensor:
+        return pe.functional.norm_rotary(**{**given, "query": query}, spec=spec)[0]
+
+    with pytest.raises(ValueError, match="numerics: expected 'exact' for norm_rotary"):
+        torch.func.jvp(norm, (given["query"],), (given["query"],))
