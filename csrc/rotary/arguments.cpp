@@ -4,12 +4,18 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <string>
 
 #include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
 
 namespace posembed::rotary {
 namespace {
+
+std::string or_window(const RotarySpec& spec) {
+  if (spec.rotary_dim == spec.head_dim) return {};
+  return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
+}
 
 /// A tensor has whole heads, or the rotated window alone.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
@@ -18,8 +24,7 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
   const c10::SymInt head_dim = tensor.sym_size(-1);
   TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
-                    ": expected head_dim ", spec.head_dim, ", or ", spec.rotary_dim,
-                    " for the rotated window alone, got ", head_dim);
+                    ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
 }
 
 /// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].

@@ -305,7 +305,7 @@ def test_latent_attention_in_float8(device: torch.device) -> None:
         ({"latent": torch.zeros(3, 2, 10)}, "latent: expected heads 1, got 2"),
         ({"key_rope": torch.zeros(3, 6)}, "cache: expected latent_dim . rotary_dim 16, got 18"),
         ({"cache": torch.zeros(2, 4, 1, 18)}, "cache: expected .pages, page_size"),
-        ({"spec": pe.RotarySpec(24)}, "key: expected head_dim 24, or 24 for"),
+        ({"spec": pe.RotarySpec(24)}, "key: expected head_dim 24, got 8"),
         (
             {"spec": dataclasses.replace(MLA, numerics="float32")},
             "numerics: expected 'exact' for mla_rotary_cache_",

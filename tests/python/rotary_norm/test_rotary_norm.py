@@ -132,7 +132,7 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
         (
             {"spec": pe.RotarySpec(2048, rotary_dim=16)},
             ValueError,
-            "query: expected head_dim 2048, or 16",
+            "query: expected head_dim 2048, got 16",
         ),
         (
             {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
