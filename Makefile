@@ -70,12 +70,12 @@ demo: build
 
 # Whole calls beside peers; then the kernels alone.
 benchmark: build
-	$(python) benchmarks/run.py $(BENCHMARK_ARGS)
+	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark exactness
-	$(BUILD)/benchmarks/rotary_benchmark
+	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
 	$(BUILD)/benchmarks/alibi_benchmark
 
 wheel: build

@@ -22,6 +22,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 METHODS = ("none", "learned", "sinusoidal", "rope", "alibi")
+LEARNED_FREQUENCIES = "rope-learned"  # on request, and in this program alone
 TOLERANCE = 1e-4  # between the losses of the two programs
 
 
@@ -99,7 +100,7 @@ class Decoder(nn.Module):
 
     def __init__(self, method: str, settings: argparse.Namespace) -> None:
         super().__init__()
-        if method not in METHODS:
+        if method not in (*METHODS, LEARNED_FREQUENCIES):
             raise ValueError(f"--methods: no position method is called {method}")
         width, heads = settings.width, settings.heads
         self.learned = self.sinusoidal = self.rope = self.alibi = None
@@ -109,8 +110,10 @@ class Decoder(nn.Module):
             self.learned = pe.LearnedPositionalEmbedding(settings.length, width)
         elif method == "sinusoidal":
             self.sinusoidal = pe.SinusoidalPositionalEmbedding(width)
-        elif method == "rope":
-            self.rope = pe.RotaryEmbedding(width // heads, layout="bhsd")
+        elif method in ("rope", LEARNED_FREQUENCIES):
+            self.rope = pe.RotaryEmbedding(
+                width // heads, layout="bhsd", learned_frequencies=method == LEARNED_FREQUENCIES
+            )
         elif method == "alibi":
             self.alibi = pe.ALiBi(heads)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(settings.layers))
@@ -156,7 +159,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
 
     losses = []
-    progress = tqdm(range(stop), desc=f"{name:10}")
+    progress = tqdm(range(stop), desc=f"{name:12}")
     for step in progress:
         optimizer.param_groups[0]["lr"] = learning_rate(step, settings)
         optimizer.zero_grad()
@@ -183,9 +186,9 @@ def evaluate(model: Decoder, ids: Tensor, length: int) -> float:
 def print_table(models: dict[str, Decoder], ids: Tensor, settings: argparse.Namespace) -> None:
     lengths = [factor * settings.length for factor in (1, 2, 4)]
     print(f"Loss in nats per byte on {settings.held_out} held-out bytes, read in windows of")
-    print(" " * 10 + "".join(f"{length:10}" for length in lengths))
+    print(" " * 12 + "".join(f"{length:10}" for length in lengths))
     for method, model in models.items():
-        row = f"{method:10}"
+        row = f"{method:12}"
         for length in lengths:
             past_table = method == "learned" and length > settings.length
             row += f"{'n/a':>10}" if past_table else f"{evaluate(model, ids, length):10.3f}"

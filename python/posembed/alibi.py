@@ -6,6 +6,7 @@ Press, Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -468,9 +469,7 @@ class ALiBi(nn.Module):
     def _flash(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
     ) -> Tensor:
-        from flash_attn import flash_attn_func
-
-        result: Tensor = flash_attn_func(
+        result: Tensor = importlib.import_module("flash_attn").flash_attn_func(
             *(tensor.transpose(1, 2) for tensor in (query, key, value)),
             dropout_p=dropout,
             softmax_scale=scale,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from posembed import functional
 from posembed.scaling import whole
-from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 CHUNK = 8192  # distances at a time: what a long context needs of memory does not grow with it
 
@@ -273,15 +273,15 @@ def angle_error(
     spec: RotarySpec,
     positions: Tensor | None = None,
     *,
-    numerics: Literal["float32", "exact"] = "float32",
+    numerics: Numerics = "float32",
 ) -> Tensor:
     """How far angles are from the exact ones, in radians.
 
     Args:
         spec: The rotation.
         positions: int [n]; default: powers of two up to 2 ** 20.
-        numerics: ``"float32"``: position times frequency rounded to float32, as most code has it.
-            ``"exact"``: what posembed does to float32 data; what is left is the rounding of its
+        numerics: How angles of float32 data are rounded, as :class:`posembed.RotarySpec` has it:
+            ``"float32"`` as most code does; ``"exact"``, where what is left is the rounding of the
             result.
 
     Returns:
@@ -296,14 +296,10 @@ def angle_error(
         True
     """
     at = 2 ** torch.arange(21) if positions is None else distances_to(positions)
-    cosine, sine = cosines_and_sines(spec, at, torch.float64)
-    if numerics == "exact":
-        ours = cosines_and_sines(spec, at, torch.float32)
-    elif numerics == "float32":
-        angle = (at.float()[:, None] * spec.frequencies().float()).double()
-        ours = (angle.cos(), -angle.sin() if spec.reverse else angle.sin())
-    else:
-        raise ValueError(f"numerics: expected 'float32' or 'exact', got {numerics!r}")
+    exact = dataclasses.replace(spec, numerics="exact")
+    cosine, sine = cosines_and_sines(exact, at, torch.float64)
+    rounded = dataclasses.replace(spec, numerics=numerics)
+    ours = cosines_and_sines(rounded, at, torch.float32)
     # The angle between two directions, whatever their lengths.
     return torch.atan2(ours[1] * cosine - ours[0] * sine, ours[0] * cosine + ours[1] * sine).abs()
 

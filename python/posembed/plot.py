@@ -16,7 +16,7 @@ from torch import Tensor
 from posembed import analysis, functional
 from posembed.alibi import ALiBi
 from posembed.analysis import Encoder
-from posembed.specification import RotarySpec, SinusoidalSpec
+from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 try:
     from matplotlib import pyplot
@@ -181,9 +181,9 @@ def angle_error(
     """
     axes = new_axes(axes)
     at = 2 ** torch.arange(21) if positions is None else positions
-    names = {"float32": "float32 product", "exact": "posembed, float32 data"}
+    names: dict[Numerics, str] = {"float32": "float32 product", "exact": "posembed, float32 data"}
     for numerics, name in names.items():
-        worst = analysis.angle_error(spec, at, numerics=numerics).amax(1)  # type: ignore[arg-type]
+        worst = analysis.angle_error(spec, at, numerics=numerics).amax(1)
         axes.plot(at.numpy(), worst.numpy(), ".-", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

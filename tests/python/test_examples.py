@@ -86,6 +86,11 @@ def test_tables_agree(program: Path) -> None:
             assert ours_ == twins_ or abs(float(ours_) - float(twins_)) < 1.5e-3
 
 
+def test_frequencies_can_be_learned() -> None:
+    rows = table(sys.executable, EXAMPLES / "language_model.py", "--methods", "rope-learned")
+    assert len(rows["rope-learned"]) == 3
+
+
 def test_program_explains_what_it_was_not_given(program: Path) -> None:
     assert "usage: language_model --text FOLDER" in run(program, "--steps").stderr
     assert "no position method is called xpos" in run(program, *SHORT, "--methods", "xpos").stderr
