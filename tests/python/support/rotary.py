@@ -166,9 +166,9 @@ def sample(
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         numbers = json.loads(spec)
-        dims = (numbers["head_dim"], numbers["rotary_dim" if window_only else "head_dim"])
         tensors: list[Tensor | None] = []
-        for count, head_dim in zip(heads, dims, strict=False):
+        for i, count in enumerate(heads):
+            head_dim = numbers["rotary_dim" if window_only and i == 1 else "head_dim"]
             shape = {
                 "bshd": (batch, seq, count, head_dim),
                 "bhsd": (batch, count, seq, head_dim),
