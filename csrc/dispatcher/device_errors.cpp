@@ -22,6 +22,8 @@ const char* name(core::ErrorKind kind) {
       return "token type";
     case core::ErrorKind::distance:
       return "distance between a query and a key";
+    case core::ErrorKind::slot:
+      return "slot";
     default:
       return "position";
   }
@@ -30,7 +32,8 @@ const char* name(core::ErrorKind kind) {
 std::string expectation(const core::DeviceError& error) {
   if (error.kind == core::ErrorKind::distance) return "-2147483647 to 2147483647";
   if (error.limit < 0) return "-1 (leave the token as it is) or more";
-  return "0 to " + std::to_string(error.limit - 1);
+  const bool may_skip = error.kind == core::ErrorKind::slot;
+  return (may_skip ? "-1 (skip the token) or 0 to " : "0 to ") + std::to_string(error.limit - 1);
 }
 
 std::atomic<uint32_t>& state_of(core::DeviceError& error) {

@@ -34,6 +34,15 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
+  const std::string norm_rotary = "Tensor key, Tensor query_weight, Tensor key_weight, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, float eps=1e-6, float weight_offset=0.0";
+  define(("norm_rotary(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor)").c_str());
+  define(("norm_rotary_forward(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)").c_str());
+  define(("norm_rotary_backward(Tensor query_gradient, Tensor key_gradient, Tensor query_rstd, Tensor key_rstd, Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)").c_str());
+  define("norm_rotary_(Tensor(a!) query, Tensor(b!) key, Tensor query_weight, Tensor key_weight, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, float eps=1e-6, float weight_offset=0.0) -> ()");
+  define("rotary_cache_(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? positions=None, Tensor(e!)? query_out=None, *, str spec, str layout=\"thd\", str cache_layout=\"nhd\", SymInt offset=0, bool rotate_key=False, float key_scale=1.0, float value_scale=1.0, Tensor? key_scale_tensor=None, Tensor? value_scale_tensor=None) -> ()");
+  define("mla_rotary(Tensor query, Tensor key_rope, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> (Tensor, Tensor)");
+  define("mla_rotary_cache_(Tensor(a!) query, Tensor latent, Tensor key_rope, Tensor(b!) cache, Tensor slot_mapping, Tensor? positions=None, Tensor(c!)? query_out=None, *, str spec, str layout=\"thd\", SymInt offset=0, float scale=1.0, Tensor? scale_tensor=None) -> ()");
+
   define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");
   define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
   define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");

@@ -1,9 +1,10 @@
 // A token's row is summed into a buffer that stays in the first-level cache, where norm and dropout
-// work on it; memory sees each table row once and the output once. Sums run in 16 lanes: the same
-// bits on every instruction set.
+// work on it; memory sees each table row once and the output once. Sums give the same bits on
+// every instruction set.
 #include <cmath>
 #include <cstdlib>
 
+#include "core/lane_sum.h"
 #include "core/philox.h"
 #include "input/kernel.h"
 
@@ -11,10 +12,9 @@ namespace posembed::input::POSEMBED_ISA {
 namespace {
 
 using core::Compute;
+using core::lane_sum;
 using core::load;
 using core::store;
-
-constexpr int64_t lanes = 16;
 
 /// Memory for one call; std::vector's members would be shared between instruction sets.
 class Scratch {
@@ -70,21 +70,6 @@ void sum_rows(const Arguments& a, const Token& token, C* POSEMBED_RESTRICT sum) 
   }
 }
 
-/// The sum of value(i) over [0, count).
-template <typename C, typename Value>
-C sum_of(int64_t count, const Value& value) {
-  C lane[lanes] = {};
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    for (int64_t k = 0; k < lanes; ++k) lane[k] += value(i + k);
-  }
-  for (; i < count; ++i) lane[i % lanes] += value(i);
-  for (int64_t half = lanes / 2; half > 0; half /= 2) {
-    for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];
-  }
-  return lane[0];
-}
-
 template <typename C>
 struct Statistics {
   C mean = 0;
@@ -96,9 +81,9 @@ Statistics<C> statistics(const Arguments& a, const C* POSEMBED_RESTRICT sum) {
   const int64_t dim = a.embedding_dim;
   Statistics<C> result;
   if (a.norm == Norm::layer)
-    result.mean = sum_of<C>(dim, [=](int64_t i) { return sum[i]; }) / static_cast<C>(dim);
+    result.mean = lane_sum<C>(dim, [=](int64_t i) { return sum[i]; }) / static_cast<C>(dim);
   const C mean = result.mean;
-  const C squares = sum_of<C>(dim, [=](int64_t i) { return (sum[i] - mean) * (sum[i] - mean); });
+  const C squares = lane_sum<C>(dim, [=](int64_t i) { return (sum[i] - mean) * (sum[i] - mean); });
   result.rstd = C(1) / std::sqrt(squares / static_cast<C>(dim) + static_cast<C>(a.eps));
   return result;
 }
@@ -198,11 +183,11 @@ void add_to_part(const C* POSEMBED_RESTRICT normalised, const C* POSEMBED_RESTRI
 template <typename C>
 void through_norm(Norm norm, C rstd, const C* POSEMBED_RESTRICT normalised, int64_t dim,
                   C* POSEMBED_RESTRICT gradient) {
-  const C along =
-      sum_of<C>(dim, [=](int64_t i) { return gradient[i] * normalised[i]; }) / static_cast<C>(dim);
-  const C mean = norm == Norm::layer
-                     ? sum_of<C>(dim, [=](int64_t i) { return gradient[i]; }) / static_cast<C>(dim)
-                     : C(0);
+  const C along = lane_sum<C>(dim, [=](int64_t i) { return gradient[i] * normalised[i]; }) /
+                  static_cast<C>(dim);
+  const C mean = norm == Norm::layer ? lane_sum<C>(dim, [=](int64_t i) { return gradient[i]; }) /
+                                           static_cast<C>(dim)
+                                     : C(0);
   for (int64_t i = 0; i < dim; ++i)
     gradient[i] = rstd * (gradient[i] - mean - normalised[i] * along);
 }

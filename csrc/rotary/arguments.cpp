@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <string>
 
 #include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
@@ -11,11 +12,19 @@
 namespace posembed::rotary {
 namespace {
 
+std::string or_window(const RotarySpec& spec) {
+  if (spec.rotary_dim == spec.head_dim) return {};
+  return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
+}
+
+/// A tensor has whole heads, or the rotated window alone.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
                    const RotarySpec& spec) {
   dispatcher::check_floating(tensor, argument);
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
-  dispatcher::check_size(tensor.sym_size(-1), spec.head_dim, argument, "head_dim");
+  const c10::SymInt head_dim = tensor.sym_size(-1);
+  TORCH_CHECK_VALUE(head_dim == spec.head_dim || head_dim == spec.rotary_dim, argument,
+                    ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
 }
 
 /// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
@@ -196,7 +205,10 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
-  for (int64_t i = 0; i < job.count; ++i) result.rows[i] = rows(*job.in[i], *job.out[i], where);
+  for (int64_t i = 0; i < job.count; ++i) {
+    result.rows[i] = rows(*job.in[i], *job.out[i], where);
+    result.rows[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
+  }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
   result.seq = query.size(where.seq);

@@ -25,7 +25,7 @@ template <typename T, bool interleaved>
 void token_moments(const Arguments& arguments, int64_t batch, int64_t seq, Compute<T>* moments) {
   const auto row = [&](const Rows& rows, int64_t head) {
     return static_cast<const T*>(rows.in) + batch * rows.in_stride[0] + seq * rows.in_stride[1] +
-           head * rows.in_stride[2] + arguments.start;
+           head * rows.in_stride[2] + window_start(arguments, rows);
   };
   for (int64_t i = 0; i < arguments.pairs; ++i) moments[i] = 0;
   for (int64_t head = 0; head < arguments.rows[0].heads; ++head) {

@@ -37,7 +37,7 @@ template <typename T, bool interleaved>
 __device__ Compute<T> moment_of(const Arguments& arguments, int64_t batch, int64_t seq, int pair,
                                 int head, int step) {
   const Rows &x = arguments.rows[0], &g = arguments.rows[1];
-  const int64_t first = arguments.start + (interleaved ? 2 * pair : pair);
+  const int64_t first = window_start(arguments, x) + (interleaved ? 2 * pair : pair);
   const int64_t second = first + (interleaved ? 1 : arguments.pairs);
   const T* x_row = static_cast<const T*>(x.in) + batch * x.in_stride[0] + seq * x.in_stride[1];
   const T* g_row = static_cast<const T*>(g.in) + batch * g.in_stride[0] + seq * g.in_stride[1];

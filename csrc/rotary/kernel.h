@@ -69,6 +69,7 @@ struct Rows {
   int64_t heads = 0;
   int64_t in_stride[3] = {0, 0, 0};  // batch, seq, head; in elements
   int64_t out_stride[3] = {0, 0, 0};
+  bool window_only = false;  // rows are the rotated window alone, as MLA's key that heads share
 };
 
 struct Arguments {
@@ -100,6 +101,16 @@ struct Arguments {
   Frequencies frequencies;                // instead of turns
   core::DeviceError* error = nullptr;     // CUDA: where a position below -1 is recorded
 };
+
+/// Components of each row of `rows`.
+POSEMBED_INLINE int64_t row_dim(const Arguments& arguments, const Rows& rows) {
+  return rows.window_only ? 2 * arguments.pairs : arguments.head_dim;
+}
+
+/// The first of them that is rotated.
+POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const Rows& rows) {
+  return rows.window_only ? 0 : arguments.start;
+}
 
 /// Where a token stands on an axis. `call` is Arguments, or what has the same members.
 template <typename Call>

@@ -23,11 +23,11 @@ bool can_stream(const Arguments& arguments, const Rows& rows) {
   const auto aligned = [](int64_t elements) {
     return elements * static_cast<int64_t>(sizeof(T)) % line == 0;
   };
-  const int64_t elements = arguments.batch * arguments.seq * rows.heads * arguments.head_dim;
+  const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
   return rows.in != rows.out && elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
-         reinterpret_cast<uintptr_t>(rows.out) % line == 0 && aligned(arguments.start) &&
-         aligned(arguments.pairs) && aligned(rows.out_stride[0]) && aligned(rows.out_stride[1]) &&
-         aligned(rows.out_stride[2]);
+         reinterpret_cast<uintptr_t>(rows.out) % line == 0 &&
+         aligned(window_start(arguments, rows)) && aligned(arguments.pairs) &&
+         aligned(rows.out_stride[0]) && aligned(rows.out_stride[1]) && aligned(rows.out_stride[2]);
 }
 
 /// How one tensor is walked.
@@ -62,18 +62,10 @@ void rotate_heads(const Arguments& arguments, const Walk<T>& walk, const Token& 
     return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
   };
   const Rows& rows = *walk.rows;
-  RowGroup<T> group{static_cast<const T*>(rows.in) + place(rows.in_stride),
-                    static_cast<T*>(rows.out) + place(rows.out_stride), heads, rows.in_stride[2],
-                    rows.out_stride[2]};
-  if (!arguments.tangent) {
-    const int64_t window = token.rotated ? arguments.start : arguments.head_dim;
-    copy_group(group, 0, window);
-    copy_group(group, window + 2 * arguments.pairs, arguments.head_dim);
-  }
-  if (!token.rotated) return;
-  group.in += arguments.start;
-  group.out += arguments.start;
-  walk.rotation(group, angles, arguments.pairs);
+  const RowGroup<T> group{static_cast<const T*>(rows.in) + place(rows.in_stride),
+                          static_cast<T*>(rows.out) + place(rows.out_stride), heads,
+                          rows.in_stride[2], rows.out_stride[2]};
+  rotate_rows(arguments, rows, token, walk.rotation, angles, group);
 }
 
 /// The tokens of a head are nearer to each other than the heads of a token.

@@ -465,5 +465,22 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
   return rotate_group<interleaved, streaming, 0, T>;
 }
 
+/// Rotates the windows of `group`, which are rows of `rows`, and copies what lies outside them; or
+/// copies all where the token stays as it is. A tangent has nothing outside.
+template <typename T>
+void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
+                 RotateGroup<T> rotation, const Angles<T>& angles, RowGroup<T> group) {
+  const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
+  if (!arguments.tangent) {
+    const int64_t window = token.rotated ? start : dim;
+    copy_group(group, 0, window);
+    copy_group(group, window + 2 * arguments.pairs, dim);
+  }
+  if (!token.rotated) return;
+  group.in += start;
+  group.out += start;
+  rotation(group, angles, arguments.pairs);
+}
+
 }  // namespace
 }  // namespace posembed::rotary::POSEMBED_ISA

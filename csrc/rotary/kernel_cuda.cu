@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
   __shared__ Tables<T, capacity, form> tables;
   const int owners = max(1, launch.pairs / size);  // threads that share a head
   const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
-  const int first_place = launch.start + owner * size * (interleaved ? 2 : 1);
+  const int first_place = owner * size * (interleaved ? 2 : 1);
   const int second_place = first_place + (interleaved ? size : launch.pairs);
 
   const int64_t blocks_of_token = launch.splits;
@@ -119,7 +119,9 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
       }
       read_heads(head);
     }
-    if (!launch.tangent) copy_outside<T, capacity, size>(launch, token, begin, end);
+    if (launch.tangent) continue;
+    copy_outside<T, capacity, size>(launch, token, 0, begin, min(end, launch.query_heads));
+    copy_outside<T, capacity, size>(launch, token, 1, max(begin, launch.query_heads), end);
   }
 }
 
@@ -127,22 +129,7 @@ template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, capacity, form>(arguments);
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
-  const int owners = std::max(1, launch.pairs / size);
-  const int passes_at_once = std::max(1, threads_wanted / owners);
-  // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
-  const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
-  const int64_t groups = (launch.heads + heads_in_flight - 1) / heads_in_flight;
-  launch.splits = static_cast<int>(std::clamp<int64_t>(wanted / launch.tokens, 1, groups));
-  const int heads_of_block = (launch.heads + launch.splits - 1) / launch.splits;
-  launch.heads_per_pass =
-      std::min(passes_at_once, (heads_of_block + heads_in_flight - 1) / heads_in_flight);
-
-  const int64_t blocks =
-      std::min<int64_t>(launch.tokens, INT32_MAX / launch.splits) * launch.splits;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
-  config.stream = stream;
+  const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
   const cudaError_t error =
       cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

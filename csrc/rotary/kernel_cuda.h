@@ -40,7 +40,8 @@ struct Launch {
   int query_heads, heads;  // heads: of query and key together
   int splits;              // blocks that share the heads of a token
   int heads_per_pass;      // heads that a block's threads cover at a time
-  int head_dim, pairs, start;
+  int pairs;
+  int start[2], outside[2];  // of query and of key: components before, and outside, the window
   int axes;
   bool tangent;
   TurnOf<T> turns[capacity];
@@ -143,6 +144,7 @@ struct Pairs {
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
+/// Where a row's window begins.
 template <typename T>
 struct Row {
   const T* in;
@@ -173,8 +175,9 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
   const bool is_key = head >= launch.query_heads;
   const Rows& rows = launch.rows[is_key];
   const int64_t place = is_key ? head - launch.query_heads : head;
-  return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride),
-          static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride)};
+  const int start = launch.start[is_key];
+  return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride) + start,
+          static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride) + start};
 }
 
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
@@ -189,15 +192,16 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
   return position >= 0;
 }
 
-/// Copies what lies outside the window of heads [begin, end), in packs.
+/// Copies what lies outside the window of heads [begin, end) of the query (r = 0) or the key, in
+/// packs.
 template <typename T, int capacity, int size>
-__device__ void copy_outside(const Launch<T, capacity>& launch, const Token& token, int begin,
-                             int end) {
-  const int before = launch.start / size, window = 2 * launch.pairs / size;
-  const int outside = launch.head_dim / size - window;
+__device__ void copy_outside(const Launch<T, capacity>& launch, const Token& token, int r,
+                             int begin, int end) {
+  const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
+  const int outside = launch.outside[r] / size;
   for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
     const Row<T> row = row_of(launch, token, begin + i / outside);
-    const int place = i % outside, pack = place < before ? place : place + window;
+    const int place = i % outside, pack = place < before ? place - before : place - before + window;
     if (row.in != row.out) Pack<T, size>::read(row.in + pack * size).write(row.out + pack * size);
   }
 }
@@ -269,11 +273,12 @@ __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& toke
 template <typename T>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
-  bool fits =
-      arguments.pairs % size == 0 && arguments.start % size == 0 && arguments.head_dim % size == 0;
+  bool fits = arguments.pairs % size == 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
     const Rows& rows = arguments.rows[r];
-    fits = fits && reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
+    fits = fits && window_start(arguments, rows) % size == 0 &&
+           row_dim(arguments, rows) % size == 0 &&
+           reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
            reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
     for (int i = 0; i < 3; ++i)
       fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
@@ -299,9 +304,12 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.query_heads = static_cast<int>(arguments.rows[0].heads);
   launch.heads =
       launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.rows[1].heads) : 0);
-  launch.head_dim = static_cast<int>(arguments.head_dim);
   launch.pairs = static_cast<int>(arguments.pairs);
-  launch.start = static_cast<int>(arguments.start);
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    const Rows& rows = arguments.rows[r];
+    launch.start[r] = static_cast<int>(window_start(arguments, rows));
+    launch.outside[r] = static_cast<int>(row_dim(arguments, rows)) - 2 * launch.pairs;
+  }
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
@@ -333,6 +341,42 @@ inline int multiprocessors() {
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   return count;
+}
+
+/// Shares the launch's heads among threads that own `size` pairs each, and among blocks; tells how
+/// many there are of both.
+template <typename T, int capacity>
+cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
+  const int owners = std::max(1, launch->pairs / size);
+  const int passes_at_once = std::max(1, threads_wanted / owners);
+  // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
+  const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
+  const int64_t groups = (launch->heads + heads_in_flight - 1) / heads_in_flight;
+  launch->splits = static_cast<int>(std::clamp<int64_t>(wanted / launch->tokens, 1, groups));
+  const int heads_of_block = (launch->heads + launch->splits - 1) / launch->splits;
+  launch->heads_per_pass =
+      std::min(passes_at_once, (heads_of_block + heads_in_flight - 1) / heads_in_flight);
+
+  const int64_t blocks =
+      std::min<int64_t>(launch->tokens, INT32_MAX / launch->splits) * launch->splits;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(owners * launch->heads_per_pass));
+  config.stream = stream;
+  return config;
+}
+
+/// Angles of the pairs that the owner's place in a head says.
+template <typename T, int size>
+__device__ Angles<T, size> angles_of(int owner, const Compute<T>* sines,
+                                     const Compute<T>* cosines) {
+  Angles<T, size> angles;
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    angles.sine[i] = sines[owner * size + i];
+    angles.cosine[i] = cosines[owner * size + i];
+  }
+  return angles;
 }
 
 }  // namespace

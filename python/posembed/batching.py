@@ -338,6 +338,7 @@ def register() -> None:
         "rotary_pair_",
         "rotary_out",
         "rotary_pair_out",
+        "norm_rotary_",
     ):
         rules[name] = functools.partial(in_place_rule, name)
     for name in (
@@ -345,6 +346,9 @@ def register() -> None:
         "rotary_frequencies_backward",
         "learned_encode",
         "learned_backward",
+        "norm_rotary",
+        "norm_rotary_forward",
+        "norm_rotary_backward",
         "input_embedding",
         "input_embedding_forward",
         "input_embedding_backward",

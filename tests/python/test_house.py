@@ -12,7 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "posembed"
-FAMILIES = ("token", "learned", "sinusoidal", "rotary", "alibi", "input")
+FAMILIES = (
+    "token",
+    "learned",
+    "sinusoidal",
+    "rotary",
+    "rotary_cache",
+    "rotary_norm",
+    "alibi",
+    "input",
+)
 TORCH = ("torch/", "ATen/", "c10/", "pybind11/")
 
 

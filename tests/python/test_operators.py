@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
-from support import alibi, input, learned, rotary, sinusoidal, token
+from support import alibi, input, learned, rotary, rotary_cache, rotary_norm, sinusoidal, token
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
@@ -14,6 +14,8 @@ OPERATORS: list[OperatorCase] = [
     *learned.CASES,
     *sinusoidal.CASES,
     *rotary.CASES,
+    *rotary_cache.CASES,
+    *rotary_norm.CASES,
     *alibi.CASES,
     *input.CASES,
 ]

@@ -8,5 +8,7 @@
 #include "posembed/learned.h"
 #include "posembed/pretrained.h"
 #include "posembed/rotary.h"
+#include "posembed/rotary_cache.h"
+#include "posembed/rotary_norm.h"
 #include "posembed/sinusoidal.h"
 #include "posembed/token.h"

@@ -50,12 +50,31 @@ inline double ulp(Scalar scalar, double value) {
                     : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
 }
 
+/// Rotates the window of a row in float64, with a position for each axis.
+inline void rotate_row(const Arguments& arguments, const std::vector<int64_t>& positions,
+                       double* row) {
+  if (std::count(positions.begin(), positions.end(), -1) > 0) return;
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    double* first = row + arguments.start + (arguments.interleaved ? 2 * i : i);
+    double* second = arguments.interleaved ? first + 1 : first + arguments.pairs;
+    const int64_t position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
+    double sine, cosine;
+    core::sincos_turn(core::phase(position, arguments.turns[i]), &sine, &cosine);
+    const double c = cosine * arguments.amplitude;
+    const double s = (arguments.reverse ? -sine : sine) * arguments.amplitude;
+    const double x = *first, y = *second;
+    *first = x * c - y * s;
+    *second = y * c + x * s;
+  }
+}
+
 enum class Order { bshd, bhsd, sbhd };
 
 struct Problem {
   Scalar scalar = Scalar::float32;
   int64_t batch = 2, seq = 5, heads[2] = {3, 2}, head_dim = 64, pairs = 32, start = 0;
   bool interleaved = false, reverse = false, in_place = false;
+  bool window_only = false;  // the key's rows
   double amplitude = 1.0;
   double decay_base = 0.0;  // xPos: positions; 0: without
   double magnitude = 1.0;   // of the data
@@ -73,10 +92,10 @@ struct Problem {
   std::string text() const {
     return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
            std::to_string(heads[1]) + " dim " + std::to_string(head_dim) + " pairs " +
-           std::to_string(pairs) + " start " + std::to_string(start) + " interleaved " +
-           std::to_string(interleaved) + " reverse " + std::to_string(reverse) + " in place " +
-           std::to_string(in_place) + " order " + std::to_string(int(order)) + " shift " +
-           std::to_string(shift);
+           std::to_string(pairs) + " start " + std::to_string(start) + " window only " +
+           std::to_string(window_only) + " interleaved " + std::to_string(interleaved) +
+           " reverse " + std::to_string(reverse) + " in place " + std::to_string(in_place) +
+           " order " + std::to_string(int(order)) + " shift " + std::to_string(shift);
   }
 };
 
@@ -219,7 +238,8 @@ class Call {
   void set_rows(int64_t r, std::mt19937_64* random) {
     Rows& rows = arguments.rows[r];
     rows.heads = problem_.heads[r];
-    const int64_t row = problem_.head_dim + problem_.padding;
+    rows.window_only = r == 1 && problem_.window_only;
+    const int64_t row = row_dim(arguments, rows) + problem_.padding;
     const int64_t b = problem_.batch, s = problem_.seq, h = rows.heads;
     const int64_t strides[3][3] = {
         {s * h * row, h * row, row}, {h * s * row, row, s * row}, {h * row, b * h * row, row}};
@@ -241,17 +261,20 @@ class Call {
   void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
                  char* expected, int64_t place, const std::vector<int64_t>& positions) {
     const Scalar scalar = problem_.scalar;
+    const Rows& rows = arguments.rows[r];
+    const int64_t start = window_start(arguments, rows);
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(place) * size;
     if (!problem_.tangent) {
-      memcpy(expected + begin, before + begin, static_cast<size_t>(problem_.head_dim) * size);
+      memcpy(expected + begin, before + begin,
+             static_cast<size_t>(row_dim(arguments, rows)) * size);
     }
     if (std::count(positions.begin(), positions.end(), -1) > 0) return;
-    memcpy(expected + begin + static_cast<size_t>(problem_.start) * size,
-           after + begin + static_cast<size_t>(problem_.start) * size,
+    memcpy(expected + begin + static_cast<size_t>(start) * size,
+           after + begin + static_cast<size_t>(start) * size,
            static_cast<size_t>(2 * problem_.pairs) * size);
     for (int64_t i = 0; i < problem_.pairs; ++i) {
-      const int64_t first = place + problem_.start + (problem_.interleaved ? 2 * i : i);
+      const int64_t first = place + start + (problem_.interleaved ? 2 * i : i);
       const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
       const int64_t position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;

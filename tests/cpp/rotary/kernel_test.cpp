@@ -204,6 +204,24 @@ TEST(RotaryKernel, TurnsByTablesInSteps) {
   }
 }
 
+TEST(RotaryKernel, AKeyThatIsTheWindowAlone) {
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.window_only = true;
+      problem.heads[1] = 1;
+      problem.head_dim = 48;
+      problem.start = (bits & 4) != 0 ? 16 : 13;
+      problem.pairs = 16;
+      problem.interleaved = (bits & 1) != 0;
+      problem.in_place = (bits & 2) != 0;
+      problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
+      ASSERT_NO_FATAL_FAILURE(check_all(problem));
+    }
+  }
+}
+
 TEST(RotaryKernel, LargestWindow) {
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {

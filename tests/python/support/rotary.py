@@ -80,6 +80,8 @@ def rotate(
         sine = -sine
     cosine, sine = (cosine * size).unsqueeze(-2), (sine * size).unsqueeze(-2)
     start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
+    if x.shape[-1] != numbers["head_dim"]:  # the window alone
+        start = 0
     window = x[..., start : start + dim]
     if numbers.get("interleaved", False):
         first, second = window[..., 0::2].clone(), window[..., 1::2].clone()
@@ -156,15 +158,17 @@ def sample(
     axes: int | None = None,
     learned: bool = False,
     documents: bool = False,
+    window_only: bool = False,
     **options: Any,
 ) -> Any:
-    """Samples with that many heads in query (and key)."""
+    """Samples with that many heads in query (and key, which may be the rotated window alone)."""
     layout, spec = options.get("layout", "bshd"), options.pop("spec")
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
-        head_dim = json.loads(spec)["head_dim"]
+        numbers = json.loads(spec)
         tensors: list[Tensor | None] = []
-        for count in heads:
+        for i, count in enumerate(heads):
+            head_dim = numbers["rotary_dim" if window_only and i == 1 else "head_dim"]
             shape = {
                 "bshd": (batch, seq, count, head_dim),
                 "bhsd": (batch, count, seq, head_dim),
@@ -229,6 +233,12 @@ CASES = [
         "rotary_pair-thd",
         torch.ops.posembed.rotary_pair.default,
         sample((2, 2), spec=PLAIN, layout="thd"),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary_pair-window",
+        torch.ops.posembed.rotary_pair.default,
+        sample((3, 1), positions=True, window_only=True, spec=PARTIAL),
         reference_pair,
     ),
     OperatorCase(

@@ -1,0 +1,41 @@
+// A cache keeps no history: rotary_cache_ is for inference and says so where a gradient would be
+// lost.
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include "dispatcher/checks.h"
+#include "rotary_cache/operator.h"
+
+namespace posembed::rotary_cache {
+namespace {
+
+void check_inference_only(const Call& call) {
+  constexpr const char* alternative = "posembed::rotary_pair";
+  dispatcher::check_inference_only(call.query, "query", alternative);
+  dispatcher::check_inference_only(call.key, "key", alternative);
+  dispatcher::check_inference_only(call.value, "value", alternative);
+  dispatcher::check_inference_only(call.key_cache, "key_cache", alternative);
+  dispatcher::check_inference_only(call.value_cache, "value_cache", alternative);
+  if (!call.query_out.has_value()) return;
+  dispatcher::check_inference_only(*call.query_out, "query_out", alternative);
+}
+
+void rotary_cache_autograd(const Call& call) {
+  check_inference_only(call);
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_rotary_cache(call);
+  }
+  torch::autograd::impl::bump_version(call.rotated_query());
+  if (call.rotate_key) torch::autograd::impl::bump_version(call.key);
+  torch::autograd::impl::bump_version(call.key_cache);
+  torch::autograd::impl::bump_version(call.value_cache);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("rotary_cache_", Spread<rotary_cache_autograd>::call);
+}
+
+}  // namespace posembed::rotary_cache

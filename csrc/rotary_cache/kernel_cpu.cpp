@@ -1,0 +1,172 @@
+// A token's heads are rotated by angles that are computed once; keys are written where they are
+// kept, without passing through memory before.
+#include "rotary/kernel_cpu.h"
+
+#include "core/float8.h"
+#include "rotary_cache/kernel.h"
+
+namespace posembed::rotary_cache::POSEMBED_ISA {
+namespace {
+
+using rotary::Rows;
+using rotary::POSEMBED_ISA::Angles;
+using rotary::POSEMBED_ISA::RotateGroup;
+using rotary::POSEMBED_ISA::RowGroup;
+using rotary::POSEMBED_ISA::Token;
+
+/// How rows of T are kept: as they are, or divided and rounded to float8.
+template <typename T, bool float8>
+class Keeper {
+ public:
+  using Kept = std::conditional_t<float8, core::Float8, T>;
+
+  Keeper(const Cache& cache, int64_t page_size)
+      : cache_(cache),
+        page_size_(page_size),
+        scale_(cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
+
+  Kept* row(int64_t slot) const {
+    return static_cast<Kept*>(cache_.data) + slot_offset(cache_, slot, page_size_);
+  }
+
+  int64_t head_stride() const { return cache_.stride[2]; }
+
+  void keep(const T* in, int64_t count, Kept* out) const {
+    if constexpr (float8) {
+      for (int64_t i = 0; i < count; ++i) {
+        core::store(static_cast<float>(core::load(in[i])) / scale_, out + i);
+      }
+    } else {
+      rotary::POSEMBED_ISA::copy(in, out, count);
+    }
+  }
+
+ private:
+  const Cache& cache_;
+  int64_t page_size_;
+  float scale_;
+};
+
+/// The rows of one token; `out` is null where `rows` has none.
+template <typename T>
+RowGroup<T> rows_of(const Rows& rows, const Token& token) {
+  const auto place = [&](const int64_t* stride) {
+    return token.batch * stride[0] + token.seq * stride[1];
+  };
+  T* out = static_cast<T*>(rows.out);
+  return {static_cast<const T*>(rows.in) + place(rows.in_stride),
+          out == nullptr ? nullptr : out + place(rows.out_stride), rows.heads, rows.in_stride[2],
+          rows.out_stride[2]};
+}
+
+template <typename T, bool float8>
+void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
+               const Keeper<T, float8>& keeper, int64_t slot) {
+  auto* out = keeper.row(slot);
+  for (int64_t head = 0; head < heads; ++head) {
+    keeper.keep(in + head * step, dim, out + head * keeper.head_stride());
+  }
+}
+
+/// Everything that stays the same from token to token.
+template <typename T, bool float8>
+struct Walk {
+  const Arguments& arguments;
+  RotateGroup<T> rotation;
+  Keeper<T, float8> keys, values;
+
+  int64_t slot(const Token& token) const {
+    return core::read(arguments.slots, token.batch * arguments.slot_stride[0] +
+                                           token.seq * arguments.slot_stride[1]);
+  }
+
+  void rotate(const Rows& rows, const Token& token, const Angles<T>& angles,
+              const RowGroup<T>& group) const {
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, rotation, angles, group);
+  }
+
+  /// A key that is kept in float8 is rotated window by window, and rounded to T in between, as if
+  /// it came from memory.
+  void keep_windows(const Token& token, const Angles<T>& angles, const RowGroup<T>& key,
+                    int64_t slot) const {
+    const rotary::Arguments& rotary = arguments.rotation;
+    const Rows& rows = rotary.rows[1];
+    const int64_t dim = row_dim(rotary, rows), begin = window_start(rotary, rows);
+    const int64_t count = 2 * rotary.pairs, end = begin + count;
+    T window[2 * rotary::max_pairs];
+    for (int64_t head = 0; head < key.count; ++head) {
+      const T* in = key.in + head * key.in_step;
+      auto* out = keys.row(slot) + head * keys.head_stride();
+      if (token.rotated) rotation({in + begin, window, 1, 0, 0}, angles, rotary.pairs);
+      keys.keep(in, begin, out);
+      keys.keep(token.rotated ? window : in + begin, count, out + begin);
+      keys.keep(in + end, dim - end, out + end);
+    }
+  }
+
+  void keep_key(const Token& token, const Angles<T>& angles, int64_t slot) const {
+    const Rows& rows = arguments.rotation.rows[1];
+    RowGroup<T> key = rows_of<T>(rows, token);
+    if (key.out != nullptr) {
+      rotate(rows, token, angles, key);
+      if (slot < 0) return;
+      keep_rows(key.out, key.out_step, key.count, row_dim(arguments.rotation, rows), keys, slot);
+    } else if (slot >= 0) {
+      if constexpr (float8) {
+        keep_windows(token, angles, key, slot);
+      } else {
+        key.out = keys.row(slot);
+        key.out_step = keys.head_stride();
+        rotate(rows, token, angles, key);
+      }
+    }
+  }
+
+  void run(const Token& token, const Angles<T>& angles) const {
+    const Rows& query = arguments.rotation.rows[0];
+    rotate(query, token, angles, rows_of<T>(query, token));
+    const int64_t where = slot(token);
+    keep_key(token, angles, where);
+    if (where < 0) return;
+    const RowGroup<T> value = rows_of<T>(arguments.value, token);
+    keep_rows(value.in, value.in_step, value.count, arguments.value_dim, values, where);
+  }
+};
+
+template <typename T, bool interleaved, bool float8>
+void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  namespace kernel = rotary::POSEMBED_ISA;
+  const rotary::Arguments& rotary = arguments.rotation;
+  kernel::Turns<T> turns;
+  kernel::Angles<T> angles;
+  kernel::order_turns<T, interleaved>(rotary, &turns);
+  kernel::order_axes<T, interleaved>(rotary, &turns);
+  const Walk<T, float8> walk{arguments,
+                             kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
+                             {arguments.key_cache, arguments.page_size},
+                             {arguments.value_cache, arguments.page_size}};
+  for (int64_t number = begin; number < end; ++number) {
+    Token token{number / rotary.seq, number % rotary.seq, false};
+    token.rotated = kernel::begin_token<T>(rotary, turns, token, &angles);
+    walk.run(token, angles);
+  }
+}
+
+template <typename T, bool interleaved>
+void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  const auto walk =
+      arguments.float8 ? walk_tokens<T, interleaved, true> : walk_tokens<T, interleaved, false>;
+  walk(arguments, begin, end);
+}
+
+}  // namespace
+
+void rotate_and_keep(const Arguments& arguments, int64_t begin, int64_t end) {
+  core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto walk = arguments.rotation.interleaved ? walk_tokens<T, true> : walk_tokens<T, false>;
+    walk(arguments, begin, end);
+  });
+}
+
+}  // namespace posembed::rotary_cache::POSEMBED_ISA

@@ -1,0 +1,252 @@
+// As the rotary kernel: a block takes some or all heads of one token, a thread owns both members of
+// its pairs. What a thread has rotated it writes to every place where it is wanted, so that keys
+// and values are read once.
+#include "core/float8.h"
+#include "rotary/kernel_cuda.h"
+#include "rotary_cache/kernel.h"
+
+namespace posembed::rotary_cache {
+namespace {
+
+using rotary::Launch;
+using rotary::Pack;
+using rotary::Token;
+
+/// What a launch needs beside the rotation's.
+struct Keeping {
+  rotary::Rows value;
+  Cache key_cache, value_cache;
+  core::IndexView slots;
+  int64_t slot_stride[2];
+  int64_t page_size, slot_count;
+  int value_dim;
+};
+
+/// `size` elements of a cache that move in one instruction.
+template <int size>
+struct alignas(size) Float8Pack {
+  core::Float8 element[size];
+};
+
+/// The place of one token in a cache, and how packs of T are kept there.
+template <typename T, int size, bool float8>
+struct Keeper {
+  using Kept = std::conditional_t<float8, core::Float8, T>;
+
+  Kept* token;
+  int64_t head_stride;
+  float scale;
+
+  __device__ Keeper(const Cache& cache, int64_t slot, int64_t page_size)
+      : token(static_cast<Kept*>(cache.data) + slot_offset(cache, slot, page_size)),
+        head_stride(cache.stride[2]),
+        scale(!float8 || cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
+
+  __device__ void keep(const Pack<T, size>& pack, int64_t head, int place) const {
+    Kept* out = token + head * head_stride + place;
+    if constexpr (float8) {
+      Float8Pack<size> kept;
+#pragma unroll
+      for (int i = 0; i < size; ++i) {
+        core::store(static_cast<float>(core::load(pack.element[i])) / scale, kept.element + i);
+      }
+      *reinterpret_cast<Float8Pack<size>*>(out) = kept;
+    } else {
+      pack.write(out);
+    }
+  }
+};
+
+/// The token's slot, -1 where it is not kept. One outside the cache is recorded.
+__device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
+                                  core::DeviceError* error) {
+  const int64_t slot = core::read(
+      keeping.slots, token.batch * keeping.slot_stride[0] + token.seq * keeping.slot_stride[1]);
+  if (slot >= -1 && slot < keeping.slot_count) return slot;
+  if (threadIdx.x == 0) {
+    core::record_error(error, core::ErrorKind::slot, slot, token.number, keeping.slot_count);
+  }
+  return -1;
+}
+
+/// What lies outside the window of keys [begin, end): to where rotated keys go, and to the cache.
+template <typename T, int size, bool float8, int capacity>
+__device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
+                             const Token& token, int64_t slot, int begin, int end) {
+  const int before = launch.start[1] / size, window = 2 * launch.pairs / size;
+  const int outside = launch.outside[1] / size;
+  const Keeper<T, size, float8> keeper(keeping.key_cache, slot, keeping.page_size);
+  for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
+    const int head = begin + i / outside, place = i % outside;
+    const int column = (place < before ? place : place + window) * size;
+    const rotary::Row<T> row = row_of(launch, token, launch.query_heads + head);
+    const auto pack = Pack<T, size>::read(row.in + column - launch.start[1]);
+    const bool moves = launch.rows[1].out != nullptr && row.in != row.out;
+    if (moves) pack.write(row.out + column - launch.start[1]);
+    if (slot >= 0) keeper.keep(pack, head, column);
+  }
+}
+
+/// Values of heads [begin, end).
+template <typename T, int size, bool float8>
+__device__ void keep_values(const Keeping& keeping, const Token& token, int64_t slot, int begin,
+                            int end) {
+  const int packs = keeping.value_dim / size;
+  const Keeper<T, size, float8> keeper(keeping.value_cache, slot, keeping.page_size);
+  const T* in = static_cast<const T*>(keeping.value.in);
+  for (int i = threadIdx.x; i < (end - begin) * packs; i += blockDim.x) {
+    const int head = begin + i / packs, place = i % packs * size;
+    const T* row = in + rotary::place_of(token, head, keeping.value.in_stride);
+    keeper.keep(Pack<T, size>::read(row + place), head, place);
+  }
+}
+
+template <typename T, int size, bool interleaved, bool float8, int capacity>
+__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+    cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
+                 const __grid_constant__ Keeping keeping) {
+  using Owned = rotary::Pairs<T, size, interleaved>;
+  constexpr int in_flight = rotary::heads_in_flight;
+  __shared__ core::Compute<T> sines[capacity], cosines[capacity];
+  const int owners = max(1, launch.pairs / size);  // threads that share a head
+  const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
+  const int first_place = owner * size * (interleaved ? 2 : 1);
+  const int second_place = first_place + (interleaved ? size : launch.pairs);
+
+  const int64_t blocks_of_token = launch.splits;
+  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
+  const auto share = [&](int heads, int part) { return heads * part / launch.splits; };
+  const int begin = share(launch.heads, split), end = share(launch.heads, split + 1);
+  const int value_heads = static_cast<int>(keeping.value.heads);
+  const bool key_moves = launch.rows[1].out != nullptr;
+
+  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
+       number += gridDim.x / blocks_of_token) {
+    const Token token = token_of(launch, number);
+    Owned owned[in_flight];
+    const auto read_heads = [&](int head) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
+        if (head >= end) break;
+        const rotary::Row<T> row = row_of(launch, token, head);
+        owned[i].first = Pack<T, size>::read(row.in + first_place);
+        owned[i].second = Pack<T, size>::read(row.in + second_place);
+      }
+    };
+    // The first rows are on their way before position and slot are known.
+    int head = launch.pairs > 0 ? begin + first_head : end;
+    read_heads(head);
+
+    const int64_t slot = slot_of(keeping, token, launch.error);
+    const bool rotated = begin_token(launch, token, sines, cosines);
+    const auto angles = rotary::angles_of<T, size>(owner, sines, cosines);
+    const Keeper<T, size, float8> keeper(keeping.key_cache, slot, keeping.page_size);
+    while (head < end) {
+#pragma unroll
+      for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
+        if (head >= end) break;
+        if (rotated) owned[i].rotate(angles);
+        const bool is_key = head >= launch.query_heads;
+        const rotary::Row<T> row = row_of(launch, token, head);
+        if ((!is_key || key_moves) && (rotated || row.in != row.out)) {
+          owned[i].first.write(row.out + first_place);
+          owned[i].second.write(row.out + second_place);
+        }
+        if (is_key && slot >= 0) {
+          const int place = launch.start[1];
+          keeper.keep(owned[i].first, head - launch.query_heads, place + first_place);
+          keeper.keep(owned[i].second, head - launch.query_heads, place + second_place);
+        }
+      }
+      read_heads(head);
+    }
+    const int queries = launch.query_heads;
+    rotary::copy_outside<T, capacity, size>(launch, token, 0, begin, min(end, queries));
+    keep_outside<T, size, float8>(launch, keeping, token, slot, max(begin - queries, 0),
+                                  end - queries);
+    if (slot < 0) continue;
+    keep_values<T, size, float8>(keeping, token, slot, share(value_heads, split),
+                                 share(value_heads, split + 1));
+  }
+}
+
+template <typename T, bool float8>
+bool fits_vectors(const Cache& cache) {
+  constexpr int64_t size = rotary::vector_bytes / sizeof(T);
+  constexpr uintptr_t alignment = float8 ? size : rotary::vector_bytes;
+  bool fits = reinterpret_cast<uintptr_t>(cache.data) % alignment == 0;
+  for (const int64_t stride : cache.stride) fits = fits && stride % size == 0;
+  return fits;
+}
+
+template <typename T, bool float8>
+bool can_use_vectors(const Arguments& arguments) {
+  constexpr int64_t size = rotary::vector_bytes / sizeof(T);
+  const rotary::Rows& value = arguments.value;
+  bool fits = arguments.value_dim % size == 0 &&
+              reinterpret_cast<uintptr_t>(value.in) % rotary::vector_bytes == 0;
+  for (const int64_t stride : value.in_stride) fits = fits && stride % size == 0;
+  return fits && rotary::can_use_vectors<T>(arguments.rotation) &&
+         fits_vectors<T, float8>(arguments.key_cache) &&
+         fits_vectors<T, float8>(arguments.value_cache);
+}
+
+Keeping make_keeping(const Arguments& arguments) {
+  Keeping keeping = {};
+  keeping.value = arguments.value;
+  keeping.key_cache = arguments.key_cache;
+  keeping.value_cache = arguments.value_cache;
+  keeping.slots = arguments.slots;
+  std::copy(arguments.slot_stride, arguments.slot_stride + 2, keeping.slot_stride);
+  keeping.page_size = arguments.page_size;
+  keeping.slot_count = arguments.slot_count;
+  keeping.value_dim = static_cast<int>(arguments.value_dim);
+  return keeping;
+}
+
+template <typename T, int size, bool interleaved, bool float8, int capacity>
+const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
+  auto launch = rotary::make_launch<T, capacity>(arguments.rotation);
+  if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+  const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, cache_kernel<T, size, interleaved, float8, capacity>, launch,
+                         make_keeping(arguments));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <typename T, int size, bool float8, bool interleaved>
+const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
+  if constexpr (size > 1) {  // a small launch is quicker to hand over
+    if (arguments.rotation.pairs <= 64) {
+      return launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
+    }
+  }
+  return launch_kernel<T, size, interleaved, float8, rotary::max_pairs>(arguments, stream);
+}
+
+template <typename T, int size, bool float8>
+const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) {
+  return arguments.rotation.interleaved
+             ? launch_capacity<T, size, float8, true>(arguments, stream)
+             : launch_capacity<T, size, float8, false>(arguments, stream);
+}
+
+template <typename T, bool float8>
+const char* launch_size(const Arguments& arguments, core::CudaStream stream) {
+  return can_use_vectors<T, float8>(arguments)
+             ? launch_pairing<T, rotary::vector_bytes / sizeof(T), float8>(arguments, stream)
+             : launch_pairing<T, 1, float8>(arguments, stream);
+}
+
+}  // namespace
+
+const char* rotate_and_keep_cuda(const Arguments& arguments, core::CudaStream stream) {
+  return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return arguments.float8 ? launch_size<T, true>(arguments, stream)
+                            : launch_size<T, false>(arguments, stream);
+  });
+}
+
+}  // namespace posembed::rotary_cache

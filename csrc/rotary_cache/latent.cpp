@@ -1,0 +1,71 @@
+// Multi-head latent attention: the key's rotated part is one for all heads and stands beside what
+// was compressed of keys and values. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Both operators
+// are views and one call.
+#include <torch/library.h>
+
+#include "dispatcher/checks.h"
+#include "rotary/arguments.h"
+#include "rotary_cache/operator.h"
+
+namespace posembed::rotary_cache {
+namespace {
+
+/// A tensor that all heads share, with a dimension of heads: with one head, or made so.
+Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dimensions& where) {
+  if (tensor.dim() == where.rank - 1) return tensor.unsqueeze(where.heads);
+  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
+  dispatcher::check_size(tensor.sym_size(where.heads), 1, argument, "heads");
+  return tensor;
+}
+
+std::tuple<Tensor, Tensor> mla_rotary(const Tensor& query, const Tensor& key_rope,
+                                      const MaybeTensor& positions, Text spec, Text layout,
+                                      c10::SymInt offset, bool inverse) {
+  const rotary::Dimensions where = rotary::dimensions(layout);
+  const Tensor key = with_heads(key_rope, "key_rope", where);
+  const MaybeTensor none;
+  auto [rotated_query, rotated_key] = rotary::call_rotary_pair(
+      query, key, {positions, none, none, spec, layout, std::move(offset), inverse});
+  return {rotated_query,
+          key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
+}
+
+void check_cache(const Tensor& cache, const Tensor& latent, const Tensor& key_rope) {
+  dispatcher::check_rank(cache, "cache", 3, "[pages, page_size, latent_dim + rotary_dim]");
+  dispatcher::check_size(cache.sym_size(2), latent.sym_size(-1) + key_rope.sym_size(-1), "cache",
+                         "latent_dim + rotary_dim");
+}
+
+void mla_rotary_cache(const Tensor& query, const Tensor& latent, const Tensor& key_rope,
+                      const Tensor& cache, const Tensor& slot_mapping, const MaybeTensor& positions,
+                      const MaybeTensor& query_out, Text spec, Text layout, c10::SymInt offset,
+                      double scale, const MaybeTensor& scale_tensor) {
+  const rotary::Dimensions where = rotary::dimensions(layout);
+  rotary::check_exact_angles(spec, "mla_rotary_cache_");
+  check_cache(cache, latent, key_rope);
+  const Tensor one_head = cache.unsqueeze(2);
+  Call call;
+  call.query = query;
+  call.key = with_heads(key_rope, "key_rope", where);
+  call.value = with_heads(latent, "latent", where);
+  call.key_cache = one_head.narrow_symint(3, latent.sym_size(-1), key_rope.sym_size(-1));
+  call.value_cache = one_head.narrow_symint(3, 0, latent.sym_size(-1));
+  call.slot_mapping = slot_mapping;
+  call.positions = positions;
+  call.query_out = query_out;
+  call.spec = spec;
+  call.layout = layout;
+  call.offset = offset;
+  call.key_scale = call.value_scale = scale;
+  call.key_scale_tensor = call.value_scale_tensor = scale_tensor;
+  call_rotary_cache(call);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("mla_rotary", mla_rotary);
+  m.impl("mla_rotary_cache_", mla_rotary_cache);
+}
+
+}  // namespace posembed::rotary_cache

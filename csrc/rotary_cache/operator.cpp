@@ -1,0 +1,229 @@
+// The operator that rotates query and key and writes key and value to a paged cache: shapes, dtypes
+// and slots are checked before anything is written.
+#include "rotary_cache/operator.h"
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "rotary/arguments.h"
+#include "rotary_cache/kernel.h"
+
+namespace posembed::rotary_cache {
+namespace {
+
+using rotary::Dimensions;
+
+// ------------------------------------------------------------------------------------- checks
+
+/// Where a cache's layout keeps its dimensions; pages are first and head_dim is last.
+struct CacheDimensions {
+  int64_t place, heads;
+  const char* shape;
+};
+
+CacheDimensions cache_dimensions(Text layout) {
+  if (layout == "nhd") return {1, 2, "[pages, page_size, heads, head_dim]"};
+  if (layout == "hnd") return {2, 1, "[pages, heads, page_size, head_dim]"};
+  TORCH_CHECK_VALUE(false, "cache_layout: expected 'nhd' or 'hnd', got '", layout, "'");
+}
+
+bool is_float8(const Tensor& cache) { return cache.scalar_type() == at::kFloat8_e4m3fn; }
+
+void check_value(const Call& call, const Dimensions& where) {
+  dispatcher::check_rank(call.value, "value", where.rank, where.shape);
+  dispatcher::check_same_dtype(call.value, "value", call.query, "query");
+  dispatcher::check_same_device(call.value, "value", call.query, "query");
+  for (const auto& [dimension, name] :
+       {std::pair(where.batch, "batch"), {where.seq, "seq"}, {where.heads, "heads"}}) {
+    if (dimension < 0) continue;
+    dispatcher::check_size(call.value.sym_size(dimension), call.key.sym_size(dimension), "value",
+                           name);
+  }
+}
+
+void check_slot_mapping(const Call& call, const Dimensions& where) {
+  // slot_mapping: [tokens] or [batch, seq]
+  const Tensor& slots = call.slot_mapping;
+  dispatcher::check_integers(slots, "slot_mapping");
+  dispatcher::check_same_device(slots, "slot_mapping", call.query, "query");
+  const bool batched = where.batch >= 0;
+  dispatcher::check_rank(slots, "slot_mapping", batched ? 2 : 1,
+                         batched ? "[batch, seq]" : "[tokens]");
+  dispatcher::check_size(slots.sym_size(-1), call.query.sym_size(where.seq), "slot_mapping", "seq");
+  if (!batched) return;
+  dispatcher::check_size(slots.sym_size(0), call.query.sym_size(where.batch), "slot_mapping",
+                         "batch");
+}
+
+void check_cache(const Tensor& cache, const char* argument, const Tensor& rows, const Call& call,
+                 const Dimensions& where) {
+  const CacheDimensions dims = cache_dimensions(call.cache_layout);
+  TORCH_CHECK_TYPE(is_float8(cache) || cache.scalar_type() == call.query.scalar_type(), argument,
+                   ": expected the dtype of query, ", call.query.scalar_type(),
+                   ", or float8_e4m3fn, got ", cache.scalar_type());
+  dispatcher::check_same_device(cache, argument, call.query, "query");
+  dispatcher::check_rank(cache, argument, 4, dims.shape);
+  dispatcher::check_size(cache.sym_size(dims.heads), rows.sym_size(where.heads), argument, "heads");
+  dispatcher::check_size(cache.sym_size(3), rows.sym_size(-1), argument, "head_dim");
+}
+
+void check_caches(const Call& call, const Dimensions& where) {
+  check_cache(call.key_cache, "key_cache", call.key, call, where);
+  check_cache(call.value_cache, "value_cache", call.value, call, where);
+  dispatcher::check_same_dtype(call.value_cache, "value_cache", call.key_cache, "key_cache");
+  const int64_t place = cache_dimensions(call.cache_layout).place;
+  dispatcher::check_size(call.value_cache.sym_size(0), call.key_cache.sym_size(0), "value_cache",
+                         "pages");
+  dispatcher::check_size(call.value_cache.sym_size(place), call.key_cache.sym_size(place),
+                         "value_cache", "page_size");
+}
+
+void check_scale(double scale, const MaybeTensor& tensor, const char* argument, const Call& call) {
+  TORCH_CHECK_VALUE(std::isfinite(scale) && scale > 0, argument,
+                    ": expected a finite number above 0, got ", scale);
+  TORCH_CHECK_VALUE(is_float8(call.key_cache) || (scale == 1.0 && !tensor.has_value()), argument,
+                    ": expected 1 unless the cache is float8_e4m3fn");
+  if (!tensor.has_value()) return;
+  TORCH_CHECK_VALUE(scale == 1.0, argument, ": expected a number or a tensor, got both");
+  TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat, argument, ": expected float32, got ",
+                   tensor->scalar_type());
+  TORCH_CHECK_VALUE(tensor->sym_numel() == 1, argument, ": expected one element, got ",
+                    tensor->sym_sizes());
+  dispatcher::check_same_device(*tensor, argument, call.query, "query");
+}
+
+/// Everything that eager and Meta kernels check alike.
+void check(const Call& call) {
+  rotary::check(call.query, &call.key, rotation_of(call));
+  rotary::check_exact_angles(call.spec, "rotary_cache_");
+  const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
+  dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
+  const Dimensions where = rotary::dimensions(call.layout);
+  check_value(call, where);
+  check_slot_mapping(call, where);
+  check_caches(call, where);
+  check_scale(call.key_scale, call.key_scale_tensor, "key_scale", call);
+  check_scale(call.value_scale, call.value_scale_tensor, "value_scale", call);
+  if (call.query_out.has_value()) {
+    rotary::check_out(*call.query_out, "query_out", call.query, "query");
+  }
+}
+
+/// What is written must be writable, and apart from all else.
+void check_memory(const Call& call) {
+  struct Named {
+    const Tensor& tensor;
+    const char* name;
+  };
+  const Tensor& query = call.rotated_query();
+  const char* query_name = call.query_out.has_value() ? "query_out" : "query";
+  const Named written[] = {
+      {query, query_name}, {call.key_cache, "key_cache"}, {call.value_cache, "value_cache"}};
+  for (const Named& target : written) rotary::check_writable(target.tensor, target.name);
+  if (call.rotate_key) rotary::check_writable(call.key, "key");
+  for (int i = 0; i < 3; ++i) {
+    for (int j = 0; j < i; ++j) {
+      rotary::check_apart(written[i].tensor, written[i].name, written[j].tensor, written[j].name);
+    }
+    rotary::check_apart(call.key, "key", written[i].tensor, written[i].name);
+    rotary::check_apart(call.value, "value", written[i].tensor, written[i].name);
+  }
+  if (call.rotate_key) rotary::check_apart(call.value, "value", call.key, "key");
+  rotary::check_apart_or_same(query, query_name, call.query, "query");
+}
+
+/// CPU slots are looked at before anything is written; a CUDA kernel records what it meets.
+Tensor checked_slots(const Call& call, int64_t slot_count) {
+  if (call.slot_mapping.is_cuda()) return call.slot_mapping;
+  const Tensor slots = call.slot_mapping.contiguous();
+  const core::IndexView view = dispatcher::index_view(slots);
+  const int64_t place = core::find_outside(view, slots.numel(), -1, slot_count);
+  TORCH_CHECK_INDEX(place < 0, "slot_mapping: expected -1 (skip the token) or 0 to ",
+                    slot_count - 1, ", a slot of the cache, got ", core::read(view, place),
+                    " at place ", place);
+  return slots;
+}
+
+// --------------------------------------------------------------------------------- the kernel
+
+Cache cache_of(const Tensor& tensor, Text layout, double scale, const MaybeTensor& scale_tensor) {
+  const CacheDimensions dims = cache_dimensions(layout);
+  Cache result;
+  result.data = tensor.mutable_data_ptr();
+  result.stride[0] = tensor.stride(0);
+  result.stride[1] = tensor.stride(dims.place);
+  result.stride[2] = tensor.stride(dims.heads);
+  result.scale = static_cast<float>(scale);
+  if (scale_tensor.has_value()) result.scale_data = scale_tensor->const_data_ptr<float>();
+  return result;
+}
+
+void set_slots(const Tensor& slots, const Dimensions& where, Arguments& arguments) {
+  arguments.slots = dispatcher::index_view(slots);
+  arguments.slot_stride[0] = where.batch < 0 ? 0 : slots.stride(0);
+  arguments.slot_stride[1] = slots.stride(-1);
+}
+
+void launch(Arguments& arguments, const Tensor& query) {
+  rotary::Arguments& rotation = arguments.rotation;
+  if (query.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      rotation.error = dispatcher::device_error();
+      dispatcher::check_launch(rotate_and_keep_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  const int64_t elements = rotation.rows[0].heads * rotation.head_dim +
+                           rotation.rows[1].heads * (rotation.head_dim + arguments.value_dim);
+  dispatcher::parallel_for(
+      rotation.batch * rotation.seq, 2 * elements * core::size_of(rotation.scalar),
+      [&arguments](int64_t begin, int64_t end) { rotate_and_keep_cpu(arguments, begin, end); });
+}
+
+void rotary_cache(const Call& call) {
+  check(call);
+  check_memory(call);
+  const Dimensions where = rotary::dimensions(call.layout);
+  const CacheDimensions cache_where = cache_dimensions(call.cache_layout);
+  Arguments arguments;
+  const int64_t page_size = call.key_cache.size(cache_where.place);
+  arguments.page_size = std::max<int64_t>(1, page_size);
+  arguments.slot_count = call.key_cache.size(0) * page_size;
+  const rotary::Rotation by = rotation_of(call);
+  const rotary::Given given = rotary::look_at(by, call.query.size(where.seq));
+  const Tensor slots = checked_slots(call, arguments.slot_count);
+  const Tensor query = rotary::with_dense_rows(call.query);
+  const Tensor key = rotary::with_dense_rows(call.key);
+  const Tensor value = rotary::with_dense_rows(call.value);
+  arguments.rotation =
+      rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2}, given, by);
+  if (!call.rotate_key) arguments.rotation.rows[1].out = nullptr;
+  arguments.value = rotary::rows(value, value, where);
+  arguments.value_dim = value.size(-1);
+  arguments.key_cache =
+      cache_of(call.key_cache, call.cache_layout, call.key_scale, call.key_scale_tensor);
+  arguments.value_cache =
+      cache_of(call.value_cache, call.cache_layout, call.value_scale, call.value_scale_tensor);
+  arguments.float8 = is_float8(call.key_cache);
+  set_slots(slots, where, arguments);
+  launch(arguments, query);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { m.impl("rotary_cache_", Spread<rotary_cache>::call); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { m.impl("rotary_cache_", Spread<rotary_cache>::call); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) { m.impl("rotary_cache_", Spread<check>::call); }
+
+}  // namespace posembed::rotary_cache

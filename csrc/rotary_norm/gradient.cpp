@@ -1,0 +1,210 @@
+// Derivatives of the QK-norm operators. The usual backward pass is one kernel. Where derivatives of
+// derivatives or tangents are asked for, the same formulas run as a chain of differentiable
+// operators instead.
+#include <ATen/ops/add.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "dispatcher/autograd.h"
+#include "dispatcher/checks.h"
+#include "rotary/arguments.h"
+#include "rotary_norm/operator.h"
+
+namespace posembed::rotary_norm {
+namespace {
+
+// -------------------------------------------------------------------- as a chain of operators
+
+/// What the norm divides by, and its result before the weight, in the compute type.
+struct Normed {
+  Tensor rows, rstd;
+};
+
+Normed normed(const Call& call, const Tensor& tensor) {
+  const Tensor wide = tensor.to(compute_type(tensor));
+  const Tensor rstd = at::rsqrt(at::add(at::square(wide).mean(-1, true), call.eps));
+  return {at::mul(wide, rstd), rstd};
+}
+
+Tensor factor(const Call& call, const Tensor& weight) {
+  return at::add(weight.to(compute_type(weight)), call.weight_offset);
+}
+
+Tensor rotate(const Call& call, const Tensor& tensor, bool transpose) {
+  return rotary::call_rotary(tensor, rotation_of(call, transpose));
+}
+
+Tensor forward_chain(const Call& call, const Tensor& tensor, const Tensor& weight) {
+  const Tensor rows = at::mul(normed(call, tensor).rows, factor(call, weight));
+  return rotate(call, rows, false).to(tensor.scalar_type());
+}
+
+Two forward_chain(const Call& call) {
+  rotary::check_exact_angles(call.spec, "norm_rotary");
+  return {forward_chain(call, call.query, call.query_weight),
+          forward_chain(call, call.key, call.key_weight)};
+}
+
+/// Gradients of a tensor and its weight.
+Two backward_chain(const Call& call, const Tensor& tensor, const Tensor& weight,
+                   const Tensor& output_gradient) {
+  const Normed x = normed(call, tensor);
+  const Tensor rotated = rotate(call, output_gradient.to(compute_type(tensor)), true);
+  std::vector<int64_t> all_but_last(static_cast<size_t>(tensor.dim() - 1));
+  for (size_t i = 0; i < all_but_last.size(); ++i) all_but_last[i] = static_cast<int64_t>(i);
+  const Tensor weight_gradient = at::mul(rotated, x.rows).sum(all_but_last);
+  const Tensor gradient = at::mul(rotated, factor(call, weight));
+  const Tensor along = at::mul(gradient, x.rows).mean(-1, true);
+  const Tensor result = at::mul(at::sub(gradient, at::mul(x.rows, along)), x.rstd);
+  return {result.to(tensor.scalar_type()), weight_gradient.to(tensor.scalar_type())};
+}
+
+Four backward_chain(const Call& call, const Tensor& query_gradient, const Tensor& key_gradient) {
+  auto [query, query_weight] = backward_chain(call, call.query, call.query_weight, query_gradient);
+  auto [key, key_weight] = backward_chain(call, call.key, call.key_weight, key_gradient);
+  return {query, key, query_weight, key_weight};
+}
+
+template <typename... Tensors>
+bool have_tangent(const Tensors&... tensors) {
+  return (dispatcher::tangent(tensors).defined() || ...);
+}
+
+bool has_tangent(const Call& call) {
+  return have_tangent(call.query, call.key, call.query_weight, call.key_weight);
+}
+
+// ------------------------------------------------------------------------ by the fused kernels
+
+class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
+ public:
+  static constexpr const char* label = "NormRotaryBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(query);
+    visit(key);
+    visit(query_weight);
+    visit(key_weight);
+    visit(query_rstd);
+    visit(key_rstd);
+    visit(positions);
+    visit(spec);
+    visit(layout);
+    visit(offset);
+    visit(eps);
+    visit(weight_offset);
+  }
+
+  void keep(const Call& call) {
+    query = dispatcher::save(call.query);
+    key = dispatcher::save(call.key);
+    query_weight = dispatcher::save(call.query_weight);
+    key_weight = dispatcher::save(call.key_weight);
+    positions = dispatcher::save(call.positions);
+    spec = call.spec;
+    layout = call.layout;
+    offset = call.offset;
+    eps = call.eps;
+    weight_offset = call.weight_offset;
+  }
+
+  dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
+    if (!gradients[0].defined() && !gradients[1].defined()) return dispatcher::variable_list(4);
+    const Call call = this->call();
+    const auto given = [](const Tensor& gradient, const Tensor& of) {
+      return gradient.defined() ? gradient : at::zeros_like(of);
+    };
+    auto [query_gradient, key_gradient, query_weight_gradient, key_weight_gradient] =
+        call_norm_rotary_backward(call, given(gradients[0], call.query),
+                                  given(gradients[1], call.key), query_rstd.unpack(),
+                                  key_rstd.unpack());
+    return {query_gradient, key_gradient, query_weight_gradient, key_weight_gradient};
+  }
+
+  dispatcher::SavedVariable query, key, query_weight, key_weight, query_rstd, key_rstd, positions;
+  std::string spec, layout;
+  c10::SymInt offset;
+  double eps = 0, weight_offset = 0;
+
+ private:
+  Call call() const {
+    return {query.unpack(),
+            key.unpack(),
+            query_weight.unpack(),
+            key_weight.unpack(),
+            dispatcher::unpack(positions),
+            spec,
+            layout,
+            offset,
+            eps,
+            weight_offset};
+  }
+};
+
+Two norm_rotary_autograd(const Call& call) {
+  if (has_tangent(call)) return forward_chain(call);
+  auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
+                                                       call.key_weight);
+  if (!node) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_norm_rotary(call);
+  }
+  Four outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    outputs = call_norm_rotary_forward(call);
+  }
+  auto& [query, key, query_rstd, key_rstd] = outputs;
+  node->keep(call);
+  node->query_rstd = dispatcher::save(query_rstd);
+  node->key_rstd = dispatcher::save(key_rstd);
+  torch::autograd::set_history(query, node);
+  torch::autograd::set_history(key, node);
+  return {query, key};
+}
+
+Four norm_rotary_backward_autograd(const Call& call, const Tensor& query_gradient,
+                                   const Tensor& key_gradient, const Tensor& query_rstd,
+                                   const Tensor& key_rstd) {
+  const bool again = torch::autograd::compute_requires_grad(
+      query_gradient, key_gradient, call.query, call.key, call.query_weight, call.key_weight);
+  if (again || has_tangent(call) || have_tangent(query_gradient, key_gradient)) {
+    return backward_chain(call, query_gradient, key_gradient);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_norm_rotary_backward(call, query_gradient, key_gradient, query_rstd, key_rstd);
+}
+
+void norm_rotary_in_place_autograd(const Call& call) {
+  constexpr const char* alternative = "posembed::norm_rotary";
+  dispatcher::check_inference_only(call.query, "query", alternative);
+  dispatcher::check_inference_only(call.key, "key", alternative);
+  dispatcher::check_inference_only(call.query_weight, "query_weight", alternative);
+  dispatcher::check_inference_only(call.key_weight, "key_weight", alternative);
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_norm_rotary_in_place(call);
+  }
+  torch::autograd::impl::bump_version(call.query);
+  torch::autograd::impl::bump_version(call.key);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("norm_rotary", Spread<norm_rotary_autograd>::call);
+  m.impl("norm_rotary_backward", Spread<norm_rotary_backward_autograd>::call);
+  m.impl("norm_rotary_", Spread<norm_rotary_in_place_autograd>::call);
+}
+
+}  // namespace posembed::rotary_norm

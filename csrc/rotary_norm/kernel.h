@@ -1,0 +1,60 @@
+// RMSNorm of each head of query and key, then rotary, in one pass over memory each way. Henry et
+// al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich, "Root Mean Square
+// Layer Normalization", 2019. Forward keeps only rstd; backward norms query and key again.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cpu_kernel.h"
+#include "core/cuda_launch.h"
+#include "rotary/kernel.h"
+
+namespace posembed::rotary_norm {
+
+/// Components of a head that one launch can carry.
+inline constexpr int64_t max_head_dim = 2 * rotary::max_pairs;
+
+/// Index 0 is query, 1 is key.
+struct Arguments {
+  rotary::Arguments rotation;
+  const void* weight[2] = {nullptr, nullptr};  // [head_dim]
+  double weight_offset = 0.0;                  // added to every weight: 1 for Gemma
+  double eps = 1e-6;
+  /// [batch, seq, heads] in the compute type, contiguous; nullptr where no backward pass will need
+  /// it.
+  void* rstd[2] = {nullptr, nullptr};
+};
+
+/// Tokens [begin, end), numbered batch * seq + place. A token at position -1 is normed and not
+/// rotated.
+POSEMBED_CPU_KERNEL(norm_and_rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
+
+/// All tokens on `stream`.
+const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream);
+
+/// The weights get their gradients from a fixed number of partial sums, whatever the number of
+/// threads, so that the same bits come out each time.
+inline constexpr int64_t parts_cpu = 32;
+inline constexpr int64_t parts_cuda = 512;
+
+struct BackwardArguments {
+  /// What forward took, but that the rotation is the transposed one, and that its rows are
+  /// gradients: of the results in, of query and key out.
+  Arguments forward;
+  rotary::Rows normed[2];  // query and key; `out` is not used
+  int64_t parts = 1;
+  void* partial = nullptr;                        // [parts, 2, head_dim] in the compute type
+  void* weight_gradient[2] = {nullptr, nullptr};  // [head_dim]
+};
+
+/// Works on parts [begin, end) of the tokens.
+POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t begin, int64_t end));
+
+/// Adds up the parts of columns [begin, end) of [2, head_dim].
+POSEMBED_CPU_KERNEL(add_parts,
+                    void(const BackwardArguments& arguments, int64_t begin, int64_t end));
+
+/// Both steps on `stream`.
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
+
+}  // namespace posembed::rotary_norm

@@ -1,0 +1,415 @@
+// As the rotary kernel: a block takes some or all heads of one token, a thread owns both members of
+// its pairs, and a share of what lies outside the window. The threads of a head add up their
+// squares through shared memory. Backwards each of a fixed number of blocks works through its share
+// of the tokens and keeps its part of the weights' gradients to itself; no atomics.
+#include "rotary/kernel_cuda.h"
+#include "rotary_norm/kernel.h"
+
+namespace posembed::rotary_norm {
+namespace {
+
+using core::Compute;
+using rotary::Launch;
+using rotary::Pack;
+using rotary::Rows;
+using rotary::Token;
+
+/// What a launch needs beside the rotation's; index 0 is query, 1 is key.
+struct Norms {
+  const void* weight[2];
+  void* rstd[2];
+  double weight_offset, eps;
+  int head_dim;
+};
+
+/// What the backward launch needs besides.
+struct Backward {
+  Rows normed[2];
+  void* partial;
+  int64_t parts;
+};
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> load_wide(const T* in) {
+  const auto narrow = Pack<T, size>::read(in);
+  Pack<Compute<T>, size> wide;
+#pragma unroll
+  for (int i = 0; i < size; ++i) wide.element[i] = core::load(narrow.element[i]);
+  return wide;
+}
+
+template <typename T, int size>
+__device__ void store_narrow(const Pack<Compute<T>, size>& wide, T* out) {
+  Pack<T, size> narrow;
+#pragma unroll
+  for (int i = 0; i < size; ++i) core::store(wide.element[i], narrow.element + i);
+  narrow.write(out);
+}
+
+/// Adds the products of a's and b's elements to `sum`.
+template <typename C, int size>
+__device__ C dot(const Pack<C, size>& a, const Pack<C, size>& b, C sum) {
+#pragma unroll
+  for (int i = 0; i < size; ++i) sum = core::fma(a.element[i], b.element[i], sum);
+  return sum;
+}
+
+template <typename C, int size>
+__device__ void multiply(C factor, Pack<C, size>* pack) {
+#pragma unroll
+  for (int i = 0; i < size; ++i) pack->element[i] *= factor;
+}
+
+template <typename C, int size>
+__device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
+#pragma unroll
+  for (int i = 0; i < size; ++i) pack->element[i] *= factor.element[i];
+}
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column) {
+  auto pack = load_wide<T, size>(static_cast<const T*>(norms.weight[r]) + column);
+#pragma unroll
+  for (int i = 0; i < size; ++i) pack.element[i] += static_cast<Compute<T>>(norms.weight_offset);
+  return pack;
+}
+
+/// The threads that share a head, and this thread among them.
+struct Owners {
+  int count, owner;
+  int group;  // which of the heads that the block covers at a time
+
+  __device__ explicit Owners(int pairs_of_thread, int pairs)
+      : count(max(1, pairs / pairs_of_thread)),
+        owner(threadIdx.x % count),
+        group(threadIdx.x / count) {}
+};
+
+/// Calls function(column) for the packs of a row outside the window that this thread has to do.
+template <int size, typename T, int capacity, typename Function>
+__device__ void for_outside(const Launch<T, capacity>& launch, const Owners& owners,
+                            const Function& function) {
+  const int before = launch.start[0] / size, window = 2 * launch.pairs / size;
+  const int packs = launch.outside[0] / size;
+  for (int i = owners.owner; i < packs; i += owners.count) {
+    function((i < before ? i : i + window) * size);
+  }
+}
+
+/// The sum of `value` over the threads that share a head, always in the same order. All threads of
+/// the block call it; `turn` is every time another than the last time.
+template <typename C>
+__device__ C head_sum(const Owners& owners, C value, bool turn) {
+  __shared__ C values[2][rotary::max_pairs];
+  values[turn][threadIdx.x] = value;
+  __syncthreads();
+  C sum = 0;
+  for (int i = 0; i < owners.count; ++i) sum += values[turn][owners.group * owners.count + i];
+  return sum;
+}
+
+/// Where a head is.
+struct Head {
+  int r;           // 0: query, 1: key
+  int64_t number;  // among those of query or key
+  int64_t rstd_at;
+
+  template <typename T, int capacity>
+  __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
+      : r(head >= launch.query_heads),
+        number(r == 0 ? head : head - launch.query_heads),
+        rstd_at(token.number * launch.rows[r].heads + number) {}
+};
+
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+    norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
+                const __grid_constant__ Norms norms) {
+  using C = Compute<T>;
+  __shared__ C sines[capacity], cosines[capacity];
+  const Owners owners(size, launch.pairs);
+  const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
+  const int second = first + (interleaved ? size : launch.pairs);
+  const int64_t blocks_of_token = launch.splits;
+  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
+  const int begin = launch.heads * split / launch.splits;
+  const int end = launch.heads * (split + 1) / launch.splits;
+  bool turn = false;
+
+  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
+       number += gridDim.x / blocks_of_token) {
+    const Token token = token_of(launch, number);
+    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
+                                         : rotary::Angles<C, size>{};
+    for (int pass = begin; pass < end; pass += launch.heads_per_pass, turn = !turn) {
+      const bool active = pass + owners.group < end;
+      const Head head(launch, token, active ? pass + owners.group : begin);
+      const Rows& rows = launch.rows[head.r];
+      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
+      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
+      rotary::Pairs<C, size, interleaved> owned = {};
+      C squares = 0;
+      if (active) {
+        if (launch.pairs > 0) {
+          owned.first = load_wide<T, size>(in + first);
+          owned.second = load_wide<T, size>(in + second);
+        }
+        squares = dot(owned.second, owned.second, dot(owned.first, owned.first, squares));
+        for_outside<size>(launch, owners, [&](int column) {
+          const auto pack = load_wide<T, size>(in + column);
+          squares = dot(pack, pack, squares);
+        });
+      }
+      const C mean = head_sum(owners, squares, turn) / static_cast<C>(norms.head_dim);
+      if (!active) continue;
+      const C rstd = C(1) / sqrt(mean + static_cast<C>(norms.eps));
+      if (norms.rstd[head.r] != nullptr && owners.owner == 0) {
+        static_cast<C*>(norms.rstd[head.r])[head.rstd_at] = rstd;
+      }
+      const auto norm = [&](Pack<C, size>* pack, int column) {
+        multiply(rstd, pack);
+        multiply(weights<T, size>(norms, head.r, column), pack);
+      };
+      if (launch.pairs > 0) {
+        norm(&owned.first, first);
+        norm(&owned.second, second);
+        if (rotated) owned.rotate(angles);
+        store_narrow<T, size>(owned.first, out + first);
+        store_narrow<T, size>(owned.second, out + second);
+      }
+      for_outside<size>(launch, owners, [&](int column) {
+        auto pack = load_wide<T, size>(in + column);
+        norm(&pack, column);
+        store_narrow<T, size>(pack, out + column);
+      });
+    }
+  }
+}
+
+// ---- backward ----
+
+/// Shared memory for the sums of a block: of every group of threads, of query and key.
+constexpr int sums_bytes = 32 * 1024;
+
+template <typename T, int size, bool interleaved, int capacity>
+__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+    backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
+                    const __grid_constant__ Norms norms,
+                    const __grid_constant__ Backward backward) {
+  using C = Compute<T>;
+  __shared__ C sines[capacity], cosines[capacity];
+  __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
+  const Owners owners(size, launch.pairs);
+  const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
+  const int second = first + (interleaved ? size : launch.pairs);
+  const int dim = norms.head_dim, groups = launch.heads_per_pass;
+  for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
+  bool turn = false;
+
+  const int64_t part = blockIdx.x;
+  const int64_t end = (part + 1) * launch.tokens / backward.parts;
+  for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
+    const Token token = token_of(launch, number);
+    const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
+                                         : rotary::Angles<C, size>{};
+    for (int pass = 0; pass < launch.heads; pass += groups, turn = !turn) {
+      const bool active = pass + owners.group < launch.heads;
+      const Head head(launch, token, active ? pass + owners.group : 0);
+      const Rows &rows = launch.rows[head.r], &normed = backward.normed[head.r];
+      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
+      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
+      const T* x =
+          static_cast<const T*>(normed.in) + place_of(token, head.number, normed.in_stride);
+      const C rstd = active ? static_cast<const C*>(norms.rstd[head.r])[head.rstd_at] : C(0);
+      C* sum = sums + (owners.group * 2 + head.r) * dim;
+      rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
+      C along = 0;
+      // Adds to the weight's gradient; leaves the gradient of the normed row.
+      const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
+        multiply(rstd, n);
+#pragma unroll
+        for (int i = 0; i < size; ++i) sum[column + i] += g->element[i] * n->element[i];
+        multiply(weights<T, size>(norms, head.r, column), g);
+        along = dot(*g, *n, along);
+      };
+      if (active) {
+        if (launch.pairs > 0) {
+          gradient.first = load_wide<T, size>(in + first);
+          gradient.second = load_wide<T, size>(in + second);
+          row.first = load_wide<T, size>(x + first);
+          row.second = load_wide<T, size>(x + second);
+          if (rotated) gradient.rotate(angles);
+          through_weight(&gradient.first, &row.first, first);
+          through_weight(&gradient.second, &row.second, second);
+        }
+        for_outside<size>(launch, owners, [&](int column) {
+          auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
+          through_weight(&g, &n, column);
+        });
+      }
+      along = head_sum(owners, along, turn) / static_cast<C>(dim);
+      if (!active) continue;
+      const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
+#pragma unroll
+        for (int i = 0; i < size; ++i) {
+          g->element[i] = rstd * (g->element[i] - n.element[i] * along);
+        }
+        store_narrow<T, size>(*g, out + column);
+      };
+      if (launch.pairs > 0) {
+        through_norm(&gradient.first, row.first, first);
+        through_norm(&gradient.second, row.second, second);
+      }
+      for_outside<size>(launch, owners, [&](int column) {
+        auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
+        multiply(rstd, &n);
+        multiply(weights<T, size>(norms, head.r, column), &g);
+        through_norm(&g, n, column);
+      });
+    }
+  }
+  __syncthreads();
+  C* result = static_cast<C*>(backward.partial) + part * 2 * dim;
+  for (int column = threadIdx.x; column < 2 * dim; column += blockDim.x) {
+    C sum = 0;
+    for (int group = 0; group < groups; ++group) sum += sums[group * 2 * dim + column];
+    result[column] = sum;
+  }
+}
+
+constexpr int add_threads = 64;
+
+template <typename T>
+__global__ void __launch_bounds__(add_threads)
+    add_parts_kernel(const __grid_constant__ BackwardArguments b) {
+  using C = Compute<T>;
+  const int64_t dim = b.forward.rotation.head_dim;
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= 2 * dim) return;
+  C sum = 0;
+  for (int64_t part = 0; part < b.parts; ++part) {
+    sum += static_cast<const C*>(b.partial)[part * 2 * dim + column];
+  }
+  core::store(sum, static_cast<T*>(b.weight_gradient[column / dim]) + column % dim);
+}
+
+// ---- launchers ----
+
+Norms make_norms(const Arguments& arguments) {
+  Norms norms = {};
+  for (int r = 0; r < 2; ++r) {
+    norms.weight[r] = arguments.weight[r];
+    norms.rstd[r] = arguments.rstd[r];
+  }
+  norms.weight_offset = arguments.weight_offset;
+  norms.eps = arguments.eps;
+  norms.head_dim = static_cast<int>(arguments.rotation.head_dim);
+  return norms;
+}
+
+const char* text_of(cudaError_t error) {
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+struct Forward {
+  const Arguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity>(rotation());
+    if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+    const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
+    return text_of(cudaLaunchKernelEx(&config, norm_kernel<T, size, interleaved, capacity>, launch,
+                                      make_norms(arguments)));
+  }
+};
+
+struct BackwardPass {
+  const BackwardArguments& arguments;
+
+  const rotary::Arguments& rotation() const { return arguments.forward.rotation; }
+
+  template <typename T, int size, bool interleaved, int capacity>
+  const char* launch(core::CudaStream stream) const {
+    auto launch = rotary::make_launch<T, capacity>(rotation());
+    const int64_t dim = rotation().head_dim;
+    const int owners = std::max(1, launch.pairs / size);
+    const int64_t groups_that_fit =
+        sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
+    launch.heads_per_pass = static_cast<int>(std::clamp<int64_t>(
+        std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit));
+    Backward backward = {};
+    std::copy(arguments.normed, arguments.normed + 2, backward.normed);
+    backward.partial = arguments.partial;
+    backward.parts = arguments.parts;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
+    config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
+    config.stream = stream;
+    const cudaError_t error =
+        cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
+                           make_norms(arguments.forward), backward);
+    if (error != cudaSuccess) return text_of(error);
+    config.gridDim = dim3(static_cast<unsigned>((2 * dim + add_threads - 1) / add_threads));
+    config.blockDim = dim3(add_threads);
+    return text_of(cudaLaunchKernelEx(&config, add_parts_kernel<T>, arguments));
+  }
+};
+
+template <typename T, int size, bool interleaved, typename Pass>
+const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
+  if constexpr (size > 1) {  // a small launch is quicker to hand over
+    if (pass.rotation().pairs <= 64) return pass.template launch<T, size, interleaved, 64>(stream);
+  }
+  return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
+}
+
+template <typename T, int size, typename Pass>
+const char* launch_pairing(const Pass& pass, core::CudaStream stream) {
+  return pass.rotation().interleaved ? launch_capacity<T, size, true>(pass, stream)
+                                     : launch_capacity<T, size, false>(pass, stream);
+}
+
+template <typename T>
+bool fits_vectors(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % rotary::vector_bytes == 0;
+}
+
+template <typename T>
+bool can_use_vectors(const Arguments& arguments) {
+  return rotary::can_use_vectors<T>(arguments.rotation) && fits_vectors<T>(arguments.weight[0]) &&
+         fits_vectors<T>(arguments.weight[1]);
+}
+
+template <typename T>
+bool can_use_vectors(const BackwardArguments& arguments) {
+  rotary::Arguments normed = arguments.forward.rotation;  // with query and key as its rows
+  std::copy(arguments.normed, arguments.normed + 2, normed.rows);
+  return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
+}
+
+template <typename Pass>
+const char* launch(const Pass& pass, core::CudaStream stream) {
+  return core::visit_scalar(pass.rotation().scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return can_use_vectors<T>(pass.arguments)
+               ? launch_pairing<T, rotary::vector_bytes / sizeof(T)>(pass, stream)
+               : launch_pairing<T, 1>(pass, stream);
+  });
+}
+
+}  // namespace
+
+const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
+  return launch(Forward{arguments}, stream);
+}
+
+const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+  return launch(BackwardPass{arguments}, stream);
+}
+
+}  // namespace posembed::rotary_norm

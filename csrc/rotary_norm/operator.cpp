@@ -1,0 +1,258 @@
+// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel, and the
+// way back in another. Checks are shared by eager and Meta kernels.
+#include "rotary_norm/operator.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "rotary/arguments.h"
+#include "rotary_norm/kernel.h"
+
+namespace posembed::rotary_norm {
+namespace {
+
+using rotary::Dimensions;
+
+// ------------------------------------------------------------------------------------- checks
+
+void check_weight(const Tensor& weight, const char* argument, const Call& call) {
+  dispatcher::check_rank(weight, argument, 1, "[head_dim]");
+  dispatcher::check_same_dtype(weight, argument, call.query, "query");
+  dispatcher::check_same_device(weight, argument, call.query, "query");
+  dispatcher::check_size(weight.sym_size(0), call.query.sym_size(-1), argument, "head_dim");
+}
+
+/// Everything that eager and Meta kernels check alike.
+void check(const Call& call) {
+  rotary::check(call.query, &call.key, rotation_of(call));
+  rotary::check_exact_angles(call.spec, "norm_rotary");
+  const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
+  dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
+  dispatcher::check_size(call.key.sym_size(-1), head_dim, "key", "head_dim");
+  TORCH_CHECK_VALUE(head_dim <= max_head_dim, "head_dim: expected at most ", max_head_dim, ", got ",
+                    head_dim);
+  check_weight(call.query_weight, "query_weight", call);
+  check_weight(call.key_weight, "key_weight", call);
+  TORCH_CHECK_VALUE(std::isfinite(call.eps) && call.eps >= 0,
+                    "eps: expected a finite number of at least 0, got ", call.eps);
+  TORCH_CHECK_VALUE(std::isfinite(call.weight_offset),
+                    "weight_offset: expected a finite number, got ", call.weight_offset);
+}
+
+// --------------------------------------------------------------------------------- the kernel
+
+/// [batch, seq, heads] of query or key; batch is 1 where there is none.
+c10::SymDimVector rstd_sizes(const Tensor& tensor, const Dimensions& where) {
+  return {where.batch < 0 ? c10::SymInt(1) : tensor.sym_size(where.batch),
+          tensor.sym_size(where.seq), tensor.sym_size(where.heads)};
+}
+
+Tensor empty_rstd(const Tensor& tensor, Text layout) {
+  return at::empty_symint(rstd_sizes(tensor, rotary::dimensions(layout)),
+                          tensor.options().dtype(compute_type(tensor)));
+}
+
+/// The arguments as the kernel reads them, and the tensors that they point into.
+struct Prepared {
+  Arguments arguments;
+  rotary::Given given;
+  Tensor query, key, weight[2];
+};
+
+/// `in` are the rows to read, `out` those to write: of query and key, or of their gradients.
+Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose) {
+  Prepared prepared;
+  const rotary::Rotation by = rotation_of(call, transpose);
+  prepared.given = rotary::look_at(by, call.query.size(rotary::dimensions(call.layout).seq));
+  prepared.query = rotary::with_dense_rows(std::get<0>(in));
+  prepared.key = rotary::with_dense_rows(std::get<1>(in));
+  prepared.weight[0] = call.query_weight.contiguous();
+  prepared.weight[1] = call.key_weight.contiguous();
+  Arguments& arguments = prepared.arguments;
+  const rotary::Job job{
+      {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
+  arguments.rotation = rotary::arguments(job, prepared.given, by);
+  for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
+  arguments.weight_offset = call.weight_offset;
+  arguments.eps = call.eps;
+  return prepared;
+}
+
+/// Bytes that a token's heads have in memory.
+int64_t token_bytes(const rotary::Arguments& rotation) {
+  const int64_t heads = rotation.rows[0].heads + rotation.rows[1].heads;
+  return heads * rotation.head_dim * core::size_of(rotation.scalar);
+}
+
+void launch(Arguments& arguments, const Tensor& query) {
+  rotary::Arguments& rotation = arguments.rotation;
+  if (query.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      rotation.error = dispatcher::device_error();
+      dispatcher::check_launch(norm_and_rotate_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  dispatcher::parallel_for(
+      rotation.batch * rotation.seq, 4 * token_bytes(rotation),
+      [&arguments](int64_t begin, int64_t end) { norm_and_rotate_cpu(arguments, begin, end); });
+}
+
+Two norm_rotary(const Call& call) {
+  check(call);
+  Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
+  Prepared prepared = prepare(call, {call.query, call.key}, out, false);
+  launch(prepared.arguments, call.query);
+  return out;
+}
+
+Four norm_rotary_forward(const Call& call) {
+  check(call);
+  Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
+  Two rstd = {empty_rstd(call.query, call.layout), empty_rstd(call.key, call.layout)};
+  Prepared prepared = prepare(call, {call.query, call.key}, out, false);
+  prepared.arguments.rstd[0] = std::get<0>(rstd).mutable_data_ptr();
+  prepared.arguments.rstd[1] = std::get<1>(rstd).mutable_data_ptr();
+  launch(prepared.arguments, call.query);
+  return std::tuple_cat(out, rstd);
+}
+
+void norm_rotary_in_place(const Call& call) {
+  check(call);
+  rotary::check_writable(call.query, "query");
+  rotary::check_writable(call.key, "key");
+  rotary::check_apart(call.key, "key", call.query, "query");
+  const Two both = {call.query, call.key};
+  Prepared prepared = prepare(call, both, both, false);
+  launch(prepared.arguments, call.query);
+}
+
+// ----------------------------------------------------------------------------------- backward
+
+void check_gradient(const Tensor& gradient, const char* argument, const Tensor& of,
+                    const char* of_argument) {
+  dispatcher::check_same_dtype(gradient, argument, of, of_argument);
+  dispatcher::check_same_device(gradient, argument, of, of_argument);
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == of.sym_sizes(), argument, ": expected the shape of ",
+                    of_argument, ", ", of.sym_sizes(), ", got ", gradient.sym_sizes());
+}
+
+/// What forward kept: [batch, seq, heads] in the type of the arithmetic.
+void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
+  TORCH_CHECK_TYPE(rstd.scalar_type() == compute_type(of), argument, ": expected ",
+                   compute_type(of), ", got ", rstd.scalar_type());
+  dispatcher::check_same_device(rstd, argument, of, "query");
+  const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.layout));
+  TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
+                    ": expected [batch, seq, heads], got ", rstd.sym_sizes());
+}
+
+void launch(BackwardArguments& arguments, const Tensor& query) {
+  rotary::Arguments& rotation = arguments.forward.rotation;
+  if (query.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      rotation.error = dispatcher::device_error();
+      dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  const int64_t tokens = rotation.batch * rotation.seq;
+  const int64_t part_bytes = 6 * tokens * token_bytes(rotation) / arguments.parts;
+  dispatcher::parallel_for(arguments.parts, part_bytes, [&arguments](int64_t begin, int64_t end) {
+    backward_cpu(arguments, begin, end);
+  });
+  dispatcher::parallel_for(
+      2 * rotation.head_dim, arguments.parts * int64_t{sizeof(float)},
+      [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
+}
+
+Four empty_gradients(const Call& call) {
+  return {rotary::empty_result(call.query), rotary::empty_result(call.key),
+          at::empty_symint(call.query_weight.sym_sizes(), call.query_weight.options()),
+          at::empty_symint(call.key_weight.sym_sizes(), call.key_weight.options())};
+}
+
+Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
+                          const Tensor& key_gradient, const Tensor& query_rstd,
+                          const Tensor& key_rstd) {
+  check(call);
+  check_gradient(query_gradient, "query_gradient", call.query, "query");
+  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  check_rstd(query_rstd, "query_rstd", call.query, call);
+  check_rstd(key_rstd, "key_rstd", call.key, call);
+  Four result = empty_gradients(call);
+  auto& [query_result, key_result, query_weight, key_weight] = result;
+  const Prepared prepared =
+      prepare(call, {query_gradient, key_gradient}, {query_result, key_result}, true);
+  const Dimensions where = rotary::dimensions(call.layout);
+  const Tensor normed[] = {rotary::with_dense_rows(call.query), rotary::with_dense_rows(call.key)};
+  const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
+  BackwardArguments arguments;
+  arguments.forward = prepared.arguments;
+  for (int r = 0; r < 2; ++r) {
+    arguments.normed[r] = rotary::rows(normed[r], normed[r], where);
+    arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
+  }
+  const rotary::Arguments& rotation = arguments.forward.rotation;
+  const int64_t most = call.query.is_cuda() ? parts_cuda : parts_cpu;
+  arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, most);
+  const Tensor partial = at::empty({arguments.parts, 2, rotation.head_dim},
+                                   call.query.options().dtype(compute_type(call.query)));
+  arguments.partial = partial.mutable_data_ptr();
+  arguments.weight_gradient[0] = query_weight.mutable_data_ptr();
+  arguments.weight_gradient[1] = key_weight.mutable_data_ptr();
+  launch(arguments, call.query);
+  return result;
+}
+
+// --------------------------------------------------------------------------------------- Meta
+
+Two norm_rotary_meta(const Call& call) {
+  check(call);
+  return {rotary::empty_result(call.query), rotary::empty_result(call.key)};
+}
+
+Four norm_rotary_forward_meta(const Call& call) {
+  return std::tuple_cat(norm_rotary_meta(call), Two{empty_rstd(call.query, call.layout),
+                                                    empty_rstd(call.key, call.layout)});
+}
+
+Four norm_rotary_backward_meta(const Call& call, const Tensor& query_gradient,
+                               const Tensor& key_gradient, const Tensor&, const Tensor&) {
+  check(call);
+  check_gradient(query_gradient, "query_gradient", call.query, "query");
+  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  return empty_gradients(call);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("norm_rotary", Spread<norm_rotary>::call);
+  m.impl("norm_rotary_forward", Spread<norm_rotary_forward>::call);
+  m.impl("norm_rotary_backward", Spread<norm_rotary_backward>::call);
+  m.impl("norm_rotary_", Spread<norm_rotary_in_place>::call);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("norm_rotary", Spread<norm_rotary_meta>::call);
+  m.impl("norm_rotary_forward", Spread<norm_rotary_forward_meta>::call);
+  m.impl("norm_rotary_backward", Spread<norm_rotary_backward_meta>::call);
+  m.impl("norm_rotary_", Spread<check>::call);
+}
+
+}  // namespace posembed::rotary_norm

@@ -1,0 +1,76 @@
+// The cache functions as a C++ program uses them.
+#include <gtest/gtest.h>
+
+#include "posembed/rotary_cache.h"
+
+namespace {
+
+using posembed::RotarySpec;
+using posembed::functional::MlaRotaryCacheCall;
+using posembed::functional::RotaryCacheCall;
+
+TEST(RotaryCacheModule, RotatesAndWritesPages) {
+  const std::string spec = RotarySpec(8).to_json();
+  const torch::Tensor query = torch::randn({3, 4, 8}), key = torch::randn({3, 2, 8});
+  const torch::Tensor value = torch::randn({3, 2, 8}), slots = torch::tensor({5, -1, 2});
+  const torch::Tensor key_cache = torch::zeros({2, 2, 4, 8}), value_cache = key_cache.clone();
+  const posembed::functional::RotaryCall thd{posembed::Layout::thd, 7};
+  const auto [rotated_query, rotated_key] =
+      posembed::functional::rotary(query, key, std::nullopt, spec, thd);
+  RotaryCacheCall call;
+  call.cache_layout = posembed::CacheLayout::hnd;
+  call.offset = 7;
+  posembed::functional::rotary_cache_(query, key, value, key_cache, value_cache, slots,
+                                      std::nullopt, spec, call);
+  EXPECT_TRUE(torch::equal(query, rotated_query));
+  EXPECT_TRUE(torch::equal(key_cache.select(0, 1).select(1, 1), rotated_key[0]));
+  EXPECT_TRUE(torch::equal(key_cache.select(0, 0).select(1, 2), rotated_key[2]));
+  EXPECT_TRUE(torch::equal(value_cache.select(0, 1).select(1, 1), value[0]));
+  EXPECT_EQ(value_cache.count_nonzero().item<int64_t>(), 32);
+}
+
+TEST(RotaryCacheModule, ScaleIsANumberOrATensor) {
+  const std::string spec = RotarySpec(8).to_json();
+  const torch::Tensor key = torch::randn({3, 2, 8}), slots = torch::arange(3);
+  torch::Tensor caches[2];
+  for (int i = 0; i < 2; ++i) {
+    caches[i] = torch::zeros({1, 4, 2, 8}).to(torch::kFloat8_e4m3fn);
+    RotaryCacheCall call;
+    call.key_scale = i == 0 ? posembed::functional::CacheScale(0.25) : torch::tensor({0.25f});
+    posembed::functional::rotary_cache_(torch::randn({3, 4, 8}), key, key, caches[i],
+                                        caches[i].clone(), slots, std::nullopt, spec, call);
+  }
+  EXPECT_TRUE(torch::equal(caches[0].view(torch::kByte), caches[1].view(torch::kByte)));
+  EXPECT_GT(caches[0].to(torch::kFloat).abs().max().item<float>(), 0.0f);
+}
+
+TEST(RotaryCacheModule, LatentAttention) {
+  RotarySpec numbers(24);
+  numbers.rotary_dim = 8;
+  numbers.rotary_start = 16;
+  const std::string spec = numbers.to_json();
+  const torch::Tensor query = torch::randn({3, 4, 24}), key_rope = torch::randn({3, 8});
+  const torch::Tensor latent = torch::randn({3, 32}), slots = torch::tensor({3, 1, 0});
+  const torch::Tensor cache = torch::zeros({1, 4, 40});
+  const auto [rotated_query, rotated_key] = posembed::functional::mla_rotary(
+      query, key_rope, std::nullopt, spec, {posembed::Layout::thd});
+  posembed::functional::mla_rotary_cache_(query, latent, key_rope, cache, slots, std::nullopt,
+                                          spec);
+  EXPECT_TRUE(torch::equal(query, rotated_query));
+  EXPECT_TRUE(torch::equal(cache[0].index_select(0, slots), torch::cat({latent, rotated_key}, 1)));
+}
+
+TEST(RotaryCacheModule, ASlotOutsideTheCacheRaisesBeforeAnythingIsWritten) {
+  const torch::Tensor query = torch::randn({2, 1, 8}), kept = query.clone();
+  const torch::Tensor cache = torch::zeros({1, 4, 1, 8});
+  const auto call = [&] {
+    posembed::functional::rotary_cache_(query, kept, kept, cache, cache.clone(),
+                                        torch::tensor({0, 4}), std::nullopt,
+                                        RotarySpec(8).to_json());
+  };
+  EXPECT_THROW(call(), c10::IndexError);
+  EXPECT_TRUE(torch::equal(query, kept));
+  EXPECT_EQ(cache.count_nonzero().item<int64_t>(), 0);
+}
+
+}  // namespace

@@ -1,0 +1,272 @@
+// The QK-norm kernels of every instruction set, and the source of the CUDA kernels run on the CPU
+// by tests/cpp/cuda_on_cpu, against the formulas in float64.
+#include <cuda_runtime.h>
+
+// The library may hold the real launchers.
+#define norm_and_rotate_cuda norm_and_rotate_cuda_on_cpu
+#define backward_cuda backward_cuda_on_cpu
+#include "rotary/call.h"
+#include "rotary_norm/kernel_cuda.cu"
+
+namespace posembed::rotary_norm {
+namespace {
+
+using core::Scalar;
+using rotary::element;
+using rotary::Problem;
+using rotary::set_element;
+
+struct Variant {
+  const char* name;
+  void (*forward)(const Arguments&, int64_t, int64_t);
+  void (*backward)(const BackwardArguments&, int64_t, int64_t);
+  void (*add_parts)(const BackwardArguments&, int64_t, int64_t);
+};
+
+void forward_on_gpu(const Arguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(norm_and_rotate_cuda(arguments, nullptr), nullptr);
+}
+
+void backward_on_gpu(const BackwardArguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> result = {
+      {"cuda source", forward_on_gpu, backward_on_gpu,
+       [](const BackwardArguments&, int64_t, int64_t) {}},  // the launch did it
+      {"baseline", baseline::norm_and_rotate, baseline::backward, baseline::add_parts}};
+#if defined(POSEMBED_X86_VARIANTS)
+  if (core::instruction_set() >= core::InstructionSet::avx2)
+    result.push_back({"avx2", avx2::norm_and_rotate, avx2::backward, avx2::add_parts});
+  if (core::instruction_set() >= core::InstructionSet::avx512)
+    result.push_back({"avx512", avx512::norm_and_rotate, avx512::backward, avx512::add_parts});
+#endif
+  return result;
+}
+
+/// A problem's kernel arguments, weights and statistics, and the formulas in float64.
+class Call {
+ public:
+  explicit Call(const Problem& problem) : problem_(problem), rotary_(problem) {
+    arguments.rotation = rotary_.arguments;
+    arguments.eps = 1e-3;
+    arguments.weight_offset = 0.25;
+    const auto size = static_cast<size_t>(core::size_of(problem.scalar));
+    for (int r = 0; r < 2; ++r) {
+      weight_[r].resize(static_cast<size_t>(problem.head_dim) * size);
+      for (int64_t i = 0; i < problem.head_dim; ++i)
+        set_element(weight_[r].data(), problem.scalar, i, 0.5 + static_cast<double>(i % 7) / 8);
+      arguments.weight[r] = weight_[r].data();
+      rstd_[r].resize(static_cast<size_t>(problem.batch * problem.seq * problem.heads[r]) * 8);
+      arguments.rstd[r] = rstd_[r].data();
+    }
+  }
+
+  Arguments arguments;
+
+  rotary::Call& rotary() { return rotary_; }
+
+  double weight(int64_t r, int64_t i) const {
+    return element(weight_[r].data(), problem_.scalar, i) + arguments.weight_offset;
+  }
+
+  /// Calls function(r, place of the row, positions of its token) for every row.
+  template <typename Function>
+  void for_rows(const Function& function) {
+    for (int64_t r = 0; r < arguments.rotation.count; ++r)
+      for (int64_t b = 0; b < problem_.batch; ++b)
+        for (int64_t s = 0; s < problem_.seq; ++s)
+          for (int64_t h = 0; h < problem_.heads[r]; ++h)
+            function(r, rotary_.place(r, b, s, h), rotary_.positions(b, s));
+  }
+
+  std::vector<double> row(const std::vector<char>& memory, int64_t place) const {
+    std::vector<double> result;
+    for (int64_t i = 0; i < problem_.head_dim; ++i)
+      result.push_back(element(memory.data(), problem_.scalar, place + i));
+    return result;
+  }
+
+  /// The row divided by its root mean square, and 1 / that.
+  double norm(std::vector<double>* row) const {
+    double squares = 0;
+    for (const double x : *row) squares += x * x;
+    const double rstd = 1 / std::sqrt(squares / double(problem_.head_dim) + arguments.eps);
+    for (double& x : *row) x *= rstd;
+    return rstd;
+  }
+
+  /// Compares a row with what it should be; `scale` is the size of its numbers.
+  void compare(const char* name, const std::vector<char>& memory, int64_t place,
+               const std::vector<double>& expected, double scale) const {
+    const bool wide = problem_.scalar == Scalar::float64;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double allowed = (wide ? 4e-15 : 2e-6) * scale +
+                             (wide ? 0.0 : 0.5 * rotary::ulp(problem_.scalar, expected[i]));
+      ASSERT_NEAR(element(memory.data(), problem_.scalar, place + int64_t(i)), expected[i], allowed)
+          << name << ", column " << i << ", " << problem_.text();
+    }
+  }
+
+ private:
+  Problem problem_;
+  rotary::Call rotary_;
+  std::vector<char> weight_[2], rstd_[2];
+};
+
+void check_forward(const Problem& problem) {
+  for (const Variant& variant : variants()) {
+    Call call(problem);
+    const std::vector<char> before[2] = {call.rotary().input(0), call.rotary().input(1)};
+    const int64_t tokens = problem.batch * problem.seq;
+    variant.forward(call.arguments, 0, tokens);
+    call.for_rows([&](int64_t r, int64_t place, const std::vector<int64_t>& positions) {
+      std::vector<double> row = call.row(before[r], place);
+      call.norm(&row);
+      for (int64_t i = 0; i < problem.head_dim; ++i) row[size_t(i)] *= call.weight(r, i);
+      rotate_row(call.arguments.rotation, positions, row.data());
+      call.compare(variant.name, call.rotary().output(r), place, row, 8.0);
+    });
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+/// The gradients of `call`'s rows, of which the input memory holds the gradient of the result and
+/// `normed` the rows themselves; adds to the weights' gradients.
+void check_backward(const Problem& problem) {
+  for (const Variant& variant : variants()) {
+    Call forward(problem), call(problem);
+    const std::vector<char> normed[2] = {forward.rotary().input(0), forward.rotary().input(1)};
+    std::mt19937_64 random(7);
+    std::normal_distribution<double> normal;
+    for (int64_t r = 0; r < 2; ++r) {
+      std::vector<char>& gradient = call.rotary().input(r);
+      const int64_t elements = int64_t(gradient.size()) / core::size_of(problem.scalar);
+      for (int64_t i = 0; i < elements; ++i)
+        set_element(gradient.data(), problem.scalar, i, normal(random));
+    }
+    const int64_t tokens = problem.batch * problem.seq, dim = problem.head_dim;
+    variant.forward(forward.arguments, 0, tokens);
+    BackwardArguments arguments;
+    arguments.forward = call.arguments;
+    arguments.forward.rotation.reverse = !problem.reverse;
+    arguments.parts = std::min<int64_t>(tokens, 3);
+    const auto size = static_cast<size_t>(core::size_of(problem.scalar));
+    std::vector<char> partial(static_cast<size_t>(arguments.parts * 2 * dim) * 8),
+        weights[2] = {std::vector<char>(static_cast<size_t>(dim) * size),
+                      std::vector<char>(static_cast<size_t>(dim) * size)};
+    arguments.partial = partial.data();
+    for (int r = 0; r < 2; ++r) {
+      arguments.forward.rstd[r] = forward.arguments.rstd[r];
+      arguments.normed[r] = forward.rotary().arguments.rows[r];
+      arguments.weight_gradient[r] = weights[r].data();
+    }
+    variant.backward(arguments, 0, arguments.parts);
+    variant.add_parts(arguments, 0, 2 * dim);
+
+    std::vector<double> expected[2] = {std::vector<double>(size_t(dim)),
+                                       std::vector<double>(size_t(dim))};
+    call.for_rows([&](int64_t r, int64_t place, const std::vector<int64_t>& positions) {
+      std::vector<double> x = call.row(normed[r], place);
+      const double rstd = call.norm(&x);
+      std::vector<double> gradient = call.row(call.rotary().input(r), place);
+      rotate_row(arguments.forward.rotation, positions, gradient.data());
+      double along = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        expected[r][i] += gradient[i] * x[i];
+        gradient[i] *= call.weight(r, int64_t(i));
+        along += gradient[i] * x[i] / double(dim);
+      }
+      for (size_t i = 0; i < x.size(); ++i) gradient[i] = rstd * (gradient[i] - x[i] * along);
+      call.compare(variant.name, call.rotary().output(r), place, gradient, 32.0);
+    });
+    for (int64_t r = 0; r < 2; ++r) {
+      if (problem.heads[r] > 0) call.compare(variant.name, weights[r], 0, expected[r], 64.0);
+    }
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+std::vector<Problem> problems() {
+  std::vector<Problem> result;
+  for (const Scalar scalar : rotary::scalars) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.pairs = (bits & 2) != 0 ? 16 : 13;  // in vectors, and one by one
+      problem.start = (bits & 2) != 0 ? 16 : 3;
+      problem.head_dim = (bits & 4) != 0 ? 96 : 48;
+      problem.order = (bits & 4) != 0 ? rotary::Order::bhsd : rotary::Order::sbhd;
+      problem.heads[0] = 5;
+      problem.amplitude = 1.25;
+      problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
+      result.push_back(problem);
+    }
+    Problem largest;
+    largest.scalar = scalar;
+    largest.batch = 1;
+    largest.seq = 2;
+    largest.head_dim = max_head_dim;
+    largest.pairs = rotary::max_pairs;
+    result.push_back(largest);
+    Problem unrotated;
+    unrotated.scalar = scalar;
+    unrotated.pairs = 0;
+    unrotated.heads[0] = 40;
+    result.push_back(unrotated);
+    Problem axes;
+    axes.scalar = scalar;
+    axes.seq = 3;
+    axes.axes = 3;
+    axes.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+    result.push_back(axes);
+  }
+  return result;
+}
+
+TEST(RotaryNormKernel, Forward) {
+  for (const Problem& problem : problems()) ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+}
+
+TEST(RotaryNormKernel, ForwardInPlace) {
+  for (Problem problem : problems()) {
+    problem.in_place = true;
+    ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  }
+}
+
+TEST(RotaryNormKernel, HeadsOverBlocks) {
+  for (const int multiprocessors : {0, 1, 132}) {
+    pretended_multiprocessors = multiprocessors;
+    Problem problem;
+    problem.heads[0] = 70;
+    problem.heads[1] = 9;
+    ASSERT_NO_FATAL_FAILURE(check_forward(problem));
+  }
+  pretended_multiprocessors = 4;
+}
+
+TEST(RotaryNormKernel, Backward) {
+  for (const Problem& problem : problems()) ASSERT_NO_FATAL_FAILURE(check_backward(problem));
+}
+
+TEST(RotaryNormKernel, SameBitsOnEveryInstructionSet) {
+  for (const Scalar scalar : rotary::scalars) {
+    Problem problem;
+    problem.scalar = scalar;
+    Call first(problem);
+    baseline::norm_and_rotate(first.arguments, 0, problem.batch * problem.seq);
+    for (const Variant& variant : variants()) {
+      if (variant.forward == forward_on_gpu) continue;  // it sums in another order
+      Call other(problem);
+      variant.forward(other.arguments, 0, problem.batch * problem.seq);
+      for (int r = 0; r < 2; ++r)
+        EXPECT_EQ(first.rotary().output(r), other.rotary().output(r)) << variant.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace posembed::rotary_norm

@@ -1,0 +1,325 @@
+"""Rotary with paged caches beyond what all operators are tested for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING
+from torch import Tensor
+
+SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
+FLOAT8 = torch.float8_e4m3fn
+
+
+def make(
+    device: torch.device, dtype: torch.dtype = torch.float32, cache: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Arguments for five tokens and pages of twelve slots in all."""
+    torch.manual_seed(0)
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    return {
+        "query": torch.randn(5, 3, 16, **place),
+        "key": torch.randn(5, 2, 16, **place),
+        "value": torch.randn(5, 2, 16, **place),
+        "key_cache": torch.zeros(3, 4, 2, 16, device=device, dtype=cache or dtype),
+        "value_cache": torch.zeros(3, 4, 2, 16, device=device, dtype=cache or dtype),
+        "slot_mapping": torch.tensor([7, -1, 0, 11, 3], device=device),
+        "positions": torch.tensor([5, 6, -1, 100000, 2], device=device),
+        "spec": SPEC,
+    }
+
+
+def float8(rows: Tensor, scale: float) -> Tensor:
+    """PyTorch's conversion of what does not overflow, as bytes."""
+    scaled = rows.float() / torch.tensor(scale, dtype=torch.float32, device=rows.device)
+    return scaled.clamp(-448, 448).to(FLOAT8).view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_equals_rotary_then_copy(dtype: torch.dtype, device: torch.device) -> None:
+    given = make(device, dtype)
+    query, key = pe.functional.rotary(
+        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
+    )
+    pe.functional.rotary_cache_(**given)
+    kept = given["slot_mapping"] >= 0
+    slots = given["slot_mapping"][kept]
+    assert torch.equal(given["query"], query)
+    assert torch.equal(given["key_cache"].flatten(0, 1)[slots], key[kept])
+    assert torch.equal(given["value_cache"].flatten(0, 1)[slots], given["value"][kept])
+
+
+@pytest.mark.parametrize("rotate_key", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_float8_equals_torch_bit_for_bit(
+    dtype: torch.dtype, rotate_key: bool, device: torch.device
+) -> None:
+    given = make(device, dtype, FLOAT8)
+    for name in ("key", "value"):
+        given[name] *= 10.0 ** torch.randint(-4, 4, given[name].shape, device=device)
+    _, key = pe.functional.rotary(
+        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
+    )
+    pe.functional.rotary_cache_(**given, rotate_key=rotate_key, key_scale=0.7, value_scale=0.03)
+    kept = given["slot_mapping"] >= 0
+    slots = given["slot_mapping"][kept]
+    for cache, rows, scale in (("key_cache", key, 0.7), ("value_cache", given["value"], 0.03)):
+        found = given[cache].view(torch.uint8).flatten(0, 1)[slots]
+        assert torch.equal(found, float8(rows[kept], scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float8_of_every_16_bit_number(dtype: torch.dtype, device: torch.device) -> None:
+    """NaN, infinities and denormals included."""
+    every = torch.arange(-32768, 32768, dtype=torch.int16, device=device).view(dtype)
+    value = every.view(256, 1, 256)
+    cache = torch.zeros(256, 1, 1, 256, device=device).to(FLOAT8)
+    key, key_cache = value[..., :2].clone(), cache[..., :2].clone()
+    slots = torch.arange(256, device=device)
+    pe.functional.rotary_cache_(
+        key.clone(), key, value, key_cache, cache, slots, spec=pe.RotarySpec(2), value_scale=0.5
+    )
+    assert torch.equal(cache.view(torch.uint8).view(256, 1, 256), float8(value, 0.5))
+
+
+def test_scale_is_a_number_or_a_tensor(device: torch.device) -> None:
+    caches = []
+    for scale in (0.37, torch.tensor([0.37], device=device)):
+        given = make(device, torch.bfloat16, FLOAT8)
+        pe.functional.rotary_cache_(**given, key_scale=scale, value_scale=scale)
+        caches.append(
+            (given["key_cache"].view(torch.uint8), given["value_cache"].view(torch.uint8))
+        )
+    assert torch.equal(caches[0][0], caches[1][0])
+    assert torch.equal(caches[0][1], caches[1][1])
+
+
+def test_query_into_other_memory(device: torch.device) -> None:
+    given, plain = make(device), make(device)
+    pe.functional.rotary_cache_(**plain)
+    before = given["query"].clone()
+    out = torch.empty_strided((5, 3, 16), (16, 80, 1), device=device)
+    pe.functional.rotary_cache_(**given, query_out=out)
+    assert torch.equal(given["query"], before)
+    assert torch.equal(out, plain["query"])
+    pe.functional.rotary_cache_(**given, query_out=given["query"])  # the same as in place
+    assert torch.equal(given["query"], plain["query"])
+
+
+def test_rotate_key(device: torch.device) -> None:
+    given = make(device)
+    versions = {name: given[name]._version for name in ("key", "value", "key_cache")}
+    _, key = pe.functional.rotary(
+        given["query"], given["key"], given["positions"], spec=SPEC, layout="thd"
+    )
+    pe.functional.rotary_cache_(**given, rotate_key=True)
+    assert torch.equal(given["key"], key)
+    assert given["key"]._version == versions["key"] + 1
+    assert given["key_cache"]._version == versions["key_cache"] + 1
+    assert given["value"]._version == versions["value"]
+
+
+@pytest.mark.parametrize("cache_layout", ["nhd", "hnd"])
+def test_views_of_packed_tensors(cache_layout: Any, device: torch.device) -> None:
+    """Query, key and value of one projection; both caches in one tensor, pages apart."""
+    given, plain = make(device), make(device)
+    pe.functional.rotary_cache_(**plain)
+    packed = torch.cat([given[name] for name in ("query", "key", "value")], 1)
+    given["query"], given["key"], given["value"] = packed.split([3, 2, 2], 1)
+    shape = (3, 2, 4, 2, 16) if cache_layout == "nhd" else (3, 2, 2, 4, 16)
+    given["key_cache"], given["value_cache"] = torch.zeros(shape, device=device).unbind(1)
+    pe.functional.rotary_cache_(**given, cache_layout=cache_layout)
+    assert torch.equal(packed[:, :3], plain["query"])
+    assert torch.equal(packed[:, 3:5], plain["key"])
+    for name in ("key_cache", "value_cache"):
+        cache = given[name] if cache_layout == "nhd" else given[name].transpose(1, 2)
+        assert torch.equal(cache, plain[name])
+
+
+def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> None:
+    given, plain = make(device, cache=FLOAT8), make(device, cache=FLOAT8)
+    out = torch.empty_like(given["query"])
+    expected = torch.empty_like(out)
+    scale = torch.tensor([0.5], device=device)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compiled(**given: Any) -> None:
+        pe.functional.rotary_cache_(**given, key_scale=scale, value_scale=2.0)
+
+    compiled(**given, query_out=out)
+    pe.functional.rotary_cache_(**plain, query_out=expected, key_scale=scale, value_scale=2.0)
+    assert torch.equal(out, expected)
+    for name in ("key_cache", "value_cache"):
+        assert torch.equal(given[name].view(torch.uint8), plain[name].view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"key": torch.zeros(5, 2, 12)}, ValueError, "key: expected head_dim 16, or 8"),
+        ({"value": torch.zeros(5, 3, 16)}, ValueError, "value: expected heads 2, got 3"),
+        ({"value": torch.zeros(4, 2, 16)}, ValueError, "value: expected seq 5, got 4"),
+        ({"value": torch.zeros(5, 2, 16).double()}, TypeError, "value: expected the dtype of"),
+        ({"key_cache": torch.zeros(3, 4, 1, 16)}, ValueError, "key_cache: expected heads 2"),
+        ({"key_cache": torch.zeros(3, 4, 2, 8)}, ValueError, "key_cache: expected head_dim 16"),
+        ({"key_cache": torch.zeros(3, 4, 32)}, ValueError, "key_cache: expected .pages"),
+        ({"key_cache": torch.zeros(3, 4, 2, 16).half()}, TypeError, "or float8_e4m3fn, got Half"),
+        ({"value_cache": torch.zeros(2, 4, 2, 16)}, ValueError, "value_cache: expected pages 3"),
+        ({"value_cache": torch.zeros(3, 5, 2, 16)}, ValueError, "value_cache: expected page_size"),
+        (
+            {"value_cache": torch.zeros(3, 4, 2, 16).to(FLOAT8)},
+            TypeError,
+            "value_cache: expected the dtype of key_cache",
+        ),
+        ({"slot_mapping": torch.zeros(4, dtype=torch.int64)}, ValueError, "slot_mapping: expected"),
+        ({"slot_mapping": torch.zeros(5)}, TypeError, "slot_mapping: expected int32 or int64"),
+        ({"cache_layout": "hdn"}, ValueError, "cache_layout: expected 'nhd' or 'hnd', got 'hdn'"),
+        ({"key_scale": 2.0}, ValueError, "key_scale: expected 1 unless the cache is float8"),
+        ({"value_scale": 0.0}, ValueError, "value_scale: expected a finite number above 0"),
+        ({"query_out": torch.zeros(5, 3, 8)}, ValueError, "query_out: expected the shape of query"),
+        ({"offset": 3}, ValueError, "offset: expected 0 where positions are given"),
+        (
+            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
+            ValueError,
+            "spec: expected no XPosScaling, which rotary_cache_",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, numerics="float32_product")},
+            ValueError,
+            "numerics: expected 'exact' for rotary_cache_, got 'float32_product'",
+        ),
+        ({"positions": torch.tensor([0, 1, 2, 3, -5])}, IndexError, "got -5 at place 4"),
+        (
+            {"slot_mapping": torch.tensor([0, 1, 2, 3, 12])},
+            IndexError,
+            "0 to 11.*got 12 at place 4",
+        ),
+        ({"slot_mapping": torch.tensor([0, -2, 2, 3, 4])}, IndexError, "got -2 at place 1"),
+    ],
+)
+def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    given = make(torch.device("cpu"))
+    kept = {name: a.clone() for name, a in given.items() if isinstance(a, Tensor)}
+    with pytest.raises(error, match=text):
+        pe.functional.rotary_cache_(**{**given, **change})
+    assert all(torch.equal(given[name], before) for name, before in kept.items())
+
+
+def test_a_scale_tensor_must_be_one_float32() -> None:
+    given = make(torch.device("cpu"), cache=FLOAT8)
+    with pytest.raises(TypeError, match="key_scale: expected float32"):
+        pe.functional.rotary_cache_(**given, key_scale=torch.ones(1).double())
+    with pytest.raises(ValueError, match="value_scale: expected one element"):
+        pe.functional.rotary_cache_(**given, value_scale=torch.ones(2))
+
+
+def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
+    given = make(device)
+    given["value_cache"] = given["key_cache"]
+    with pytest.raises(ValueError, match="value_cache: expected memory apart from key_cache"):
+        pe.functional.rotary_cache_(**given)
+    given = make(device)
+    given["key_cache"] = given["key_cache"][:1].expand(3, 4, 2, 16)
+    with pytest.raises(ValueError, match="key_cache: expected elements that do not share memory"):
+        pe.functional.rotary_cache_(**given)
+    given = make(device)
+    with pytest.raises(ValueError, match="query_out: expected query itself or memory apart"):
+        pe.functional.rotary_cache_(
+            **given, query_out=given["query"].view(3, 5, 16).transpose(0, 1)
+        )
+
+
+@pytest.mark.gpu
+def test_a_slot_outside_the_cache_is_raised_later_on_cuda(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("CPU slots are checked before the call")
+    given = make(device)
+    given["slot_mapping"][3] = 12
+    pe.functional.rotary_cache_(**given)
+    with pytest.raises(IndexError, match=r"slot 12 at place 3 .* -1 .skip the token. or 0 to 11"):
+        pe.check_errors()
+    assert given["key_cache"].count_nonzero() == 3 * 2 * 16
+
+
+@pytest.mark.gpu
+def test_one_graph_serves_every_slot(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs are CUDA's")
+    given, plain = make(device), make(device)
+    pe.functional.rotary_cache_(**{**given, "query": given["query"].clone()})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        pe.functional.rotary_cache_(**given)
+    for name in ("slot_mapping", "positions"):
+        plain[name] = plain[name].flip(0)
+        given[name].copy_(plain[name])
+    given["key_cache"].zero_()
+    given["query"].copy_(plain["query"])
+    graph.replay()
+    pe.functional.rotary_cache_(**plain)
+    assert torch.equal(given["query"], plain["query"])
+    assert torch.equal(given["key_cache"], plain["key_cache"])
+
+
+MLA = pe.RotarySpec(24, rotary_dim=8, rotary_start=16, interleaved=True)
+
+
+@pytest.mark.parametrize("with_head", [False, True])
+def test_latent_attention(with_head: bool, device: torch.device) -> None:
+    query, latent = torch.randn(3, 4, 24, device=device), torch.randn(3, 10, device=device)
+    key_rope, slots = torch.randn(3, 8, device=device), torch.tensor([5, -1, 2], device=device)
+    if with_head:
+        latent, key_rope = latent.unsqueeze(1), key_rope.unsqueeze(1)
+    rope = pe.RotarySpec(8, interleaved=True)  # of the window alone
+    keys = pe.functional.rotary(key_rope.view(3, 1, 8), spec=rope, layout="thd", offset=9)
+    rotated = pe.functional.rotary(query[..., 16:], spec=rope, layout="thd", offset=9)
+    expected = torch.cat([query[..., :16], rotated], -1)
+    options: dict[str, Any] = {"spec": MLA, "layout": "thd", "offset": 9}
+    found = pe.functional.mla_rotary(query, key_rope, **options)
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], keys.view(key_rope.shape))
+    cache = torch.zeros(2, 4, 18, device=device)
+    pe.functional.mla_rotary_cache_(query, latent, key_rope, cache, slots, **options)
+    assert torch.equal(query, expected)
+    rows = torch.cat([latent.view(3, 10), keys.view(3, 8)], -1)
+    assert torch.equal(cache.view(8, 18)[[5, 2]], rows[[0, 2]])
+    assert cache.count_nonzero() == 2 * 18
+
+
+def test_latent_attention_in_float8(device: torch.device) -> None:
+    query, latent = torch.randn(3, 4, 24, device=device), torch.randn(3, 10, device=device)
+    key_rope, slots = torch.randn(3, 8, device=device), torch.arange(3, device=device)
+    _, keys = pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd")
+    cache = torch.zeros(1, 4, 18, device=device).to(FLOAT8)
+    pe.functional.mla_rotary_cache_(query, latent, key_rope, cache, slots, spec=MLA, scale=0.1)
+    assert torch.equal(cache[0, :3].view(torch.uint8), float8(torch.cat([latent, keys], -1), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"latent": torch.zeros(3, 2, 10)}, "latent: expected heads 1, got 2"),
+        ({"key_rope": torch.zeros(3, 6)}, "cache: expected latent_dim . rotary_dim 16, got 18"),
+        ({"cache": torch.zeros(2, 4, 1, 18)}, "cache: expected .pages, page_size"),
+        ({"spec": pe.RotarySpec(24)}, "key: expected head_dim 24, got 8"),
+        (
+            {"spec": dataclasses.replace(MLA, numerics="float32")},
+            "numerics: expected 'exact' for mla_rotary_cache_",
+        ),
+    ],
+)
+def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
+    given: dict[str, Any] = {
+        "query": torch.zeros(3, 4, 24),
+        "latent": torch.zeros(3, 10),
+        "key_rope": torch.zeros(3, 8),
+        "cache": torch.zeros(2, 4, 18),
+        "slot_mapping": torch.arange(3),
+        "spec": MLA,
+    }
+    with pytest.raises(ValueError, match=text):
+        pe.functional.mla_rotary_cache_(**{**given, **change})

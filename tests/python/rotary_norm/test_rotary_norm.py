@@ -1,0 +1,171 @@
+"""QK-norm and rotary beyond what all operators are tested for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, assert_close
+from support.rotary_norm import reference
+from torch import Tensor
+
+SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
+
+
+def make(device: torch.device, dtype: torch.dtype = torch.float32, seq: int = 6) -> dict[str, Any]:
+    torch.manual_seed(0)
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    return {
+        "query": torch.randn(2, seq, 4, 16, **place),
+        "key": torch.randn(2, seq, 2, 16, **place),
+        "query_weight": torch.randn(16, **place),
+        "key_weight": torch.randn(16, **place),
+    }
+
+
+def test_equals_torch_norm_then_rotary(device: torch.device) -> None:
+    given = make(device)
+    query, key = (
+        torch.nn.functional.rms_norm(given[name], (16,), given[f"{name}_weight"] + 1, 1e-5)
+        for name in ("query", "key")
+    )
+    expected = pe.functional.rotary(query, key, spec=SPEC, offset=3)
+    found = pe.functional.norm_rotary(**given, spec=SPEC, offset=3, eps=1e-5, weight_offset=1.0)
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_close(actual, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounds_once(dtype: torch.dtype, device: torch.device) -> None:
+    """Half a unit in the last place, and what float32 arithmetic adds to it."""
+    given = make(device, dtype, seq=100)
+    exact = {name: tensor.double() for name, tensor in given.items()}
+    found = pe.functional.norm_rotary(**given, spec=SPEC)
+    for actual, wanted in zip(found, reference(**exact, spec=SPEC.to_json()), strict=True):
+        ulp = torch.finfo(dtype).eps * 2.0 ** wanted.abs().log2().floor()
+        assert ((actual.double() - wanted).abs() <= 0.5 * ulp + 2e-6).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) -> None:
+    given = make(device, dtype)
+    expected = pe.functional.norm_rotary(**given, spec=SPEC, weight_offset=1.0)
+    pe.functional.norm_rotary_(**given, spec=SPEC, weight_offset=1.0)
+    assert torch.equal(given["query"], expected[0])
+    assert torch.equal(given["key"], expected[1])
+
+
+def test_a_token_at_minus_one_is_normed_and_not_rotated(device: torch.device) -> None:
+    given = make(device)
+    positions = torch.full((6,), -1, device=device)
+    query, _ = pe.functional.norm_rotary(**given, positions=positions, spec=SPEC, eps=0.0)
+    expected = torch.nn.functional.rms_norm(given["query"], (16,), given["query_weight"], 0.0)
+    assert_close(query, expected, 1e-6)
+
+
+def gradients(given: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
+    query, key = pe.functional.norm_rotary(**leaves, spec=SPEC, **options)
+    return torch.autograd.grad([query.sum(), key.sum()], list(leaves.values()))
+
+
+def test_gradients_are_the_same_bits_for_any_thread_count() -> None:
+    given = make(torch.device("cpu"), seq=700)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(gradients(given))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_weights_accumulate_in_float32(device: torch.device) -> None:
+    """Four thousand equal contributions, of which bfloat16 sums would keep two hundred."""
+    ones = torch.ones(1, 4096, 1, 16, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(16, device=device, dtype=torch.bfloat16)
+    given = {"query": ones, "key": ones, "query_weight": weight, "key_weight": weight}
+    positions = torch.full((4096,), -1, device=device)
+    found = gradients(given, positions=positions, eps=0.0)
+    assert torch.equal(found[2], torch.full_like(weight, 4096))
+    assert torch.equal(found[3], torch.full_like(weight, 4096))
+
+
+def test_one_gradient_alone(device: torch.device) -> None:
+    given = {name: tensor.requires_grad_() for name, tensor in make(device).items()}
+    query, _ = pe.functional.norm_rotary(**given, spec=SPEC)
+    found = torch.autograd.grad(query.sum(), list(given.values()))
+    assert all(torch.isfinite(gradient).all() for gradient in found)
+    assert found[0].count_nonzero() > 0
+    assert found[1].count_nonzero() == found[3].count_nonzero() == 0
+
+
+def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
+    kept: list[tuple[int, ...]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    given = {name: tensor.requires_grad_() for name, tensor in make(device).items()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        pe.functional.norm_rotary(**given, spec=SPEC)
+    arguments = [tuple(tensor.shape) for tensor in given.values()]
+    assert sorted(kept) == sorted([*arguments, (2, 6, 4), (2, 6, 2)])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"query_weight": torch.ones(8)}, ValueError, "query_weight: expected head_dim 16, got 8"),
+        ({"key_weight": torch.ones(1, 16)}, ValueError, r"key_weight: expected \[head_dim\]"),
+        ({"key_weight": torch.ones(16).half()}, TypeError, "key_weight: expected the dtype of"),
+        ({"key": torch.ones(2, 6, 1, 8)}, ValueError, "key: expected head_dim 16, got 8"),
+        ({"eps": -1.0}, ValueError, "eps: expected a finite number of at least 0, got -1"),
+        ({"weight_offset": float("nan")}, ValueError, "weight_offset: expected a finite number"),
+        ({"positions": torch.full((6,), -2)}, IndexError, "positions: expected -1"),
+        (
+            {"spec": pe.RotarySpec(2048, rotary_dim=16)},
+            ValueError,
+            "query: expected head_dim 2048, got 16",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, scaling=pe.XPosScaling())},
+            ValueError,
+            "spec: expected no XPosScaling, which norm_rotary",
+        ),
+        (
+            {"spec": pe.RotarySpec(16, numerics="float32")},
+            ValueError,
+            "numerics: expected 'exact' for norm_rotary, got 'float32'",
+        ),
+    ],
+)
+def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    given = make(torch.device("cpu"))
+    query = given["query"].clone()
+    with pytest.raises(error, match=text):
+        pe.functional.norm_rotary_(**{**given, "spec": SPEC, **change})
+    assert torch.equal(given["query"], query)
+
+
+def test_heads_have_at_most_1024_components() -> None:
+    x, weight = torch.ones(1, 1, 1, 1026), torch.ones(1026)
+    with pytest.raises(ValueError, match="head_dim: expected at most 1024, got 1026"):
+        pe.functional.norm_rotary(x, x, weight, weight, spec=pe.RotarySpec(1026, rotary_dim=16))
+
+
+def test_tangents_are_refused_alike() -> None:
+    given = make(torch.device("cpu"))
+    spec = pe.RotarySpec(16, numerics="float32")
+
+    def norm(query: Tensor) -> Tensor:
+        return pe.functional.norm_rotary(**{**given, "query": query}, spec=spec)[0]
+
+    with pytest.raises(ValueError, match="numerics: expected 'exact' for norm_rotary"):
+        torch.func.jvp(norm, (given["query"],), (given["query"],))

@@ -1,0 +1,195 @@
+"""Rotary and a paged cache the slow and obvious way, and their operators' cases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.case import OperatorCase, Sample
+from support.rotary import PARTIAL, PLAIN, rotate
+
+PAGES, PAGE_SIZE = 2051, 4  # room for every size of the shared tests, and no dimension of theirs
+
+
+def keep(rows: Tensor, cache: Tensor, slots: Tensor, layout: str, cache_layout: str) -> Tensor:
+    """The cache with rows at their slots; -1 keeps a row out."""
+    if layout == "thd":
+        rows, slots = rows.unsqueeze(0), slots.unsqueeze(0)
+    elif layout == "bhsd":
+        rows = rows.transpose(1, 2)
+    elif layout == "sbhd":
+        rows = rows.transpose(0, 1)
+    places = cache.clone() if cache_layout == "nhd" else cache.transpose(1, 2).clone()
+    kept = slots >= 0
+    page, place = slots[kept] // places.shape[1], slots[kept] % places.shape[1]
+    places[page, place] = rows[kept]
+    return places if cache_layout == "nhd" else places.transpose(1, 2)
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor | None = None,
+    query_out: Tensor | None = None,
+    *,
+    layout: str = "thd",
+    cache_layout: str = "nhd",
+    rotate_key: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """What is left of every tensor."""
+    rotated = rotate(query, positions, layout=layout, **options)
+    keys = rotate(key, positions, layout=layout, **options)
+    caches = (
+        keep(keys, key_cache, slots, layout, cache_layout),
+        keep(value, value_cache, slots, layout, cache_layout),
+    )
+    left = (keys if rotate_key else key, value, *caches)
+    return (rotated, *left) if query_out is None else (query, *left, rotated)
+
+
+def reference_latent(
+    query: Tensor,
+    latent: Tensor,
+    key_rope: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    positions: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    rotated = rotate(query, positions, **options)
+    keys = rotate(key_rope.unsqueeze(1), positions, **options)
+    rows = torch.cat([latent.unsqueeze(1), keys], -1)
+    kept = keep(rows, cache.unsqueeze(2), slots, options["layout"], "nhd").squeeze(2)
+    return rotated, latent, key_rope, kept
+
+
+def reference_mla_rotary(
+    query: Tensor, key_rope: Tensor, positions: Tensor | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    keys = rotate(key_rope.unsqueeze(2), positions, **options).squeeze(2)
+    return rotate(query, positions, **options), keys
+
+
+def shape_of(layout: str, batch: int, seq: int, heads: int, dim: int) -> tuple[int, ...]:
+    return {
+        "bshd": (batch, seq, heads, dim),
+        "bhsd": (batch, heads, seq, dim),
+        "sbhd": (seq, batch, heads, dim),
+        "thd": (seq, heads, dim),
+    }[layout]
+
+
+def slots_of(layout: str, batch: int, seq: int, device: Any, dtype: torch.dtype) -> Tensor:
+    """Different slots of the whole cache, some tokens without."""
+    shape = (seq,) if layout == "thd" else (batch, seq)
+    count = seq if layout == "thd" else batch * seq
+    slots = torch.randperm(PAGES * PAGE_SIZE)[:count]
+    return torch.where(torch.rand(count) < 0.2, -1, slots).view(shape).to(device, dtype)
+
+
+def sample(
+    *,
+    positions: bool = False,
+    query_out: bool = False,
+    value_dim: int | None = None,
+    index: torch.dtype = torch.int64,
+    **options: Any,
+) -> Any:
+    """Samples with three heads of the query and two of key and value."""
+    layout = options.get("layout", "thd")
+    dim = json.loads(options["spec"])["head_dim"]
+
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, device=device, dtype=dtype)
+
+        def cache(dim: int) -> Tensor:
+            paged = (
+                (PAGE_SIZE, 2) if options.get("cache_layout", "nhd") == "nhd" else (2, PAGE_SIZE)
+            )
+            return random(PAGES, *paged, dim)
+
+        query = random(*shape_of(layout, batch, seq, 3, dim))
+        places = (seq,) if layout == "thd" else (batch, seq)
+        return Sample(
+            (
+                query,
+                random(*shape_of(layout, batch, seq, 2, dim)),
+                random(*shape_of(layout, batch, seq, 2, value_dim or dim)),
+                cache(dim),
+                cache(value_dim or dim),
+                slots_of(layout, batch, seq, device, index),
+                torch.randint(-1, 40, places, device=device, dtype=index) if positions else None,
+                torch.empty_like(query) if query_out else None,
+            ),
+            options,
+        )
+
+    return make
+
+
+LATENT = 10
+
+
+def latent_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    options: dict[str, Any] = {"spec": PARTIAL, "layout": "thd"}
+    numbers = json.loads(PARTIAL)
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    return Sample(
+        (
+            torch.randn(seq, 3, numbers["head_dim"], **place),
+            torch.randn(seq, LATENT, **place),
+            torch.randn(seq, numbers["rotary_dim"], **place),
+            torch.randn(PAGES, PAGE_SIZE, LATENT + numbers["rotary_dim"], **place),
+            slots_of("thd", batch, seq, device, torch.int64),
+            torch.randint(-1, 40, (seq,), device=device),
+        ),
+        options,
+    )
+
+
+def mla_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    numbers = json.loads(PARTIAL)
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    return Sample(
+        (
+            torch.randn(batch, seq, 3, numbers["head_dim"], **place),
+            torch.randn(batch, seq, numbers["rotary_dim"], **place),
+            torch.randint(-1, 40, (batch, seq), device=device),
+        ),
+        {"spec": PARTIAL},
+    )
+
+
+def case(name: str, **options: Any) -> OperatorCase:
+    operator = torch.ops.posembed.rotary_cache_.default
+    return OperatorCase(
+        f"rotary_cache_{name}", operator, sample(**options), reference, mutates=True, vmap=False
+    )
+
+
+CASES = [
+    case("", spec=PLAIN),
+    case("-partial", spec=PARTIAL, positions=True, rotate_key=True, value_dim=6, index=torch.int32),
+    case("-hnd", spec=PARTIAL, positions=True, layout="bhsd", cache_layout="hnd"),
+    case("-sbhd", spec=PLAIN, layout="sbhd", offset=7, rotate_key=True),
+    OperatorCase(
+        "mla_rotary", torch.ops.posembed.mla_rotary.default, mla_sample, reference_mla_rotary
+    ),
+    OperatorCase(
+        "mla_rotary_cache_",
+        torch.ops.posembed.mla_rotary_cache_.default,
+        latent_sample,
+        reference_latent,
+        mutates=True,
+        vmap=False,
+    ),
+]
