@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling, Scaling, finite, whole
+from posembed.scaling import RotaryScaling, Scaling, XPosScaling, finite, whole
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
@@ -212,6 +212,8 @@ class RotarySpec:
             >>> bool((alone == pe.functional.rotary(query, key, spec=spec)[1]).all())
             True
         """
+        if not isinstance(self.scaling, XPosScaling):
+            return self
         text: str = torch.ops.posembed.rotary_for_keys(self.text)
         return self if text == self.text else RotarySpec.from_json(text)
 

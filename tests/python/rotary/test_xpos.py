@@ -124,7 +124,7 @@ def test_values() -> None:
     assert "scaling=xpos(center=100)" in repr(pe.RotaryEmbedding(SPEC))
     assert "zeta" in SPEC.explain()
     text = SPEC.diff(pe.RotarySpec(32))
-    assert "scaling: XPosScaling" in text
+    assert '"type":"xpos"} against null' in text
     assert "amplitudes differ" in text
     for options, message in (
         ({"scale_base": 0}, "XPosScaling.scale_base: expected a finite number other than 0"),
