@@ -43,6 +43,7 @@ def test_through_an_installed_prefix(tmp_path: Path) -> None:
     build_and_run("prefix", f"-DCMAKE_PREFIX_PATH={tmp_path}")
 
 
+@pytest.mark.timeout(1800)  # compiles all of posembed
 def test_through_add_subdirectory() -> None:
     # On the CPU and unoptimised: what is tested is that targets and paths are right.
     build_and_run(
