@@ -1,0 +1,66 @@
+"""The operators as functions: each enters the dispatcher once.
+
+Modules hold options and parameters; everything they compute, they compute here.
+"""
+
+from posembed.functional._alibi import (
+    alibi_add,
+    alibi_add_,
+    alibi_bias,
+    alibi_lse_correction,
+    alibi_positions,
+    alibi_slopes,
+    alibi_softmax,
+    alibi_softmax_,
+)
+from posembed.functional._errors import check_errors
+from posembed.functional._input import input_embedding
+from posembed.functional._learned import (
+    fairseq_positions,
+    learned_add,
+    learned_encode,
+    learned_extend,
+    opt_positions,
+    roberta_positions,
+)
+from posembed.functional._options import CacheLayout, Gradient, Layout
+from posembed.functional._rotary import rerotate_, rotary, rotary_, rotary_out
+from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
+from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
+from posembed.functional._sinusoidal import sinusoidal, sinusoidal_encode, sinusoidal_shift_matrix
+from posembed.functional._token import embedding
+
+__all__ = [
+    "CacheLayout",
+    "Gradient",
+    "Layout",
+    "alibi_add",
+    "alibi_add_",
+    "alibi_bias",
+    "alibi_lse_correction",
+    "alibi_positions",
+    "alibi_slopes",
+    "alibi_softmax",
+    "alibi_softmax_",
+    "check_errors",
+    "embedding",
+    "fairseq_positions",
+    "input_embedding",
+    "learned_add",
+    "learned_encode",
+    "learned_extend",
+    "mla_rotary",
+    "mla_rotary_cache_",
+    "norm_rotary",
+    "norm_rotary_",
+    "opt_positions",
+    "rerotate_",
+    "roberta_positions",
+    "rotary",
+    "rotary_",
+    "rotary_cache_",
+    "rotary_out",
+    "sinusoidal",
+    "sinusoidal_encode",
+    "sinusoidal_shift_matrix",
+]

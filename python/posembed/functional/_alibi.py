@@ -1,0 +1,327 @@
+"""ALiBi as functions: slopes, and the bias as a tensor, added to scores, or inside a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def alibi_slopes(
+    num_heads: int,
+    *,
+    kind: str = "press",
+    max_bias: float = 8.0,
+    total_heads: int | None = None,
+    head_start: int = 0,
+    values: Sequence[float] = (),
+    factor: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The slopes of ALiBi's heads, correctly rounded. Press et al., arXiv:2108.12409.
+
+    Args:
+        num_heads: How many.
+        kind: "press": the paper's series, interleaved where the head count is no power of two.
+            "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
+        max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
+        total_heads: Heads of the whole model, where these are a part of them.
+        head_start: The first of these heads among them.
+        values: The slopes themselves, one for each of total_heads, or two: left of the query, then
+            right of it.
+        factor: What all are divided by.
+        device: Default: CPU.
+
+    Returns:
+        float32 [num_heads], or [2, num_heads] where two values are given for each.
+
+    Raises:
+        ValueError: No heads, heads outside total_heads, or another number of values.
+    """
+    return torch.ops.posembed.alibi_slopes(  # type: ignore[no-any-return]
+        num_heads,
+        kind=kind,
+        max_bias=max_bias,
+        total_heads=total_heads,
+        head_start=head_start,
+        values=list(values),
+        factor=factor,
+        device=None if device is None else torch.device(device),
+    )
+
+
+def alibi_positions(attention_mask: Tensor) -> Tensor:
+    """Positions that count visible keys alone, from 0, as Bloom has them; others are at 0.
+
+    Args:
+        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: padding, on either
+            side or in between.
+
+    Returns:
+        int64, shaped like attention_mask.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.alibi_positions(torch.tensor([0, 0, 1, 1, 0, 1]))
+        tensor([0, 0, 0, 1, 0, 2])
+    """
+    return torch.ops.posembed.alibi_positions(attention_mask)  # type: ignore[no-any-return]
+
+
+def alibi_bias(
+    slopes: Tensor,
+    query_length: int,
+    key_length: int,
+    *,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    causal: bool = True,
+    hide: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The bias of attention scores; gradients flow to slopes.
+
+    Computed from distances, in float32 and rounded once, so that it is right at any position.
+
+    Args:
+        slopes: Floating [heads]; [2, heads]: for keys left and right of the query.
+        query_length: Queries.
+        key_length: Keys.
+        query_offset: Position of the first query among the keys; default: the last query stands at
+            the last key.
+        query_positions: Positions of the queries, int32 or int64 [query_length] or
+            [batch, query_length]; default: one after the other.
+        key_positions: Those of the keys, [key_length] or [batch, key_length].
+        cu_seqlens: Documents packed one after the other: int32 or int64 [documents + 1] boundaries
+            from 0 to key_length. Keys of other documents than the query's are hidden.
+        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden.
+        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
+            ``-slope * abs(i - j)``.
+        hide: Hidden keys get -inf; otherwise 0.
+        dtype: Default: that of slopes.
+
+    Returns:
+        [heads, query_length, key_length]; [batch, heads, query_length, key_length] where positions
+        or mask have a batch.
+
+    Raises:
+        ValueError: Shapes or lengths do not fit, or a distance has more than 31 bits.
+        TypeError: A dtype is not supported.
+        IndexError: A position has more than 31 bits.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.functional.alibi_bias(pe.functional.alibi_slopes(8), 2, 3)[0]
+        tensor([[-0.5000,  0.0000,    -inf],
+                [-1.0000, -0.5000,  0.0000]])
+    """
+    return torch.ops.posembed.alibi_bias(  # type: ignore[no-any-return]
+        slopes,
+        query_length,
+        key_length,
+        query_positions,
+        key_positions,
+        cu_seqlens,
+        attention_mask,
+        query_offset=query_offset,
+        causal=causal,
+        hide=hide,
+        dtype=dtype,
+    )
+
+
+def alibi_add(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    scale: float = 1.0,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    causal: bool = True,
+    hide: bool = True,
+) -> Tensor:
+    """Scores times scale plus bias in one pass over memory; gradients flow to scores and slopes.
+
+    Args:
+        scores: Floating [batch, heads, query, key] or [heads, query, key].
+        slopes: As in :func:`alibi_bias`, with the other arguments.
+        scale: Multiplies the scores, not the bias.
+        query_offset: Position of the first query among the keys; default: ends aligned.
+        query_positions: As in :func:`alibi_bias`.
+        key_positions: As in :func:`alibi_bias`.
+        cu_seqlens: As in :func:`alibi_bias`.
+        attention_mask: As in :func:`alibi_bias`.
+        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
+            ``-slope * abs(i - j)``.
+        hide: Hidden keys get -inf, whatever their score; otherwise nothing is added to them.
+
+    Returns:
+        Shape and dtype of scores.
+    """
+    return torch.ops.posembed.alibi_add(  # type: ignore[no-any-return]
+        scores,
+        slopes,
+        query_positions,
+        key_positions,
+        cu_seqlens,
+        attention_mask,
+        query_offset=query_offset,
+        causal=causal,
+        hide=hide,
+        scale=scale,
+    )
+
+
+def alibi_add_(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    scale: float = 1.0,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    causal: bool = True,
+    hide: bool = True,
+) -> None:
+    """:func:`alibi_add` in place: for inference.
+
+    Strides of scores are free but for a contiguous last dimension.
+
+    Raises:
+        ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
+    """
+    torch.ops.posembed.alibi_add_(
+        scores,
+        slopes,
+        query_positions,
+        key_positions,
+        cu_seqlens,
+        attention_mask,
+        query_offset=query_offset,
+        causal=causal,
+        hide=hide,
+        scale=scale,
+    )
+
+
+def alibi_softmax(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    scale: float = 1.0,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    causal: bool = True,
+    hide: bool = True,
+) -> Tensor:
+    """Attention weights, softmax(scores * scale + bias) over keys; scores are read once.
+
+    Gradients flow to scores and slopes. Arguments as :func:`alibi_add`.
+
+    Returns:
+        Shape and dtype of scores. A query that sees no key has weights 0.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> slopes = pe.functional.alibi_slopes(8)
+        >>> pe.functional.alibi_softmax(torch.zeros(8, 2, 3), slopes)[0]
+        tensor([[0.3775, 0.6225, 0.0000],
+                [0.1863, 0.3072, 0.5065]])
+    """
+    return torch.ops.posembed.alibi_softmax(  # type: ignore[no-any-return]
+        scores,
+        slopes,
+        query_positions,
+        key_positions,
+        cu_seqlens,
+        attention_mask,
+        query_offset=query_offset,
+        causal=causal,
+        hide=hide,
+        scale=scale,
+    )
+
+
+def alibi_softmax_(
+    scores: Tensor,
+    slopes: Tensor,
+    *,
+    scale: float = 1.0,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    causal: bool = True,
+    hide: bool = True,
+) -> None:
+    """:func:`alibi_softmax` in place: for inference.
+
+    Strides of scores are free but for a contiguous last dimension.
+
+    Raises:
+        ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
+    """
+    torch.ops.posembed.alibi_softmax_(
+        scores,
+        slopes,
+        query_positions,
+        key_positions,
+        cu_seqlens,
+        attention_mask,
+        query_offset=query_offset,
+        causal=causal,
+        hide=hide,
+        scale=scale,
+    )
+
+
+def alibi_lse_correction(
+    slopes: Tensor,
+    query_length: int,
+    *,
+    query_start: int,
+    key_start: int,
+    form: str = "distance",
+    causal: bool = True,
+) -> Tensor:
+    """What the log-sum-exp of a block lacks whose biases were made from indices within the block.
+
+    Ring and blocked attention computes blocks of keys apart and merges them by their log-sum-exps.
+    A kernel that knows indices within its block only is off by a bias that does not change along
+    a row: outputs of the block are right, and its log-sum-exp plus this correction is that of the
+    whole's biases, ``-slope * abs(query position - key position)``.
+
+    Args:
+        slopes: Floating [heads] or [2, heads].
+        query_length: Queries of the block.
+        query_start: Position of the first of them.
+        key_start: Position of the block's first key.
+        form: What the kernel added to the score of query i and key j, counted within the block:
+            "distance": ``slope * (j - i)``; "key": ``slope * j``, as FlashAttention-2 does where it
+            is causal. For keys after the queries the negative.
+        causal: The correction is -inf where the block begins after the query: it has no part.
+
+    Returns:
+        [heads, query_length], to add to log-sum-exps of queries.
+    """
+    return torch.ops.posembed.alibi_lse_correction(  # type: ignore[no-any-return]
+        slopes,
+        query_length,
+        query_start=query_start,
+        key_start=key_start,
+        form=form,
+        causal=causal,
+    )

@@ -1,0 +1,18 @@
+"""Errors that a CUDA kernel recorded."""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_errors() -> None:
+    """Waits for the CUDA devices and raises the first id or position error that a kernel recorded.
+
+    A CUDA kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
+    goes on; the error is raised here or at posembed's next CUDA call. Returns at once on machines
+    without CUDA.
+
+    Raises:
+        IndexError: Names what was out of range, its value, its place and the range.
+    """
+    torch.ops.posembed.check_errors()

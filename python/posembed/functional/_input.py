@@ -1,0 +1,87 @@
+"""The whole input embedding as one function."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posembed.functional._options import Gradient
+from posembed.functional._token import padding_row
+from posembed.specification import SinusoidalSpec
+
+
+def input_embedding(
+    ids: Tensor,
+    token: Tensor,
+    position: Tensor | None = None,
+    positions: Tensor | None = None,
+    token_type: Tensor | None = None,
+    types: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
+    sinusoid: SinusoidalSpec | None = None,
+    norm: Literal["layer", "rms"] | None = None,
+    eps: float = 1e-5,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+    padding_idx: int | None = None,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """Adds up token, type and position rows, norms the sum and drops out, in one kernel.
+
+    Args:
+        ids: int32 or int64 [batch, seq].
+        token: The token table [num_embeddings, embedding_dim].
+        position: A table of learned positions [first_row + max_positions, embedding_dim].
+        positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and so
+            on.
+        token_type: A table of token types [num_types, embedding_dim].
+        types: int32 or int64 [batch, seq]; None: type 0.
+        norm_weight: [embedding_dim].
+        norm_bias: [embedding_dim], for ``norm="layer"``.
+        offset: Position of the first token where no positions are given.
+        first_row: The row of position 0.
+        sinusoid: Sinusoidal positions instead of a table.
+        norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
+        eps: Added to the norm's variance.
+        scale: Multiplies the token rows.
+        dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
+        padding_idx: A token row that gets no gradient.
+        gradient: Form of the token table's gradient, "dense" or "rows".
+
+    Returns:
+        [batch, seq, embedding_dim] in the dtype of ``token``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: An id, position or type is outside its table.
+    """
+    seed = None
+    if dropout > 0:
+        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
+    return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
+        token,
+        ids,
+        position,
+        positions,
+        token_type,
+        types,
+        norm_weight,
+        norm_bias,
+        seed,
+        offset=offset,
+        first_row=first_row,
+        sinusoid="" if sinusoid is None else sinusoid.text,
+        norm=norm or "none",
+        eps=eps,
+        scale=scale,
+        dropout=dropout,
+        padding_idx=padding_row(padding_idx, token.shape[0]),
+        gradient=gradient,
+    )

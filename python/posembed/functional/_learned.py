@@ -1,0 +1,122 @@
+"""Learned positions as functions, and the rules that number tokens among padding."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def learned_add(
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    offset: int = 0,
+    first_row: int = 0,
+) -> Tensor:
+    """Adds rows of a table of learned positions to x.
+
+    Args:
+        x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim].
+        weight: [first_row + max_positions, embedding_dim], dtype of ``x``.
+        positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
+            ``offset``, ``offset + 1``, and so on.
+        offset: Position of the first token where no positions are given.
+        first_row: The row of position 0.
+
+    Returns:
+        Shape and dtype of ``x``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: A position has no row; the text names it.
+    """
+    return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
+        x, weight, positions, offset=offset, first_row=first_row
+    )
+
+
+def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
+    """Rows of a table of learned positions: int32 or int64 [...] -> [..., embedding_dim].
+
+    Arguments and errors as :func:`learned_add`.
+    """
+    return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
+
+
+def learned_extend(
+    weight: Tensor,
+    max_positions: int,
+    *,
+    first_row: int = 0,
+    method: Literal["linear", "cubic", "repeat"] = "linear",
+) -> Tensor:
+    """A longer table of positions; see :meth:`posembed.LearnedPositionalEmbedding.extend`.
+
+    Args:
+        weight: Floating [first_row + positions, embedding_dim].
+        max_positions: Positions that the result has rows for.
+        first_row: The row of position 0.
+        method: "linear", "cubic" or "repeat".
+
+    Returns:
+        [first_row + max_positions, embedding_dim].
+
+    Raises:
+        ValueError: ``max_positions`` is less than the table has, or another method.
+    """
+    return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
+        weight, max_positions, first_row=first_row, method=method
+    )
+
+
+def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as RoBERTa counts them.
+
+    Args:
+        ids: int32 or int64 [..., seq].
+        padding_idx: The id of padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
+        table with ``first_row = padding_idx + 1``.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
+        tensor([[ 0,  1,  2, -1, -1]])
+    """
+    return torch.ops.posembed.learned_positions(ids.ne(padding_idx), past=past_length)  # type: ignore[no-any-return]
+
+
+def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
+    """Positions of tokens among padding, as OPT counts them (``first_row = 2``).
+
+    Args:
+        attention_mask: bool, int32 or int64 [..., past_length + seq], 0 for padding.
+        past_length: Tokens that are in a cache.
+
+    Returns:
+        int64 [..., seq]: positions of the tokens that are not, -1 for padding.
+
+    Raises:
+        ValueError: ``past_length`` is longer than the mask.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
+        tensor([[-1, -1,  0,  1,  2]])
+    """
+    return torch.ops.posembed.learned_positions(attention_mask, skip=past_length)  # type: ignore[no-any-return]
+
+
+def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:
+    """Positions of tokens among padding, as fairseq counts them (``first_row = padding_idx + 1``).
+
+    Arguments and result as :func:`roberta_positions`.
+    """
+    return roberta_positions(ids, padding_idx)

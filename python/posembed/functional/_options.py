@@ -1,0 +1,9 @@
+"""Names that several functions take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
+CacheLayout = Literal["nhd", "hnd"]
+Gradient = Literal["dense", "rows"]

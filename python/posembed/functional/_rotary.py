@@ -1,0 +1,240 @@
+"""Rotation of queries and keys as functions."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+import torch.overrides
+from torch import Tensor
+
+from posembed import _C
+from posembed.functional._options import Layout
+from posembed.specification import RotarySpec
+
+
+def eager(*arguments: Tensor | None) -> bool:
+    """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
+
+    The compiler has to see the operator, and so have tensor types with ``__torch_function__``.
+    """
+    return not (torch.compiler.is_compiling() or torch.overrides.has_torch_function(arguments))
+
+
+@overload
+def rotary(
+    query: Tensor,
+    key: None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+    out: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def rotary(
+    query: Tensor,
+    key: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def rotary(
+    query: Tensor,
+    key: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Rotates query, or query and key in one launch, by their positions.
+
+    Pair ``i`` of a head turns by ``position * frequency[i]`` radians. Angles are exact at every
+    position. Su et al., "RoFormer", arXiv:2104.09864.
+
+    Args:
+        query: float32, float64, bfloat16 or float16 in ``layout``; by default
+            [batch, seq, heads, head_dim].
+        key: The same with any number of heads, or None. Keys alone are given as ``query``; with
+            xPos they need ``spec.for_keys()``. A head_dim of ``spec.rotary_dim`` says that a tensor
+            holds the rotated components alone, as the key that all heads share in multi-head latent
+            attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
+        positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
+            [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
+            None: ``offset``, ``offset + 1``, and so on.
+        spec: The rotation's numbers.
+        layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
+        offset: Position of the first token where no positions are given.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where documents
+            begin that lie one behind the other (layout "thd", or a batch of 1). Positions restart
+            there, at ``offset``; there are no ``positions`` then.
+        frequencies: float32 or float64 [rotary_dim / 2]: radians per position instead of the
+            specification's, each taken as the exact number it is. Gradients flow to them.
+        inverse: Undo the rotation instead.
+        out: Memory for the result, (query, key) where there is a key, for inference: any strides
+            with a contiguous last dimension. It may be the input itself, but not overlap otherwise.
+
+    Returns:
+        The rotated query, or (query, key): shapes and dtypes as given; ``out`` where given.
+
+    Raises:
+        ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
+            grad in grad mode or tensors overlap in memory.
+        TypeError: A dtype is not supported.
+        IndexError: A position is below -1.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(64, base=500000.0)
+        >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
+        >>> query, key = pe.functional.rotary(query, key, spec=spec)
+    """
+    if out is not None:
+        given = (positions, frequencies, cu_seqlens)
+        rotary_out(out, query, key, given, (spec.text, layout, offset, inverse))
+        return out
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        return _C.rotary(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+    given = (positions, frequencies, cu_seqlens)
+    options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
+    if key is None:
+        return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
+
+
+def rotary_out(
+    out: Tensor | tuple[Tensor, Tensor],
+    query: Tensor,
+    key: Tensor | None,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    options: tuple[str, Layout, int, bool],
+) -> None:
+    """:func:`rotary` with ``out``.
+
+    Args:
+        out: Memory for the results, as :func:`rotary` takes it.
+        query: As there.
+        key: As there.
+        given: Positions, frequencies, cu_seqlens.
+        options: Text of the specification, layout, offset, inverse.
+    """
+    if isinstance(out, tuple) == (key is None):
+        expected = "a tensor" if key is None else "(query_out, key_out)"
+        raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
+    query_out, key_out = out if isinstance(out, tuple) else (out, None)
+    if eager(query_out, key_out, query, key, *given):
+        _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])
+        return
+    named = dict(zip(("spec", "layout", "offset", "inverse"), options, strict=True))
+    if key is None:
+        torch.ops.posembed.rotary_out(query_out, query, *given, **named)
+    else:
+        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **named)
+
+
+def rerotate_(
+    key: Tensor,
+    old_positions: Tensor,
+    new_positions: Tensor,
+    *,
+    spec: RotarySpec,
+    new_spec: RotarySpec | None = None,
+    layout: Layout = "bshd",
+    frequencies: Tensor | None = None,
+) -> None:
+    """Moves rotated keys to other positions, or to another specification, in place.
+
+    For context shifts, prefixes that move, and scalings that change with the length: keys are as
+    if rotated anew, but for one rounding to their dtype. Works on a float64 copy.
+
+    Args:
+        key: Rotated keys in ``layout``.
+        old_positions: Where they were rotated, as :func:`rotary` takes positions.
+        new_positions: Where they shall be.
+        spec: What rotated them.
+        new_spec: What shall have rotated them; default: the same.
+        layout: The order of dimensions.
+        frequencies: Those of :func:`rotary`, where it had them; ``new_spec`` is without.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`rotary_`.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(64)
+        >>> positions = torch.arange(100, 110)
+        >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
+        >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
+    """
+    if not key.is_floating_point():
+        raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
+    if torch.is_grad_enabled() and key.requires_grad:
+        raise ValueError("key: requires grad, and an in-place operator keeps no history")
+    wide = key.to(torch.float64, copy=True)
+    old = None if frequencies is None else frequencies.detach()
+    new = old if new_spec is None else None
+    before, after = spec.for_keys(), (new_spec or spec).for_keys()
+    rotary_(
+        wide, positions=old_positions, spec=before, layout=layout, frequencies=old, inverse=True
+    )
+    rotary_(wide, positions=new_positions, spec=after, layout=layout, frequencies=new)
+    key.copy_(wide)
+
+
+def rotary_(
+    query: Tensor,
+    key: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+) -> None:
+    """Rotates query, and key where given, in place: for inference.
+
+    Arguments as :func:`rotary`; strides are free but for a contiguous last dimension.
+
+    Raises:
+        ValueError: As :func:`rotary`; or grad mode is on and an argument requires grad; or tensors
+            overlap in memory.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> cache = torch.randn(1, 10, 2, 64)
+        >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
+    """
+    if eager(query, key, positions, frequencies, cu_seqlens):
+        _C.rotary_(
+            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
+        return
+    given = (positions, frequencies, cu_seqlens)
+    options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
+    if key is None:
+        torch.ops.posembed.rotary_(query, *given, **options)
+    else:
+        torch.ops.posembed.rotary_pair_(query, key, *given, **options)

@@ -1,0 +1,193 @@
+"""Rotation with the write into a paged cache, and the forms of latent attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posembed.functional._options import CacheLayout, Layout
+from posembed.specification import RotarySpec
+
+
+def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
+    """A scale as operators take it: a number, or a tensor that no host has to read."""
+    return {f"{name}_tensor": scale} if isinstance(scale, Tensor) else {name: scale}
+
+
+def rotary_cache_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "thd",
+    cache_layout: CacheLayout = "nhd",
+    offset: int = 0,
+    rotate_key: bool = False,
+    query_out: Tensor | None = None,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
+) -> None:
+    """Rotates query in place, and writes the rotated key and the value to a paged cache.
+
+    One launch, no host synchronisation: for inference. Pages as in Kwon et al., "PagedAttention",
+    arXiv:2309.06180. Strides are free but for a contiguous last dimension.
+
+    Args:
+        query: float32, float64, bfloat16 or float16 in ``layout``; by default
+            [tokens, heads, head_dim].
+        key: The same with any number of heads.
+        value: The key's heads, any head_dim.
+        key_cache: [pages, page_size, heads, head_dim], or [pages, heads, page_size, head_dim] for
+            ``cache_layout="hnd"``; dtype of the data, or float8_e4m3fn.
+        value_cache: The same with the value's head_dim.
+        slot_mapping: int32 or int64 [tokens], [batch, seq] in other layouts: ``page * page_size +
+            place in the page``, each slot once; -1 keeps a token out of the cache.
+        positions: As :func:`rotary` takes them; a token at -1 is not rotated, but kept.
+        spec: The rotation's numbers, exact and without xPos.
+        layout: The order of dimensions of query, key and value.
+        cache_layout: The order of dimensions of the caches.
+        offset: Position of the first token where no positions are given.
+        rotate_key: Leave the rotated key in ``key`` also, for attention that reads it there.
+        query_out: Where the rotated query goes, instead of in place.
+        key_scale: float8: keys are divided by it in float32 and rounded to nearest even, numbers
+            beyond 448 become 448. A float, or a float32 tensor of one element.
+        value_scale: The same for values.
+
+    Raises:
+        ValueError: Shapes, layouts or options do not fit; or tensors that are written share memory;
+            or grad mode is on and an argument requires grad.
+        TypeError: A dtype is not supported.
+        IndexError: A position is below -1, or a slot outside the cache.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> key_cache, value_cache = torch.zeros(2, 10, 16, 2, 64).unbind()  # 10 pages of 16 slots
+        >>> query, key, value = torch.randn(3, 8, 64), torch.randn(3, 2, 64), torch.randn(3, 2, 64)
+        >>> slots, positions = torch.tensor([32, 33, -1]), torch.tensor([7, 8, 9])
+        >>> pe.functional.rotary_cache_(
+        ...     query, key, value, key_cache, value_cache, slots, positions, spec=pe.RotarySpec(64)
+        ... )
+        >>> torch.equal(value_cache[2, 0], value[0])
+        True
+    """
+    torch.ops.posembed.rotary_cache_(
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        positions,
+        query_out,
+        spec=spec.text,
+        layout=layout,
+        cache_layout=cache_layout,
+        offset=offset,
+        rotate_key=rotate_key,
+        **scale_options("key_scale", key_scale),
+        **scale_options("value_scale", value_scale),
+    )
+
+
+def mla_rotary(
+    query: Tensor,
+    key_rope: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotates the query's window and the key's rotated part, which all heads share.
+
+    For multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
+    both.
+
+    Args:
+        query: In ``layout``; the window that ``spec`` names is rotated.
+        key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the
+            dimension of heads: [batch, seq, rotary_dim], [tokens, rotary_dim].
+        positions: As :func:`rotary`, with the other arguments.
+        spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
+        layout: The order of dimensions.
+        offset: Position of the first token where no positions are given.
+        inverse: Undo the rotation instead.
+
+    Returns:
+        Rotated query and key_rope: shapes and dtypes as given.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`rotary`.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(192, rotary_dim=64, rotary_start=128, interleaved=True)
+        >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
+        >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
+    """
+    return torch.ops.posembed.mla_rotary(  # type: ignore[no-any-return]
+        query, key_rope, positions, spec=spec.text, layout=layout, offset=offset, inverse=inverse
+    )
+
+
+def mla_rotary_cache_(
+    query: Tensor,
+    latent: Tensor,
+    key_rope: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "thd",
+    offset: int = 0,
+    query_out: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+) -> None:
+    """As :func:`mla_rotary` with the query in place; writes [latent, key_rope] to a paged cache.
+
+    Args:
+        query: In ``layout``; by default [tokens, heads, head_dim].
+        latent: What was compressed of keys and values: [tokens, latent_dim], or with one head.
+        key_rope: [tokens, rotary_dim], or with one head; not changed.
+        cache: [pages, page_size, latent_dim + rotary_dim], dtype of the data or float8_e4m3fn.
+        slot_mapping: As in :func:`rotary_cache_`, with the other arguments.
+        positions: As :func:`rotary` takes them.
+        spec: As :func:`mla_rotary` takes it, exact and without xPos.
+        layout: The order of dimensions.
+        offset: Position of the first token where no positions are given.
+        query_out: Where the rotated query goes, instead of in place.
+        scale: float8: what rows are divided by, a float or a float32 tensor of one element.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`rotary_cache_`.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> spec = pe.RotarySpec(192, rotary_dim=64, rotary_start=128, interleaved=True)
+        >>> cache, slots = torch.zeros(10, 16, 512 + 64), torch.tensor([32, 33])
+        >>> query, latent = torch.randn(2, 16, 192), torch.randn(2, 512)
+        >>> key_rope = torch.randn(2, 64)
+        >>> pe.functional.mla_rotary_cache_(query, latent, key_rope, cache, slots, spec=spec)
+    """
+    torch.ops.posembed.mla_rotary_cache_(
+        query,
+        latent,
+        key_rope,
+        cache,
+        slot_mapping,
+        positions,
+        query_out,
+        spec=spec.text,
+        layout=layout,
+        offset=offset,
+        **scale_options("scale", scale),
+    )

@@ -1,0 +1,106 @@
+"""RMSNorm of each head and rotation, in one pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posembed.functional._options import Layout
+from posembed.specification import RotarySpec
+
+
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each head of query and key, then rotary, in one launch.
+
+    QK-norm: Henry et al., arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others. Computes in
+    float32 (float64 data: float64) and rounds once. Gradients flow to all four tensors; those of
+    the weights are accumulated in float32 and repeatable. Only the norms' divisors are kept.
+
+    Args:
+        query: float32, float64, bfloat16 or float16 in ``layout``; by default
+            [batch, seq, heads, head_dim].
+        key: The same with any number of heads.
+        query_weight: [head_dim], dtype of ``query``.
+        key_weight: [head_dim], dtype of ``query``.
+        positions: As :func:`rotary` takes them; a token at -1 is normed and not rotated.
+        spec: The rotation's numbers, exact and without xPos; a head_dim of at most 1024.
+        layout: The order of dimensions.
+        offset: Position of the first token where no positions are given.
+        eps: Added to the mean square.
+        weight_offset: Added to the weights: 1 for Gemma.
+
+    Returns:
+        Query and key: shapes and dtypes as given.
+
+    Raises:
+        ValueError: Shapes, layouts or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: A position is below -1.
+
+    Example:
+        >>> import torch, posembed as pe
+        >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
+        >>> weight = torch.ones(64)
+        >>> query, key = pe.functional.norm_rotary(
+        ...     query, key, weight, weight, spec=pe.RotarySpec(64)
+        ... )
+    """
+    return torch.ops.posembed.norm_rotary(  # type: ignore[no-any-return]
+        query,
+        key,
+        query_weight,
+        key_weight,
+        positions,
+        spec=spec.text,
+        layout=layout,
+        offset=offset,
+        eps=eps,
+        weight_offset=weight_offset,
+    )
+
+
+def norm_rotary_(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+) -> None:
+    """As :func:`norm_rotary`, in place: for inference.
+
+    Strides are free but for a contiguous last dimension.
+
+    Raises:
+        ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
+            tensors overlap in memory.
+    """
+    torch.ops.posembed.norm_rotary_(
+        query,
+        key,
+        query_weight,
+        key_weight,
+        positions,
+        spec=spec.text,
+        layout=layout,
+        offset=offset,
+        eps=eps,
+        weight_offset=weight_offset,
+    )

@@ -1,0 +1,97 @@
+"""Sinusoids as functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posembed.specification import SinusoidalSpec
+
+
+def sinusoidal(
+    x: Tensor,
+    positions: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    offset: int = 0,
+) -> Tensor:
+    """Adds sinusoidal encodings; gradients flow to x, to floating positions and to scale.
+
+    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Exact at every position.
+
+    Args:
+        x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
+            [seq, embedding_dim].
+        positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
+            and so on.
+        scale: Floating, one number that multiplies the encodings: a learned scale.
+        spec: The encoding's numbers.
+        offset: Position of the first row where no positions are given.
+
+    Returns:
+        x plus encodings: shape and dtype of x.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
+    """
+    return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
+        x, positions, scale, spec=spec.text, offset=offset
+    )
+
+
+def sinusoidal_encode(
+    positions: Tensor,
+    scale: Tensor | None = None,
+    *,
+    spec: SinusoidalSpec,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sinusoidal encodings of positions; gradients flow to floating positions and to scale.
+
+    Args:
+        positions: int32, int64 or floating [...].
+        scale: Floating, one number that multiplies the encodings: a learned scale.
+        spec: The encoding's numbers.
+        dtype: Default: that of floating positions, else float32.
+
+    Returns:
+        [..., embedding_dim]; NaN where a position is not finite.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> time = pe.SinusoidalSpec(64, preset="ddpm")
+        >>> pe.functional.sinusoidal_encode(torch.tensor([998.39]), spec=time).shape
+        torch.Size([1, 64])
+    """
+    return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
+        positions, scale, spec=spec.text, dtype=dtype
+    )
+
+
+def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
+    """The matrix that moves an encoding by ``distance`` positions, which rotates each pair.
+
+    Args:
+        distance: Positions.
+        spec: The encoding's numbers.
+
+    Returns:
+        float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
+
+    Raises:
+        ValueError: A sine has no cosine beside it.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
+        torch.Size([64, 64])
+    """
+    return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
+        distance, spec=spec.text
+    )

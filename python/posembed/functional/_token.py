@@ -1,0 +1,60 @@
+"""Lookups in a table of tokens as functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posembed.functional._options import Gradient
+
+
+def embedding(
+    ids: Tensor,
+    weight: Tensor,
+    *,
+    padding_idx: int | None = None,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """``scale * weight[ids]``; the table's gradient is accumulated in float32 and repeatable.
+
+    Args:
+        ids: int32 or int64 of any shape, each from 0 to num_embeddings - 1.
+        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
+        padding_idx: A row that gets no gradient.
+        scale: Multiplies the result.
+        scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
+        gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
+            id; it has no second derivative.
+
+    Returns:
+        [..., embedding_dim] in the dtype of ``weight``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: An id is outside the table.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> weight = torch.randn(100, 8)
+        >>> vectors = pe.functional.embedding(torch.tensor([[1, 99]]), weight)
+    """
+    return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
+        weight,
+        ids,
+        padding_idx=padding_row(padding_idx, weight.shape[0]),
+        scale=scale,
+        scale_grad_by_freq=scale_grad_by_freq,
+        gradient=gradient,
+    )
+
+
+def padding_row(padding_idx: int | None, rows: int) -> int:
+    """The row as operators take it, counted from the end where negative; -1: there is none."""
+    if padding_idx is None:
+        return -1
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx: expected {-rows} to {rows - 1}, got {padding_idx}")
+    return padding_idx % rows
