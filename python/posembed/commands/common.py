@@ -53,7 +53,9 @@ def positive(text: str) -> int:
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """What a configuration may not tell."""
-    parser.add_argument("--layer-type", help="where layers differ: full_attention, ...")
+    parser.add_argument(
+        "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
+    )
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",
@@ -69,6 +71,15 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="pairs (i, i + rotary_dim / 2), for model types that are not known",
     )
     parser.add_argument("--base", type=float, help="where the configuration has no rope_theta")
+
+
+def add_part_option(parser: argparse.ArgumentParser) -> None:
+    """Which of the configurations that are nested in one."""
+    parser.add_argument(
+        "--part",
+        metavar="NAME",
+        help="of a model made of several, such as vision_config (default: its text model)",
+    )
 
 
 def add_number_options(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +105,7 @@ def read_spec(path: str, arguments: argparse.Namespace) -> RotarySpec:
         return RotarySpec.from_huggingface(
             file,
             arguments.layer_type,
+            part=getattr(arguments, "part", None),  # convert has none
             interleaved=arguments.interleaved,
             base=arguments.base,
         )

@@ -135,6 +135,35 @@ def test_explain_takes_what_a_configuration_does_not_say(
     assert "is not known: pass interleaved" in refusal(capsys, "explain", path, "--base", 777)
 
 
+@pytest.fixture
+def two_parts(tmp_path: Path) -> str:
+    """A model of text and pictures, each with a rotation of its own."""
+    tower = {"model_type": "qwen2_vl", "embed_dim": 64, "num_heads": 2}
+    fields = {"model_type": "qwen2_vl", "text_config": LLAMA, "vision_config": tower}
+    return write(tmp_path / "two_parts" / "config.json", fields)
+
+
+def test_part(two_parts: str, config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = pe.RotarySpec.from_huggingface(two_parts, part="vision_config")
+    assert expected.head_dim == 32
+    vision = (two_parts, "--part", "vision_config")
+    assert output(capsys, "explain", *vision).rstrip() == expected.explain()
+    known = printed_json(capsys, "wavelengths", *vision)
+    assert known["wavelengths"] == expected.wavelengths().tolist()
+    assert f"{two_parts}: part: expected one of" in refusal(
+        capsys, "explain", two_parts, "--part", "audio_config"
+    )
+    assert output(capsys, "diff", config, two_parts) == "equal\n"
+    assert "part: expected one of [], got" in refusal(capsys, "diff", config, *vision)
+
+
+def test_scores_have_no_distance_between_points_of_a_plane(
+    two_parts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output(capsys, "scores", two_parts, "--distances", 4).splitlines()[0].split()[0]
+    print(output(capsys, "scores", two_parts, "--part", "vision_config", "--distances", 4))
+
+
 def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a folder with config.json or params.json" in refusal(
         capsys, "explain", tmp_path
