@@ -138,7 +138,7 @@ def test_explain_takes_what_a_configuration_does_not_say(
 @pytest.fixture
 def two_parts(tmp_path: Path) -> str:
     """A model of text and pictures, each with a rotation of its own."""
-    tower = {"model_type": "qwen2_vl", "embed_dim": 64, "num_heads": 2}
+    tower = {"model_type": "pixtral", "head_dim": 32, "rope_theta": 100.0}
     fields = {"model_type": "qwen2_vl", "text_config": LLAMA, "vision_config": tower}
     return write(tmp_path / "two_parts" / "config.json", fields)
 
@@ -155,13 +155,6 @@ def test_part(two_parts: str, config: str, capsys: pytest.CaptureFixture[str]) -
     )
     assert output(capsys, "diff", config, two_parts) == "equal\n"
     assert "part: expected one of [], got" in refusal(capsys, "diff", config, *vision)
-
-
-def test_scores_have_no_distance_between_points_of_a_plane(
-    two_parts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert output(capsys, "scores", two_parts, "--distances", 4).splitlines()[0].split()[0]
-    print(output(capsys, "scores", two_parts, "--part", "vision_config", "--distances", 4))
 
 
 def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +248,10 @@ def test_heatmap_in_numbers(
     expected = pe.analysis.heat_map(pe.SinusoidalSpec(8, base=100.0), 5)
     assert known["values"] == expected.tolist()
     assert known["binary"] == pe.analysis.binary_codes(5).tolist()
+    wide = printed_json(capsys, "heatmap", "--positions", 5, "--dim", 8, "--binary", "--bits", 9)
+    assert wide["binary"] == pe.analysis.binary_codes(5, 9).tolist()
     assert list(tmp_path.iterdir()) == []
+    assert "--bits: expected with --binary" in refusal(capsys, "heatmap", "--bits", 9)
     assert "preset" in refusal(capsys, "heatmap", "--preset", "mine")
 
 
