@@ -1,11 +1,14 @@
-"""What `mkdocs build` does besides: the pictures, drawn by posembed itself."""
+"""What `mkdocs build` does besides: draws the pictures with posembed, runs the notebooks."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 PICTURES = Path(__file__).parent / "pictures"
+NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
+INLINE = "module://matplotlib_inline.backend_inline"
 
 
 def draw(folder: Path) -> None:
@@ -29,6 +32,52 @@ def draw(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, axes in pictures.items():
         axes.figure.savefig(folder / f"{name}.png")
+
+
+def execute(path: Path) -> Any:
+    """The notebook with its outputs, run in its own folder as Jupyter runs it."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=600,
+        resources={"metadata": {"path": str(path.parent)}},
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+    )
+    client.execute(env={**os.environ, "MPLBACKEND": INLINE})
+    return notebook
+
+
+def without_noise(notebook: Any) -> Any:
+    """The notebook without progress bars and warnings."""
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        cell["outputs"] = [output for output in outputs if output.get("name") != "stderr"]
+    return notebook
+
+
+def page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """The notebook, run, as Markdown, and its pictures by their paths beside it."""
+    from nbconvert import MarkdownExporter
+
+    resources = {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
+    notebook = without_noise(execute(path))
+    body, resources = MarkdownExporter().from_notebook_node(notebook, resources=resources)
+    return body.replace("![png]", "![Picture]"), resources["outputs"]
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Notebooks become pages: notebooks/name.md."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        body, pictures = page(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=body))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
 
 
 def on_pre_build(config: Any) -> None:
