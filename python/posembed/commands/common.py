@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,3 +166,21 @@ def save_picture(axes: Axes, path: str) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(path)
+
+
+@contextmanager
+def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Where to write what becomes the target once the block has ended without an error."""
+    part = target.with_name(target.name + ".part")
+    if part.exists():
+        raise ValueError(f"{part}: left by a command that was cut off: remove it first")
+    try:
+        if folder:
+            part.mkdir(parents=True)
+        yield part
+        os.replace(part, target)
+    finally:
+        if folder:
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,24 +95,6 @@ def rewrite(
             count(file.write(tensor.reshape(-1).view(torch.uint8).numpy()))
 
 
-@contextmanager
-def whole_or_not_at_all(target: Path, *, folder: bool) -> Iterator[Path]:
-    """Where to write what becomes the target once the block has ended without an error."""
-    part = target.with_name(target.name + ".part")
-    if part.exists():
-        raise ValueError(f"{part}: left by a conversion that was cut off: remove it first")
-    try:
-        if folder:
-            part.mkdir(parents=True)
-        yield part
-        os.replace(part, target)
-    finally:
-        if folder:
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
-
-
 def record(config: Path, target: Path, to: str) -> None:
     """Writes the configuration with the new pairing, which RotarySpec.from_huggingface reads."""
     fields = load(config)
@@ -186,7 +166,7 @@ def run(arguments: argparse.Namespace) -> int:
     permutation = Permutation(spec, select_part(load(config), None), arguments.to)
     plan = look_through(source, permutation)
     companions = model_folder.companions(source) if source.is_dir() else []
-    with whole_or_not_at_all(target, folder=source.is_dir()) as part:
+    with common.whole_or_not_at_all(target, folder=source.is_dir()) as part:
         write(plan, part, permutation, quiet=arguments.json)
         if source.is_dir():
             model_folder.copy(companions, source, part)
