@@ -11,6 +11,18 @@ NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 INLINE = "module://matplotlib_inline.backend_inline"
 
 
+def extrapolation() -> tuple[dict[str, list[float | None]], list[int]]:
+    """The table of losses in families/index.md: of each method, and the lengths."""
+    page = (Path(__file__).parent / "families" / "index.md").read_text(encoding="utf-8")
+    lines = page[page.index("| positions |") :].split("\n\n")[0].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    losses = {
+        method: [None if cell == "no rows" else float(cell) for cell in cells]
+        for method, *cells in rows
+    }
+    return losses, [int(length) for length in head[1:]]
+
+
 def draw(folder: Path) -> None:
     """Every picture that the pages show."""
     import matplotlib
@@ -26,7 +38,9 @@ def draw(folder: Path) -> None:
         "component_scores": pe.plot.component_scores(pe.RotarySpec(256), 128),
         "wavelengths": pe.plot.wavelengths(llama),
         "scores_by_distance": pe.plot.scores_by_distance(llama, 512),
+        "scores_far": pe.plot.scores_by_distance(llama, 65_535, log=True),
         "angle_error": pe.plot.angle_error(pe.RotarySpec(128, base=500000.0)),
+        "extrapolation": pe.plot.extrapolation(*extrapolation()),
         "alibi_bias": pe.plot.alibi_bias(pe.ALiBi(8), 32),
     }
     folder.mkdir(exist_ok=True)

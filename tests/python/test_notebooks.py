@@ -90,3 +90,13 @@ def test_notebook_is_kept_without_outputs(path: Path) -> None:
     code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert code
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_longer_run_is_that_of_the_documentation(hooks: ModuleType) -> None:
+    losses, lengths = hooks.extrapolation()
+    assert lengths == [64, 128, 256]
+    cells = json.loads((NOTEBOOKS[0].parent / "extrapolation.ipynb").read_text())["cells"]
+    (source,) = ["".join(cell["source"]) for cell in cells if cell["id"] == "demo-table"]
+    names: dict[str, object] = {}
+    exec(source.partition("pe.plot")[0], names)
+    assert list(names["demo"].values()) == list(losses.values())
