@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 
+#include "posembed/pretrained.h"
 #include "posembed/token.h"
 
 namespace posembed::python {
@@ -13,6 +14,7 @@ namespace posembed::python {
 namespace py = pybind11;
 
 void bind_alibi(py::module_& module);
+void bind_bag(py::module_& module);
 void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
 void bind_pretrained(py::module_& module);
@@ -25,6 +27,10 @@ double table_scale(const py::object& scale, int64_t embedding_dim);
 
 /// From the name that Python gives; raises ValueError for any other.
 TableGradient table_gradient(const std::string& text);
+
+/// How to read a table, in Python's words; control-C ends the reading.
+pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
+                                     const std::string& missing, const py::object& progress);
 
 /// Binds a C++ module that prints itself in Python as it does in C++.
 template <typename Implementation>
