@@ -16,10 +16,10 @@ namespace posembed::bag {
 /// Which places belong to which bag: `size` to each, or from its offset up to the next one's.
 struct Bags {
   core::IndexView ids;      // [count]
-  core::IndexView offsets;  // [bags], and the end of the last one on request; no data: use `size`
+  core::IndexView offsets;  // [bags], and the end of the last one on request
   int64_t count = 0;
   int64_t bags = 0;
-  int64_t size = 0;
+  int64_t size = -1;         // of every bag; -1: bags begin at offsets
   int64_t padding_idx = -1;  // places of this id are left out; -1: none
   bool include_last_offset = false;
 };
@@ -30,14 +30,14 @@ struct Range {
 };
 
 POSEMBED_INLINE Range range_of(const Bags& bags, int64_t bag) {
-  if (bags.offsets.data == nullptr) return {bag * bags.size, (bag + 1) * bags.size};
+  if (bags.size >= 0) return {bag * bags.size, (bag + 1) * bags.size};
   const bool open = bag + 1 == bags.bags && !bags.include_last_offset;
   return {read(bags.offsets, bag), open ? bags.count : read(bags.offsets, bag + 1)};
 }
 
 /// The bag of a place; -1 where there is none.
 POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
-  if (bags.offsets.data == nullptr) return place / bags.size;
+  if (bags.size >= 0) return place / bags.size;
   int64_t low = 0, high = bags.bags;  // bags [0, low) begin at or before the place
   while (low < high) {
     const int64_t middle = (low + high) / 2;

@@ -44,4 +44,20 @@ auto bind(py::module_& module, const char* name) {
   return bound.def("__repr__", print, py::prepend());  // before torch's own, which says no options
 }
 
+/// Adds a static method that makes such a module: torch's own binding gives them to instances only.
+template <typename Function, typename... Extra>
+void def_maker(const py::module_& module, const char* type, const char* name, Function&& make,
+               const Extra&... extra) {
+  const py::object wrapper = module.attr(type);
+  const py::cpp_function made(std::forward<Function>(make), py::name(name), extra...);
+  const auto wrapped = [wrapper, made](const py::args& arguments, const py::kwargs& options) {
+    py::object self = wrapper.attr("__new__")(wrapper);
+    py::module_::import("torch.nn.cpp")
+        .attr("ModuleWrapper")
+        .attr("__init__")(self, made(*arguments, **options));
+    return self;
+  };
+  wrapper.attr(name) = py::staticmethod(py::cpp_function(wrapped, py::name(name)));
+}
+
 }  // namespace posembed::python

@@ -67,14 +67,14 @@ void bind_token(py::module_& module) {
            py::arg("norm_type") = 2.0, py::arg("scale_grad_by_freq") = false,
            py::arg("sparse") = false, py::kw_only(), py::arg("scale") = 1.0,
            py::arg("gradient") = "dense")
-      .def_static("from_file", &from_file, py::arg("path"), py::kw_only(), py::arg("tensor") = "",
-                  py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
-                  py::arg("dtype") = py::none(), py::arg("freeze") = true)
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
            py::kw_only(), py::arg("covariance_scale") = 1e-9, py::arg("generator") = py::none(),
            released())
       .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), released())
       .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), released());
+  def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),
+            py::arg("tensor") = "", py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
+            py::arg("dtype") = py::none(), py::arg("freeze") = true);
 }
 
 }  // namespace posembed::python

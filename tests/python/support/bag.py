@@ -65,7 +65,11 @@ def reference_max(
     """The maximum, and the first place where each of its elements stands."""
     places = [
         [
-            max(bag, key=lambda p: (float(weight[ids.flatten()[p], column]), -p), default=-1)
+            max(
+                bag,
+                key=lambda p: (float(weight.detach()[ids.flatten()[p], column]), -p),
+                default=-1,
+            )
             for column in range(weight.shape[1])
         ]
         for bag in bags(ids, offsets, padding_idx, include_last_offset)
@@ -144,11 +148,8 @@ class Maker:
         weights = torch.randn(shape, device=device, dtype=dtype) if self.weights else None
         if not self.offsets:
             return [ids, None, weights]
-        last = bool(self.options.get("include_last_offset", False))
-        offsets = torch.randint(0, seq + 1, (batch + last,), device=device).sort().values
+        offsets = torch.randint(0, seq + 1, (batch,), device=device).sort().values
         offsets[:1] = 0
-        if last:
-            offsets[-1:] = seq
         return [ids, offsets.to(self.index), weights]
 
     def pool(self, batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
@@ -194,7 +195,6 @@ CASES = [
             index=torch.int32,
             mode="mean",
             padding_idx=1,
-            include_last_offset=True,
         ).pool,
         reference,
     ),
