@@ -47,6 +47,17 @@ TORCH_LIBRARY(posembed, m) {
   define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
   define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");
 
+  define("embedding_resize(Tensor weight, int num_embeddings, Tensor? rows=None, *, str initialization=\"mean\", float covariance_scale=1e-9, Generator? generator=None) -> Tensor");
+
+  const std::string bag_places = "Tensor ids, Tensor? offsets=None, ";
+  const std::string bags = "int padding_idx=-1, bool include_last_offset=False";
+  define("token_bag(Tensor weight, " + bag_places + "Tensor? weights=None, *, str mode=\"sum\", " + bags + ", str gradient=\"dense\") -> Tensor");
+  define("token_bag_max(Tensor weight, " + bag_places + "*, " + bags + ", str gradient=\"dense\") -> (Tensor, Tensor)");
+  const std::string bag_backward = bag_places + "Tensor? weights=None, Tensor? maxima=None, *, SymInt num_embeddings, str mode=\"sum\", " + bags;
+  define("token_bag_backward(Tensor gradient, " + bag_backward + ") -> Tensor");
+  define("token_bag_backward_rows(Tensor gradient, " + bag_backward + ") -> (Tensor, Tensor)");
+  define("token_bag_weights_backward(Tensor gradient, Tensor weight, " + bag_places + "*, " + bags + ") -> Tensor");
+
   define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
   define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
   define("learned_extend(Tensor weight, int max_positions, *, int first_row=0, str method=\"linear\") -> Tensor");
