@@ -30,7 +30,7 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_explanation(str spec, int? seq_len=None) -> str");
   define("rotary_difference(str spec, str other) -> str");
   define("rotary_wavelengths(str spec) -> Tensor");
-  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, *, str spec, str new_spec, str layout=\"bshd\") -> ()");
+  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, Tensor? frequencies=None, *, str spec, str? new_spec=None, str layout=\"bshd\") -> ()");
   define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
