@@ -43,6 +43,7 @@ class Places(TypedDict, total=False):
             other documents are hidden.
         attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Positions
             that are not given count the others alone, as in Bloom.
+        hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
     """
 
     query_offset: int | None
@@ -50,6 +51,7 @@ class Places(TypedDict, total=False):
     key_positions: Tensor | None
     cu_seqlens: Tensor | None
     attention_mask: Tensor | None
+    hide: bool
 
 
 class ALiBi(nn.Module):

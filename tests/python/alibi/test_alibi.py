@@ -330,21 +330,41 @@ def test_learned_slopes_train(device: torch.device) -> None:
     assert_close(alibi.slopes, torch.tensor([0.9, 0.5, 0.2, 0.05]), 1e-4)
 
 
-def test_slope_gradients_are_the_same_for_any_thread_count() -> None:
+@pytest.mark.parametrize("way", ["bias", "add", "softmax"])
+def test_slope_gradients_are_the_same_for_any_thread_count(way: str) -> None:
     torch.manual_seed(0)
     slopes = torch.rand(5, requires_grad=True)
-    weight = torch.randn(5, 200, 300)
+    scores, weight = torch.randn(2, 5, 200, 300)
+    calls = {
+        "bias": lambda: pe.functional.alibi_bias(slopes, 200, 300, causal=False),
+        "add": lambda: pe.functional.alibi_add(scores, slopes, causal=False),
+        "softmax": lambda: pe.functional.alibi_softmax(scores, slopes),
+    }
     gradients = []
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            result = pe.functional.alibi_bias(slopes, 200, 300, causal=False)
-            gradients += torch.autograd.grad((result * weight).sum(), slopes)
+            gradients += torch.autograd.grad((calls[way]() * weight).sum(), slopes)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
+
+
+def test_future_keys_may_be_left_alone(device: torch.device) -> None:
+    """Where another mask hides them."""
+    alibi = pe.ALiBi(3, device=device)
+    scores = torch.randn(2, 3, 4, 6, device=device)
+    options = {"hide": False, "query_offset": 1}
+    slopes = alibi.slopes.double()
+    assert_close(alibi(4, 6, **options), bias(slopes, 4, 6, **options), 1e-7)
+    assert_close(
+        alibi.softmax(scores, **options), softmax(scores.double(), slopes, **options), 1e-6
+    )
+    expected = add(scores.double(), slopes, **options)
+    alibi.add_(scores, **options)
+    assert_close(scores, expected, 1e-6)
 
 
 def test_module_compiles_for_every_length() -> None:
