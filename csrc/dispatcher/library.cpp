@@ -47,6 +47,17 @@ TORCH_LIBRARY(posembed, m) {
   define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
   define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");
 
+  define("embedding_resize(Tensor weight, int num_embeddings, Tensor? rows=None, *, str initialization=\"mean\", float covariance_scale=1e-9, Generator? generator=None) -> Tensor");
+
+  const std::string bag_places = "Tensor ids, Tensor? offsets=None, ";
+  const std::string bags = "int padding_idx=-1, bool include_last_offset=False";
+  define("token_bag(Tensor weight, " + bag_places + "Tensor? weights=None, *, str mode=\"sum\", " + bags + ", str gradient=\"dense\") -> Tensor");
+  define("token_bag_max(Tensor weight, " + bag_places + "*, " + bags + ", str gradient=\"dense\") -> (Tensor, Tensor)");
+  const std::string bag_backward = bag_places + "Tensor? weights=None, Tensor? maxima=None, *, SymInt num_embeddings, str mode=\"sum\", " + bags;
+  define("token_bag_backward(Tensor gradient, " + bag_backward + ") -> Tensor");
+  define("token_bag_backward_rows(Tensor gradient, " + bag_backward + ") -> (Tensor, Tensor)");
+  define("token_bag_weights_backward(Tensor gradient, Tensor weight, " + bag_places + "*, " + bags + ") -> Tensor");
+
   define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
   define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
   define("learned_extend(Tensor weight, int max_positions, *, int first_row=0, str method=\"linear\") -> Tensor");
@@ -73,10 +84,10 @@ TORCH_LIBRARY(posembed, m) {
   define(("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)").c_str());
   define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
 
-  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
+  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\"";
   define("input_embedding(" + input + ") -> Tensor");
   define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
-  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)");
+  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

@@ -14,6 +14,7 @@ CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "posembed"
 FAMILIES = (
     "token",
+    "bag",
     "learned",
     "sinusoidal",
     "rotary",

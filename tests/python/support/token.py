@@ -16,15 +16,42 @@ def one_hot(ids: Tensor, rows: int) -> Tensor:
     return torch.nn.functional.one_hot(ids.long(), rows).double()
 
 
-def reference(weight: Tensor, ids: Tensor, *, scale: float = 1.0) -> Tensor:
+def reference(
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    padding_idx: int = -1,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    gradient: str = "dense",
+) -> Tensor:
     """A look-up is a product with one-hot vectors."""
-    return one_hot(ids, weight.shape[0]) @ weight * scale
+    hot = one_hot(ids, weight.shape[0])
+    share = torch.ones(weight.shape[0], 1, dtype=weight.dtype, device=weight.device)
+    if scale_grad_by_freq:
+        share = share / hot.sum((0, 1)).clamp_min(1).unsqueeze(1)
+    if padding_idx >= 0:
+        share[padding_idx] = 0
+    # The values of `weight`, of whose gradient only a share arrives.
+    table = weight * share + (weight * (1 - share)).detach()
+    return hot @ table * scale
 
 
 def reference_backward(
-    gradient: Tensor, ids: Tensor, *, num_embeddings: int, scale: float = 1.0
+    gradient: Tensor,
+    ids: Tensor,
+    *,
+    num_embeddings: int,
+    padding_idx: int = -1,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
 ) -> Tensor:
-    return torch.einsum("bsv,bsd->vd", one_hot(ids, num_embeddings), gradient) * scale
+    hot = one_hot(ids, num_embeddings)
+    if padding_idx >= 0:
+        hot[..., padding_idx] = 0
+    if scale_grad_by_freq:
+        hot = hot / hot.sum((0, 1)).clamp_min(1)
+    return torch.einsum("bsv,bsd->vd", hot, gradient) * scale
 
 
 def make_ids(batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -39,23 +66,42 @@ def sample(index: torch.dtype = torch.int64, **options: Any) -> Any:
     return make
 
 
-def backward_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
-    gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
-    return Sample((gradient, make_ids(batch, seq, device)), {"num_embeddings": ROWS, "scale": 0.5})
+def backward_sample(**options: Any) -> Any:
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
+        return Sample((gradient, make_ids(batch, seq, device)), {"num_embeddings": ROWS, **options})
 
+    return make
+
+
+EMBEDDING = torch.ops.posembed.embedding.default
+BACKWARD = torch.ops.posembed.embedding_backward.default
 
 CASES = [
-    OperatorCase("embedding", torch.ops.posembed.embedding.default, sample(), reference),
+    OperatorCase("embedding", EMBEDDING, sample(), reference),
+    OperatorCase("embedding-scale-int32", EMBEDDING, sample(torch.int32, scale=2.5), reference),
     OperatorCase(
-        "embedding-scale-int32",
-        torch.ops.posembed.embedding.default,
-        sample(torch.int32, scale=2.5),
-        reference,
+        "embedding-padding", EMBEDDING, sample(padding_idx=2), reference, conventional=True
     ),
     OperatorCase(
-        "embedding_backward",
-        torch.ops.posembed.embedding_backward.default,
-        backward_sample,
+        "embedding-frequency",
+        EMBEDDING,
+        sample(scale_grad_by_freq=True, scale=0.5),
+        reference,
+        conventional=True,
+    ),
+    # What torch calls differentiable are dense gradients; tests/python/token has the sparse ones.
+    OperatorCase(
+        "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
+    ),
+    OperatorCase("embedding_backward", BACKWARD, backward_sample(scale=0.5), reference_backward),
+    OperatorCase(
+        "embedding_backward-padding", BACKWARD, backward_sample(padding_idx=2), reference_backward
+    ),
+    OperatorCase(
+        "embedding_backward-frequency",
+        BACKWARD,
+        backward_sample(scale_grad_by_freq=True),
         reference_backward,
     ),
 ]
