@@ -64,9 +64,13 @@ POSEMBED_INLINE WordPair operator+(WordPair pair, int64_t value) {
 
 POSEMBED_INLINE Floats broadcast(float value) { return Floats{} + value; }
 
-POSEMBED_INLINE FloatPair times(float slope, WordPair distance) {
-  return {broadcast(slope) * __builtin_convertvector((Ints)distance.first, Floats),
-          broadcast(slope) * __builtin_convertvector((Ints)distance.second, Floats)};
+POSEMBED_INLINE FloatPair broadcast_pair(float value) {
+  return {broadcast(value), broadcast(value)};
+}
+
+POSEMBED_INLINE FloatPair to_floats(WordPair integers) {
+  return {__builtin_convertvector((Ints)integers.first, Floats),
+          __builtin_convertvector((Ints)integers.second, Floats)};
 }
 
 POSEMBED_INLINE FloatPair select(WordPair condition, FloatPair yes, FloatPair no) {
@@ -78,26 +82,41 @@ POSEMBED_INLINE WordPair is_positive(WordPair value) {
   return {(Words)((Ints)value.first > 0), (Words)((Ints)value.second > 0)};
 }
 
-POSEMBED_INLINE FloatPair minus_infinity() { return {broadcast(-INFINITY), broadcast(-INFINITY)}; }
+/// The biases of a block of keys.
+struct Biases {
+  FloatPair slope;
+  FloatPair distance;
+
+  FloatPair values() const {
+    return {slope.first * distance.first, slope.second * distance.second};
+  }
+
+  /// scores * scale + bias
+  FloatPair on(FloatPair scores, float scale) const {
+    return {core::fma(slope.first, distance.first, scores.first * scale),
+            core::fma(slope.second, distance.second, scores.second * scale)};
+  }
+};
 
 /// A block that is not whole, or has hidden keys.
 struct Edge {
   int64_t count;  // elements of the row
   WordPair away;  // not zero: hidden, or beyond the row
 
-  FloatPair hide(FloatPair scores) const { return select(away, minus_infinity(), scores); }
+  FloatPair hide(FloatPair scores) const { return select(away, broadcast_pair(-INFINITY), scores); }
 };
 
-/// The biases along a row of a plain ALiBi: whole(key, bias) or part(key, bias, edge) for each
-/// block that has visible keys. Returns where the blocks end; keys from there on are hidden.
+/// The biases along `keys` keys of a plain ALiBi, for a query at `position`: whole(key, biases) or
+/// part(key, biases, edge) for each block that has visible keys. Returns where the blocks end; keys
+/// from there on are hidden.
 template <typename T, typename Whole, typename Part>
 POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& distances,
-                                   int64_t query, Whole whole, Part part) {
-  const int64_t position = distances.offset + query;
-  const int64_t split = std::clamp<int64_t>(position + 1, 0, distances.keys);
+                                   int64_t position, int64_t keys, Whole whole, Part part) {
+  const int64_t split = std::clamp<int64_t>(position + 1, 0, keys);
   const bool hides = distances.causal && distances.hide;
-  const int64_t end = hides ? split : distances.keys;
-  const float after = distances.causal ? 0.0f : line.after;
+  const int64_t end = hides ? split : keys;
+  const FloatPair before = broadcast_pair(line.before);
+  const FloatPair after = broadcast_pair(distances.causal ? 0.0f : line.after);
   WordPair distance = slots<T>() + -position;
   int64_t key = 0;
   const auto advance = [&] {
@@ -105,22 +124,22 @@ POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& dis
     distance = distance + block;
   };
   const auto at_edge = [&] {
-    const int64_t count = std::min(block, distances.keys - key);
+    const int64_t count = std::min(block, keys - key);
     const WordPair future = is_positive(distance);
     const WordPair outside = is_positive(slots<T>() + (1 - count));
-    const FloatPair bias = select(future, times(after, distance), times(line.before, distance));
+    const Biases biases{select(future, after, before), to_floats(distance)};
     const Words hidden_lanes = Words{} - static_cast<uint32_t>(hides);
-    part(key, bias,
+    part(key, biases,
          Edge{count,
               {outside.first | (future.first & hidden_lanes),
                outside.second | (future.second & hidden_lanes)}});
     advance();
   };
-  for (; key + block <= split; advance()) whole(key, times(line.before, distance));
+  for (; key + block <= split; advance()) whole(key, Biases{before, to_floats(distance)});
   if (key < split) at_edge();
-  for (; key + block <= end; advance()) whole(key, times(after, distance));
+  for (; key + block <= end; advance()) whole(key, Biases{after, to_floats(distance)});
   if (key < end) at_edge();
-  return std::min(key, distances.keys);
+  return std::min(key, keys);
 }
 
 /// The distances along any row, hidden keys marked.

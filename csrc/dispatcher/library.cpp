@@ -75,6 +75,7 @@ TORCH_LIBRARY(posembed, m) {
   const std::string places = "Tensor? query_positions=None, Tensor? key_positions=None, Tensor? cu_seqlens=None, Tensor? attention_mask=None, *, SymInt? query_offset=None, bool causal=True, ";
   const std::string scores = "Tensor slopes, " + places + "bool hide=True, float scale=1.0) -> ";
   define(("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor").c_str());
+  define(("alibi_bias_out(Tensor(a!) out, Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True) -> ()").c_str());
   define(("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor").c_str());
   define(("alibi_add(Tensor scores, " + scores + "Tensor").c_str());
   define(("alibi_add_(Tensor(a!) scores, " + scores + "()").c_str());

@@ -333,6 +333,7 @@ def register() -> None:
     }
     for name in (
         "alibi_add_",
+        "alibi_bias_out",
         "alibi_softmax_",
         "rotary_",
         "rotary_pair_",
