@@ -70,6 +70,8 @@ demo: build
 
 # Whole calls beside peers; then the kernels alone.
 benchmark: build
+	cmake -S . -B $(BUILD) --log-level=WARNING -DPOSEMBED_BENCHMARKS=ON
+	cmake --build $(BUILD) --target posembed_floors
 	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
 
 benchmark-kernels: $(requirements)

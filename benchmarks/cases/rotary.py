@@ -10,7 +10,7 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
-from cases import peers, rotary_cuda
+from cases import floors, peers, rotary_cuda
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
 COPY, CLONE = "copy_ into existing memory", "clone"
@@ -31,6 +31,8 @@ def name(what: str, query: Tensor, pairing: str = "") -> str:
 def copy_of(query: Tensor, key: Tensor) -> dict[str, peers.Call]:
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
     return {
+        **floors.copy((query, query_out), (key, key_out)),
+        **floors.update(query_out, key_out),
         COPY: lambda: (query_out.copy_(query), key_out.copy_(key)),
         CLONE: lambda: (query.clone(), key.clone()),
     }
@@ -41,10 +43,10 @@ def many_tokens(dtype: torch.dtype, allocator: str) -> tuple[Goal, ...]:
     if allocator == "default":
         return (Goal("posembed", CLONE, 0.95),)
     if allocator == "huge pages":
-        return (Goal("posembed", COPY, 0.8),)
+        return (Goal("posembed", floors.COPY, 0.8),)
     wide = pe.build_info()["instruction_set"] == "avx512"
     times = {
-        COPY: 0.9 if wide else 0.8,
+        floors.COPY: 0.9 if wide else 0.8,
         "transformers": 9.0 if wide else 1.0,
         "transformers, compiled": 4.0 if wide else 1.0,
         "complex numbers": (1.2 if dtype == torch.float32 else 5.0) if wide else 1.0,
@@ -73,7 +75,8 @@ def forward(
         # A table holds every peer, whatever its pairing: their arithmetic is the same.
         candidates |= {} if interleaved else peers.all_of(query, key, compile_peers)
         pairing = " interleaved" if interleaved else ""
-        yield Case(name("forward", query, pairing), candidates, CLONE, goals)
+        floor = floors.COPY if floors.COPY in candidates else CLONE
+        yield Case(name("forward", query, pairing), candidates, floor, goals)
 
 
 def backward(query: Tensor, key: Tensor, compile_peers: bool) -> Case:

@@ -8,7 +8,15 @@
 namespace posembed::core {
 
 /// What was out of range. The host turns it into words.
-enum class ErrorKind : int32_t { none = 0, token_id, position, token_type, distance, slot };
+enum class ErrorKind : int32_t {
+  none = 0,
+  token_id,
+  position,
+  token_type,
+  distance,
+  slot,
+  bag_offset
+};
 
 struct DeviceError {
   /// 0: free. 1: being written. 2: complete.

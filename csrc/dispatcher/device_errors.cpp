@@ -24,6 +24,8 @@ const char* name(core::ErrorKind kind) {
       return "distance between a query and a key";
     case core::ErrorKind::slot:
       return "slot";
+    case core::ErrorKind::bag_offset:
+      return "bag offset";
     default:
       return "position";
   }
@@ -31,6 +33,9 @@ const char* name(core::ErrorKind kind) {
 
 std::string expectation(const core::DeviceError& error) {
   if (error.kind == core::ErrorKind::distance) return "-2147483647 to 2147483647";
+  if (error.kind == core::ErrorKind::bag_offset) {
+    return "0, then no less than the offset before, at most " + std::to_string(error.limit);
+  }
   if (error.limit < 0) return "-1 (leave the token as it is) or more";
   const bool may_skip = error.kind == core::ErrorKind::slot;
   return (may_skip ? "-1 (skip the token) or 0 to " : "0 to ") + std::to_string(error.limit - 1);

@@ -30,7 +30,7 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_explanation(str spec, int? seq_len=None) -> str");
   define("rotary_difference(str spec, str other) -> str");
   define("rotary_wavelengths(str spec) -> Tensor");
-  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, *, str spec, str new_spec, str layout=\"bshd\") -> ()");
+  define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, Tensor? frequencies=None, *, str spec, str? new_spec=None, str layout=\"bshd\") -> ()");
   define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
@@ -46,6 +46,17 @@ TORCH_LIBRARY(posembed, m) {
   define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\", int vocabulary_start=-1) -> Tensor");
   define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, int vocabulary_start=-1) -> Tensor");
   define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, int vocabulary_start=-1) -> (Tensor, Tensor)");
+
+  define("embedding_resize(Tensor weight, int num_embeddings, Tensor? rows=None, *, str initialization=\"mean\", float covariance_scale=1e-9, Generator? generator=None) -> Tensor");
+
+  const std::string bag_places = "Tensor ids, Tensor? offsets=None, ";
+  const std::string bags = "int padding_idx=-1, bool include_last_offset=False";
+  define("token_bag(Tensor weight, " + bag_places + "Tensor? weights=None, *, str mode=\"sum\", " + bags + ", str gradient=\"dense\") -> Tensor");
+  define("token_bag_max(Tensor weight, " + bag_places + "*, " + bags + ", str gradient=\"dense\") -> (Tensor, Tensor)");
+  const std::string bag_backward = bag_places + "Tensor? weights=None, Tensor? maxima=None, *, SymInt num_embeddings, str mode=\"sum\", " + bags;
+  define("token_bag_backward(Tensor gradient, " + bag_backward + ") -> Tensor");
+  define("token_bag_backward_rows(Tensor gradient, " + bag_backward + ") -> (Tensor, Tensor)");
+  define("token_bag_weights_backward(Tensor gradient, Tensor weight, " + bag_places + "*, " + bags + ") -> Tensor");
 
   define("learned_add(Tensor x, Tensor weight, Tensor? positions=None, *, SymInt offset=0, int first_row=0) -> Tensor");
   define("learned_encode(Tensor weight, Tensor positions, *, int first_row=0) -> Tensor");
@@ -64,6 +75,7 @@ TORCH_LIBRARY(posembed, m) {
   const std::string places = "Tensor? query_positions=None, Tensor? key_positions=None, Tensor? cu_seqlens=None, Tensor? attention_mask=None, *, SymInt? query_offset=None, bool causal=True, ";
   const std::string scores = "Tensor slopes, " + places + "bool hide=True, float scale=1.0) -> ";
   define(("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor").c_str());
+  define(("alibi_bias_out(Tensor(a!) out, Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True) -> ()").c_str());
   define(("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor").c_str());
   define(("alibi_add(Tensor scores, " + scores + "Tensor").c_str());
   define(("alibi_add_(Tensor(a!) scores, " + scores + "()").c_str());
@@ -72,10 +84,10 @@ TORCH_LIBRARY(posembed, m) {
   define(("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)").c_str());
   define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
 
-  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, str gradient=\"dense\"";
+  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\"";
   define("input_embedding(" + input + ") -> Tensor");
   define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
-  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor)");
+  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

@@ -26,6 +26,7 @@ py::dict build_info() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("build_info", &posembed::python::build_info);
   posembed::python::bind_alibi(module);
+  posembed::python::bind_bag(module);
   posembed::python::bind_input(module);
   posembed::python::bind_learned(module);
   posembed::python::bind_pretrained(module);

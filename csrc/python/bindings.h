@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 
+#include "posembed/pretrained.h"
 #include "posembed/token.h"
 
 namespace posembed::python {
@@ -13,6 +14,7 @@ namespace posembed::python {
 namespace py = pybind11;
 
 void bind_alibi(py::module_& module);
+void bind_bag(py::module_& module);
 void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
 void bind_pretrained(py::module_& module);
@@ -26,6 +28,10 @@ double table_scale(const py::object& scale, int64_t embedding_dim);
 /// From the name that Python gives; raises ValueError for any other.
 TableGradient table_gradient(const std::string& text);
 
+/// How to read a table, in Python's words; control-C ends the reading.
+pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
+                                     const std::string& missing, const py::object& progress);
+
 /// Binds a C++ module that prints itself in Python as it does in C++.
 template <typename Implementation>
 auto bind(py::module_& module, const char* name) {
@@ -36,6 +42,22 @@ auto bind(py::module_& module, const char* name) {
     return text.str();
   };
   return bound.def("__repr__", print, py::prepend());  // before torch's own, which says no options
+}
+
+/// Adds a static method that makes such a module: torch's own binding gives them to instances only.
+template <typename Function, typename... Extra>
+void def_maker(const py::module_& module, const char* type, const char* name, Function&& make,
+               const Extra&... extra) {
+  const py::object wrapper = module.attr(type);
+  const py::cpp_function made(std::forward<Function>(make), py::name(name), extra...);
+  const auto wrapped = [wrapper, made](const py::args& arguments, const py::kwargs& options) {
+    py::object self = wrapper.attr("__new__")(wrapper);
+    py::module_::import("torch.nn.cpp")
+        .attr("ModuleWrapper")
+        .attr("__init__")(self, made(*arguments, **options));
+    return self;
+  };
+  wrapper.attr(name) = py::staticmethod(py::cpp_function(wrapped, py::name(name)));
 }
 
 }  // namespace posembed::python

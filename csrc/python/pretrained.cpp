@@ -48,15 +48,6 @@ Progress progress_of(const py::object& progress) {
   };
 }
 
-ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
-                         const std::string& missing, const py::object& progress) {
-  return ReadOptions()
-      .tensor(tensor)
-      .dtype(dtype)
-      .missing(missing_of(missing))
-      .progress(progress_of(progress));
-}
-
 /// Words as bytes, which Python decodes: they need not be UTF-8.
 py::list bytes_of(const Words& words) {
   py::list result;
@@ -105,6 +96,15 @@ VectorFile open(const std::string& path, const Words& words, bool check_utf8) {
 }
 
 }  // namespace
+
+pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
+                                     const std::string& missing, const py::object& progress) {
+  return pretrained::ReadOptions()
+      .tensor(tensor)
+      .dtype(dtype)
+      .missing(missing_of(missing))
+      .progress(progress_of(progress));
+}
 
 void bind_pretrained(py::module_& module) {
   py::register_local_exception_translator(&translate);

@@ -1,5 +1,7 @@
 #include "posembed/token.h"
 
+#include <variant>
+
 #include "bindings.h"
 
 namespace posembed::python {
@@ -18,6 +20,27 @@ std::shared_ptr<TokenEmbeddingImpl> make(int64_t num_embeddings, int64_t embeddi
                                                   .sparse(sparse)
                                                   .scale(table_scale(scale, embedding_dim))
                                                   .gradient(table_gradient(gradient)));
+}
+
+std::shared_ptr<TokenEmbeddingImpl> from_file(
+    const std::string& path, const std::string& tensor,
+    const std::optional<std::vector<std::string>>& vocabulary, const std::string& missing,
+    std::optional<torch::Dtype> dtype, bool freeze) {
+  const pretrained::ReadOptions read = read_options(tensor, dtype, missing, py::none());
+  const py::gil_scoped_release released;
+  return TokenEmbedding::from_file(path, vocabulary, read, freeze).ptr();
+}
+
+void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
+            const std::variant<std::string, torch::Tensor>& initialization, double covariance_scale,
+            std::optional<at::Generator> generator) {
+  auto how = ResizeOptions().covariance_scale(covariance_scale).generator(std::move(generator));
+  if (const auto* rows = std::get_if<torch::Tensor>(&initialization)) {
+    how.rows(*rows);
+  } else {
+    how.initialization(std::get<std::string>(initialization));
+  }
+  self.resize(num_embeddings, how);
 }
 
 }  // namespace
@@ -44,8 +67,14 @@ void bind_token(py::module_& module) {
            py::arg("norm_type") = 2.0, py::arg("scale_grad_by_freq") = false,
            py::arg("sparse") = false, py::kw_only(), py::arg("scale") = 1.0,
            py::arg("gradient") = "dense")
+      .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
+           py::kw_only(), py::arg("covariance_scale") = 1e-9, py::arg("generator") = py::none(),
+           released())
       .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), released())
       .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), released());
+  def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),
+            py::arg("tensor") = "", py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
+            py::arg("dtype") = py::none(), py::arg("freeze") = true);
 }
 
 }  // namespace posembed::python

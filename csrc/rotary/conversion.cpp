@@ -63,15 +63,19 @@ namespace rotary {
 namespace {
 
 void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_positions,
-              Text spec, Text new_spec, Text layout) {
+              const MaybeTensor& frequencies, Text spec, std::optional<Text> new_spec,
+              Text layout) {
   dispatcher::check_floating(key, "key");
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
                     "key: requires grad, and an in-place operator keeps no history");
   // float64 between the two rotations: the only rounding is the one to the keys' own dtype.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   const MaybeTensor before = old_positions, after = new_positions, none;
-  call_rotary_in_place(wide, {before, none, none, specification(spec).for_keys, layout, 0, true});
-  call_rotary_in_place(wide, {after, none, none, specification(new_spec).for_keys, layout, 0});
+  const MaybeTensor learned = frequencies ? MaybeTensor(frequencies->detach()) : none;
+  const std::string& old_keys = specification(spec).for_keys;
+  const std::string& new_keys = specification(new_spec.value_or(spec)).for_keys;
+  call_rotary_in_place(wide, {before, learned, none, old_keys, layout, 0, /*inverse=*/true});
+  call_rotary_in_place(wide, {after, new_spec ? none : learned, none, new_keys, layout, 0});
   key.copy_(wide);
 }
 
@@ -96,8 +100,9 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
 
 void functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
                            const torch::Tensor& new_positions, const std::string& spec,
-                           const std::string& new_spec, Layout layout) {
-  rotary::rerotate(key, old_positions, new_positions, spec, new_spec, name(layout));
+                           const std::optional<std::string>& new_spec, Layout layout,
+                           const std::optional<torch::Tensor>& frequencies) {
+  rotary::rerotate(key, old_positions, new_positions, frequencies, spec, new_spec, name(layout));
 }
 
 }  // namespace posembed

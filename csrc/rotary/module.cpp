@@ -177,8 +177,10 @@ void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tenso
 void RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
                                     const torch::Tensor& new_positions,
                                     const std::optional<RotarySpec>& new_spec) {
-  functional::rerotate_(key, old_positions, new_positions, text_,
-                        new_spec.has_value() ? new_spec->to_json() : text_, options.layout());
+  std::optional<std::string> new_text;
+  if (new_spec.has_value()) new_text = new_spec->to_json();
+  functional::rerotate_(key, old_positions, new_positions, text_, new_text, options.layout(),
+                        call(/*offset=*/0, /*inverse=*/false, std::nullopt).frequencies);
 }
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {

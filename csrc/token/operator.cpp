@@ -76,15 +76,6 @@ void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt
                     ids.sym_numel());
 }
 
-/// CPU ids are looked at before anything is written; a CUDA kernel records what it meets.
-void check_ids(const Tensor& ids, int64_t num_embeddings) {
-  const core::IndexView view = dispatcher::index_view(ids);
-  const int64_t place = core::find_outside(view, ids.numel(), 0, num_embeddings);
-  TORCH_CHECK_INDEX(place < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
-                    "table of ", num_embeddings, ", got ", core::read(view, place), " at place ",
-                    place);
-}
-
 // ------------------------------------------------------------------------------------- look-up
 
 Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double scale, bool,
@@ -288,6 +279,14 @@ void register_kernels(torch::Library& m) {
 void check_gradient_form(Text gradient) {
   TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
                     "gradient: expected 'dense' or 'rows', got '", gradient, "'");
+}
+
+void check_ids(const Tensor& ids, int64_t num_embeddings) {
+  const core::IndexView view = dispatcher::index_view(ids);
+  const int64_t place = core::find_outside(view, ids.numel(), 0, num_embeddings);
+  TORCH_CHECK_INDEX(place < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
+                    "table of ", num_embeddings, ", got ", core::read(view, place), " at place ",
+                    place);
 }
 
 Tensor with_dense_rows(const Tensor& tensor) {

@@ -1,8 +1,10 @@
 // How C++ code calls the token operators: through the dispatcher, as Python does.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string_view>
 #include <tuple>
 
@@ -46,6 +48,18 @@ inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(
                      vocabulary_start);
 }
 
+/// The table with rows [0, num_embeddings): old ones keep their bits, new ones are `rows` or as
+/// `initialization` says.
+inline Tensor call_embedding_resize(const Tensor& weight, int64_t num_embeddings,
+                                    const std::optional<Tensor>& rows, Text initialization,
+                                    double covariance_scale,
+                                    const std::optional<at::Generator>& generator) {
+  using Signature = Tensor(const Tensor&, int64_t, const std::optional<Tensor>&, Text, double,
+                           std::optional<at::Generator>);
+  static const auto handle = dispatcher::find<Signature>("posembed::embedding_resize");
+  return handle.call(weight, num_embeddings, rows, initialization, covariance_scale, generator);
+}
+
 /// A gradient of shape [num_embeddings, embedding_dim] in the form that `form` names: "dense", or
 /// "rows" for a sparse tensor of the touched rows.
 Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
@@ -54,6 +68,10 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
 
 /// Raises c10::ValueError unless `gradient` is "dense" or "rows".
 void check_gradient_form(Text gradient);
+
+/// Raises c10::IndexError for the first of contiguous ids on the CPU that is no row of the table;
+/// nothing has been written then. CUDA kernels record what they meet.
+void check_ids(const Tensor& ids, int64_t num_embeddings);
 
 /// How a table is read: rows [first_row, …) are those of index 0, 1, …
 struct Lookup {

@@ -155,6 +155,21 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
     def encode(self, *args: Any, **kwargs: Any) -> Any: ...
     def shift_matrix(self, distance: float) -> Any: ...
 
+class TokenBag(ModuleWrapper):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "sum",
+        padding_idx: int | None = None,
+        *,
+        include_last_offset: bool = False,
+        gradient: str = "dense",
+    ) -> None: ...
+    def forward(
+        self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
+    ) -> Any: ...
+
 class TokenEmbedding(ModuleWrapper):
     def __init__(
         self,
@@ -170,4 +185,22 @@ class TokenEmbedding(ModuleWrapper):
         gradient: str = "dense",
     ) -> None: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    @staticmethod
+    def from_file(
+        path: str,
+        *,
+        tensor: str = "",
+        vocabulary: list[str] | None = None,
+        missing: str = "mean",
+        dtype: torch.dtype | None = None,
+        freeze: bool = True,
+    ) -> TokenEmbedding: ...
+    def resize(
+        self,
+        num_embeddings: int,
+        initialization: str | Tensor = "mean",
+        *,
+        covariance_scale: float = 1e-9,
+        generator: torch.Generator | None = None,
+    ) -> None: ...
     def logits(self, hidden: Tensor) -> Any: ...

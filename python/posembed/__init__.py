@@ -11,6 +11,7 @@ _library.load()
 from posembed import batching, cpp, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed.alibi import ALiBi
+from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
 from posembed.functional import check_errors
 from posembed.input import InputEmbedding
@@ -57,6 +58,7 @@ __all__ = [
     "Sections",
     "SinusoidalPositionalEmbedding",
     "SinusoidalSpec",
+    "TokenBag",
     "TokenEmbedding",
     "XPosScaling",
     "YarnScaling",

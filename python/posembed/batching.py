@@ -341,6 +341,7 @@ def register() -> None:
     }
     for name in (
         "alibi_add_",
+        "alibi_bias_out",
         "alibi_softmax_",
         "rotary_",
         "rotary_pair_",
@@ -361,6 +362,10 @@ def register() -> None:
         "input_embedding_forward",
         "input_embedding_backward",
         "input_dropout",
+        "token_bag",
+        "token_bag_max",
+        "token_bag_backward",
+        "token_bag_weights_backward",
     ):
         rules[name] = functools.partial(loop_rule, getattr(torch.ops.posembed, name))
     for name, rule in rules.items():

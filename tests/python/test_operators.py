@@ -6,12 +6,23 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
-from support import alibi, input, learned, rotary, rotary_cache, rotary_norm, sinusoidal, token
+from support import (
+    alibi,
+    bag,
+    input,
+    learned,
+    rotary,
+    rotary_cache,
+    rotary_norm,
+    sinusoidal,
+    token,
+)
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
     *token.CASES,
+    *bag.CASES,
     *learned.CASES,
     *sinusoidal.CASES,
     *rotary.CASES,
@@ -25,6 +36,15 @@ every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 differentiable = pytest.mark.parametrize(
     "case",
     [case for case in OPERATORS if case.differentiable and not case.mutates],
+    ids=lambda case: case.name,
+)
+derivable = pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in OPERATORS
+        if case.differentiable and not case.mutates and not case.conventional
+    ],
     ids=lambda case: case.name,
 )
 
@@ -81,7 +101,7 @@ def test_opcheck(case: OperatorCase, device: torch.device) -> None:
     torch.library.opcheck(case.operator, sample.args, sample.kwargs)
 
 
-@differentiable
+@derivable
 def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     function = function_of(case, sample)
@@ -198,7 +218,7 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
             assert_close(actual, wanted, 1e-12)
 
 
-@differentiable
+@derivable
 def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device, 1, 2)
     function = first_of(case, sample)

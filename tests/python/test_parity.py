@@ -57,6 +57,15 @@ def rotate_pair(module: Any) -> Any:
     return module.forward(numbers(2, 5, 4, 8), numbers(2, 5, 1, 8), offset=3)
 
 
+def grow(module: Any) -> Any:
+    """The same new rows from the same generator, and fewer again."""
+    module.resize(300, "mean-and-covariance", generator=torch.Generator().manual_seed(3))
+    grown = module.forward(torch.arange(300))
+    module.resize(10)
+    module.resize(11, torch.ones(1, 8))
+    return grown, module.forward(torch.arange(11))
+
+
 def extend(module: Any) -> Any:
     module.extend(13, "cubic")
     return module.forward(numbers(2, 13, 8))
@@ -66,6 +75,19 @@ MODULES = [
     twins("TokenEmbedding", 12, 8, call=look_up),
     twins("TokenEmbedding", 12, 8, 3, 1.5, 1.0, True, scale=0.5, gradient="rows", call=look_up),
     twins("TokenEmbedding", 12, 8, padding_idx=-1, sparse=True, scale="sqrt_dim", call=look_up),
+    twins("TokenEmbedding", 12, 8, padding_idx=3, call=grow),
+    twins("TokenBag", 12, 8, call=lambda m: m.forward(ids(2, 5), weights=numbers(2, 5))),
+    twins(
+        "TokenBag",
+        12,
+        8,
+        "mean",
+        -1,
+        include_last_offset=True,
+        gradient="rows",
+        call=lambda m: m.forward(ids(7), torch.tensor([0, 3, 3, 7])),
+    ),
+    twins("TokenBag", 12, 8, mode="max", call=lambda m: m.forward(ids(7), torch.tensor([0, 3]))),
     twins("LearnedPositionalEmbedding", 9, 8, call=lambda m: m.forward(numbers(2, 5, 8), offset=3)),
     twins(
         "LearnedPositionalEmbedding",
@@ -97,6 +119,29 @@ MODULES = [
         call=lambda m: m.forward(ids(2, 5), ids(2, 5)),
     ),
     twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        max_positions=9,
+        padding_idx=3,
+        position_rule="roberta",
+        norm="layer",
+        output_dim=6,
+        call=lambda m: m.forward(ids(2, 5), offset=1),
+    ),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        max_positions=9,
+        position_rule="opt",
+        token_dim=4,
+        scale=2.0,
+        call=lambda m: m.forward(
+            ids(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])
+        ),
+    ),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "posembed/alibi.h"
+#include "posembed/bag.h"
 #include "posembed/build_info.h"
 #include "posembed/errors.h"
 #include "posembed/input.h"

@@ -102,11 +102,14 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 /// anew, but for one rounding to their dtype. Works on a float64 copy.
 /// @param key  what `spec` rotated at `old_positions`, in `layout`
 /// @param new_positions  where the keys shall be, as rotary() takes positions
-/// @param new_spec  what shall have rotated them
+/// @param new_spec  what shall have rotated them; default: the same
+/// @param frequencies  those of RotaryCall, where the rotation had them; `new_spec` is without
 /// @throws as rotary_()
 POSEMBED_API void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
                             const torch::Tensor& new_positions, const std::string& spec,
-                            const std::string& new_spec, Layout layout = Layout::bshd);
+                            const std::optional<std::string>& new_spec = std::nullopt,
+                            Layout layout = Layout::bshd,
+                            const std::optional<torch::Tensor>& frequencies = std::nullopt);
 
 /// The same into memory of the same shape and dtype, with any strides but for a contiguous last
 /// dimension; it may be the input itself. For inference, and for speed: fresh memory costs more

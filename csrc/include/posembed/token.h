@@ -17,6 +17,10 @@
 #include "posembed/export.h"
 #include "posembed/pretrained.h"
 
+namespace torch::optim {
+class Optimizer;
+}
+
 namespace posembed {
 
 /// The form of a table's gradient.
@@ -82,6 +86,19 @@ struct POSEMBED_API TokenOptions {
   TokenOptions& sqrt_dim() { return scale(std::sqrt(static_cast<double>(embedding_dim_))); }
 };
 
+/// How TokenEmbedding::resize fills new rows.
+struct POSEMBED_API ResizeOptions {
+  /// "mean" of the old rows; "mean-and-covariance": drawn from the normal distribution with their
+  /// mean and covariance_scale times their covariance; "normal": N(0, 1), as in the beginning.
+  TORCH_ARG(std::string, initialization) = "mean";
+  /// The new rows themselves, instead.
+  TORCH_ARG(torch::Tensor, rows) = torch::Tensor();
+  /// As transformers has it: new rows differ, and logits hardly do.
+  TORCH_ARG(double, covariance_scale) = 1e-9;
+  /// Draws new rows; none: torch's own.
+  TORCH_ARG(std::optional<at::Generator>, generator) = std::nullopt;
+};
+
 /// A table of token vectors; `weight` is [num_embeddings, embedding_dim].
 ///
 ///     posembed::TokenEmbedding token(posembed::TokenOptions(30522, 768).padding_idx(0));
@@ -102,6 +119,13 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   torch::Tensor forward(const torch::Tensor& ids);
   /// [..., embedding_dim] -> [..., num_embeddings]: the table as output head.
   torch::Tensor logits(const torch::Tensor& hidden);
+
+  /// Makes the vocabulary longer or shorter, in place; rows that stay keep their bits.
+  /// @param optimizer  Adam, AdamW, SGD, Adagrad or RMSprop over the table: keeps what it knows of
+  ///     rows that stay; new rows begin with zeros
+  /// @throws c10::ValueError padding_idx would be cut off; options that do not fit
+  void resize(int64_t num_embeddings, const ResizeOptions& how = {},
+              torch::optim::Optimizer* optimizer = nullptr);
 
   /// Read at construction; padding_idx counted from the start.
   TokenOptions options;

@@ -13,6 +13,7 @@ from posembed.functional._alibi import (
     alibi_softmax,
     alibi_softmax_,
 )
+from posembed.functional._bag import token_bag
 from posembed.functional._errors import check_errors
 from posembed.functional._input import input_embedding
 from posembed.functional._learned import (
@@ -23,16 +24,18 @@ from posembed.functional._learned import (
     opt_positions,
     roberta_positions,
 )
-from posembed.functional._options import CacheLayout, Gradient, Layout
+from posembed.functional._options import BagMode, CacheLayout, Gradient, Initialization, Layout
 from posembed.functional._rotary import rerotate_, rotary, rotary_, rotary_out
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
 from posembed.functional._sinusoidal import sinusoidal, sinusoidal_encode, sinusoidal_shift_matrix
-from posembed.functional._token import embedding
+from posembed.functional._token import embedding, embedding_resize
 
 __all__ = [
+    "BagMode",
     "CacheLayout",
     "Gradient",
+    "Initialization",
     "Layout",
     "alibi_add",
     "alibi_add_",
@@ -44,6 +47,7 @@ __all__ = [
     "alibi_softmax_",
     "check_errors",
     "embedding",
+    "embedding_resize",
     "fairseq_positions",
     "input_embedding",
     "learned_add",
@@ -63,4 +67,5 @@ __all__ = [
     "sinusoidal",
     "sinusoidal_encode",
     "sinusoidal_shift_matrix",
+    "token_bag",
 ]

@@ -7,3 +7,5 @@ from typing import Literal
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]
+BagMode = Literal["sum", "mean", "max"]
+Initialization = Literal["mean", "mean-and-covariance", "normal"]

@@ -112,12 +112,29 @@ def rotary(
         given = (positions, frequencies, cu_seqlens)
         rotary_out(out, query, key, given, (spec.text, layout, offset, inverse))
         return out
+    return rotated(
+        query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+    )
+
+
+def rotated(
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: Layout,
+    offset: int,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`rotary` without ``out`` or keywords, whose passing costs as much as a token."""
     if eager(query, key, positions, frequencies, cu_seqlens):
         return _C.rotary(
-            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+            query, key, positions, spec, layout, offset, inverse, frequencies, cu_seqlens
         )
     given = (positions, frequencies, cu_seqlens)
-    options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
+    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
     return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
@@ -187,19 +204,15 @@ def rerotate_(
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
         >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
-    if not key.is_floating_point():
-        raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
-    if torch.is_grad_enabled() and key.requires_grad:
-        raise ValueError("key: requires grad, and an in-place operator keeps no history")
-    wide = key.to(torch.float64, copy=True)
-    old = None if frequencies is None else frequencies.detach()
-    new = old if new_spec is None else None
-    before, after = spec.for_keys(), (new_spec or spec).for_keys()
-    rotary_(
-        wide, positions=old_positions, spec=before, layout=layout, frequencies=old, inverse=True
+    torch.ops.posembed.rotary_rerotate_(
+        key,
+        old_positions,
+        new_positions,
+        frequencies,
+        spec=spec.text,
+        new_spec=None if new_spec is None else new_spec.text,
+        layout=layout,
     )
-    rotary_(wide, positions=new_positions, spec=after, layout=layout, frequencies=new)
-    key.copy_(wide)
 
 
 def rotary_(

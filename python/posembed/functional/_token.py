@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Gradient
+from posembed.functional._options import Gradient, Initialization
 
 
 def embedding(
@@ -65,6 +65,49 @@ def embedding(
         scale_grad_by_freq=scale_grad_by_freq,
         gradient=gradient,
         vocabulary_start=_known_id("vocabulary_start", vocabulary_start),
+    )
+
+
+def embedding_resize(
+    weight: Tensor,
+    num_embeddings: int,
+    initialization: Initialization | Tensor = "mean",
+    *,
+    covariance_scale: float = 1e-9,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """A table with rows 0 to num_embeddings - 1; those that it had keep their bits.
+
+    Args:
+        weight: [rows, embedding_dim].
+        num_embeddings: Rows of the result; fewer than before cuts off the last ones.
+        initialization: What new rows are: the "mean" of the old ones; "mean-and-covariance", drawn
+            from the normal distribution with their mean and ``covariance_scale`` times their
+            covariance; "normal", N(0, 1); or the new rows themselves.
+        covariance_scale: As transformers has it, new rows differ and logits hardly do.
+        generator: Draws new rows, on the device of ``weight``; None: torch's own.
+
+    Returns:
+        [num_embeddings, embedding_dim], contiguous, in the dtype of ``weight``.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.embedding_resize(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), 3)
+        tensor([[1., 2.],
+                [3., 6.],
+                [2., 4.]])
+    """
+    given = isinstance(initialization, Tensor)
+    return torch.ops.posembed.embedding_resize(  # type: ignore[no-any-return]
+        weight,
+        num_embeddings,
+        initialization if given else None,
+        initialization="mean" if given else initialization,
+        covariance_scale=covariance_scale,
+        generator=generator,
     )
 
 

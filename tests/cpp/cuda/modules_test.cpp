@@ -51,6 +51,16 @@ TEST_F(ModulesCuda, Token) {
   expect_same(token, [&](torch::Device device) { return token->forward(ids().to(device)); });
 }
 
+TEST_F(ModulesCuda, Bag) {
+  for (const auto mode :
+       {posembed::BagMode::sum, posembed::BagMode::mean, posembed::BagMode::max}) {
+    posembed::TokenBag bag(posembed::TokenBagOptions(6, 16).mode(mode).padding_idx(2));
+    expect_same(bag, [&](torch::Device device) {
+      return bag->forward(ids().flatten().to(device), torch::tensor({0, 4, 4}).to(device));
+    });
+  }
+}
+
 TEST_F(ModulesCuda, Learned) {
   posembed::LearnedPositionalEmbedding position(posembed::LearnedOptions(8, 16));
   const Tensor x = torch::randn({2, 3, 16});

@@ -97,6 +97,51 @@ def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
         assert torch.equal(moved, whole[:, order])
 
 
+@pytest.mark.parametrize("norm", [None, "layer"])
+@pytest.mark.parametrize("num_types", [1, 2, 8, 9])
+@pytest.mark.parametrize("seq", [31, 32, 45])
+def test_gradients_that_need_no_sort(
+    norm: str | None, num_types: int, seq: int, device: torch.device
+) -> None:
+    """Positions summed over the batch, in the kernel where there are many; few and many types."""
+    torch.manual_seed(0)
+    embed = pe.InputEmbedding(
+        ROWS, 40, max_positions=60, num_types=num_types, norm=norm, device=device
+    )
+    other = copy.deepcopy(embed)
+    ids = torch.randint(0, ROWS, (3, seq), device=device)
+    types = torch.randint(0, num_types, (3, seq), device=device)
+    result, expected = embed(ids, types=types, offset=4), apart(other, ids, types, offset=4)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient)
+    for (name, mine), theirs in zip(embed.named_parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None, name
+        assert_close(mine.grad, theirs.grad, 2e-5)
+    assert not embed.position.weight.grad[:4].any()
+    assert not embed.position.weight.grad[4 + seq :].any()
+
+
+def test_an_empty_batch_has_zero_gradients() -> None:
+    embed = pe.InputEmbedding(ROWS, 8, max_positions=50, num_types=2, norm="layer")
+    embed(torch.empty(0, 40, dtype=torch.long)).sum().backward()
+    assert all(not parameter.grad.any() for parameter in embed.parameters())
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("spec", [{}, {"preset": "marian"}, {"preset": "ddpm", "cos_first": True}])
+def test_sinusoids_have_the_bits_of_the_operator(
+    dtype: torch.dtype, spec: dict, device: torch.device
+) -> None:
+    sinusoid = pe.SinusoidalSpec(COLUMNS, **spec)
+    token = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
+    ids = torch.randint(0, ROWS, (3, 9), device=device)
+    positions = torch.randint(0, 2**40, (3, 9), device=device)
+    for places in ({"offset": 7}, {"positions": positions}):
+        result = pe.functional.input_embedding(ids, token, sinusoid=sinusoid, **places)
+        expected = pe.functional.sinusoidal(token[ids], spec=sinusoid, **places)
+        assert torch.equal(result, expected)
+
+
 def test_second_derivatives_of_the_module(device: torch.device) -> None:
     """A gradient penalty: through the fused kernels' own gradients."""
     embed, ids, types = make(KINDS[2], device, torch.float64)
@@ -143,8 +188,9 @@ def test_dropout_follows_the_seed_and_its_gradient_the_mask(
 
 
 def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
-    embed, _, _ = make({"max_positions": 512, "norm": "layer"}, dropout=0.5)
+    embed, _, _ = make({"max_positions": 512, "norm": "layer", "num_types": 2}, dropout=0.5)
     ids = torch.randint(0, ROWS, (8, 512))
+    types = torch.randint(0, 2, (8, 512))
     threads = torch.get_num_threads()
     results = []
     try:
@@ -152,8 +198,8 @@ def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
             torch.set_num_threads(count)
             torch.manual_seed(3)
             embed.zero_grad()
-            output = embed(ids)
-            output.sum().backward()
+            output = embed(ids, types=types)
+            output.square().sum().backward()
             results.append([output, *(p.grad for p in embed.parameters())])
     finally:
         torch.set_num_threads(threads)
@@ -166,80 +212,6 @@ def test_dropout_at_its_ends(probability: float, device: torch.device) -> None:
     embed, ids, _ = make({"positions": None}, device, dropout=probability)
     expected = embed.token(ids) * (1 - probability)
     assert torch.equal(embed(ids), expected)
-
-
-# ------------------------------------------------------------------------------------- Hugging Face
-
-transformers = pytest.importorskip("transformers")
-
-
-def small(family: str) -> nn.Module:
-    torch.manual_seed(0)
-    if family == "bert":
-        model = transformers.BertModel(
-            transformers.BertConfig(
-                vocab_size=ROWS,
-                hidden_size=32,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=16,
-                max_position_embeddings=20,
-            )
-        )
-    elif family == "distilbert":
-        model = transformers.DistilBertForMaskedLM(
-            transformers.DistilBertConfig(
-                vocab_size=ROWS,
-                dim=32,
-                n_layers=1,
-                n_heads=2,
-                hidden_dim=16,
-                max_position_embeddings=20,
-            )
-        )
-    else:
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=1, n_head=2, n_positions=20)
-        )
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight), nn.init.normal_(module.bias)
-    return model.eval()
-
-
-def input_of(model: nn.Module, ids: Tensor) -> Tensor:
-    """What the family's own code computes."""
-    base = model.base_model
-    if base.config.model_type == "gpt2":
-        return base.wte(ids) + base.wpe(torch.arange(ids.shape[1]))
-    return base.embeddings(ids)
-
-
-@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2"])
-def test_from_huggingface(family: str, tmp_path) -> None:
-    model = small(family)
-    ids = torch.randint(0, ROWS, (3, 9))
-    embed = pe.InputEmbedding.from_huggingface(model).eval()
-    expected = input_of(model, ids)
-    assert_close(embed(ids), expected, 2e-6)
-    assert embed.dropout == 0.1
-    gradient = torch.randn_like(expected)
-    embed(ids).backward(gradient), expected.backward(gradient)
-    theirs = model.get_input_embeddings().weight.grad
-    assert_close(embed.token.weight.grad, theirs, 4e-6)
-    if family == "bert":  # the table was copied, not shared
-        assert embed.token.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
-        assert embed.token.padding_idx == 0
-    model.base_model.save_pretrained(tmp_path)
-    assert_close(pe.InputEmbedding.from_huggingface(tmp_path).eval()(ids), expected, 2e-6)
-
-
-def test_from_huggingface_refuses_other_families() -> None:
-    model = transformers.T5EncoderModel(
-        transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
-    )
-    with pytest.raises(ValueError, match="bert, distilbert, gpt2, got 't5'"):
-        pe.InputEmbedding.from_huggingface(model)
 
 
 # ------------------------------------------------------------------------------- module and errors
@@ -409,15 +381,3 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
         torch.ops.posembed.input_embedding_backward(
             torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"
         )
-
-
-def test_from_huggingface_keeps_mode_and_frozen_parameters() -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BertModel(BertConfig(vocab_size=11, num_hidden_layers=1, **sizes)).eval()
-    model.embeddings.word_embeddings.weight.requires_grad_(False)
-    embed = pe.InputEmbedding.from_huggingface(model)
-    ids = torch.tensor([[1, 2, 3]])
-    assert_close(embed(ids), model.embeddings(ids), 1e-6)
-    assert not embed.token.weight.requires_grad

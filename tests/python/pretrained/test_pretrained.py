@@ -486,6 +486,19 @@ def test_token_embedding_from_words(files: dict[str, Path], vectors: torch.Tenso
     assert (whole.padding_idx, whole.scale) == (0, 2.0)
 
 
+def test_token_embedding_in_cpp_reads_the_same(files: dict[str, Path]) -> None:
+    options = {"vocabulary": ["cat", "emu", "the"], "missing": "mean", "dtype": torch.float64}
+    for name in ("glove", "word2vec-binary"):
+        ours = pe.TokenEmbedding.from_file(files[name], **options)
+        theirs = pe.cpp.TokenEmbedding.from_file(str(files[name]), **options)
+        ids = torch.tensor([2, 0, 1])
+        assert torch.equal(theirs.forward(ids), ours(ids))
+    trainable = pe.cpp.TokenEmbedding.from_file(str(files["glove"]), freeze=False)
+    assert trainable.forward(ids).requires_grad
+    with pytest.raises(ValueError, match="missing: expected 'mean', 'zero' or 'error'"):
+        pe.cpp.TokenEmbedding.from_file(str(files["glove"]), missing="none")
+
+
 def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> None:
     tensors = write_shards(tmp_path)
     index = tmp_path / "model.safetensors.index.json"

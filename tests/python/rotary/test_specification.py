@@ -132,6 +132,14 @@ def test_compiled_modules_take_the_length(dynamic: bool) -> None:
         torch.compile(ntk, fullgraph=True, **options)(query, seq_len=200)
 
 
+def test_a_specification_assigned_later_counts() -> None:
+    rope, dynamic = pe.RotaryEmbedding(32), pe.DynamicNtkScaling(2.0, 64)
+    query = torch.randn(1, 5, 2, 32)
+    rope.spec = pe.RotarySpec(32, scaling=dynamic)
+    assert torch.equal(rope(query, seq_len=200), rope.resolve(200)(query))
+    assert not torch.equal(rope(query, seq_len=200), rope(query, seq_len=64))
+
+
 def test_both_languages_resolve_and_move_keys() -> None:
     scaling = pe.DynamicNtkScaling(2.0, 64)
     ours, theirs = (

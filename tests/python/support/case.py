@@ -62,6 +62,8 @@ class OperatorCase:
             the operator does; for an operator that mutates, returns what it should leave.
         mutates: The operator writes to its arguments and returns nothing.
         differentiable: Gradients flow to the floating-point arguments.
+        conventional: What flows is a gradient by convention and not the derivative: padding gets
+            none, say.
         vmap: A batching rule is registered.
     """
 
@@ -71,6 +73,7 @@ class OperatorCase:
     reference: Callable[..., Any]
     mutates: bool = False
     differentiable: bool = True
+    conventional: bool = False
     vmap: bool = True
     dtypes: tuple[torch.dtype, ...] = FLOATING
 

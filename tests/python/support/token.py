@@ -20,10 +20,25 @@ def one_hot(ids: Tensor, rows: int, vocabulary_start: int) -> Tensor:
 
 
 def reference(
-    weight: Tensor, ids: Tensor, *, scale: float = 1.0, vocabulary_start: int = -1
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    padding_idx: int = -1,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    gradient: str = "dense",
+    vocabulary_start: int = -1,
 ) -> Tensor:
     """A look-up is a product with one-hot vectors."""
-    return one_hot(ids, weight.shape[0], vocabulary_start) @ weight * scale
+    hot = one_hot(ids, weight.shape[0], vocabulary_start)
+    share = torch.ones(weight.shape[0], 1, dtype=weight.dtype, device=weight.device)
+    if scale_grad_by_freq:
+        share = share / hot.sum((0, 1)).clamp_min(1).unsqueeze(1)
+    if padding_idx >= 0:
+        share[padding_idx - max(0, vocabulary_start)] = 0
+    # The values of `weight`, of whose gradient only a share arrives.
+    table = weight * share + (weight * (1 - share)).detach()
+    return hot @ table * scale
 
 
 def reference_backward(
@@ -31,10 +46,16 @@ def reference_backward(
     ids: Tensor,
     *,
     num_embeddings: int,
+    padding_idx: int = -1,
     scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> Tensor:
     hot = one_hot(ids, num_embeddings, vocabulary_start)
+    if padding_idx >= 0:
+        hot[..., padding_idx - max(0, vocabulary_start)] = 0
+    if scale_grad_by_freq:
+        hot = hot / hot.sum((0, 1)).clamp_min(1)
     return torch.einsum("bsv,bsd->vd", hot, gradient) * scale
 
 
@@ -59,35 +80,52 @@ def backward_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
         ids = make_ids(batch, seq, device, first=options.get("vocabulary_start", 0))
-        return Sample((gradient, ids), {"num_embeddings": ROWS, "scale": 0.5} | options)
+        return Sample((gradient, ids), {"num_embeddings": ROWS, **options})
 
     return make
 
 
+EMBEDDING = torch.ops.posembed.embedding.default
+BACKWARD = torch.ops.posembed.embedding_backward.default
+
 CASES = [
-    OperatorCase("embedding", torch.ops.posembed.embedding.default, sample(), reference),
+    OperatorCase("embedding", EMBEDDING, sample(), reference),
+    OperatorCase("embedding-scale-int32", EMBEDDING, sample(torch.int32, scale=2.5), reference),
     OperatorCase(
-        "embedding-scale-int32",
-        torch.ops.posembed.embedding.default,
-        sample(torch.int32, scale=2.5),
+        "embedding-padding", EMBEDDING, sample(padding_idx=2), reference, conventional=True
+    ),
+    OperatorCase(
+        "embedding-frequency",
+        EMBEDDING,
+        sample(scale_grad_by_freq=True, scale=0.5),
         reference,
+        conventional=True,
     ),
     OperatorCase(
         "embedding-part",
-        torch.ops.posembed.embedding.default,
-        sample(scale=2.5, vocabulary_start=20),
+        EMBEDDING,
+        sample(scale=2.5, vocabulary_start=20, padding_idx=22),
         reference,
+        conventional=True,
+    ),
+    # What torch calls differentiable are dense gradients; tests/python/token has the sparse ones.
+    OperatorCase(
+        "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
+    ),
+    OperatorCase("embedding_backward", BACKWARD, backward_sample(scale=0.5), reference_backward),
+    OperatorCase(
+        "embedding_backward-padding", BACKWARD, backward_sample(padding_idx=2), reference_backward
     ),
     OperatorCase(
-        "embedding_backward",
-        torch.ops.posembed.embedding_backward.default,
-        backward_sample(),
+        "embedding_backward-frequency",
+        BACKWARD,
+        backward_sample(scale_grad_by_freq=True),
         reference_backward,
     ),
     OperatorCase(
         "embedding_backward-part",
-        torch.ops.posembed.embedding_backward.default,
-        backward_sample(vocabulary_start=20),
+        BACKWARD,
+        backward_sample(vocabulary_start=20, padding_idx=22),
         reference_backward,
     ),
 ]

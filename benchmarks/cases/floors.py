@@ -1,0 +1,122 @@
+"""What memory itself allows: the fastest copy, update and fill of the same bytes that we know.
+
+torch's own ``copy_`` is no floor: it reads what it is about to overwrite. Where the library of
+floors is not built (``make benchmark`` builds it), and for small sizes, tables are without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Call = Callable[[], object]
+Part = tuple[int, int]
+
+COPY, UPDATE, FILL = "fastest copy", "fastest update", "fastest fill"
+
+# Floors take whole blocks of four pages.
+BLOCK = 4 * 4096
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The floors that the kernels' benchmarks use, or None where they are not built."""
+    root = Path(__file__).resolve().parents[2]
+    build = Path(os.environ.get("POSEMBED_BUILD", root / "build" / "dev"))
+    file = build / "benchmarks" / "libposembed_floors.so"
+    return ctypes.CDLL(str(file)) if file.exists() else None
+
+
+@functools.cache
+def pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def parts(tensor: Tensor) -> list[Part]:
+    """Start in bytes and length for each thread; none where blocks do not fit."""
+    size = tensor.nbytes
+    if size % BLOCK or not tensor.is_contiguous():
+        return []
+    threads = torch.get_num_threads()
+    cuts = [size // BLOCK * i // threads * BLOCK for i in range(threads + 1)]
+    return [(a, b - a) for a, b in itertools.pairwise(cuts) if b > a]
+
+
+def together(calls: list[Call]) -> None:
+    """Runs calls at once, one of them on this thread; ctypes lets go of the interpreter."""
+    others = [pool(len(calls)).submit(call) for call in calls[1:]]
+    calls[0]()
+    for other in others:
+        other.result()
+
+
+def fastest(candidates: list[Call]) -> Call:
+    """The candidate whose best of five runs is the shortest."""
+
+    def seconds(call: Call) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    return min(candidates, key=seconds)
+
+
+def floor(kind: str, count: str, blocks: list[list[tuple[int, ...]]]) -> Call | None:
+    """The fastest function of a kind over all blocks, if there is any.
+
+    Args:
+        kind: Its name in the library.
+        count: The name of the function that says how many there are.
+        blocks: For each tensor the blocks of its threads: addresses, and bytes.
+    """
+    built = library()
+    if built is None or not all(blocks):
+        return None
+    run = getattr(built, kind)
+
+    def part(which: int, arguments: tuple[int, ...]) -> Call:
+        *addresses, size = arguments
+        given = [*map(ctypes.c_void_p, addresses), ctypes.c_size_t(size)]
+        return lambda: run(ctypes.c_size_t(which), *given)
+
+    def whole(which: int) -> Call:
+        jobs = [[part(which, block) for block in tensor] for tensor in blocks]
+        return lambda: [together(job) for job in jobs]
+
+    return fastest([whole(which) for which in range(getattr(built, count)())])
+
+
+def copy(*pairs: tuple[Tensor, Tensor]) -> dict[str, Call]:
+    """Copies the first of each pair into the second."""
+    blocks = [
+        [(a.data_ptr() + start, b.data_ptr() + start, size) for start, size in parts(a)]
+        for a, b in pairs
+    ]
+    call = floor("posembed_copy", "posembed_copies", blocks)
+    return {COPY: call} if call else {}
+
+
+def update(*tensors: Tensor) -> dict[str, Call]:
+    """Reads, changes and writes tensors in place."""
+    blocks = [[(t.data_ptr() + start, size) for start, size in parts(t)] for t in tensors]
+    call = floor("posembed_update", "posembed_updates", blocks)
+    return {UPDATE: call} if call else {}
+
+
+def fill(*tensors: Tensor) -> dict[str, Call]:
+    """Writes tensors."""
+    blocks = [[(t.data_ptr() + start, size) for start, size in parts(t)] for t in tensors]
+    call = floor("posembed_fill", "posembed_fills", blocks)
+    return {FILL: call} if call else {}

@@ -1,0 +1,396 @@
+// Derivatives of the bag operators. A weighted sum is linear in the table and in the weights; with
+// its two gradients it makes a closed set, in which each one's derivatives are the others. A
+// maximum's places are kept; where they are, its derivative is a choice of elements.
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include "bag/operator.h"
+#include "dispatcher/autograd.h"
+
+namespace posembed::bag {
+namespace {
+
+using dispatcher::SavedVariable;
+using dispatcher::variable_list;
+
+/// Places that outlive the call, as a node's members.
+struct SavedPlaces {
+  SavedVariable ids, offsets;
+  int64_t padding_idx = -1;
+  bool include_last_offset = false;
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(ids);
+    visit(offsets);
+    visit(padding_idx);
+    visit(include_last_offset);
+  }
+
+  void save(const Places& places) {
+    ids = dispatcher::save(places.ids);
+    offsets = dispatcher::save(places.offsets);
+    padding_idx = places.padding_idx;
+    include_last_offset = places.include_last_offset;
+  }
+};
+
+/// The tensors of SavedPlaces, which Places refers to.
+class Unpacked {
+ public:
+  explicit Unpacked(const SavedPlaces& saved)
+      : saved_(saved),
+        ids_(*dispatcher::unpack(saved.ids)),
+        offsets_(dispatcher::unpack(saved.offsets)) {}
+
+  Places places() const { return {ids_, offsets_, saved_.padding_idx, saved_.include_last_offset}; }
+
+ private:
+  const SavedPlaces& saved_;
+  Tensor ids_;
+  MaybeTensor offsets_;
+};
+
+Tensor or_undefined(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
+
+/// Either may be undefined.
+Tensor sum(const Tensor& a, const Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? a.add(b) : a;
+}
+
+/// `tensor` without its tangent: an operator that is called for a tangent must not meet another.
+Tensor primal(const Tensor& tensor) {
+  return dispatcher::tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
+}
+
+/// The tangent of a function that is linear in each of its two arguments.
+template <typename Function>
+Tensor product_rule(const Tensor& a, const Tensor& b, const Function& function) {
+  Tensor result;
+  if (const Tensor direction = dispatcher::tangent(a); direction.defined()) {
+    result = function(direction, primal(b));
+  }
+  if (const Tensor direction = dispatcher::tangent(b); direction.defined()) {
+    result = sum(result, function(primal(a), direction));
+  }
+  return result;
+}
+
+/// The gradient of the table in the form that `form` names: "dense", or "rows" for a sparse tensor
+/// of the touched rows.
+Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeTensor& weights,
+                      const MaybeTensor& maxima, const c10::SymInt& rows, Text mode, Text form) {
+  if (form == "dense") {
+    return call_token_bag_backward(gradient, places, weights, maxima, rows, mode);
+  }
+  const auto [row_ids, values] =
+      call_token_bag_backward_rows(gradient, places, weights, maxima, rows, mode);
+  return at::_sparse_coo_tensor_unsafe_symint(
+      row_ids.unsqueeze(0), values, {rows, gradient.sym_size(1)},
+      values.options().layout(at::kSparse), /*is_coalesced=*/true);
+}
+
+/// The elements of `table` that a maximum took; zeros for empty bags.
+Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
+  if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
+  const Tensor rows = ids.reshape(-1).index_select(0, maxima.clamp_min(0).reshape(-1));
+  return at::gather(table, 0, rows.to(at::kLong).view_symint(maxima.sym_sizes()))
+      .masked_fill(maxima.lt(0), 0);
+}
+
+// ------------------------------------------------------------------------------- sum and mean
+
+class TokenBagBackward : public dispatcher::OperatorNode<TokenBagBackward> {
+ public:
+  static constexpr const char* label = "TokenBagBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    places.members(visit);
+    visit(weight);
+    visit(weights);
+    visit(rows);
+    visit(mode);
+    visit(form);
+  }
+
+  variable_list backward(variable_list&& gradients) {
+    variable_list result(2);
+    const Tensor& gradient = gradients[0];
+    if (!gradient.defined()) return result;
+    const Unpacked in(places);
+    if (needs(0)) {
+      result[0] = table_gradient(gradient, in.places(), dispatcher::unpack(weights), std::nullopt,
+                                 rows, mode, form);
+    }
+    if (needs(1)) {
+      result[1] =
+          call_token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in.places());
+    }
+    return result;
+  }
+
+  SavedPlaces places;
+  SavedVariable weight;  // where the weights want a gradient
+  SavedVariable weights;
+  c10::SymInt rows;
+  std::string mode, form;
+};
+
+bool wants_derivative(const Tensor& tensor) {
+  return torch::autograd::compute_requires_grad(tensor) || dispatcher::tangent(tensor).defined();
+}
+
+Tensor token_bag_autograd(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
+                          const MaybeTensor& weights, Text mode, int64_t padding_idx,
+                          bool include_last_offset, Text gradient) {
+  const Places places{ids, offsets, padding_idx, include_last_offset};
+  if (mode == "max" && !weights.has_value() && wants_derivative(weight)) {
+    return std::get<0>(call_token_bag_max(weight, places, gradient));
+  }
+  const Tensor factors = or_undefined(weights);
+  auto node = dispatcher::node_for<TokenBagBackward>(weight, factors);
+  if (node) {
+    node->places.save(places);
+    if (factors.defined() && factors.requires_grad()) node->weight = dispatcher::save(weight);
+    node->weights = dispatcher::save(weights);
+    node->rows = weight.sym_size(0);
+    node->mode = mode;
+    node->form = gradient;
+  }
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call_token_bag(weight, places, weights, mode, gradient);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  dispatcher::set_tangent(output,
+                          product_rule(weight, factors, [&](const Tensor& table, const Tensor& by) {
+                            const MaybeTensor given = by.defined() ? MaybeTensor(by) : std::nullopt;
+                            return call_token_bag(table, places, given, mode, gradient);
+                          }));
+  return output;
+}
+
+// ------------------------------------------------------------------------------------ maximum
+
+class TokenBagMaxBackward : public dispatcher::OperatorNode<TokenBagMaxBackward> {
+ public:
+  static constexpr const char* label = "TokenBagMaxBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    places.members(visit);
+    visit(maxima);
+    visit(rows);
+    visit(form);
+  }
+
+  variable_list backward(variable_list&& gradients) {
+    if (!gradients[0].defined()) return {Tensor()};
+    return {table_gradient(gradients[0], Unpacked(places).places(), std::nullopt,
+                           dispatcher::unpack(maxima), rows, "max", form)};
+  }
+
+  SavedPlaces places;
+  SavedVariable maxima;
+  c10::SymInt rows;
+  std::string form;
+};
+
+std::tuple<Tensor, Tensor> token_bag_max_autograd(const Tensor& weight, const Tensor& ids,
+                                                  const MaybeTensor& offsets, int64_t padding_idx,
+                                                  bool include_last_offset, Text gradient) {
+  const Places places{ids, offsets, padding_idx, include_last_offset};
+  auto node = dispatcher::node_for<TokenBagMaxBackward>(weight);
+  std::tuple<Tensor, Tensor> outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    outputs = call_token_bag_max(weight, places, gradient);
+  }
+  auto& [output, maxima] = outputs;
+  if (node) {
+    node->places.save(places);
+    node->rows = weight.sym_size(0);
+    node->form = gradient;
+    node->maxima = dispatcher::save(maxima);
+    torch::autograd::set_history(output, node);
+  }
+  if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
+    dispatcher::set_tangent(output, choose(direction, ids, maxima));
+  }
+  return outputs;
+}
+
+// ------------------------------------------------------------------------- the table's gradient
+
+class TokenBagBackwardBackward : public dispatcher::OperatorNode<TokenBagBackwardBackward> {
+ public:
+  static constexpr const char* label = "TokenBagBackwardBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    places.members(visit);
+    visit(gradient);
+    visit(weights);
+    visit(maxima);
+    visit(mode);
+  }
+
+  variable_list backward(variable_list&& gradients) {
+    variable_list result(2);
+    const Tensor& table = gradients[0];
+    if (!table.defined()) return result;
+    const Unpacked in(places);
+    if (needs(0)) {
+      const MaybeTensor chosen = dispatcher::unpack(maxima);
+      result[0] = chosen.has_value()
+                      ? choose(table, in.places().ids, *chosen)
+                      : call_token_bag(table, in.places(), dispatcher::unpack(weights), mode);
+    }
+    if (needs(1)) {
+      result[1] =
+          call_token_bag_weights_backward(*dispatcher::unpack(gradient), table, in.places());
+    }
+    return result;
+  }
+
+  SavedPlaces places;
+  SavedVariable gradient;  // where the weights want a gradient
+  SavedVariable weights, maxima;
+  std::string mode;
+};
+
+Tensor token_bag_backward_autograd(const Tensor& gradient, const Tensor& ids,
+                                   const MaybeTensor& offsets, const MaybeTensor& weights,
+                                   const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
+                                   int64_t padding_idx, bool include_last_offset) {
+  const Places places{ids, offsets, padding_idx, include_last_offset};
+  const Tensor factors = or_undefined(weights);
+  auto node = dispatcher::node_for<TokenBagBackwardBackward>(gradient, factors);
+  if (node) {
+    node->places.save(places);
+    if (factors.defined() && factors.requires_grad()) node->gradient = dispatcher::save(gradient);
+    node->weights = dispatcher::save(weights);
+    node->maxima = dispatcher::save(maxima);
+    node->mode = mode;
+  }
+  const auto call = [&](const Tensor& rows, const Tensor& by) {
+    const MaybeTensor given = by.defined() ? MaybeTensor(by) : std::nullopt;
+    return call_token_bag_backward(rows, places, given, maxima, num_embeddings, mode);
+  };
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call(gradient, factors);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  dispatcher::set_tangent(output, product_rule(gradient, factors, call));
+  return output;
+}
+
+constexpr const char* no_second_derivative =
+    "posembed: gradient='rows' has no second derivative; use gradient='dense'";
+
+/// Sparse gradients end here: who needs second derivatives takes gradient="dense".
+class TokenBagRowsBackward : public dispatcher::OperatorNode<TokenBagRowsBackward> {
+ public:
+  static constexpr const char* label = "TokenBagRowsBackward";
+
+  template <typename Visitor>
+  void members(Visitor&) {}
+
+  variable_list backward(variable_list&&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, no_second_derivative);
+  }
+};
+
+std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(
+    const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
+    const MaybeTensor& weights, const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
+    int64_t padding_idx, bool include_last_offset) {
+  const Tensor factors = or_undefined(weights);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !dispatcher::tangent(gradient).defined() && !dispatcher::tangent(factors).defined(),
+      no_second_derivative);
+  auto node = dispatcher::node_for<TokenBagRowsBackward>(gradient, factors);
+  std::tuple<Tensor, Tensor> outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    outputs =
+        call_token_bag_backward_rows(gradient, {ids, offsets, padding_idx, include_last_offset},
+                                     weights, maxima, num_embeddings, mode);
+  }
+  if (node) torch::autograd::set_history(std::get<1>(outputs), node);
+  return outputs;
+}
+
+// ----------------------------------------------------------------------- the weights' gradient
+
+class TokenBagWeightsBackward : public dispatcher::OperatorNode<TokenBagWeightsBackward> {
+ public:
+  static constexpr const char* label = "TokenBagWeightsBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    places.members(visit);
+    visit(gradient);
+    visit(weight);
+  }
+
+  variable_list backward(variable_list&& gradients) {
+    variable_list result(2);
+    const Tensor& weights = gradients[0];
+    if (!weights.defined()) return result;
+    const Unpacked in(places);
+    const Tensor table = *dispatcher::unpack(weight);
+    if (needs(0)) result[0] = call_token_bag(table, in.places(), weights, "sum");
+    if (needs(1)) {
+      result[1] = call_token_bag_backward(*dispatcher::unpack(gradient), in.places(), weights,
+                                          std::nullopt, table.sym_size(0), "sum");
+    }
+    return result;
+  }
+
+  SavedPlaces places;
+  SavedVariable gradient, weight;
+};
+
+Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor& weight,
+                                           const Tensor& ids, const MaybeTensor& offsets,
+                                           int64_t padding_idx, bool include_last_offset) {
+  const Places places{ids, offsets, padding_idx, include_last_offset};
+  auto node = dispatcher::node_for<TokenBagWeightsBackward>(gradient, weight);
+  if (node) {
+    node->places.save(places);
+    node->gradient = dispatcher::save(gradient);
+    node->weight = dispatcher::save(weight);
+  }
+  const auto call = [&](const Tensor& rows, const Tensor& table) {
+    return call_token_bag_weights_backward(rows, table, places);
+  };
+  Tensor output;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    output = call(gradient, weight);
+  }
+  if (node) torch::autograd::set_history(output, node);
+  dispatcher::set_tangent(output, product_rule(gradient, weight, call));
+  return output;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("token_bag", token_bag_autograd);
+  m.impl("token_bag_max", token_bag_max_autograd);
+  m.impl("token_bag_backward", token_bag_backward_autograd);
+  m.impl("token_bag_backward_rows", token_bag_backward_rows_autograd);
+  m.impl("token_bag_weights_backward", token_bag_weights_backward_autograd);
+}
+
+}  // namespace posembed::bag

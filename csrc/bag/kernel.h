@@ -1,0 +1,115 @@
+// Bags of ids: forwards, the rows of a bag are added, averaged or compared, in float32 (float64 for
+// float64), and rounded once; backwards, a bag's row is spread over its places, and the token
+// kernels add up what each id got.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cpu_kernel.h"
+#include "core/cuda_launch.h"
+#include "core/device_error.h"
+#include "core/index.h"
+#include "core/scalar.h"
+
+namespace posembed::bag {
+
+/// Which places belong to which bag: `size` to each, or from its offset up to the next one's.
+struct Bags {
+  core::IndexView ids;      // [count]
+  core::IndexView offsets;  // [bags], and the end of the last one on request
+  int64_t count = 0;
+  int64_t bags = 0;
+  int64_t size = -1;         // of every bag; -1: bags begin at offsets
+  int64_t padding_idx = -1;  // places of this id are left out; -1: none
+  bool include_last_offset = false;
+};
+
+/// Places [begin, end).
+struct Range {
+  int64_t begin, end;
+};
+
+POSEMBED_INLINE Range range_of(const Bags& bags, int64_t bag) {
+  if (bags.size >= 0) return {bag * bags.size, (bag + 1) * bags.size};
+  const bool open = bag + 1 == bags.bags && !bags.include_last_offset;
+  return {read(bags.offsets, bag), open ? bags.count : read(bags.offsets, bag + 1)};
+}
+
+/// The bag of a place; -1 where there is none.
+POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
+  if (bags.size >= 0) return place / bags.size;
+  int64_t low = 0, high = bags.bags;  // bags [0, low) begin at or before the place
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (read(bags.offsets, middle) <= place) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low - 1;
+}
+
+/// Rows are added in spans of this many places, then the spans' sums: long sums stay accurate.
+inline constexpr int64_t span = 64;
+
+enum class Mode : int8_t { sum, mean, max };
+
+/// out[bag] = the sum, mean or elementwise maximum of the rows of its ids; zeros where it has none.
+struct PoolArguments {
+  const void* table = nullptr;    // [rows, embedding_dim], rows table_stride apart
+  const void* weights = nullptr;  // [count]: factors of the rows of a sum; nullptr: ones
+  void* out = nullptr;            // [bags, embedding_dim], contiguous
+  int64_t* places = nullptr;      // max: out [bags, embedding_dim], where each maximum stands or -1
+  core::Scalar scalar = core::Scalar::float32;
+  Mode mode = Mode::sum;
+  int64_t rows = 0;
+  int64_t embedding_dim = 0;
+  int64_t table_stride = 0;
+  Bags bags;
+  core::DeviceError* error = nullptr;  // CUDA: where a bad id or offset is recorded
+};
+
+/// Pools bags [begin, end). Ids and offsets must have been checked.
+POSEMBED_CPU_KERNEL(pool, void(const PoolArguments& arguments, int64_t begin, int64_t end));
+
+/// Pools all bags. An id outside the table is left out and recorded; a bag whose offsets do not fit
+/// is empty, and they are recorded.
+const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream);
+
+/// out[place] = weights[place] * gradient[bag of place]; the gradient of a maximum goes to its
+/// place alone.
+struct SpreadArguments {
+  const void* gradient = nullptr;   // [bags, embedding_dim], contiguous
+  const void* weights = nullptr;    // [count]; nullptr: ones
+  const int64_t* places = nullptr;  // as in PoolArguments; nullptr: every place of the bag
+  void* out = nullptr;              // [count, embedding_dim], contiguous
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t embedding_dim = 0;
+  Bags bags;
+};
+
+/// Writes places [begin, end).
+POSEMBED_CPU_KERNEL(spread, void(const SpreadArguments& arguments, int64_t begin, int64_t end));
+
+const char* spread_cuda(const SpreadArguments& arguments, core::CudaStream stream);
+
+/// out[place] = gradient[bag of place] · table[id of place]; 0 for padding.
+struct DotArguments {
+  const void* gradient = nullptr;  // [bags, embedding_dim], contiguous
+  const void* table = nullptr;     // [rows, embedding_dim], rows table_stride apart
+  void* out = nullptr;             // [count]
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t rows = 0;
+  int64_t embedding_dim = 0;
+  int64_t table_stride = 0;
+  Bags bags;
+};
+
+/// Computes places [begin, end). Ids and offsets must have been checked.
+POSEMBED_CPU_KERNEL(dot, void(const DotArguments& arguments, int64_t begin, int64_t end));
+
+/// Ids outside the table, which forward has recorded, give 0.
+const char* dot_cuda(const DotArguments& arguments, core::CudaStream stream);
+
+}  // namespace posembed::bag

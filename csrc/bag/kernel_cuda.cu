@@ -1,0 +1,269 @@
+// A warp pools 16 bytes per lane of a bag's row, place after place, in the CPU kernel's order and
+// so to its bits. Spreading and the weights' gradients take a place per warp, which finds its bag
+// by bisection: long bags then cost no more than short ones.
+#include "bag/kernel.h"
+#include "core/device_vector.h"
+
+namespace posembed::bag {
+namespace {
+
+using core::Compute;
+using core::divide_up;
+using core::load;
+using core::store;
+using core::Vector;
+using core::warp_size;
+
+constexpr int threads = 256;
+constexpr int warps = threads / warp_size;
+
+// Work is dealt to warps in items: one row, or one piece of a long row.
+struct Item {
+  int64_t row;
+  int64_t column;  // first column of this lane
+};
+
+template <int width>
+__device__ Item item_of_lane(int64_t pieces) {
+  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+  return {item / pieces, (item % pieces * warp_size + threadIdx.x % warp_size) * width};
+}
+
+int64_t pieces_of(int64_t embedding_dim, int width) {
+  return divide_up(embedding_dim, int64_t{warp_size} * width);
+}
+
+template <typename... Parameters, typename... Values>
+cudaError_t launch(int64_t items, cudaStream_t stream, void (*kernel)(Parameters...),
+                   const Values&... values) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(divide_up(items, warps)));
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, values...);
+}
+
+const char* text_of(cudaError_t error) {
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <typename T, int width>
+__device__ Vector<T, width> read_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T, width>*>(from);
+}
+
+// ---- pool ----
+
+// Where offsets do not fit, the first that does not is recorded and the bag is empty.
+__device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records) {
+  const Bags& bags = a.bags;
+  const Range range = range_of(bags, bag);
+  const bool begins =
+      range.begin >= 0 && range.begin <= bags.count && (bag > 0 || range.begin == 0);
+  const bool ends = range.begin <= range.end && range.end <= bags.count &&
+                    (bag + 1 < bags.bags || range.end == bags.count);
+  if (begins && ends) return range;
+  if (records) {
+    record_error(a.error, core::ErrorKind::bag_offset, begins ? range.end : range.begin,
+                 begins ? bag + 1 : bag, bags.count);
+  }
+  return {0, 0};
+}
+
+// The row of a place, or nullptr where it does not count.
+template <typename T>
+__device__ const T* row_of(const PoolArguments& a, int64_t place, bool records) {
+  const int64_t id = read(a.bags.ids, place);
+  if (id == a.bags.padding_idx) return nullptr;
+  if (id < 0 || id >= a.rows) {
+    if (records) record_error(a.error, core::ErrorKind::token_id, id, place, a.rows);
+    return nullptr;
+  }
+  return static_cast<const T*>(a.table) + id * a.table_stride;
+}
+
+template <typename T, int width>
+__device__ void write_row(const PoolArguments& a, const Item& item,
+                          const Compute<T> (&values)[width]) {
+  Vector<T, width> result;
+#pragma unroll
+  for (int i = 0; i < width; ++i) store(values[i], &result.values[i]);
+  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
+  *reinterpret_cast<Vector<T, width>*>(out) = result;
+}
+
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t pieces) {
+  using C = Compute<T>;
+  const Item item = item_of_lane<width>(pieces);
+  if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
+  const bool records = item.column == 0;
+  const Range range = checked_range(a, item.row, records);
+  const auto* weights = static_cast<const T*>(a.weights);
+  C total[width] = {};
+  int64_t kept = 0;
+  for (int64_t first = range.begin; first < range.end; first += span) {
+    const int64_t last = first + span < range.end ? first + span : range.end;
+    C part[width] = {};
+#pragma unroll 4
+    for (int64_t place = first; place < last; ++place) {
+      const T* row = row_of<T>(a, place, records);
+      if (row == nullptr) continue;
+      const auto vector = read_vector<T, width>(row + item.column);
+      const C factor = weights != nullptr ? load(weights[place]) : C(1);
+#pragma unroll
+      for (int i = 0; i < width; ++i) part[i] += load(vector.values[i]) * factor;
+      ++kept;
+    }
+#pragma unroll
+    for (int i = 0; i < width; ++i) total[i] += part[i];
+  }
+  const C divisor = a.mode == Mode::mean && kept > 1 ? static_cast<C>(kept) : C(1);
+#pragma unroll
+  for (int i = 0; i < width; ++i) total[i] /= divisor;
+  write_row<T, width>(a, item, total);
+}
+
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64_t pieces) {
+  using C = Compute<T>;
+  const Item item = item_of_lane<width>(pieces);
+  if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
+  const bool records = item.column == 0;
+  const Range range = checked_range(a, item.row, records);
+  C best[width] = {};
+  int64_t at[width];
+#pragma unroll
+  for (int i = 0; i < width; ++i) at[i] = -1;
+  for (int64_t place = range.begin; place < range.end; ++place) {
+    const T* row = row_of<T>(a, place, records);
+    if (row == nullptr) continue;
+    const auto vector = read_vector<T, width>(row + item.column);
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      const C value = load(vector.values[i]);
+      const bool greater = at[i] < 0 || value > best[i] || value != value;
+      best[i] = greater ? value : best[i];
+      at[i] = greater ? place : at[i];
+    }
+  }
+  write_row<T, width>(a, item, best);
+  if (a.places == nullptr) return;
+  int64_t* places = a.places + item.row * a.embedding_dim + item.column;
+#pragma unroll
+  for (int i = 0; i < width; ++i) places[i] = at[i];
+}
+
+template <typename T, int width>
+cudaError_t launch_pool(const PoolArguments& a, cudaStream_t stream) {
+  const int64_t pieces = pieces_of(a.embedding_dim, width);
+  const auto kernel = a.mode == Mode::max ? compare_kernel<T, width> : add_kernel<T, width>;
+  return launch(a.bags.bags * pieces, stream, kernel, a, pieces);
+}
+
+// ---- spread ----
+
+// Offsets that do not fit, which forward has recorded, may leave a place to no bag or to any.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) spread_kernel(SpreadArguments a, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces);
+  if (item.row >= a.bags.count || item.column >= a.embedding_dim) return;
+  const int64_t bag = bag_of(a.bags, item.row);
+  Vector<T, width> values = {};
+  if (bag >= 0) {
+    const int64_t at = bag * a.embedding_dim + item.column;
+    values = read_vector<T, width>(static_cast<const T*>(a.gradient) + at);
+    if (a.weights != nullptr) {
+      const Compute<T> factor = load(static_cast<const T*>(a.weights)[item.row]);
+#pragma unroll
+      for (T& value : values.values) store(load(value) * factor, &value);
+    }
+    if (a.places != nullptr) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (a.places[at + i] != item.row) values.values[i] = T{};
+      }
+    }
+  }
+  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
+  *reinterpret_cast<Vector<T, width>*>(out) = values;
+}
+
+template <typename T, int width>
+cudaError_t launch_spread(const SpreadArguments& a, cudaStream_t stream) {
+  const int64_t pieces = pieces_of(a.embedding_dim, width);
+  return launch(a.bags.count * pieces, stream, spread_kernel<T, width>, a, pieces);
+}
+
+// ---- dot ----
+
+template <typename T, int width>
+__global__ void __launch_bounds__(threads) dot_kernel(DotArguments a) {
+  using C = Compute<T>;
+  __shared__ C parts[threads];
+  const int64_t place = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+  const int64_t id = place < a.bags.count ? read(a.bags.ids, place) : -1;
+  const int64_t bag = place < a.bags.count ? bag_of(a.bags, place) : -1;
+  C sum = 0;
+  if (bag >= 0 && id >= 0 && id < a.rows && id != a.bags.padding_idx) {
+    const T* gradient = static_cast<const T*>(a.gradient) + bag * a.embedding_dim;
+    const T* row = static_cast<const T*>(a.table) + id * a.table_stride;
+    for (int64_t column = int64_t{threadIdx.x} % warp_size * width; column < a.embedding_dim;
+         column += warp_size * width) {
+      const auto left = read_vector<T, width>(gradient + column);
+      const auto right = read_vector<T, width>(row + column);
+#pragma unroll
+      for (int i = 0; i < width; ++i) sum += load(left.values[i]) * load(right.values[i]);
+    }
+  }
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x % warp_size != 0 || place >= a.bags.count) return;
+  for (int lane = 1; lane < warp_size; ++lane) sum += parts[threadIdx.x + lane];
+  store(sum, static_cast<T*>(a.out) + place);
+}
+
+template <typename T, int width>
+cudaError_t launch_dot(const DotArguments& a, cudaStream_t stream) {
+  return launch(a.bags.count, stream, dot_kernel<T, width>, a);
+}
+
+}  // namespace
+
+const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream) {
+  const int64_t dim = arguments.embedding_dim;
+  if (arguments.bags.bags == 0 || dim == 0) return nullptr;
+  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const bool vectors = core::vectorizable<T>(arguments.table, dim, arguments.table_stride) &&
+                         core::vectorizable<T>(arguments.out, dim, dim);
+    return text_of(vectors ? launch_pool<T, core::vector_width<T>>(arguments, stream)
+                           : launch_pool<T, 1>(arguments, stream));
+  });
+}
+
+const char* spread_cuda(const SpreadArguments& arguments, core::CudaStream stream) {
+  const int64_t dim = arguments.embedding_dim;
+  if (arguments.bags.count == 0 || dim == 0) return nullptr;
+  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
+                         core::vectorizable<T>(arguments.out, dim, dim);
+    return text_of(vectors ? launch_spread<T, core::vector_width<T>>(arguments, stream)
+                           : launch_spread<T, 1>(arguments, stream));
+  });
+}
+
+const char* dot_cuda(const DotArguments& arguments, core::CudaStream stream) {
+  const int64_t dim = arguments.embedding_dim;
+  if (arguments.bags.count == 0) return nullptr;
+  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
+                         core::vectorizable<T>(arguments.table, dim, arguments.table_stride);
+    return text_of(vectors ? launch_dot<T, core::vector_width<T>>(arguments, stream)
+                           : launch_dot<T, 1>(arguments, stream));
+  });
+}
+
+}  // namespace posembed::bag

@@ -1,0 +1,385 @@
+// The bag operators: rows of a table pooled by bags of ids, and the gradients of the table and of
+// the weights. What a place's row gets is written out, and the token family adds it up by ids.
+#include "bag/operator.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "bag/kernel.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/parallel.h"
+#include "token/operator.h"
+
+namespace posembed::bag {
+namespace {
+
+// ------------------------------------------------------------------------------------- checks
+
+Mode mode_of(Text mode) {
+  if (mode == "sum") return Mode::sum;
+  if (mode == "mean") return Mode::mean;
+  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '", mode, "'");
+  return Mode::max;
+}
+
+void check_places(const Places& in, const Tensor& like, const char* name) {
+  dispatcher::check_integers(in.ids, "ids");
+  dispatcher::check_same_device(in.ids, "ids", like, name);
+  if (!in.offsets.has_value()) {
+    TORCH_CHECK_VALUE(in.ids.dim() == 2, "ids: expected [bags, size], or [count] and offsets, got ",
+                      in.ids.sym_sizes());
+    return;
+  }
+  TORCH_CHECK_VALUE(in.ids.dim() == 1, "ids: expected [count] beside offsets, got ",
+                    in.ids.sym_sizes());
+  dispatcher::check_integers(*in.offsets, "offsets");
+  dispatcher::check_rank(*in.offsets, "offsets", 1,
+                         in.include_last_offset ? "[bags + 1]" : "[bags]");
+  dispatcher::check_same_device(*in.offsets, "offsets", like, name);
+  TORCH_CHECK_VALUE(!in.include_last_offset || in.offsets->sym_size(0) > 0,
+                    "offsets: expected the end of the last bag with include_last_offset, got none");
+}
+
+void check_weights(const Places& in, const MaybeTensor& weights, Text mode, const Tensor& like,
+                   const char* name) {
+  if (!weights.has_value()) return;
+  TORCH_CHECK_VALUE(mode == "sum", "weights: expected none with mode '", mode,
+                    "'; a weighted mean is a sum of weights that add up to 1");
+  dispatcher::check_same_dtype(*weights, "weights", like, name);
+  dispatcher::check_same_device(*weights, "weights", like, name);
+  TORCH_CHECK_VALUE(weights->sym_sizes() == in.ids.sym_sizes(),
+                    "weights: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
+                    weights->sym_sizes());
+}
+
+void check_table(const Tensor& weight, const Places& in) {
+  dispatcher::check_floating(weight, "weight");
+  dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
+  TORCH_CHECK_VALUE(
+      in.padding_idx == -1 || (in.padding_idx >= 0 && in.padding_idx < weight.sym_size(0)),
+      "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
+      " rows, got ", in.padding_idx);
+  check_places(in, weight, "weight");
+}
+
+c10::SymInt bags_of(const Places& in) {
+  return in.offsets.has_value() ? in.offsets->sym_size(0) - int64_t{in.include_last_offset}
+                                : in.ids.sym_size(0);
+}
+
+void check_gradient(const Tensor& gradient, const Places& in) {
+  dispatcher::check_floating(gradient, "gradient");
+  dispatcher::check_rank(gradient, "gradient", 2, "[bags, embedding_dim]");
+  check_places(in, gradient, "gradient");
+  dispatcher::check_size(gradient.sym_size(0), bags_of(in), "gradient", "bags");
+}
+
+void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
+                    const MaybeTensor& maxima, Text mode) {
+  check_gradient(gradient, in);
+  check_weights(in, weights, mode, gradient, "gradient");
+  TORCH_CHECK_VALUE(maxima.has_value() == (mode_of(mode) == Mode::max),
+                    "maxima: expected with mode 'max' and no other");
+  if (!maxima.has_value()) return;
+  TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
+                   maxima->scalar_type());
+  TORCH_CHECK_VALUE(maxima->sym_sizes() == gradient.sym_sizes(),
+                    "maxima: expected the shape of gradient, ", gradient.sym_sizes(), ", got ",
+                    maxima->sym_sizes());
+}
+
+// ----------------------------------------------------------------------------- what kernels see
+
+/// Contiguous ids and offsets, whose values have been looked at on the CPU; and the kernels' view.
+struct Layout {
+  Tensor ids, offsets;
+  Bags bags;
+};
+
+/// The first offset must be 0, none less than the one before it, and the last within the ids.
+void check_offsets(const Bags& bags, int64_t count) {
+  int64_t before = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t offset = read(bags.offsets, i);
+    const bool last = bags.include_last_offset && i == count - 1;
+    const bool fits = (i > 0 || last || offset == 0) && offset >= before && offset <= bags.count &&
+                      (!last || offset == bags.count);
+    TORCH_CHECK_INDEX(fits, "offsets: expected 0, then no less than the offset before, at most ",
+                      bags.count, ", the number of ids", last ? ", which the last one must be" : "",
+                      ", got ", offset, " at place ", i);
+    before = offset;
+  }
+}
+
+Layout lay_out(const Places& in, int64_t num_embeddings) {
+  Layout layout{in.ids.contiguous(), {}, {}};
+  Bags& bags = layout.bags;
+  bags.ids = dispatcher::index_view(layout.ids);
+  bags.count = in.ids.numel();
+  bags.bags = bags_of(in).expect_int();
+  bags.padding_idx = in.padding_idx;
+  bags.include_last_offset = in.include_last_offset;
+  if (in.offsets.has_value()) {
+    layout.offsets = in.offsets->contiguous();
+    bags.offsets = dispatcher::index_view(layout.offsets);
+  } else {
+    bags.size = in.ids.size(1);
+  }
+  if (!in.ids.is_cuda()) {
+    token::check_ids(layout.ids, num_embeddings);
+    if (in.offsets.has_value()) check_offsets(bags, layout.offsets.numel());
+  }
+  return layout;
+}
+
+at::ScalarType compute_type(const Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// --------------------------------------------------------------------------------------- pool
+
+/// Writes `out`, and for a maximum `maxima` where that is defined.
+void pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Mode mode,
+          const Tensor& out, const Tensor& maxima) {
+  const Layout layout = lay_out(in, weight.size(0));
+  const Tensor table = token::with_dense_rows(weight);
+  const Tensor factors = weights.has_value() ? weights->contiguous() : Tensor();
+  PoolArguments arguments;
+  arguments.table = table.const_data_ptr();
+  arguments.weights = factors.defined() ? factors.const_data_ptr() : nullptr;
+  arguments.out = out.mutable_data_ptr();
+  arguments.places = maxima.defined() ? maxima.mutable_data_ptr<int64_t>() : nullptr;
+  arguments.scalar = dispatcher::scalar_of(weight);
+  arguments.mode = mode;
+  arguments.rows = table.size(0);
+  arguments.embedding_dim = table.size(1);
+  arguments.table_stride = table.stride(0);
+  arguments.bags = layout.bags;
+  if (weight.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(weight);
+      arguments.error = dispatcher::device_error();
+      dispatcher::check_launch(pool_cuda(arguments, scope.stream()));
+    }
+    return;
+  }
+  const int64_t bytes = layout.bags.count * table.size(1) * core::size_of(arguments.scalar);
+  dispatcher::parallel_for(
+      layout.bags.bags, bytes / std::max<int64_t>(1, layout.bags.bags),
+      [&arguments](int64_t begin, int64_t end) { pool_cpu(arguments, begin, end); });
+}
+
+void check_pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Text mode,
+                Text gradient) {
+  mode_of(mode);
+  check_table(weight, in);
+  check_weights(in, weights, mode, weight, "weight");
+  token::check_gradient_form(gradient);
+}
+
+Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
+                      const MaybeTensor& weights, Text mode, int64_t padding_idx,
+                      bool include_last_offset, Text gradient) {
+  const Places in{ids, offsets, padding_idx, include_last_offset};
+  check_pool(weight, in, weights, mode, gradient);
+  return at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
+}
+
+Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
+                 const MaybeTensor& weights, Text mode, int64_t padding_idx,
+                 bool include_last_offset, Text gradient) {
+  Tensor out = token_bag_meta(weight, ids, offsets, weights, mode, padding_idx, include_last_offset,
+                              gradient);
+  pool(weight, {ids, offsets, padding_idx, include_last_offset}, weights, mode_of(mode), out,
+       Tensor());
+  return out;
+}
+
+std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor& ids,
+                                              const MaybeTensor& offsets, int64_t padding_idx,
+                                              bool include_last_offset, Text gradient) {
+  const Places in{ids, offsets, padding_idx, include_last_offset};
+  check_pool(weight, in, std::nullopt, "max", gradient);
+  const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
+  return {at::empty_symint(sizes, weight.options()),
+          at::empty_symint(sizes, weight.options().dtype(at::kLong))};
+}
+
+std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids,
+                                         const MaybeTensor& offsets, int64_t padding_idx,
+                                         bool include_last_offset, Text gradient) {
+  std::tuple<Tensor, Tensor> results =
+      token_bag_max_meta(weight, ids, offsets, padding_idx, include_last_offset, gradient);
+  pool(weight, {ids, offsets, padding_idx, include_last_offset}, std::nullopt, Mode::max,
+       std::get<0>(results), std::get<1>(results));
+  return results;
+}
+
+// ------------------------------------------------------------------------- the table's gradient
+
+/// How many places of each bag count: [bags, 1]. Waits for no device.
+Tensor bag_sizes(const Places& in) {
+  const Tensor kept = in.ids.ne(in.padding_idx);
+  if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
+  const int64_t bags = bags_of(in).expect_int();
+  const at::TensorOptions options = in.ids.options().dtype(at::kLong);
+  // Offsets that do not fit, on a CUDA device, must not lead outside.
+  const Tensor offsets = in.offsets->to(at::kLong).clamp(0, in.ids.numel());
+  const Tensor bounds = at::cat({offsets, at::full({1}, in.ids.numel(), options)});
+  const Tensor before = at::cat({at::zeros({1}, options), kept.cumsum(0)});
+  const Tensor at_bounds = before.index_select(0, bounds);
+  return at::sub(at_bounds.narrow(0, 1, bags), at_bounds.narrow(0, 0, bags)).unsqueeze(1);
+}
+
+/// What the row of each place gets: [ids, embedding_dim]. Where that is not the bag's gradient
+/// itself, it is in the compute type, so that a sum of such rows is rounded once.
+Tensor spread(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
+              const MaybeTensor& maxima, Mode mode, const Layout& layout) {
+  Tensor from = gradient, factors, chosen;
+  if (mode == Mode::mean) {
+    from = from.to(compute_type(gradient)).div(bag_sizes(in).clamp_min(1));
+  } else if (weights.has_value()) {
+    from = from.to(compute_type(gradient));
+    factors = weights->to(from.scalar_type()).contiguous();
+  } else if (mode == Mode::max) {
+    chosen = maxima->contiguous();
+  }
+  from = from.contiguous();
+  c10::DimVector sizes(in.ids.sizes().begin(), in.ids.sizes().end());
+  sizes.push_back(gradient.size(1));
+  Tensor out = at::empty(sizes, from.options());
+  SpreadArguments arguments;
+  arguments.gradient = from.const_data_ptr();
+  arguments.weights = factors.defined() ? factors.const_data_ptr() : nullptr;
+  arguments.places = chosen.defined() ? chosen.const_data_ptr<int64_t>() : nullptr;
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(out);
+  arguments.embedding_dim = gradient.size(1);
+  arguments.bags = layout.bags;
+  if (gradient.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(gradient);
+      dispatcher::check_launch(spread_cuda(arguments, scope.stream()));
+    }
+    return out;
+  }
+  dispatcher::parallel_for(
+      layout.bags.count, 2 * gradient.size(1) * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { spread_cpu(arguments, begin, end); });
+  return out;
+}
+
+Tensor token_bag_backward(const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
+                          const MaybeTensor& weights, const MaybeTensor& maxima,
+                          int64_t num_embeddings, Text mode, int64_t padding_idx,
+                          bool include_last_offset) {
+  const Places in{ids, offsets, padding_idx, include_last_offset};
+  check_backward(gradient, in, weights, maxima, mode);
+  const Layout layout = lay_out(in, num_embeddings);
+  const Tensor rows = spread(gradient, in, weights, maxima, mode_of(mode), layout);
+  return token::call_embedding_backward(rows, layout.ids, num_embeddings, padding_idx)
+      .to(gradient.scalar_type());
+}
+
+std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient, const Tensor& ids,
+                                                   const MaybeTensor& offsets,
+                                                   const MaybeTensor& weights,
+                                                   const MaybeTensor& maxima,
+                                                   int64_t num_embeddings, Text mode,
+                                                   int64_t padding_idx, bool include_last_offset) {
+  const Places in{ids, offsets, padding_idx, include_last_offset};
+  check_backward(gradient, in, weights, maxima, mode);
+  const Layout layout = lay_out(in, num_embeddings);
+  const Tensor rows = spread(gradient, in, weights, maxima, mode_of(mode), layout);
+  const auto [row_ids, sums] =
+      token::call_embedding_backward_rows(rows, layout.ids, num_embeddings, padding_idx);
+  return {row_ids, sums.to(gradient.scalar_type())};
+}
+
+Tensor token_bag_backward_meta(const Tensor& gradient, const Tensor& ids,
+                               const MaybeTensor& offsets, const MaybeTensor& weights,
+                               const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
+                               int64_t padding_idx, bool include_last_offset) {
+  check_backward(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima, mode);
+  return at::empty_symint({num_embeddings, gradient.sym_size(1)}, gradient.options());
+}
+
+// ----------------------------------------------------------------------- the weights' gradient
+
+void check_weights_backward(const Tensor& gradient, const Tensor& weight, const Places& in) {
+  check_table(weight, in);
+  check_gradient(gradient, in);
+  dispatcher::check_same_dtype(gradient, "gradient", weight, "weight");
+  dispatcher::check_size(gradient.sym_size(1), weight.sym_size(1), "gradient", "embedding_dim");
+}
+
+Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, const Tensor& ids,
+                                  const MaybeTensor& offsets, int64_t padding_idx,
+                                  bool include_last_offset) {
+  const Places in{ids, offsets, padding_idx, include_last_offset};
+  check_weights_backward(gradient, weight, in);
+  const Layout layout = lay_out(in, weight.size(0));
+  const Tensor from = gradient.contiguous(), table = token::with_dense_rows(weight);
+  Tensor out = at::empty(ids.sizes(), weight.options());
+  DotArguments arguments;
+  arguments.gradient = from.const_data_ptr();
+  arguments.table = table.const_data_ptr();
+  arguments.out = out.mutable_data_ptr();
+  arguments.scalar = dispatcher::scalar_of(weight);
+  arguments.rows = table.size(0);
+  arguments.embedding_dim = table.size(1);
+  arguments.table_stride = table.stride(0);
+  arguments.bags = layout.bags;
+  if (weight.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(weight);
+      dispatcher::check_launch(dot_cuda(arguments, scope.stream()));
+    }
+    return out;
+  }
+  dispatcher::parallel_for(
+      layout.bags.count, 2 * table.size(1) * core::size_of(arguments.scalar),
+      [&arguments](int64_t begin, int64_t end) { dot_cpu(arguments, begin, end); });
+  return out;
+}
+
+Tensor token_bag_weights_backward_meta(const Tensor& gradient, const Tensor& weight,
+                                       const Tensor& ids, const MaybeTensor& offsets,
+                                       int64_t padding_idx, bool include_last_offset) {
+  check_weights_backward(gradient, weight, {ids, offsets, padding_idx, include_last_offset});
+  return at::empty_symint(ids.sym_sizes(), weight.options());
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("token_bag", token_bag);
+  m.impl("token_bag_max", token_bag_max);
+  m.impl("token_bag_backward", token_bag_backward);
+  m.impl("token_bag_backward_rows", token_bag_backward_rows);
+  m.impl("token_bag_weights_backward", token_bag_weights_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+// token_bag_backward_rows has sizes that depend on data: its rule is in Python
+// (posembed/shapes.py).
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("token_bag", token_bag_meta);
+  m.impl("token_bag_max", token_bag_max_meta);
+  m.impl("token_bag_backward", token_bag_backward_meta);
+  m.impl("token_bag_weights_backward", token_bag_weights_backward_meta);
+}
+
+}  // namespace posembed::bag

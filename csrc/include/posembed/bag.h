@@ -1,0 +1,110 @@
+/// Bags of tokens: the rows of several ids added, averaged or compared to one vector.
+/// What torch::nn::EmbeddingBag offers, with float32 accumulation rounded once, gradients that have
+/// the same bits for any number of threads, and ids and offsets that are checked.
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "posembed/export.h"
+#include "posembed/token.h"
+
+namespace posembed {
+
+/// What becomes of a bag's rows.
+enum class BagMode {
+  sum,   ///< their sum, each times its weight where weights are given
+  mean,  ///< their mean
+  max,   ///< the greatest of each component
+};
+
+/// "sum", "mean" or "max".
+POSEMBED_API const char* name(BagMode mode);
+
+namespace functional {
+
+/// How token_bag() pools.
+struct BagCall {
+  BagMode mode = BagMode::sum;
+  int64_t padding_idx = -1;          ///< an id that is left out of every bag; -1: none
+  bool include_last_offset = false;  ///< offsets has one more element: the number of ids
+  TableGradient gradient = TableGradient::dense;
+};
+
+/// The rows of each bag pooled; gradients flow to `weight` and `weights`.
+/// @param ids  int32/int64 [bags, size]; or [count], cut into bags by `offsets`
+/// @param weight  floating [num_embeddings, embedding_dim]
+/// @param offsets  int32/int64 [bags]: where each bag begins; the first is 0, none less than the
+///     one before it. Equal ones leave a bag empty.
+/// @param weights  [as ids], in the dtype of `weight`: factors of the rows of a sum
+/// @return [bags, embedding_dim]; zeros for a bag without ids
+/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids, offsets
+POSEMBED_API torch::Tensor token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
+                                     const std::optional<torch::Tensor>& offsets = std::nullopt,
+                                     const std::optional<torch::Tensor>& weights = std::nullopt,
+                                     const BagCall& call = {});
+
+}  // namespace functional
+
+/// Options of TokenBag.
+struct POSEMBED_API TokenBagOptions {
+  TokenBagOptions(int64_t num_embeddings, int64_t embedding_dim)
+      : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {}
+
+  /// Rows of the table.
+  TORCH_ARG(int64_t, num_embeddings);
+  /// Components of a row.
+  TORCH_ARG(int64_t, embedding_dim);
+  /// What becomes of a bag's rows.
+  TORCH_ARG(BagMode, mode) = BagMode::sum;
+  /// An id that is left out of every bag; its row starts as zeros. Negative: counted from the end.
+  TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
+  /// Offsets have one more element: the number of ids.
+  TORCH_ARG(bool, include_last_offset) = false;
+  /// The form of weight.grad().
+  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
+  /// The table itself, instead of one filled with N(0, 1).
+  TORCH_ARG(torch::Tensor, _weight) = torch::Tensor();
+};
+
+/// A table of token vectors that are pooled by bags; `weight` is [num_embeddings, embedding_dim].
+///
+///     posembed::TokenBag bag(posembed::TokenBagOptions(30522, 384));
+///     auto documents = bag->forward(ids, offsets, tf_idf);   // [documents, 384]
+class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
+ public:
+  TokenBagImpl(int64_t num_embeddings, int64_t embedding_dim)
+      : TokenBagImpl(TokenBagOptions(num_embeddings, embedding_dim)) {}
+  explicit TokenBagImpl(TokenBagOptions options);
+
+  void reset() override;
+  /// N(0, 1), and zeros for padding_idx.
+  void reset_parameters();
+  void pretty_print(std::ostream& stream) const override;
+
+  /// See functional::token_bag.
+  torch::Tensor forward(const torch::Tensor& ids,
+                        const std::optional<torch::Tensor>& offsets = std::nullopt,
+                        const std::optional<torch::Tensor>& weights = std::nullopt);
+
+  /// Read at construction; padding_idx counted from the start.
+  TokenBagOptions options;
+  torch::Tensor weight;
+};
+
+class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {
+ public:
+  using torch::nn::ModuleHolder<TokenBagImpl>::ModuleHolder;
+
+  /// A module over `weight` [num_embeddings, embedding_dim], which it shares. Sizes in `options`
+  /// are ignored.
+  static POSEMBED_API TokenBag from_pretrained(const torch::Tensor& weight, bool freeze = true,
+                                               TokenBagOptions options = {0, 0});
+};
+
+}  // namespace posembed

@@ -1,0 +1,201 @@
+// What a token adds up: rows of tables, fetched ahead of their use, and the sinusoid of its
+// position, which is made once where neighbours share it. Part of kernel_cpu.cpp.
+#pragma once
+
+#include <cstdlib>
+
+#include "core/run.h"
+#include "input/kernel.h"
+
+namespace posembed::input::POSEMBED_ISA {
+
+using core::Compute;
+using core::Run;
+
+/// Memory for rows in the arithmetic's type; std::vector's members would be shared between
+/// instruction sets.
+template <typename C>
+class RowMemory {
+ public:
+  /// `rows` of `columns` elements and more, up to whole runs.
+  RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_runs(columns + 1)) {
+    const auto bytes = static_cast<size_t>(rows * stride_) * sizeof(C);
+    data_ = static_cast<C*>(std::aligned_alloc(64, bytes));
+  }
+  RowMemory(const RowMemory&) = delete;
+  RowMemory& operator=(const RowMemory&) = delete;
+  ~RowMemory() { std::free(data_); }
+
+  C* row(int64_t number) const { return data_ + number * stride_; }
+
+ private:
+  int64_t stride_;
+  C* data_;
+};
+
+/// A row of T as values in the order of runs, or nothing.
+template <typename T>
+class ValueRow {
+ public:
+  using C = Compute<T>;
+
+  ValueRow(const void* row, int64_t columns) : given_(row != nullptr), memory_(1, columns) {
+    if (!given_) return;
+    core::for_runs(columns, [&](int64_t i, auto count) {
+      const auto values = core::load_run(static_cast<const T*>(row) + i, count);
+      core::store_values(values, memory_.row(0) + i);
+    });
+  }
+
+  const C* values() const { return given_ ? memory_.row(0) : nullptr; }
+
+ private:
+  bool given_;
+  RowMemory<C> memory_;
+};
+
+struct Token {
+  int64_t batch, place;
+};
+
+/// Tokens are numbered place by place, so that neighbours share a position.
+POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
+  return {number % a.batch, number / a.batch};
+}
+
+/// The token after `token`: without token_at's division.
+POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
+  if (token.batch + 1 < a.batch) return {token.batch + 1, token.place};
+  return {0, token.place + 1};
+}
+
+/// The token's place in [batch, seq].
+POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
+  return token.batch * a.seq + token.place;
+}
+
+POSEMBED_INLINE int64_t index_of(const Table& table, const Token& token) {
+  if (table.index.data == nullptr) return table.offset + token.place;
+  return read(table.index,
+              token.batch * table.index_stride[0] + token.place * table.index_stride[1]);
+}
+
+template <typename T>
+POSEMBED_INLINE const T* table_row(const Table& table, const Token& token) {
+  if (table.data == nullptr) return nullptr;
+  const int64_t row = index_of(table, token) + table.first_row;
+  return static_cast<const T*>(table.data) + row * table.stride;
+}
+
+/// A row of sinusoids in the order of runs.
+template <typename T>
+class Wave {
+ public:
+  using C = Compute<T>;
+
+  explicit Wave(const sinusoidal::Sinusoid& sinusoid)
+      : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
+
+  /// That of `position`; nullptr where there is no sinusoid.
+  const C* at(int64_t position) {
+    if (sinusoid_.pairs == 0) return nullptr;
+    if (!known_ || position != position_) fill(position);
+    return memory_.row(0);
+  }
+
+ private:
+  void fill(int64_t position) {
+    const sinusoidal::Layout& layout = sinusoid_.layout;
+    C *row = memory_.row(1), *sines = memory_.row(2), *cosines = memory_.row(3);
+    sinusoidal::fill_waves(position, sinusoidal::turns_of<T>(sinusoid_), sinusoid_.pairs,
+                           static_cast<C>(scale_of(sinusoid_)), sines, cosines);
+    const C* first = layout.cos_first ? cosines : sines;
+    const C* second = layout.cos_first ? sines : cosines;
+    const int64_t columns = core::round_up_to_runs(layout.columns);
+    for (int64_t i = layout.filled; i < columns; ++i) row[i] = 0;
+    const int64_t seconds = layout.filled - sinusoid_.pairs;
+    const int64_t step = layout.interleaved ? 2 : 1;
+    C* other = row + sinusoidal::second_column(layout, 0);
+    for (int64_t i = 0; i < sinusoid_.pairs; ++i) row[i * step] = first[i];
+    for (int64_t i = 0; i < seconds; ++i) other[i * step] = second[i];
+    core::order_values<T>(row, columns, memory_.row(0));
+    position_ = position;
+    known_ = true;
+  }
+
+  const sinusoidal::Sinusoid& sinusoid_;
+  RowMemory<C> memory_;
+  bool known_ = false;
+  int64_t position_ = 0;
+};
+
+/// The rows of one token.
+template <typename T>
+struct Rows {
+  const T* token;
+  const T* type;
+  const T* position;
+  const Compute<T>* wave;
+  Compute<T> scale;
+  const T* soon;  // the token row that is wanted a few tokens later
+};
+
+/// Brings a run of a row into the second-level cache.
+template <typename T>
+POSEMBED_INLINE void prefetch_run(const T* row) {
+  constexpr int64_t line = 64 / sizeof(T);
+  for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
+}
+
+/// The sum of a token's rows from column i on, in the order in which BERT adds them.
+template <typename T, typename Count>
+POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
+  prefetch_run(rows.soon + i);
+  Run<T> sum = core::load_run(rows.token + i, count);
+  if (rows.scale != 1) sum = sum * rows.scale;
+  if (rows.type != nullptr) sum = sum + core::load_run(rows.type + i, count);
+  if (rows.position != nullptr) sum = sum + core::load_run(rows.position + i, count);
+  if (rows.wave != nullptr) sum = sum + core::load_values<T>(rows.wave + i);
+  return sum;
+}
+
+/// Walks through tokens and finds their rows.
+template <typename T>
+class TokenRows {
+ public:
+  /// Tokens [begin, end).
+  TokenRows(const Arguments& a, int64_t begin, int64_t end)
+      : a_(a), left_(end - begin - distance), wave_(a.sinusoid) {
+    if (begin >= end) return;
+    token_ = token_at(a, begin);
+    soon_ = left_ > 0 ? token_at(a, begin + distance) : token_;
+  }
+
+  const Token& token() const { return token_; }
+
+  /// The token whose rows are fetched meanwhile.
+  const Token& soon() const { return soon_; }
+
+  /// The rows of the token at hand.
+  Rows<T> rows() {
+    return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
+            table_row<T>(a_.position, token_), wave_.at(index_of(a_.position, token_)),
+            static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, soon_)};
+  }
+
+  void advance() {
+    token_ = after(a_, token_);
+    if (--left_ > 0) soon_ = after(a_, soon_);
+  }
+
+ private:
+  /// Far enough for a row to arrive from memory while the rows before it are worked on.
+  static constexpr int64_t distance = 6;
+
+  const Arguments& a_;
+  int64_t left_;  // tokens before soon_ is the last
+  Token token_{}, soon_{};
+  Wave<T> wave_;
+};
+
+}  // namespace posembed::input::POSEMBED_ISA

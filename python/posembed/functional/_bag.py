@@ -1,0 +1,67 @@
+"""Rows of a table pooled by bags of ids, as a function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posembed.functional._options import BagMode, Gradient
+from posembed.functional._token import padding_row
+
+
+def token_bag(
+    ids: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    mode: BagMode = "sum",
+    padding_idx: int | None = None,
+    include_last_offset: bool = False,
+    gradient: Gradient = "dense",
+) -> Tensor:
+    """The rows of each bag of ids added, averaged or compared, in float32, and rounded once.
+
+    Args:
+        ids: int32 or int64 [bags, size]; or [count], cut into bags by ``offsets``.
+        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
+        offsets: int32 or int64 [bags]: where each bag begins. The first is 0, none less than the
+            one before it; equal ones leave a bag empty.
+        weights: Factors of the rows of a sum, shaped as ``ids``, in the dtype of ``weight``. A
+            weighted mean is a sum with weights that add up to 1.
+        mode: "sum", "mean", or "max" of each component. Of equal maxima the first gets the
+            gradient.
+        padding_idx: An id that is left out of every bag.
+        include_last_offset: ``offsets`` has one more element: the number of ids.
+        gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
+            id; it has no second derivative.
+
+    Returns:
+        [bags, embedding_dim] in the dtype of ``weight``; zeros for a bag without ids.
+
+    Raises:
+        ValueError: Shapes or options do not fit.
+        TypeError: A dtype is not supported.
+        IndexError: An id is outside the table, or an offset does not fit.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
+        >>> ids, offsets = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 2])
+        >>> pe.functional.token_bag(ids, weight, offsets)
+        tensor([[1., 1.],
+                [4., 4.]])
+        >>> pe.functional.token_bag(ids, weight, offsets, torch.tensor([0.5, 1.0, 0.5, 0.0]))
+        tensor([[0.5000, 1.0000],
+                [1.0000, 1.0000]])
+    """
+    return torch.ops.posembed.token_bag(  # type: ignore[no-any-return]
+        weight,
+        ids,
+        offsets,
+        weights,
+        mode=mode,
+        padding_idx=padding_row(padding_idx, weight.shape[0]),
+        include_last_offset=include_last_offset,
+        gradient=gradient,
+    )

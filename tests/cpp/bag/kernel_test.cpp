@@ -1,0 +1,307 @@
+// The bag kernels of every instruction set, and the source of the CUDA kernels run on the CPU by
+// tests/cpp/cuda_on_cpu: against plain loops in double, and against each other bit for bit.
+#include <cuda_runtime.h>
+
+// The library may hold the real launchers.
+#define pool_cuda pool_cuda_on_cpu
+#define spread_cuda spread_cuda_on_cpu
+#define dot_cuda dot_cuda_on_cpu
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "bag/kernel_cuda.cu"
+
+namespace posembed::bag {
+namespace {
+
+using core::Index;
+
+struct Variant {
+  const char* name;
+  void (*pool)(const PoolArguments&, int64_t, int64_t);
+  void (*spread)(const SpreadArguments&, int64_t, int64_t);
+  void (*dot)(const DotArguments&, int64_t, int64_t);
+};
+
+void pool_on_gpu(const PoolArguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
+}
+void spread_on_gpu(const SpreadArguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(spread_cuda(arguments, nullptr), nullptr);
+}
+void dot_on_gpu(const DotArguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(dot_cuda(arguments, nullptr), nullptr);
+}
+
+std::vector<Variant> variants() {
+  std::vector<Variant> result = {{"baseline", baseline::pool, baseline::spread, baseline::dot},
+                                 {"cuda source", pool_on_gpu, spread_on_gpu, dot_on_gpu}};
+#if defined(POSEMBED_X86_VARIANTS)
+  if (core::instruction_set() >= core::InstructionSet::avx2)
+    result.push_back({"avx2", avx2::pool, avx2::spread, avx2::dot});
+  if (core::instruction_set() >= core::InstructionSet::avx512)
+    result.push_back({"avx512", avx512::pool, avx512::spread, avx512::dot});
+#endif
+  return result;
+}
+
+constexpr int64_t rows = 37, padding = 5;
+
+/// Ids in bags of all kinds: empty, of one id, and longer than a span.
+template <typename T>
+struct Problem {
+  explicit Problem(int64_t dim) : dim(dim) {
+    std::mt19937 generator(static_cast<unsigned>(dim));
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < offsets.back() + 11; ++i)
+      ids.push_back(static_cast<int32_t>(generator() % rows));
+    const auto fill = [&](int64_t count) {
+      std::vector<T> values(static_cast<size_t>(count));
+      for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
+      return values;
+    };
+    table = fill(rows * (dim + 3));
+    gradient = fill(bags() * dim);
+    weights = fill(count());
+  }
+
+  int64_t count() const { return static_cast<int64_t>(ids.size()); }
+  int64_t bags() const { return static_cast<int64_t>(offsets.size()); }
+  Bags view() const {
+    Bags bags;
+    bags.ids = {ids.data(), Index::int32};
+    bags.offsets = {offsets.data(), Index::int64};
+    bags.count = count();
+    bags.bags = this->bags();
+    bags.padding_idx = padding;
+    return bags;
+  }
+  double row(int64_t place, int64_t column) const {
+    const auto at = static_cast<size_t>(ids[static_cast<size_t>(place)] * (dim + 3) + column);
+    return core::load(table[at]);
+  }
+  bool counts(int64_t place) const { return ids[static_cast<size_t>(place)] != padding; }
+  int64_t end(int64_t bag) const {
+    return bag + 1 == bags() ? count() : offsets[static_cast<size_t>(bag + 1)];
+  }
+
+  int64_t dim;
+  std::vector<int64_t> offsets = {0, 0, 1, 140, 140, 143};
+  std::vector<int32_t> ids;
+  std::vector<T> table, gradient, weights;
+};
+
+template <typename T>
+constexpr core::Scalar scalar_of() {
+  if constexpr (std::is_same_v<T, double>) return core::Scalar::float64;
+  if constexpr (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
+  if constexpr (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
+  return core::Scalar::float32;
+}
+
+/// Of a sum of 140 terms of size 1 in float32 or float64, and of its rounding.
+template <typename T>
+double tolerance(double expected) {
+  if constexpr (std::is_same_v<T, double>) return 1e-13;
+  const double half = std::is_same_v<T, core::Float16>    ? 0x1p-11
+                      : std::is_same_v<T, core::BFloat16> ? 0x1p-8
+                                                          : 0x1p-24;
+  return 2e-5 + half * std::abs(expected);
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& left, const std::vector<T>& right) {
+  return std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
+}
+
+template <typename T>
+class BagKernel : public testing::Test {};
+
+using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
+TYPED_TEST_SUITE(BagKernel, Scalars);
+
+/// The pooled element of a bag in double.
+template <typename T>
+double pooled(const Problem<T>& problem, Mode mode, bool weighted, int64_t bag, int64_t column) {
+  double sum = 0, greatest = 0;
+  int64_t kept = 0;
+  for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p) {
+    if (!problem.counts(p)) continue;
+    const double value = problem.row(p, column);
+    sum += value * (weighted ? core::load(problem.weights[static_cast<size_t>(p)]) : 1.0);
+    greatest = kept == 0 ? value : std::max(greatest, value);
+    ++kept;
+  }
+  if (mode == Mode::max) return greatest;
+  return mode == Mode::mean && kept > 0 ? sum / static_cast<double>(kept) : sum;
+}
+
+TYPED_TEST(BagKernel, PoolsBagsOfAllKinds) {
+  using T = TypeParam;
+  for (const int64_t dim : {1, 5, 64, 200}) {
+    const Problem<T> problem(dim);
+    for (const Mode mode : {Mode::sum, Mode::mean, Mode::max}) {
+      for (const bool weighted : {false, true}) {
+        if (weighted && mode != Mode::sum) continue;
+        std::vector<T> first;
+        for (const Variant& variant : variants()) {
+          std::vector<T> out(static_cast<size_t>(problem.bags() * dim));
+          std::vector<int64_t> places(out.size(), -2);
+          PoolArguments arguments;
+          arguments.table = problem.table.data();
+          arguments.weights = weighted ? problem.weights.data() : nullptr;
+          arguments.out = out.data();
+          arguments.places = places.data();
+          arguments.scalar = scalar_of<T>();
+          arguments.mode = mode;
+          arguments.rows = rows;
+          arguments.embedding_dim = dim;
+          arguments.table_stride = dim + 3;
+          arguments.bags = problem.view();
+          variant.pool(arguments, 0, problem.bags());
+          if (first.empty()) first = out;
+          EXPECT_TRUE(same_bits(out, first)) << variant.name << " dim " << dim;
+          for (int64_t i = 0; i < problem.bags() * dim; ++i) {
+            const auto at = static_cast<size_t>(i);
+            const double expected = pooled(problem, mode, weighted, i / dim, i % dim);
+            ASSERT_NEAR(core::load(out[at]), expected, tolerance<T>(expected))
+                << variant.name << " element " << i;
+            if (mode == Mode::max && places[at] >= 0) {
+              ASSERT_EQ(core::load(out[at]), problem.row(places[at], i % dim));
+              ASSERT_TRUE(problem.counts(places[at]));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(BagKernel, SpreadsGradientsToPlaces) {
+  using T = TypeParam;
+  for (const int64_t dim : {1, 5, 64}) {
+    const Problem<T> problem(dim);
+    for (const Variant& variant : variants()) {
+      std::vector<T> out(static_cast<size_t>(problem.count() * dim));
+      SpreadArguments arguments;
+      arguments.gradient = problem.gradient.data();
+      arguments.weights = problem.weights.data();
+      arguments.out = out.data();
+      arguments.scalar = scalar_of<T>();
+      arguments.embedding_dim = dim;
+      arguments.bags = problem.view();
+      variant.spread(arguments, 0, 100);
+      if (variant.spread != spread_on_gpu) variant.spread(arguments, 100, problem.count());
+      for (int64_t bag = 0; bag < problem.bags(); ++bag)
+        for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p)
+          for (int64_t i = 0; i < dim; ++i) {
+            T expected;
+            core::store(core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]) *
+                            core::load(problem.weights[static_cast<size_t>(p)]),
+                        &expected);
+            ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]), core::load(expected))
+                << variant.name << " place " << p;
+          }
+    }
+  }
+}
+
+TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
+  using T = TypeParam;
+  const int64_t dim = 5, bag = 4, first = 140;  // bag 4 has places 140 to 142, bag 3 has none
+  const Problem<T> problem(dim);
+  std::vector<int64_t> places(problem.gradient.size(), -1);
+  for (int64_t i = 0; i < dim; ++i) places[static_cast<size_t>(bag * dim + i)] = first + i % 3;
+  for (const Variant& variant : variants()) {
+    std::vector<T> out(static_cast<size_t>(problem.count() * dim));
+    SpreadArguments arguments;
+    arguments.gradient = problem.gradient.data();
+    arguments.places = places.data();
+    arguments.out = out.data();
+    arguments.scalar = scalar_of<T>();
+    arguments.embedding_dim = dim;
+    arguments.bags = problem.view();
+    variant.spread(arguments, 0, problem.count());
+    for (int64_t p = 0; p < problem.count(); ++p)
+      for (int64_t i = 0; i < dim; ++i) {
+        const double whole = core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]);
+        ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]),
+                  p == first + i % 3 ? whole : 0.0)
+            << variant.name << " place " << p;
+      }
+  }
+}
+
+TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
+  using T = TypeParam;
+  for (const int64_t dim : {1, 5, 64, 200}) {
+    const Problem<T> problem(dim);
+    for (const Variant& variant : variants()) {
+      std::vector<T> out(static_cast<size_t>(problem.count()));
+      DotArguments arguments;
+      arguments.gradient = problem.gradient.data();
+      arguments.table = problem.table.data();
+      arguments.out = out.data();
+      arguments.scalar = scalar_of<T>();
+      arguments.rows = rows;
+      arguments.embedding_dim = dim;
+      arguments.table_stride = dim + 3;
+      arguments.bags = problem.view();
+      variant.dot(arguments, 0, problem.count());
+      for (int64_t bag = 0; bag < problem.bags(); ++bag)
+        for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p) {
+          double expected = 0;
+          for (int64_t i = 0; problem.counts(p) && i < dim; ++i) {
+            expected += core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]) *
+                        problem.row(p, i);
+          }
+          ASSERT_NEAR(core::load(out[static_cast<size_t>(p)]), expected, tolerance<T>(expected))
+              << variant.name << " place " << p;
+        }
+    }
+  }
+}
+
+PoolArguments pool_of(Problem<float>& problem, std::vector<float>& out, core::DeviceError* error) {
+  PoolArguments arguments;
+  arguments.table = problem.table.data();
+  arguments.out = out.data();
+  arguments.rows = rows;
+  arguments.embedding_dim = problem.dim;
+  arguments.table_stride = problem.dim + 3;
+  arguments.bags = problem.view();
+  arguments.error = error;
+  return arguments;
+}
+
+TEST(BagCudaSource, RecordsABadIdAndLeavesItOut) {
+  Problem<float> problem(4);
+  problem.ids[0] = rows;  // the only id of bag 1
+  std::vector<float> out(static_cast<size_t>(problem.bags() * 4), 7.0f);
+  core::DeviceError error = {};
+  ASSERT_EQ(pool_cuda(pool_of(problem, out, &error), nullptr), nullptr);
+  EXPECT_EQ(error.kind, core::ErrorKind::token_id);
+  EXPECT_EQ(error.value, rows);
+  EXPECT_EQ(error.place, 0);
+  for (int i = 4; i < 8; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
+}
+
+TEST(BagCudaSource, RecordsABadOffsetAndLeavesItsBagsEmpty) {
+  for (const int64_t bad : {int64_t{-1}, int64_t{1} << 40}) {
+    Problem<float> problem(4);
+    problem.offsets[3] = bad;
+    std::vector<float> out(static_cast<size_t>(problem.bags() * 4), 7.0f);
+    core::DeviceError error = {};
+    ASSERT_EQ(pool_cuda(pool_of(problem, out, &error), nullptr), nullptr);
+    EXPECT_EQ(error.kind, core::ErrorKind::bag_offset);
+    EXPECT_EQ(error.value, bad);
+    EXPECT_EQ(error.place, 3);
+    for (int i = 8; i < 16; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
+  }
+}
+
+}  // namespace
+}  // namespace posembed::bag

@@ -1,0 +1,105 @@
+// TokenBag as a C++ program uses it: likeness to torch::nn::EmbeddingBag, weights, copies, errors.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "posembed/bag.h"
+
+namespace {
+
+using posembed::BagMode;
+using posembed::TokenBag;
+using posembed::TokenBagImpl;
+using posembed::TokenBagOptions;
+using torch::Tensor;
+
+Tensor some_ids() { return torch::tensor({1, 2, 1, 0, 4, 1}); }
+Tensor some_offsets() { return torch::tensor({0, 3, 3}); }
+
+torch::nn::EmbeddingBagOptions torchs(BagMode mode) {
+  auto options = torch::nn::EmbeddingBagOptions(5, 7).padding_idx(0);
+  if (mode == BagMode::sum) return options.mode(torch::kSum);
+  if (mode == BagMode::mean) return options.mode(torch::kMean);
+  return options.mode(torch::kMax);
+}
+
+TEST(BagModule, EqualsTorchEmbeddingBag) {
+  for (const BagMode mode : {BagMode::sum, BagMode::mean, BagMode::max}) {
+    TokenBag ours(TokenBagOptions(5, 7).mode(mode).padding_idx(-5));
+    EXPECT_TRUE(torch::equal(ours->weight[0], torch::zeros({7})));
+    torch::nn::EmbeddingBag theirs(torchs(mode));
+    theirs->weight.set_data(ours->weight.detach().clone());
+    const Tensor output = ours->forward(some_ids(), some_offsets());
+    EXPECT_TRUE(torch::allclose(output, theirs->forward(some_ids(), some_offsets())));
+    const Tensor gradient = torch::randn_like(output);
+    output.backward(gradient);
+    theirs->forward(some_ids(), some_offsets()).backward(gradient);
+    EXPECT_TRUE(torch::allclose(ours->weight.grad(), theirs->weight.grad()));
+  }
+}
+
+TEST(BagModule, WeightsAreFactorsAndGetGradients) {
+  TokenBag bag(5, 3);
+  const Tensor weights = torch::randn({2, 3}, torch::requires_grad());
+  const Tensor ids = some_ids().view({2, 3});
+  const Tensor rows = bag->weight.index_select(0, ids.flatten()).view({2, 3, 3});
+  const Tensor output = bag->forward(ids, std::nullopt, weights);
+  EXPECT_TRUE(torch::allclose(output, (rows * weights.unsqueeze(-1)).sum(1), 1e-5, 1e-6));
+  output.sum().backward();
+  EXPECT_TRUE(torch::allclose(weights.grad(), rows.sum(-1), 1e-5, 1e-6));
+}
+
+TEST(BagModule, ClonesAndSaves) {
+  TokenBag bag(TokenBagOptions(5, 8).mode(BagMode::mean).padding_idx(0));
+  const auto copy = std::dynamic_pointer_cast<TokenBagImpl>(bag->clone());
+  EXPECT_NE(copy->weight.data_ptr(), bag->weight.data_ptr());
+  EXPECT_TRUE(torch::equal(copy->forward(some_ids(), some_offsets()),
+                           bag->forward(some_ids(), some_offsets())));
+  std::stringstream file;
+  torch::save(bag, file);
+  TokenBag other(5, 8);
+  torch::load(other, file);
+  EXPECT_TRUE(torch::equal(other->weight, bag->weight));
+}
+
+TEST(BagModule, FromPretrainedSharesAndFreezes) {
+  const Tensor table = torch::randn({4, 2});
+  TokenBag bag = TokenBag::from_pretrained(table);
+  EXPECT_EQ(bag->weight.data_ptr(), table.data_ptr());
+  EXPECT_FALSE(bag->weight.requires_grad());
+  EXPECT_THROW(TokenBag::from_pretrained(torch::zeros({3})), c10::ValueError);
+}
+
+TEST(BagModule, PrintsItsOptions) {
+  std::ostringstream text;
+  text << TokenBag(5, 8) << "; "
+       << TokenBag(TokenBagOptions(5, 8)
+                       .mode(BagMode::max)
+                       .padding_idx(-1)
+                       .include_last_offset(true)
+                       .gradient(posembed::TableGradient::rows));
+  EXPECT_EQ(text.str(),
+            "TokenBag(5, 8, mode='sum'); TokenBag(5, 8, mode='max', padding_idx=4, "
+            "include_last_offset=True, gradient='rows')");
+}
+
+TEST(BagModule, RefusesWhatDoesNotFit) {
+  EXPECT_THROW(TokenBag(TokenBagOptions(5, 8).padding_idx(5)), c10::ValueError);
+  EXPECT_THROW(TokenBag(-1, 8), c10::ValueError);
+  EXPECT_THROW(TokenBag(TokenBagOptions(5, 8)._weight(torch::zeros({5, 7}))), c10::ValueError);
+  TokenBag bag(5, 8);
+  EXPECT_THROW(bag->forward(some_ids()), c10::ValueError);
+  EXPECT_THROW(bag->forward(some_ids(), torch::tensor({1, 2})), c10::IndexError);
+  try {
+    bag->forward(torch::tensor({{0, 5}}));
+    FAIL() << "id 5 was taken";
+  } catch (const c10::IndexError& error) {
+    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at place 1"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace

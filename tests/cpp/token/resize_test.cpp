@@ -1,0 +1,88 @@
+// TokenEmbedding::resize: rows that stay, new ones, and what optimizers know of them.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "posembed/token.h"
+
+namespace {
+
+using posembed::ResizeOptions;
+using posembed::TokenEmbedding;
+using posembed::TokenOptions;
+using torch::Tensor;
+
+Tensor some_ids() { return torch::tensor({{1, 2, 1}, {0, 4, 1}}); }
+
+TEST(TokenResize, NewRowsAreTheMeanAndOldOnesStay) {
+  TokenEmbedding token(TokenOptions(5, 8).padding_idx(0));
+  const Tensor before = token->weight.detach().clone();
+  token->forward(some_ids()).sum().backward();
+  token->resize(7);
+  EXPECT_TRUE(torch::equal(token->weight.narrow(0, 0, 5), before));
+  EXPECT_TRUE(torch::allclose(token->weight.narrow(0, 5, 2), before.mean(0).expand({2, 8})));
+  EXPECT_TRUE(token->weight.requires_grad());
+  EXPECT_FALSE(token->weight.grad().defined());
+  EXPECT_EQ(token->logits(torch::zeros({8})).size(0), 7);
+  token->resize(2);
+  EXPECT_TRUE(torch::equal(token->weight, before.narrow(0, 0, 2)));
+}
+
+TEST(TokenResize, TakesGivenRowsAndDrawsOthersRepeatably) {
+  TokenEmbedding token(5, 8);
+  token->resize(6, ResizeOptions().rows(torch::ones({1, 8})));
+  EXPECT_TRUE(torch::equal(token->weight[5], torch::ones({8})));
+  std::vector<Tensor> drawn;
+  for (int i = 0; i < 2; ++i) {
+    TokenEmbedding copy = TokenEmbedding::from_pretrained(token->weight.detach().clone());
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
+    copy->resize(9, ResizeOptions()
+                        .initialization("mean-and-covariance")
+                        .covariance_scale(1.0)
+                        .generator(generator));
+    drawn.push_back(copy->weight);
+  }
+  EXPECT_TRUE(torch::equal(drawn[0], drawn[1]));
+  EXPECT_FALSE(torch::equal(drawn[0][6], drawn[0][7]));
+}
+
+/// The last step of two tables that began alike, one of which grew and shrank again.
+template <typename Optimizer, typename Options>
+void expect_state_survives(const Options& options) {
+  const Tensor values = torch::randn({5, 8});
+  std::vector<Tensor> results;
+  for (const bool resizes : {false, true}) {
+    auto token = TokenEmbedding::from_pretrained(values.clone(), /*freeze=*/false);
+    Optimizer optimizer(token->parameters(), options);
+    for (int step = 0; step < 4; ++step) {
+      if (resizes && step == 2) token->resize(9, {}, &optimizer);
+      if (resizes && step == 3) token->resize(5, {}, &optimizer);
+      optimizer.zero_grad();
+      token->forward(some_ids()).pow(2).sum().backward();
+      optimizer.step();
+    }
+    results.push_back(token->weight.detach());
+  }
+  EXPECT_TRUE(torch::equal(results[0], results[1]));
+}
+
+TEST(TokenResize, OptimizersKeepWhatTheyKnow) {
+  expect_state_survives<torch::optim::Adam>(torch::optim::AdamOptions(0.1).amsgrad(true));
+  expect_state_survives<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+  expect_state_survives<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+TEST(TokenResize, RefusesWhatDoesNotFitAndChangesNothing) {
+  TokenEmbedding token(TokenOptions(5, 8).padding_idx(3)), other(5, 8);
+  EXPECT_THROW(token->resize(3), c10::ValueError);
+  EXPECT_THROW(token->resize(7, ResizeOptions().initialization("median")), c10::ValueError);
+  EXPECT_THROW(token->resize(7, ResizeOptions().rows(torch::ones({1, 8}))), c10::ValueError);
+  torch::optim::SGD of_another(other->parameters(), 0.1);
+  EXPECT_THROW(token->resize(7, {}, &of_another), c10::ValueError);
+  EXPECT_EQ(token->weight.size(0), 5);
+  EXPECT_EQ(token->options.num_embeddings(), 5);
+}
+
+}  // namespace

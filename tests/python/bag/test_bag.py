@@ -1,0 +1,328 @@
+"""TokenBag beyond what all operators are tested for: likeness to nn.EmbeddingBag, gradients, errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import posembed as pe
+import pytest
+import torch
+from support.case import FLOATING, assert_close
+from torch import Tensor, nn
+
+ROWS, COLUMNS = 37, 5
+
+
+def make_places(
+    count: int = 200, bags: int = 30, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Ids and offsets, some of them equal."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, ROWS, (count,), generator=generator)
+    offsets = torch.randint(0, count + 1, (bags,), generator=generator).sort().values
+    offsets[0] = 0
+    offsets[10:13] = offsets[10]
+    return ids.to(device), offsets.to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 3, -1])
+@pytest.mark.parametrize("include_last_offset", [False, True])
+def test_equals_torch(mode, padding_idx, include_last_offset, dtype, device: torch.device) -> None:
+    options = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": include_last_offset}
+    modules = []
+    for kind in (pe.TokenBag, nn.EmbeddingBag):
+        torch.manual_seed(1)
+        modules.append(kind(ROWS, COLUMNS, dtype=dtype, device=device, **options))
+    ours, theirs = modules
+    assert torch.equal(ours.weight, theirs.weight)
+    ids, offsets = make_places(device=device)
+    if include_last_offset:
+        offsets[-1] = len(ids)
+    for index in (torch.int32, torch.int64):
+        ours.zero_grad(), theirs.zero_grad()
+        result, expected = ours(ids.to(index), offsets.to(index)), theirs(ids, offsets)
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+        assert_close(result, expected, tolerance)
+        gradient = torch.randn_like(expected)
+        result.backward(gradient), expected.backward(gradient)
+        assert_close(ours.weight.grad, theirs.weight.grad, tolerance)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size_equal_torch(mode: str, device: torch.device) -> None:
+    weight = torch.randn(ROWS, COLUMNS, device=device)
+    ids = make_places(device=device)[0].view(20, 10)
+    expected = nn.functional.embedding_bag(ids, weight, mode=mode)
+    assert_close(pe.functional.token_bag(ids, weight, mode=mode), expected, 1e-6)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_weights_and_their_gradients_equal_torch(padding_idx, device: torch.device) -> None:
+    ids, offsets = make_places(device=device)
+    tables = [torch.randn(ROWS, COLUMNS, device=device).requires_grad_()]
+    tables.append(tables[0].detach().clone().requires_grad_())
+    weights = [torch.randn(len(ids), device=device).requires_grad_()]
+    weights.append(weights[0].detach().clone().requires_grad_())
+    ours = pe.functional.token_bag(ids, tables[0], offsets, weights[0], padding_idx=padding_idx)
+    theirs = nn.functional.embedding_bag(
+        ids,
+        tables[1],
+        offsets,
+        per_sample_weights=weights[1],
+        mode="sum",
+        padding_idx=padding_idx,
+    )
+    assert_close(ours, theirs, 1e-6)
+    ours.pow(2).sum().backward(), theirs.pow(2).sum().backward()
+    assert_close(tables[0].grad, tables[1].grad, 2e-6)
+    assert_close(weights[0].grad, weights[1].grad, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_sums_are_rounded_once(dtype: torch.dtype, gradient: str, device: torch.device) -> None:
+    """10,240 ones, forwards and backwards, weighted and not."""
+    ids = torch.zeros(1, 10240, dtype=torch.int64, device=device)
+    table = torch.ones(2, 8, dtype=dtype, device=device)
+    for weights in (None, torch.ones(1, 10240, dtype=dtype, device=device)):
+        bag = pe.TokenBag.from_pretrained(table, freeze=False, gradient=gradient)
+        output = bag(ids, weights=weights)
+        assert output.double().eq(10240).all()
+        output.sum().backward()
+        found = bag.weight.grad.to_dense().double()
+        assert found[0].eq(10240).all()
+        assert found[1].eq(0).all()
+
+
+def gradient_of(gradient: str, mode: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    torch.manual_seed(2)
+    bag = pe.TokenBag(
+        ROWS, COLUMNS, mode, padding_idx=5, gradient=gradient, dtype=dtype, device=device
+    )
+    output = bag(*make_places(60, device=device))
+    slope = torch.linspace(-1, 1, output.numel(), device=device)
+    output.backward(slope.view_as(output).to(dtype))
+    return bag.weight.grad
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_rows_form_has_each_touched_row_once_in_order(dtype, mode, device: torch.device) -> None:
+    rows, dense = (gradient_of(form, mode, dtype, device) for form in ("rows", "dense"))
+    expected = make_places(60, device=device)[0].unique()
+    assert torch.equal(rows._indices(), expected[expected != 5].unsqueeze(0))
+    assert torch.equal(rows.to_dense(), dense)
+
+
+def test_rows_form_refuses_second_derivatives() -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, gradient="rows")
+    loss = bag(*make_places()).pow(2).sum()
+    (first,) = torch.autograd.grad(loss, bag.weight, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gradient='dense'"):
+        first.to_dense().sum().backward()
+
+
+def test_rows_operator_passes_opcheck(device: torch.device) -> None:
+    ids, offsets = make_places(device=device)
+    gradient = torch.randn(len(offsets), COLUMNS, device=device)
+    torch.library.opcheck(
+        torch.ops.posembed.token_bag_backward_rows.default,
+        (gradient, ids, offsets),
+        {"num_embeddings": ROWS, "mode": "mean"},
+    )
+
+
+def test_last_offset_compiles_for_every_number_of_bags() -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, "mean", include_last_offset=True)
+    compiled = torch.compile(bag, backend="aot_eager", fullgraph=True, dynamic=True)
+    for count, bags in ((200, 30), (150, 20), (90, 41)):
+        ids, offsets = make_places(count, bags)
+        offsets[-1] = count
+        assert torch.equal(compiled(ids, offsets), bag(ids, offsets))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_empty_bags_are_zeros(mode: str, device: torch.device) -> None:
+    bag = pe.TokenBag(4, 3, mode, padding_idx=1, device=device)
+    ids = torch.tensor([2, 1, 1], device=device)
+    output = bag(ids, torch.tensor([0, 1, 1], device=device))  # one id, none, padding alone
+    assert_close(output[0], bag.weight[2], 1e-6)
+    assert not output[1:].any()
+    assert bag(torch.zeros(2, 0, dtype=torch.int64, device=device)).eq(0).all()
+    output.sum().backward()
+    assert bag.weight.grad[2].eq(1).all()
+    assert not bag.weight.grad[[0, 1, 3]].any()
+
+
+def test_maximum_keeps_the_first_of_equals_and_every_nan() -> None:
+    weight = torch.tensor([[1.0, 5.0], [1.0, float("nan")], [-float("inf"), 7.0]])
+    pooled, places = torch.ops.posembed.token_bag_max(weight, torch.tensor([[2, 0, 1, 0]]))
+    assert pooled[0, 0] == 1
+    assert pooled[0, 1].isnan()
+    assert places.tolist() == [[1, 2]]
+    lowest, places = torch.ops.posembed.token_bag_max(weight, torch.tensor([[2]]))
+    assert lowest[0, 0] == -float("inf")
+    assert places.tolist() == [[0, 0]]
+
+
+def test_shared_table_gives_means_of_a_token_embedding() -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS)
+    bag = pe.TokenBag.from_pretrained(token.weight, freeze=False, mode="mean")
+    ids = torch.randint(0, ROWS, (4, 6))
+    assert_close(bag(ids), token(ids).mean(1), 1e-6)
+    assert bag.weight.data_ptr() == token.weight.data_ptr()
+    assert not pe.TokenBag.from_pretrained(token.weight.detach()).weight.requires_grad
+    with pytest.raises(ValueError, match="embeddings: expected"):
+        pe.TokenBag.from_pretrained(torch.zeros(3))
+
+
+def test_copies_pickles_and_meta_device() -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, "mean", padding_idx=0, gradient="rows")
+    for other in (copy.deepcopy(bag), pickle.loads(pickle.dumps(bag))):
+        assert repr(other) == repr(bag)
+        assert torch.equal(other(*make_places()), bag(*make_places()))
+    meta = pe.TokenBag(ROWS, COLUMNS, padding_idx=0, device="meta")
+    assert meta(torch.zeros(2, 3, dtype=torch.int64, device="meta")).shape == (2, COLUMNS)
+    real = meta.to_empty(device="cpu")
+    real.reset_parameters()
+    assert not real.weight[0].any()
+    assert list(real.state_dict()) == list(nn.EmbeddingBag(2, 2).state_dict())
+
+
+@pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5])
+def test_id_outside_the_table_cpu(value: int) -> None:
+    ids, offsets = make_places()
+    ids[17] = value
+    message = f"token table of {ROWS}, got {value} at place 17"
+    gradient = torch.zeros(len(offsets), COLUMNS)
+    weight = torch.zeros(ROWS, COLUMNS)
+    with pytest.raises(IndexError, match=message):
+        pe.functional.token_bag(ids, weight, offsets)
+    with pytest.raises(IndexError, match=message):
+        torch.ops.posembed.token_bag_backward(gradient, ids, offsets, num_embeddings=ROWS)
+    with pytest.raises(IndexError, match=message):
+        torch.ops.posembed.token_bag_weights_backward(gradient, weight, ids, offsets)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "last", "value", "place"),
+    [
+        ([1, 2], False, 1, 0),
+        ([0, 3, 2], False, 2, 2),
+        ([0, 5], False, 5, 1),
+        ([0, -1], False, -1, 1),
+        ([0, 2, 3], True, 3, 2),
+        ([3], True, 3, 0),
+    ],
+)
+def test_offsets_that_do_not_fit_cpu(
+    offsets: list[int], last: bool, value: int, place: int
+) -> None:
+    with pytest.raises(IndexError, match=f"offsets: expected 0.*got {value} at place {place}"):
+        pe.functional.token_bag(
+            torch.zeros(4, dtype=torch.int64),
+            torch.zeros(ROWS, COLUMNS),
+            torch.tensor(offsets),
+            include_last_offset=last,
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("columns", [1, 5, 64, 768])
+def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: int) -> None:
+    ids, offsets = make_places(4000)
+    weight = torch.randn(ROWS, columns).to(dtype)
+    results = []
+    for device in ("cpu", "cuda"):
+        table = weight.to(device, copy=True).requires_grad_()
+        output = pe.functional.token_bag(
+            ids.to(device), table, offsets.to(device), mode=mode, padding_idx=4
+        )
+        output.backward(output.detach())
+        results.append((output.detach().cpu(), table.grad.cpu()))
+    for cpu, cuda in zip(*results, strict=True):
+        assert torch.equal(cpu, cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bad_ids_and_offsets_cuda() -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, device="cuda")
+    ids, offsets = make_places(device="cuda")
+    for bad, place, message in ((ids, 17, "token id 99"), (offsets, 3, "bag offset 999")):
+        good = int(bad[place])
+        bad[place] = int(message.split()[-1])
+        output = bag(ids, offsets)
+        with pytest.raises(IndexError, match=f"{message} at place {place}"):
+            pe.check_errors()
+        assert output.isfinite().all()
+        bad[place] = good
+        assert_close(
+            bag(ids, offsets),
+            nn.functional.embedding_bag(ids, bag.weight, offsets, mode="sum"),
+            1e-6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "mode: expected 'sum'", lambda bag, ids: bag(ids, mode="median")),
+        (ValueError, "ids: expected .bags, size.", lambda bag, ids: bag(ids[0])),
+        (ValueError, "ids: expected .count. beside", lambda bag, ids: bag(ids, offsets=ids[0])),
+        (TypeError, "ids: expected int32", lambda bag, ids: bag(ids.float())),
+        (
+            TypeError,
+            "offsets: expected int32",
+            lambda bag, ids: bag(ids[0], offsets=torch.zeros(1)),
+        ),
+        (ValueError, "offsets: expected .bags.", lambda bag, ids: bag(ids[0], offsets=ids)),
+        (
+            ValueError,
+            "offsets: expected the end",
+            lambda bag, ids: bag(ids[0], offsets=ids[0, :0], include_last_offset=True),
+        ),
+        (
+            ValueError,
+            "weights: expected none with mode 'mean'",
+            lambda bag, ids: bag(ids, weights=torch.zeros(2, 3), mode="mean"),
+        ),
+        (
+            ValueError,
+            "weights: expected the shape of ids",
+            lambda bag, ids: bag(ids, weights=torch.zeros(2, 2)),
+        ),
+        (
+            TypeError,
+            "weights: expected the dtype",
+            lambda bag, ids: bag(ids, weights=torch.zeros(2, 3).double()),
+        ),
+        (ValueError, "padding_idx: expected", lambda bag, ids: bag(ids, padding_idx=ROWS)),
+        (ValueError, "gradient: expected", lambda bag, ids: bag(ids, gradient="columns")),
+    ],
+)
+def test_errors(error: type[Exception], message: str, call) -> None:
+    def bag(ids, **options):
+        return pe.functional.token_bag(ids, torch.zeros(ROWS, COLUMNS), **options)
+
+    with pytest.raises(error, match=message):
+        call(bag, torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("mode: expected", {"mode": "median"}),
+        ("padding_idx: expected -37 to 36", {"padding_idx": ROWS}),
+        ("gradient: expected", {"gradient": "columns"}),
+    ],
+)
+def test_module_refuses_at_once(message: str, options: dict) -> None:
+    with pytest.raises(ValueError, match=message):
+        pe.TokenBag(ROWS, COLUMNS, **options)
