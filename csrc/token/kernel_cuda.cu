@@ -35,7 +35,7 @@ __device__ Item item_of_lane(int64_t pieces, int vectors) {
   return {row, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
 }
 
-unsigned blocks_for(int64_t items) { return static_cast<unsigned>(divide_up(items, warps)); }
+int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
 
 // ---- gather ----
 
@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int6
 template <typename T, int width>
 void launch_gather(const GatherArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, gather_vectors * warp_size * width);
-  core::launch(gather_kernel<T, width>, blocks_for(a.count * pieces), threads, 0, stream, a,
-               pieces);
+  core::launch(gather_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, pieces);
 }
 
 // ---- backward ----
@@ -347,31 +346,30 @@ void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t st
   const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
   if (a.row_ids == nullptr) {
     const int64_t table_pieces = divide_up(a.embedding_dim, table_vectors * warp_size * width);
-    core::launch(table_kernel<T, width>, blocks_for(a.num_embeddings * table_pieces), threads, 0,
+    core::launch(table_kernel<T, width>, blocks_for(a.num_embeddings * table_pieces), threads,
                  stream, a, w, table_pieces);
     if (a.count <= span) return;
   }
-  core::launch(span_kernel<T, width>, blocks_for(a.count * pieces), threads, 0, stream, a, w,
-               pieces);
+  core::launch(span_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, w, pieces);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);
-  core::launch(finish_kernel<T, width>, blocks_for(windows * pieces), threads, 0, stream, a, w,
+  core::launch(finish_kernel<T, width>, blocks_for(windows * pieces), threads, stream, a, w,
                pieces);
 }
 
 void sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  core::launch(key_kernel, blocks, threads, 0, stream, a, w);
+  const int64_t blocks = divide_up(a.count, threads);
+  core::launch(key_kernel, blocks, threads, stream, a, w);
   cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_places,
                                   w.places, a.count, 0, key_bits(a.num_embeddings), stream);
   if (a.row_ids == nullptr) {
     cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
-    core::launch(first_kernel, blocks, threads, 0, stream, a, w);
+    core::launch(first_kernel, blocks, threads, stream, a, w);
     return;
   }
-  core::launch(head_kernel, blocks, threads, 0, stream, a, w);
+  core::launch(head_kernel, blocks, threads, stream, a, w);
   cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys, w.ranks, a.count, stream);
-  core::launch(row_id_kernel, blocks, threads, 0, stream, a, w);
+  core::launch(row_id_kernel, blocks, threads, stream, a, w);
 }
 
 }  // namespace
