@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, alibi, bag, peers, pretrained, rotary, token
+from cases import additive, alibi, bag, companions, peers, pretrained, rotary, token
 from posembed.commands import measure
 from setting import Setting
 
@@ -41,7 +41,7 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, token, bag, additive, alibi, pretrained)
+FAMILIES = (rotary, companions, token, bag, additive, alibi, pretrained)
 
 
 def parse() -> argparse.Namespace:

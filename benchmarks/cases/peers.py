@@ -1,104 +1,37 @@
-"""Other libraries' rotary embeddings, where they are installed."""
+"""The peers of `posembed benchmark`, and those that only a checkout has."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import Any
-
-import torch
+from posembed.commands.peers import (
+    OTHERS,
+    Call,
+    all_of,
+    complex_form,
+    imported,
+    torchtune,
+    transformers,
+)
+from posembed.commands.peers import PACKAGES as ROTARY_PACKAGES
 from torch import Tensor
 
-Call = Callable[[], Any]
+__all__ = [
+    "OTHERS",
+    "PACKAGES",
+    "Call",
+    "all_of",
+    "complex_form",
+    "installed",
+    "torchtune",
+    "transformers",
+    "triton",
+]
 
-# As pip knows them.
-PACKAGES = ("transformers", "torchtune", "rotary-embedding-torch", "torchembed", "triton")
-
-# Labels of the peers without a goal of their own.
-OTHERS = ("torchtune", "rotary-embedding-torch", "torchembed (key repeated)")
+PACKAGES = (*ROTARY_PACKAGES, "triton")
 
 
 def installed(package: str) -> bool:
-    """Whether it can be imported: a package whose own dependencies do not fit is no peer."""
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        return False
-    return True
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-def transformers_tables(head_dim: int, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines as transformers makes them: float32 angles, cast to the model's dtype."""
-    inverse = 1.0 / 10000.0 ** (torch.arange(0, head_dim, 2, device=like.device).float() / head_dim)
-    angles = torch.outer(torch.arange(seq, device=like.device).float(), inverse)
-    angles = torch.cat((angles, angles), -1).unsqueeze(0)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def transformers(query: Tensor, key: Tensor, compile_peers: bool) -> dict[str, Call]:
-    """Llama's rotation of [batch, heads, seq, head_dim] views, tables made beforehand."""
-    if not installed("transformers"):
-        return {}
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    cos, sin = transformers_tables(query.shape[-1], query.shape[1], query)
-    q, k = query.transpose(1, 2), key.transpose(1, 2)
-    calls: dict[str, Call] = {"transformers": lambda: apply_rotary_pos_emb(q, k, cos, sin)}
-    if compile_peers:
-        fast = compiled(apply_rotary_pos_emb)
-        calls["transformers, compiled"] = lambda: fast(q, k, cos, sin)
-    return calls
-
-
-def complex_form(query: Tensor, key: Tensor) -> dict[str, Call]:
-    """Meta's way: pairs as complex numbers, in float32."""
-    half = query.shape[-1] // 2
-    angles = torch.outer(
-        torch.arange(query.shape[1], device=query.device).float(),
-        10000.0 ** (-torch.arange(half, device=query.device) / half),
-    )
-    turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
-
-    def rotate(x: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
-
-    return {"complex numbers": lambda: (rotate(query), rotate(key))}
-
-
-def torchtune(query: Tensor, key: Tensor) -> dict[str, Call]:
-    if not installed("torchtune.modules"):
-        return {}
-    from torchtune.modules import RotaryPositionalEmbeddings
-
-    rope = RotaryPositionalEmbeddings(query.shape[-1], max_seq_len=query.shape[1]).to(query.device)
-    return {"torchtune": lambda: (rope(query), rope(key))}
-
-
-def rotary_embedding_torch(query: Tensor, key: Tensor) -> dict[str, Call]:
-    if not installed("rotary_embedding_torch"):
-        return {}
-    from rotary_embedding_torch import RotaryEmbedding
-
-    rope = RotaryEmbedding(query.shape[-1], seq_before_head_dim=True).to(query.device)
-    rotate = torch.no_grad()(rope.rotate_queries_or_keys)
-    return {"rotary-embedding-torch": lambda: (rotate(query), rotate(key))}
-
-
-def torchembed(query: Tensor, key: Tensor) -> dict[str, Call]:
-    if not installed("torchembed"):
-        return {}
-    from torchembed import RotaryEmbedding
-
-    rope = RotaryEmbedding(query.shape[-1], max_seq_len=query.shape[1]).to(query.device)
-    q, k = query.transpose(1, 2), key.transpose(1, 2)
-    repeats = q.shape[1] // k.shape[1]
-    wide = k.repeat_interleave(repeats, 1)  # it wants as many key heads as query heads
-    return {"torchembed (key repeated)": lambda: rope(q, wide)}
+    """Whether it can be imported."""
+    return imported(package) is not None
 
 
 def triton(query: Tensor, key: Tensor) -> dict[str, Call]:
@@ -109,13 +42,3 @@ def triton(query: Tensor, key: Tensor) -> dict[str, Call]:
 
     angles = triton_rotary.tables(query.shape[1], query.shape[-1], query.device)
     return {"Triton, in place": lambda: triton_rotary.rotate_(query, key, *angles)}
-
-
-def all_of(query: Tensor, key: Tensor, compile_peers: bool) -> dict[str, Call]:
-    return {
-        **transformers(query, key, compile_peers),
-        **complex_form(query, key),
-        **torchtune(query, key),
-        **rotary_embedding_torch(query, key),
-        **torchembed(query, key),
-    }

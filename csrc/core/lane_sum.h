@@ -8,7 +8,15 @@
 
 namespace posembed::core {
 
-inline constexpr int64_t sum_lanes = 16;
+/// Two of the widest registers: one addition does not wait for the one before.
+inline constexpr int64_t sum_lanes = 32;
+
+/// Adds the upper half of `lane` to the lower one, until one is left.
+template <int64_t half, typename C>
+POSEMBED_INLINE void fold(C* lane) {
+  for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];
+  if constexpr (half > 1) fold<half / 2>(lane);
+}
 
 /// The sum of value(i) over [0, count) in the type C.
 template <typename C, typename Value>
@@ -19,9 +27,7 @@ POSEMBED_INLINE C lane_sum(int64_t count, const Value& value) {
     for (int64_t k = 0; k < sum_lanes; ++k) lane[k] += value(i + k);
   }
   for (; i < count; ++i) lane[i % sum_lanes] += value(i);
-  for (int64_t half = sum_lanes / 2; half > 0; half /= 2) {
-    for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];
-  }
+  fold<sum_lanes / 2>(lane);
   return lane[0];
 }
 

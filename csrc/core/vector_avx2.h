@@ -38,6 +38,13 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return (Words)_mm256_set_m128i(_mm256_cvtps_ph(second, nearest), _mm256_cvtps_ph(first, nearest));
 }
 
+/// The sum of all lanes, by halves: upper to lower.
+POSEMBED_INLINE float add_lanes(Floats value) {
+  const __m128 half = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
+  const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
 /// Adds what rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 

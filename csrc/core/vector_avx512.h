@@ -5,6 +5,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 #if defined(__GNUC__) && !defined(__clang__)
@@ -45,6 +46,15 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const __m512i lower = _mm512_castsi256_si512(_mm512_cvtps_ph(first, nearest));
   return (Words)_mm512_inserti64x4(lower, _mm512_cvtps_ph(second, nearest), 1);
+}
+
+/// The sum of all lanes, by halves: upper to lower.
+POSEMBED_INLINE float add_lanes(Floats value) {
+  const __m256 half =
+      _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps(value, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
 /// The indices that shuffle bytes within each word: `pattern` tells those of the first word of a

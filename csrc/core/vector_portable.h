@@ -47,6 +47,11 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return joined;
 }
 
+/// The sum of all lanes, by halves: upper to lower.
+POSEMBED_INLINE float add_lanes(Floats value) {
+  return (value[0] + value[2]) + (value[1] + value[3]);
+}
+
 /// Adds what rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 

@@ -28,6 +28,11 @@ Tensor types_of(const Input& in) {
   return in.types.has_value() ? *in.types : at::zeros_like(in.ids);
 }
 
+/// The rows that given positions name, [batch, seq].
+Tensor position_rows(const Input& in) {
+  return at::add(*in.positions, in.first_row).expand_symint(in.ids.sym_sizes());
+}
+
 // -------------------------------------------------------------------- as a chain of operators
 
 /// Token, type and position added up, in the compute type.
@@ -38,12 +43,13 @@ Tensor sum_of(const Input& in) {
     sum = at::add(sum, token::call_embedding(*in.token_type, types_of(in)).to(type));
   }
   if (!in.sinusoid.empty()) sum = at::add(sum, encoding(in));
-  if (in.position.has_value()) {
-    const Tensor zeros = at::zeros_like(sum);
-    sum = at::add(sum, learned::call_learned_add(zeros, in.position->to(type), in.positions,
-                                                 in.offset, in.first_row));
+  if (!in.position.has_value()) return sum;
+  const Tensor table = in.position->to(type);
+  if (counts_positions(in)) {
+    return at::add(sum, learned::call_learned_add(at::zeros_like(sum), table, std::nullopt,
+                                                  in.offset, in.first_row));
   }
-  return sum;
+  return at::add(sum, token::call_embedding(table, position_rows(in), in.position_padding_idx));
 }
 
 /// What the norm divides by, and its result before weight and bias.
@@ -71,11 +77,25 @@ Tensor forward_chain(const Input& in) {
   return drop(in, x).to(in.token.scalar_type());
 }
 
+/// The gradients of the tables whose structure needs no sort, from that of the sum.
+Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, const Tensor& bias) {
+  const Tensor none = at::zeros({0}, in.token.options());
+  Tensor position = none, type = none;
+  if (counts_positions(in)) {
+    position = learned::call_learned_backward(sum, std::nullopt, in.position->sym_size(0),
+                                              in.offset, in.first_row);
+  }
+  if (has_few_types(in)) {
+    type = token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
+  }
+  return {norms(in) || drops(in) ? sum : none, weight, bias, position, type};
+}
+
 Backward backward_chain(const Input& in, const Tensor& output_gradient) {
   const at::ScalarType type = in.token.scalar_type();
   Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
   const Tensor none = at::zeros({0}, in.token.options());
-  if (!norms(in)) return {gradient.to(type), none, none};
+  if (!norms(in)) return with_tables(in, gradient.to(type), none, none);
   const Normalised x = normalise(in, sum_of(in));
   const std::array<int64_t, 2> tokens = {0, 1};
   Tensor weight_gradient = none, bias_gradient = none;
@@ -87,7 +107,7 @@ Backward backward_chain(const Input& in, const Tensor& output_gradient) {
   const Tensor along = at::mul(gradient, x.rows).mean(-1, true);
   Tensor rest = at::sub(gradient, at::mul(x.rows, along));
   if (in.norm == "layer") rest = at::sub(rest, gradient.mean(-1, true));
-  return {at::mul(rest, x.rstd).to(type), weight_gradient, bias_gradient};
+  return with_tables(in, at::mul(rest, x.rstd).to(type), weight_gradient, bias_gradient);
 }
 
 bool has_tangent(const Tensor& tensor) { return dispatcher::tangent(tensor).defined(); }
@@ -133,6 +153,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     visit(scale);
     visit(dropout);
     visit(padding_idx);
+    visit(position_padding_idx);
     visit(form);
   }
 
@@ -155,6 +176,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     scale = in.scale;
     dropout = in.dropout;
     padding_idx = in.padding_idx;
+    position_padding_idx = in.position_padding_idx;
     form = in.gradient;
   }
 
@@ -163,24 +185,15 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     if (!gradients[0].defined()) return result;
     const Input in = input();
     Tensor sum = gradients[0];
-    if (norms(in) || drops(in)) {
+    if (norms(in) || drops(in) || counts_positions(in) || has_few_types(in)) {
       Backward found = call_input_embedding_backward(in, sum, mean.unpack(), rstd.unpack());
-      sum = std::get<0>(found);
+      if (norms(in) || drops(in)) sum = std::get<0>(found);
       if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
       if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
+      if (counts_positions(in)) result[position_edge] = std::get<3>(found);
+      if (has_few_types(in)) result[type_edge] = std::get<4>(found);
     }
-    if (needs(token_edge)) {
-      result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
-                                                 in.scale, false, in.gradient);
-    }
-    if (in.position.has_value() && needs(position_edge)) {
-      result[position_edge] = learned::call_learned_backward(
-          sum, in.positions, in.position->sym_size(0), in.offset, in.first_row);
-    }
-    if (in.token_type.has_value() && needs(type_edge)) {
-      result[type_edge] =
-          token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
-    }
+    sort_tables(in, sum, result);
     return result;
   }
 
@@ -190,10 +203,26 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   int64_t first_row = 0;
   std::string sinusoid, norm;
   double eps = 0, scale = 1, dropout = 0;
-  int64_t padding_idx = -1;
+  int64_t padding_idx = -1, position_padding_idx = -1;
   std::string form;
 
  private:
+  /// The gradients of tables whose rows come in any order.
+  void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
+    if (needs(token_edge)) {
+      result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
+                                                 in.scale, false, in.gradient);
+    }
+    if (in.position.has_value() && in.positions.has_value() && needs(position_edge)) {
+      result[position_edge] = token::call_embedding_backward(
+          sum, position_rows(in), in.position->sym_size(0), in.position_padding_idx);
+    }
+    if (in.token_type.has_value() && !has_few_types(in) && needs(type_edge)) {
+      result[type_edge] =
+          token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
+    }
+  }
+
   Input input() const {
     using dispatcher::unpack;
     return {token.unpack(),
@@ -213,6 +242,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
             scale,
             dropout,
             padding_idx,
+            position_padding_idx,
             form};
   }
 };

@@ -11,6 +11,7 @@
 #include "core/device_error.h"
 #include "core/index.h"
 #include "core/scalar.h"
+#include "sinusoidal/sinusoid.h"
 
 namespace posembed::input {
 
@@ -26,6 +27,11 @@ struct Table {
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
+/// Pairs that one CUDA launch can carry in its arguments.
+inline int64_t most_pairs_cuda(core::Scalar scalar) {
+  return scalar == core::Scalar::float64 ? 1024 : 2048;
+}
+
 enum class Norm : int8_t { none, layer, rms };
 
 /// What forward and backward have in common.
@@ -34,7 +40,10 @@ struct Arguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
   Table token, type, position;
   double scale = 1.0;  // of token rows
-  /// Position encodings that come ready instead of a position table, in the compute type.
+  /// Instead of a position table, at the positions that `position` tells; no pairs: there is none.
+  sinusoidal::Sinusoid sinusoid;
+  /// CUDA, where a row has more pairs than a launch can carry: the sinusoids ready in the compute
+  /// type.
   const void* encoding = nullptr;
   int64_t encoding_stride[2] = {0, 0};  // batch, seq; in elements
   Norm norm = Norm::none;
@@ -61,32 +70,48 @@ POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t beg
 /// All tokens on `stream`; the row of a token with an index outside its table is zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);
 
-/// The norm's parameters get their gradients from a fixed number of partial sums, whatever the
-/// number of threads, so that the same bits come out each time.
+/// Gradients that sum over tokens come from a fixed number of partial sums, whatever the number of
+/// threads, so that the same bits come out each time.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 512;
+
+/// Tables of no more types than this have a partial sum for each type.
+inline constexpr int64_t most_types = 8;
+
+/// Partial sums are rows of whole vectors.
+POSEMBED_INLINE int64_t partial_columns(int64_t embedding_dim) {
+  return (embedding_dim + 31) / 32 * 32;
+}
 
 struct BackwardArguments {
   Arguments input;
   const void* gradient = nullptr;  // [batch, seq, embedding_dim], contiguous
   const void* mean = nullptr;
   const void* rstd = nullptr;
-  void* sum_gradient = nullptr;  // out [batch, seq, embedding_dim]: of the sum that the norm saw
+  /// out [batch, seq, embedding_dim]: of the sum that the norm saw; nullptr: it is `gradient`.
+  void* sum_gradient = nullptr;
   int64_t parts = 1;
-  void* partial =
-      nullptr;  // [parts, 2, embedding_dim] compute type; nullptr: norm gradients not wanted
-  void* weight_gradient = nullptr;  // out [embedding_dim]
-  void* bias_gradient = nullptr;    // out [embedding_dim]; nullptr: not wanted
+  /// [parts, sums_of(), partial_columns()] in the compute type; nullptr: none is wanted.
+  void* partial = nullptr;
+  void* weight_gradient = nullptr;    // out [embedding_dim], like those below; nullptr: not wanted
+  void* bias_gradient = nullptr;      // out [embedding_dim]
+  void* type_gradient = nullptr;      // out [type.rows, embedding_dim]
+  void* position_gradient = nullptr;  // out [seq, embedding_dim]: sums over the batch
 };
 
-/// Works on parts [begin, end) of the tokens.
+/// Rows of a part: for the norm's weight and bias, then for each type.
+POSEMBED_INLINE int64_t sums_of(const BackwardArguments& b) {
+  return 2 + (b.type_gradient == nullptr ? 0 : b.input.type.rows);
+}
+
+/// Works on parts [begin, end) of the tokens, or of the places where `position_gradient` is wanted.
 POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t begin, int64_t end));
 
-/// Adds up the parts of columns [begin, end).
+/// Adds up the parts of sums [begin, end).
 POSEMBED_CPU_KERNEL(add_parts,
                     void(const BackwardArguments& arguments, int64_t begin, int64_t end));
 
-/// Both steps on `stream`.
+/// Both steps on `stream`, but for `position_gradient`.
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
 
 /// out = x with dropout; `x` and `out` may be the same. Its gradient is itself.

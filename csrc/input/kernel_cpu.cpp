@@ -1,74 +1,23 @@
-// A token's row is summed into a buffer that stays in the first-level cache, where norm and dropout
+// A token's row is summed into memory that stays in the first-level cache, where norm and dropout
 // work on it; memory sees each table row once and the output once. Sums give the same bits on
 // every instruction set.
 #include <cmath>
-#include <cstdlib>
 
-#include "core/lane_sum.h"
-#include "core/philox.h"
+#include "core/run.h"
+#include "core/stream.h"
+#include "input/drop_factors.h"
 #include "input/kernel.h"
+#include "input/token_rows.h"
 
 namespace posembed::input::POSEMBED_ISA {
 namespace {
 
-using core::Compute;
-using core::lane_sum;
-using core::load;
-using core::store;
-
-/// Memory for one call; std::vector's members would be shared between instruction sets.
-class Scratch {
- public:
-  explicit Scratch(int64_t bytes) : data_(std::malloc(static_cast<size_t>(bytes))) {}
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(data_); }
-
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_;
-};
-
-struct Token {
-  int64_t batch, place;
-};
-
-Token token_at(const Arguments& a, int64_t number) { return {number % a.batch, number / a.batch}; }
-
-/// The token's place in [batch, seq].
-int64_t row_of(const Arguments& a, const Token& token) { return token.batch * a.seq + token.place; }
-
-template <typename T>
-const T* table_row(const Table& table, const Token& token) {
-  int64_t index = table.offset + token.place;
-  if (table.index.data != nullptr) {
-    index = read(table.index,
-                 token.batch * table.index_stride[0] + token.place * table.index_stride[1]);
-  }
-  return static_cast<const T*>(table.data) + (index + table.first_row) * table.stride;
-}
-
-template <typename T, typename C>
-void add_row(const T* POSEMBED_RESTRICT row, int64_t dim, C* POSEMBED_RESTRICT sum) {
-  for (int64_t i = 0; i < dim; ++i) sum[i] += load(row[i]);
-}
-
-template <typename T, typename C>
-void sum_rows(const Arguments& a, const Token& token, C* POSEMBED_RESTRICT sum) {
-  const T* row = table_row<T>(a.token, token);
-  const auto scale = static_cast<C>(a.scale);
-  for (int64_t i = 0; i < a.embedding_dim; ++i) sum[i] = load(row[i]) * scale;
-  if (a.type.data != nullptr) add_row(table_row<T>(a.type, token), a.embedding_dim, sum);
-  if (a.position.data != nullptr) add_row(table_row<T>(a.position, token), a.embedding_dim, sum);
-  if (a.encoding != nullptr) {
-    const int64_t at = token.batch * a.encoding_stride[0] + token.place * a.encoding_stride[1];
-    add_row(static_cast<const C*>(a.encoding) + at, a.embedding_dim, sum);
-  }
-}
+using core::for_runs;
+using core::keep;
+using core::load_run;
+using core::load_values;
+using core::store_run;
+using core::store_values;
 
 template <typename C>
 struct Statistics {
@@ -76,57 +25,60 @@ struct Statistics {
   C rstd = 1;
 };
 
-template <typename C>
-Statistics<C> statistics(const Arguments& a, const C* POSEMBED_RESTRICT sum) {
+/// Sums a token's rows into `sum` and measures them for the norm.
+template <typename T, typename C = Compute<T>>
+Statistics<C> sum_rows(const Arguments& a, const Rows<T>& rows, C* POSEMBED_RESTRICT sum) {
   const int64_t dim = a.embedding_dim;
+  Run<T> total{}, squares{};
+  for_runs(dim, [&](int64_t i, auto count) {
+    const Run<T> value = sum_at(rows, i, count);
+    store_values(value, sum + i);
+    total = total + value;
+  });
   Statistics<C> result;
-  if (a.norm == Norm::layer)
-    result.mean = lane_sum<C>(dim, [=](int64_t i) { return sum[i]; }) / static_cast<C>(dim);
-  const C mean = result.mean;
-  const C squares = lane_sum<C>(dim, [=](int64_t i) { return (sum[i] - mean) * (sum[i] - mean); });
-  result.rstd = C(1) / std::sqrt(squares / static_cast<C>(dim) + static_cast<C>(a.eps));
+  if (a.norm == Norm::none) return result;
+  if (a.norm == Norm::layer) result.mean = core::sum(total) / static_cast<C>(dim);
+  for_runs(dim, [&](int64_t i, auto count) {
+    const Run<T> value = keep(load_values<T>(sum + i) - result.mean, count);
+    squares = squares + value * value;
+  });
+  const C variance = core::sum(squares) / static_cast<C>(dim);
+  result.rstd = C(1) / std::sqrt(variance + static_cast<C>(a.eps));
   return result;
 }
 
-template <typename C>
-void normalise(const Statistics<C>& statistics, int64_t dim, C* POSEMBED_RESTRICT row) {
-  const auto [mean, rstd] = statistics;
-  for (int64_t i = 0; i < dim; ++i) row[i] = (row[i] - mean) * rstd;
+/// What happens to a row between its norm and memory.
+template <typename T>
+struct Finish {
+  const T* weight;
+  const T* bias;
+  const Compute<T>* factors;
+};
+
+template <typename T, typename Count>
+POSEMBED_INLINE Run<T> apply(const Finish<T>& finish, Run<T> row, int64_t i, Count count) {
+  if (finish.weight != nullptr) row = row * load_run(finish.weight + i, count);
+  if (finish.bias != nullptr) row = row + load_run(finish.bias + i, count);
+  if (finish.factors != nullptr) row = row * load_values<T>(finish.factors + i);
+  return row;
 }
 
-template <typename T, typename C>
-void multiply(const T* POSEMBED_RESTRICT weight, int64_t dim, C* POSEMBED_RESTRICT row) {
-  for (int64_t i = 0; i < dim; ++i) row[i] *= load(weight[i]);
-}
-
-template <typename T, typename C>
-void store_row(const C* POSEMBED_RESTRICT row, int64_t dim, T* POSEMBED_RESTRICT out) {
-  for (int64_t i = 0; i < dim; ++i) store(row[i], out + i);
-}
-
-// ---- dropout ----
-
-/// Words for `count` elements take part in whole calls of philox: up to three more at each end.
-constexpr int64_t random_words(int64_t count) { return count + 8; }
-
-/// Multiplies row, which begins with element `first`, by its factors. `words`: random_words(dim) of
-/// memory.
-template <typename C>
-void drop_row(const core::Dropout& dropout, uint64_t first, int64_t dim,
-              uint32_t* POSEMBED_RESTRICT words, C* POSEMBED_RESTRICT row) {
-  const uint64_t counter = first / 4;
-  const auto calls = static_cast<int64_t>((first + static_cast<uint64_t>(dim) + 3) / 4 - counter);
-  for (int64_t i = 0; i < calls; ++i) {
-    const core::Random4 random = core::philox(dropout.seed, counter + static_cast<uint64_t>(i));
-    for (int64_t k = 0; k < 4; ++k) words[4 * i + k] = random.words[k];
+/// Writes value(i, count) of each run.
+template <typename T, typename Value>
+POSEMBED_INLINE void write_row(int64_t dim, bool streamed, T* out, const Value& value) {
+  if (streamed) {
+    for_runs(dim, [&](int64_t i, auto count) { store_run<true>(value(i, count), out + i, count); });
+  } else {
+    for_runs(dim, [&](int64_t i, auto count) { store_run(value(i, count), out + i, count); });
   }
-  const uint32_t* word = words + first % 4;
-  const auto scale = static_cast<C>(dropout.scale);
-  for (int64_t i = 0; i < dim; ++i) row[i] *= word[i] < dropout.threshold ? C(0) : scale;
 }
 
-core::Dropout dropout_of(double probability, const int64_t* seed) {
-  return core::make_dropout(probability, seed == nullptr ? 0 : static_cast<uint64_t>(*seed));
+/// Whether rows shall go past the caches: where they would not stay in them, if rows are aligned.
+template <typename T>
+bool is_streamed(const Arguments& a, const void* out) {
+  const int64_t row_bytes = a.embedding_dim * int64_t{sizeof(T)};
+  return a.batch * a.seq * row_bytes >= core::stream_bytes && row_bytes % 64 == 0 &&
+         core::is_aligned_to_vector(out);
 }
 
 // ---- forward ----
@@ -136,130 +88,207 @@ void forward_range(const ForwardArguments& f, int64_t begin, int64_t end) {
   using C = Compute<T>;
   const Arguments& a = f.input;
   const int64_t dim = a.embedding_dim;
-  const Scratch sum_memory(dim * static_cast<int64_t>(sizeof(C)));
-  const Scratch word_memory(random_words(dim) * static_cast<int64_t>(sizeof(uint32_t)));
-  C* sum = sum_memory.as<C>();
-  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
+  const bool streamed = is_streamed<T>(a, f.out);
+  const RowMemory<C> memory(1, dim);
+  C* sum = memory.row(0);
+  TokenRows<T> tokens(a, end);
+  DropFactors<T> factors(a.dropout, a.seed, dim);
+  Finish<T> finish{static_cast<const T*>(a.norm_weight), static_cast<const T*>(a.norm_bias),
+                   nullptr};
   for (int64_t number = begin; number < end; ++number) {
-    const Token token = token_at(a, number);
-    const int64_t row = row_of(a, token);
-    sum_rows<T>(a, token, sum);
-    if (a.norm != Norm::none) {
-      const Statistics<C> found = statistics(a, sum);
-      if (f.rstd != nullptr) static_cast<C*>(f.rstd)[row] = found.rstd;
-      if (f.mean != nullptr) static_cast<C*>(f.mean)[row] = found.mean;
-      normalise(found, dim, sum);
-      if (a.norm_weight != nullptr) multiply(static_cast<const T*>(a.norm_weight), dim, sum);
-      if (a.norm_bias != nullptr) add_row(static_cast<const T*>(a.norm_bias), dim, sum);
+    const int64_t row = row_of(a, token_at(a, number));
+    const Rows<T> rows = tokens.of(number);
+    finish.factors = factors.at(static_cast<uint64_t>(row * dim), dim);
+    T* out = static_cast<T*>(f.out) + row * dim;
+    if (a.norm == Norm::none) {
+      write_row(dim, streamed, out, [&](int64_t i, auto count) {
+        return apply(finish, sum_at(rows, i, count), i, count);
+      });
+      continue;
     }
-    if (a.seed != nullptr) {
-      drop_row(dropout, static_cast<uint64_t>(row * dim), dim, word_memory.as<uint32_t>(), sum);
-    }
-    store_row(sum, dim, static_cast<T*>(f.out) + row * dim);
+    const Statistics<C> found = sum_rows(a, rows, sum);
+    if (f.rstd != nullptr) static_cast<C*>(f.rstd)[row] = found.rstd;
+    if (f.mean != nullptr) static_cast<C*>(f.mean)[row] = found.mean;
+    write_row(dim, streamed, out, [&](int64_t i, auto count) {
+      return apply(finish, (load_values<T>(sum + i) - found.mean) * found.rstd, i, count);
+    });
   }
+  if (streamed) core::stream_fence();
 }
 
 // ---- backward ----
 
-/// A part's sums for the gradients of the norm's weight and bias.
-template <typename C>
-struct Part {
-  C* weight;
-  C* bias;
+template <typename T>
+POSEMBED_INLINE void add_values(Run<T> values, Compute<T>* sum) {
+  store_values(load_values<T>(sum) + values, sum);
+}
+
+/// One part's share of the backward pass.
+template <typename T>
+class BackwardPart {
+ public:
+  using C = Compute<T>;
+
+  BackwardPart(const BackwardArguments& b, int64_t number)
+      : b_(b),
+        a_(b.input),
+        dim_(a_.embedding_dim),
+        columns_(partial_columns(dim_)),
+        streamed_(is_streamed<T>(a_, b.sum_gradient)),
+        memory_(3, dim_),
+        tokens_(a_, last(number)),
+        factors_(a_.dropout, a_.seed, dim_),
+        partial_(static_cast<C*>(b.partial)) {
+    if (partial_ == nullptr) return;
+    partial_ += number * sums_of(b) * columns_;
+    for (int64_t i = 0; i < sums_of(b) * columns_; ++i) partial_[i] = 0;
+  }
+
+  void run(int64_t number) {
+    for (int64_t at = last(number - 1); at < last(number); ++at) {
+      const Token token = token_at(a_, at);
+      if (b_.position_gradient != nullptr && token.batch == 0) clear(memory_.row(2));
+      through_token(at, token);
+      if (b_.position_gradient != nullptr && token.batch == a_.batch - 1) {
+        store_position(token.place);
+      }
+    }
+    if (streamed_) core::stream_fence();
+  }
+
+ private:
+  /// The end of a part. Where positions are summed, a place's tokens stay together.
+  int64_t last(int64_t number) const {
+    const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
+    return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;
+  }
+
+  void clear(C* row) const {
+    for (int64_t i = 0; i < columns_; ++i) row[i] = 0;
+  }
+
+  void store_position(int64_t place) const {
+    T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
+    for_runs(dim_, [&](int64_t i, auto count) {
+      store_run(load_values<T>(memory_.row(2) + i), out + i, count);
+    });
+  }
+
+  /// Adds the gradient of the token's sum to those of its type and position and writes it.
+  template <typename Value>
+  void write(const Token& token, const Value& value) const {
+    C* position = b_.position_gradient == nullptr ? nullptr : memory_.row(2);
+    C* type = nullptr;
+    if (b_.type_gradient != nullptr) type = partial_ + (2 + index_of(a_.type, token)) * columns_;
+    const auto add = [&](int64_t i, auto count) {
+      const Run<T> result = value(i, count);
+      if (position != nullptr) add_values(result, position + i);
+      if (type != nullptr) add_values(result, type + i);
+      return result;
+    };
+    if (b_.sum_gradient == nullptr) {
+      for_runs(dim_, add);
+    } else {
+      write_row(dim_, streamed_, static_cast<T*>(b_.sum_gradient) + row_of(a_, token) * dim_, add);
+    }
+  }
+
+  void through_token(int64_t number, const Token& token) {
+    const int64_t row = row_of(a_, token);
+    const T* from = static_cast<const T*>(b_.gradient) + row * dim_;
+    const C* factors = factors_.at(static_cast<uint64_t>(row * dim_), dim_);
+    const auto gradient = [&](int64_t i, auto count) {
+      const Run<T> given = load_run(from + i, count);
+      return factors == nullptr ? given : given * load_values<T>(factors + i);
+    };
+    if (a_.norm == Norm::none) {
+      write(token, gradient);
+    } else {
+      through_norm(number, token, gradient);
+    }
+  }
+
+  /// From the gradient of the norm's output to that of its input.
+  template <typename Gradient>
+  void through_norm(int64_t number, const Token& token, const Gradient& gradient) {
+    const int64_t row = row_of(a_, token);
+    const C mean = b_.mean == nullptr ? C(0) : static_cast<const C*>(b_.mean)[row];
+    const C rstd = static_cast<const C*>(b_.rstd)[row];
+    const Rows<T> rows = tokens_.of(number);
+    const T* weight = static_cast<const T*>(a_.norm_weight);
+    C *normalised = memory_.row(0), *weighted = memory_.row(1);
+    Run<T> along{}, total{};
+    for_runs(dim_, [&](int64_t i, auto count) {
+      const Run<T> x = (sum_at(rows, i, count) - mean) * rstd;
+      Run<T> g = gradient(i, count);
+      if (weight != nullptr) {
+        add_values(g * x, partial_ + i);
+        add_values(g, partial_ + columns_ + i);
+        g = g * load_run(weight + i, count);
+      }
+      store_values(x, normalised + i);
+      store_values(g, weighted + i);
+      along = along + g * x;
+      total = total + g;
+    });
+    const C slope = core::sum(along) / static_cast<C>(dim_);
+    const C offset = a_.norm == Norm::layer ? core::sum(total) / static_cast<C>(dim_) : C(0);
+    write(token, [&](int64_t i, auto) {
+      const Run<T> x = load_values<T>(normalised + i), g = load_values<T>(weighted + i);
+      return (g - offset - x * slope) * rstd;
+    });
+  }
+
+  const BackwardArguments& b_;
+  const Arguments& a_;
+  int64_t dim_, columns_;
+  bool streamed_;
+  RowMemory<C> memory_;  // normalised and weighted row, the position's gradient
+  TokenRows<T> tokens_;
+  DropFactors<T> factors_;
+  C* partial_;
 };
 
-template <typename C>
-void add_to_part(const C* POSEMBED_RESTRICT normalised, const C* POSEMBED_RESTRICT gradient,
-                 int64_t dim, const Part<C>& part) {
-  C* POSEMBED_RESTRICT weight = part.weight;
-  C* POSEMBED_RESTRICT bias = part.bias;
-  for (int64_t i = 0; i < dim; ++i) {
-    weight[i] += gradient[i] * normalised[i];
-    bias[i] += gradient[i];
-  }
-}
-
-/// From the gradient of the normalised row to that of the row itself.
-template <typename C>
-void through_norm(Norm norm, C rstd, const C* POSEMBED_RESTRICT normalised, int64_t dim,
-                  C* POSEMBED_RESTRICT gradient) {
-  const C along = lane_sum<C>(dim, [=](int64_t i) { return gradient[i] * normalised[i]; }) /
-                  static_cast<C>(dim);
-  const C mean = norm == Norm::layer ? lane_sum<C>(dim, [=](int64_t i) { return gradient[i]; }) /
-                                           static_cast<C>(dim)
-                                     : C(0);
-  for (int64_t i = 0; i < dim; ++i)
-    gradient[i] = rstd * (gradient[i] - mean - normalised[i] * along);
+/// Where sum `number` of the parts belongs; nullptr: nowhere.
+template <typename T>
+T* sum_target(const BackwardArguments& b, int64_t number) {
+  if (number == 0) return static_cast<T*>(b.weight_gradient);
+  if (number == 1) return static_cast<T*>(b.bias_gradient);
+  return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
 template <typename T>
-void backward_part(const BackwardArguments& b, int64_t number) {
-  using C = Compute<T>;
-  const Arguments& a = b.input;
-  const int64_t dim = a.embedding_dim, tokens = a.batch * a.seq;
-  const Scratch memory(2 * dim * static_cast<int64_t>(sizeof(C)));
-  const Scratch word_memory(random_words(dim) * static_cast<int64_t>(sizeof(uint32_t)));
-  C* gradient = memory.as<C>();
-  C* normalised = gradient + dim;
-  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  Part<C> part{static_cast<C*>(b.partial) + 2 * number * dim,
-               static_cast<C*>(b.partial) + (2 * number + 1) * dim};
-  if (b.partial != nullptr) {
-    for (int64_t i = 0; i < 2 * dim; ++i) part.weight[i] = 0;
-  }
-  for (int64_t at = number * tokens / b.parts; at < (number + 1) * tokens / b.parts; ++at) {
-    const Token token = token_at(a, at);
-    const int64_t row = row_of(a, token);
-    const T* from = static_cast<const T*>(b.gradient) + row * dim;
-    for (int64_t i = 0; i < dim; ++i) gradient[i] = load(from[i]);
-    if (a.seed != nullptr) {
-      drop_row(dropout, static_cast<uint64_t>(row * dim), dim, word_memory.as<uint32_t>(),
-               gradient);
-    }
-    if (a.norm != Norm::none) {
-      const C mean = b.mean == nullptr ? C(0) : static_cast<const C*>(b.mean)[row];
-      const Statistics<C> known{mean, static_cast<const C*>(b.rstd)[row]};
-      sum_rows<T>(a, token, normalised);
-      normalise(known, dim, normalised);
-      if (b.partial != nullptr) add_to_part(normalised, gradient, dim, part);
-      if (a.norm_weight != nullptr) multiply(static_cast<const T*>(a.norm_weight), dim, gradient);
-      through_norm(a.norm, known.rstd, normalised, dim, gradient);
-    }
-    store_row(gradient, dim, static_cast<T*>(b.sum_gradient) + row * dim);
+void add_sums(const BackwardArguments& b, int64_t begin, int64_t end) {
+  const int64_t columns = partial_columns(b.input.embedding_dim), stride = sums_of(b) * columns;
+  for (int64_t number = begin; number < end; ++number) {
+    T* out = sum_target<T>(b, number);
+    if (out == nullptr) continue;
+    const auto* from = static_cast<const Compute<T>*>(b.partial) + number * columns;
+    for_runs(b.input.embedding_dim, [&](int64_t i, auto count) {
+      Run<T> total{};
+      for (int64_t part = 0; part < b.parts; ++part) {
+        total = total + load_values<T>(from + part * stride + i);
+      }
+      store_run(total, out + i, count);
+    });
   }
 }
 
-template <typename T>
-void add_part_columns(const BackwardArguments& b, int64_t begin, int64_t end) {
-  using C = Compute<T>;
-  const int64_t dim = b.input.embedding_dim;
-  for (int64_t i = begin; i < end; ++i) {
-    C weight = 0, bias = 0;
-    for (int64_t part = 0; part < b.parts; ++part) {
-      const C* sums = static_cast<const C*>(b.partial) + 2 * part * dim + i;
-      weight += sums[0];
-      bias += sums[dim];
-    }
-    store(weight, static_cast<T*>(b.weight_gradient) + i);
-    if (b.bias_gradient != nullptr) store(bias, static_cast<T*>(b.bias_gradient) + i);
-  }
-}
+// ---- dropout alone ----
 
 // Long inputs are dropped out piece by piece, as if each piece were a row.
 constexpr int64_t piece = 1024;
 
 template <typename T>
 void drop_range(const DropoutArguments& d, int64_t begin, int64_t end) {
-  using C = Compute<T>;
-  const core::Dropout dropout = dropout_of(d.probability, d.seed);
-  C row[piece];
-  uint32_t words[random_words(piece)];
+  DropFactors<T> factors(d.probability, d.seed, piece);
   for (int64_t first = begin; first < end; first += piece) {
-    const int64_t count = end - first < piece ? end - first : piece;
+    const int64_t columns = end - first < piece ? end - first : piece;
     const T* x = static_cast<const T*>(d.x) + first;
-    for (int64_t i = 0; i < count; ++i) row[i] = load(x[i]);
-    drop_row(dropout, static_cast<uint64_t>(first), count, words, row);
-    store_row(row, count, static_cast<T*>(d.out) + first);
+    const Compute<T>* factor = factors.at(static_cast<uint64_t>(first), columns);
+    write_row(columns, false, static_cast<T*>(d.out) + first, [&](int64_t i, auto count) {
+      return load_run(x + i, count) * load_values<T>(factor + i);
+    });
   }
 }
 
@@ -273,15 +302,15 @@ void forward(const ForwardArguments& arguments, int64_t begin, int64_t end) {
 
 void backward(const BackwardArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.input.scalar, [&](auto tag) {
-    for (int64_t part = begin; part < end; ++part) {
-      backward_part<typename decltype(tag)::type>(arguments, part);
+    for (int64_t number = begin; number < end; ++number) {
+      BackwardPart<typename decltype(tag)::type>(arguments, number).run(number);
     }
   });
 }
 
 void add_parts(const BackwardArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.input.scalar, [&](auto tag) {
-    add_part_columns<typename decltype(tag)::type>(arguments, begin, end);
+    add_sums<typename decltype(tag)::type>(arguments, begin, end);
   });
 }
 

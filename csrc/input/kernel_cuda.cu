@@ -2,18 +2,17 @@
 // variance in two passes. Backward: each of a fixed number of blocks works through its share of the
 // tokens and keeps its part of the norm's gradients to itself; a second kernel adds the parts in
 // order. No atomics.
+#include <algorithm>
+
 #include "core/device_vector.h"
 #include "core/philox.h"
 #include "input/kernel.h"
+#include "input/token_columns.h"
 
 namespace posembed::input {
 namespace {
 
-using core::Compute;
 using core::divide_up;
-using core::load;
-using core::store;
-using core::Vector;
 using core::warp_size;
 
 constexpr int max_threads = 256;
@@ -35,97 +34,6 @@ __device__ C block_sum(C value) {
   for (unsigned warp = 0; warp < blockDim.x / warp_size; ++warp) total += sums[warp];
   __syncthreads();  // before the next call writes
   return total;
-}
-
-/// The rows that one token adds up.
-template <typename T>
-struct Rows {
-  const T* token = nullptr;
-  const T* type = nullptr;
-  const T* position = nullptr;
-  const Compute<T>* encoding = nullptr;
-  bool valid = true;
-};
-
-/// The row of one table, or nullptr, where an index outside is recorded by one thread.
-template <typename T>
-__device__ const T* table_row(const Arguments& a, const Table& table, int64_t batch, int64_t place,
-                              bool* valid) {
-  if (table.data == nullptr) return nullptr;
-  int64_t index = table.offset + place;
-  if (table.index.data != nullptr) {
-    index = read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
-  }
-  const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
-  if (row >= static_cast<uint64_t>(table.rows)) {
-    *valid = false;
-    if (threadIdx.x == 0) {
-      record_error(a.error, table.kind, index, batch * a.seq + place, table.rows - table.first_row);
-    }
-    return nullptr;
-  }
-  return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.stride;
-}
-
-template <typename T>
-__device__ Rows<T> rows_of(const Arguments& a, int64_t token) {
-  const int64_t batch = token / a.seq, place = token % a.seq;
-  Rows<T> rows;
-  rows.token = table_row<T>(a, a.token, batch, place, &rows.valid);
-  rows.type = table_row<T>(a, a.type, batch, place, &rows.valid);
-  rows.position = table_row<T>(a, a.position, batch, place, &rows.valid);
-  if (a.encoding != nullptr) {
-    rows.encoding = static_cast<const Compute<T>*>(a.encoding) + batch * a.encoding_stride[0] +
-                    place * a.encoding_stride[1];
-  }
-  return rows;
-}
-
-/// `width` neighbouring columns in the compute type.
-template <typename T, int width>
-struct Columns {
-  Compute<T> values[width];
-};
-
-template <typename T, int width>
-__device__ Columns<T, width> load_columns(const T* row, int64_t column) {
-  const auto loaded = *reinterpret_cast<const Vector<T, width>*>(row + column);
-  Columns<T, width> result;
-#pragma unroll
-  for (int k = 0; k < width; ++k) result.values[k] = load(loaded.values[k]);
-  return result;
-}
-
-template <typename T, int width>
-__device__ void store_columns(const Columns<T, width>& columns, T* row, int64_t column) {
-  Vector<T, width> result;
-#pragma unroll
-  for (int k = 0; k < width; ++k) store(columns.values[k], &result.values[k]);
-  *reinterpret_cast<Vector<T, width>*>(row + column) = result;
-}
-
-template <typename T, int width>
-__device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum) {
-  if (row == nullptr) return;
-  const Columns<T, width> addend = load_columns<T, width>(row, column);
-#pragma unroll
-  for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
-}
-
-/// Token, type and position added up, in the order in which BERT adds them.
-template <typename T, int width>
-__device__ Columns<T, width> sum_columns(const Arguments& a, const Rows<T>& rows, int64_t column) {
-  Columns<T, width> sum = load_columns<T, width>(rows.token, column);
-  const auto scale = static_cast<Compute<T>>(a.scale);
-#pragma unroll
-  for (int k = 0; k < width; ++k) sum.values[k] *= scale;
-  add_columns<T, width>(rows.type, column, &sum);
-  add_columns<T, width>(rows.position, column, &sum);
-  if (rows.encoding != nullptr) {
-#pragma unroll
-    for (int k = 0; k < width; ++k) sum.values[k] += rows.encoding[column + k];
-  }
-  return sum;
 }
 
 /// Multiplies the columns, which begin with element `first` of the whole output, by dropout's
@@ -159,8 +67,9 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 // ---- forward ----
 
-template <typename T, int width>
-__global__ void __launch_bounds__(max_threads) forward_kernel(ForwardArguments f, bool cached) {
+template <typename T, int width, typename Waves>
+__global__ void __launch_bounds__(max_threads)
+    forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns, bool cached) {
   using C = Compute<T>;
   const Arguments& a = f.input;
   const int64_t token = blockIdx.x, dim = a.embedding_dim;
@@ -176,11 +85,11 @@ __global__ void __launch_bounds__(max_threads) forward_kernel(ForwardArguments f
   C* row = reinterpret_cast<C*>(shared_memory);
   const auto sum_at = [&](int64_t column) {
     return cached ? *reinterpret_cast<const Columns<T, width>*>(row + column)
-                  : sum_columns<T, width>(a, rows, column);
+                  : sum_columns<T, width>(a, turns, rows, column);
   };
   C total = 0;
   for (int64_t i = begin; i < dim; i += step) {
-    const auto columns = sum_columns<T, width>(a, rows, i);
+    const auto columns = sum_columns<T, width>(a, turns, rows, i);
     if (cached) *reinterpret_cast<Columns<T, width>*>(row + i) = columns;
 #pragma unroll
     for (int k = 0; k < width; ++k) total += columns.values[k];
@@ -222,16 +131,17 @@ __global__ void __launch_bounds__(max_threads) forward_kernel(ForwardArguments f
 // ---- backward ----
 
 /// One token's row in the backward pass.
-template <typename T, int width>
+template <typename T, int width, typename Waves>
 struct BackwardRow {
   const BackwardArguments& b;
+  const Waves& turns;
   const Rows<T>& rows;
   const core::Dropout& dropout;
   int64_t token;
   Compute<T> mean, rstd;
 
   __device__ Columns<T, width> normalised(int64_t column) const {
-    auto columns = sum_columns<T, width>(b.input, rows, column);
+    auto columns = sum_columns<T, width>(b.input, turns, rows, column);
 #pragma unroll
     for (int k = 0; k < width; ++k) columns.values[k] = (columns.values[k] - mean) * rstd;
     return columns;
@@ -256,23 +166,52 @@ struct BackwardRow {
   }
 };
 
+/// A part's sums: rows for the norm's weight and bias, then for each type. Each thread keeps to its
+/// own columns throughout, so none has to wait for another.
+template <typename C>
+struct Sums {
+  C* data = nullptr;  // nullptr: none is wanted
+  int64_t columns = 0;
+
+  __device__ C* row(int64_t number) const { return data + number * columns; }
+};
+
 template <typename T, int width>
-__device__ void backward_token(const BackwardArguments& b, int64_t token, Compute<T>* weight_part,
-                               Compute<T>* bias_part) {
+__device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
+#pragma unroll
+  for (int k = 0; k < width; ++k) sum[k] += values.values[k];
+}
+
+/// Writes the gradient of a token's sum and adds it to that of its type.
+template <typename T, int width>
+__device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>>& sums,
+                               const Rows<T>& rows, int64_t token, int64_t column,
+                               const Columns<T, width>& values) {
+  if (b.type_gradient != nullptr && rows.valid) {
+    add_to_sum<T, width>(values, sums.row(2 + rows.type_index) + column);
+  }
+  if (b.sum_gradient == nullptr) return;
+  store_columns<T, width>(values, static_cast<T*>(b.sum_gradient) + token * b.input.embedding_dim,
+                          column);
+}
+
+template <typename T, int width, typename Waves>
+__device__ void backward_token(const BackwardArguments& b, const Waves& turns, int64_t token,
+                               const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  T* out = static_cast<T*>(b.sum_gradient) + token * dim;
   const Rows<T> rows = rows_of<T>(a, token);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);
   const C rstd = normed ? static_cast<const C*>(b.rstd)[token] : C(1);
-  const BackwardRow<T, width> row{b, rows, dropout, token, mean, rstd};
+  const BackwardRow<T, width, Waves> row{b, turns, rows, dropout, token, mean, rstd};
   if (!normed) {
     for (int64_t i = begin; i < dim; i += step) {
-      store_columns<T, width>(rows.valid ? row.gradient(i) : Columns<T, width>{}, out, i);
+      write_gradient<T, width>(b, sums, rows, token, i,
+                               rows.valid ? row.gradient(i) : Columns<T, width>{});
     }
     return;
   }
@@ -282,13 +221,16 @@ __device__ void backward_token(const BackwardArguments& b, int64_t token, Comput
     const auto normalised = row.normalised(i);
     const auto gradient = row.gradient(i);
     const auto weighted = row.weighted(gradient, i);
+    Columns<T, width> product;
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       sum += weighted.values[k];
       along += weighted.values[k] * normalised.values[k];
-      if (weight_part != nullptr) weight_part[i + k] += gradient.values[k] * normalised.values[k];
-      if (bias_part != nullptr) bias_part[i + k] += gradient.values[k];
+      product.values[k] = gradient.values[k] * normalised.values[k];
     }
+    if (b.weight_gradient == nullptr) continue;
+    add_to_sum<T, width>(product, sums.row(0) + i);
+    add_to_sum<T, width>(gradient, sums.row(1) + i);
   }
   const C mean_gradient = a.norm == Norm::layer ? block_sum(sum) / static_cast<C>(dim) : C(0);
   along = block_sum(along) / static_cast<C>(dim);
@@ -299,67 +241,70 @@ __device__ void backward_token(const BackwardArguments& b, int64_t token, Comput
     for (int k = 0; k < width; ++k) {
       columns.values[k] = rstd * (columns.values[k] - mean_gradient - normalised.values[k] * along);
     }
-    store_columns<T, width>(columns, out, i);
+    write_gradient<T, width>(b, sums, rows, token, i, columns);
   }
 }
 
-template <typename T, int width>
-__global__ void __launch_bounds__(max_threads) backward_kernel(BackwardArguments b, bool cached) {
+template <typename T, int width, typename Waves>
+__global__ void __launch_bounds__(max_threads)
+    backward_kernel(BackwardArguments b, const __grid_constant__ Waves turns, bool cached) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
-                part = blockIdx.x;
+                part = blockIdx.x, columns = partial_columns(dim);
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  C* sums = static_cast<C*>(b.partial);
-  C* result = sums == nullptr ? nullptr : sums + 2 * part * dim;
-  C* weight = result != nullptr && cached ? reinterpret_cast<C*>(shared_memory) : result;
-  C* bias = weight == nullptr ? nullptr : weight + dim;
-  // Each thread keeps to its own columns throughout, so none has to wait for another.
-  if (weight != nullptr) {
+  const int64_t count = b.partial == nullptr ? 0 : sums_of(b);
+  const Sums<C> result{static_cast<C*>(b.partial) + part * count * columns, columns};
+  const Sums<C> sums = cached ? Sums<C>{reinterpret_cast<C*>(shared_memory), columns} : result;
+  for (int64_t number = 0; number < count; ++number) {
     for (int64_t i = begin; i < dim; i += step) {
-      for (int k = 0; k < width; ++k) weight[i + k] = bias[i + k] = 0;
+      for (int k = 0; k < width; ++k) sums.row(number)[i + k] = 0;
     }
   }
   for (int64_t token = part * tokens / b.parts; token < (part + 1) * tokens / b.parts; ++token) {
-    backward_token<T, width>(b, token, weight, bias);
+    backward_token<T, width>(b, turns, token, sums);
   }
-  if (weight == result) return;
-  for (int64_t i = begin; i < dim; i += step) {
-    for (int k = 0; k < width; ++k) {
-      result[i + k] = weight[i + k];
-      result[dim + i + k] = bias[i + k];
+  if (!cached) return;
+  for (int64_t number = 0; number < count; ++number) {
+    for (int64_t i = begin; i < dim; i += step) {
+      for (int k = 0; k < width; ++k) result.row(number)[i + k] = sums.row(number)[i + k];
     }
   }
 }
 
 constexpr int part_groups = 8;
 
-/// A warp's lanes take neighbouring columns; the block's eight warps take an eighth of the parts
-/// each.
+/// Where sum `number` of the parts belongs; nullptr: nowhere.
+template <typename T>
+__device__ T* sum_target(const BackwardArguments& b, int64_t number) {
+  if (number == 0) return static_cast<T*>(b.weight_gradient);
+  if (number == 1) return static_cast<T*>(b.bias_gradient);
+  return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
+}
+
+/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's eight warps take an
+/// eighth of the parts each.
 template <typename T>
 __global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(BackwardArguments b) {
   using C = Compute<T>;
-  __shared__ C sums[part_groups][2][warp_size];
+  __shared__ C totals[part_groups][warp_size];
+  T* out = sum_target<T>(b, blockIdx.y);
+  if (out == nullptr) return;
   const int lane = threadIdx.x % warp_size, group = threadIdx.x / warp_size;
   const int64_t dim = b.input.embedding_dim, column = int64_t{blockIdx.x} * warp_size + lane;
-  C weight = 0, bias = 0;
+  const int64_t columns = partial_columns(dim), stride = sums_of(b) * columns;
+  const C* from = static_cast<const C*>(b.partial) + blockIdx.y * columns + column;
+  C total = 0;
   if (column < dim) {
-    for (int64_t part = group * b.parts / part_groups; part < (group + 1) * b.parts / part_groups;
-         ++part) {
-      const C* row = static_cast<const C*>(b.partial) + 2 * part * dim + column;
-      weight += row[0];
-      bias += row[dim];
+    const int64_t end = (group + 1) * b.parts / part_groups;
+    for (int64_t part = group * b.parts / part_groups; part < end; ++part) {
+      total += from[part * stride];
     }
   }
-  sums[group][0][lane] = weight;
-  sums[group][1][lane] = bias;
+  totals[group][lane] = total;
   __syncthreads();
   if (group != 0 || column >= dim) return;
-  for (int other = 1; other < part_groups; ++other) {
-    weight += sums[other][0][lane];
-    bias += sums[other][1][lane];
-  }
-  store(weight, static_cast<T*>(b.weight_gradient) + column);
-  if (b.bias_gradient != nullptr) store(bias, static_cast<T*>(b.bias_gradient) + column);
+  for (int other = 1; other < part_groups; ++other) total += totals[other][lane];
+  store(total, out + column);
 }
 
 // ---- dropout alone ----
@@ -395,26 +340,42 @@ unsigned threads_for(int64_t dim, int width) {
   return static_cast<unsigned>(warps * warp_size < max_threads ? warps * warp_size : max_threads);
 }
 
+/// Calls launch(turns) with what the kernel needs for its sinusoid.
+template <typename T, typename Launch>
+void with_turns(const sinusoidal::Sinusoid& sinusoid, const Launch& launch) {
+  if (sinusoid.pairs == 0) return launch(NoTurns{});
+  Turns<T> turns;
+  std::copy_n(sinusoidal::turns_of<T>(sinusoid), sinusoid.pairs, turns.turn);
+  launch(turns);
+}
+
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
   const int64_t bytes = a.embedding_dim * static_cast<int64_t>(sizeof(Compute<T>));
   const bool cached = bytes <= row_cache_bytes;
-  forward_kernel<T, width>
-      <<<static_cast<unsigned>(a.batch * a.seq), threads_for(a.embedding_dim, width),
-         cached ? static_cast<size_t>(bytes) : 0, stream>>>(f, cached);
+  with_turns<T>(a.sinusoid, [&](const auto& turns) {
+    forward_kernel<T, width>
+        <<<static_cast<unsigned>(a.batch * a.seq), threads_for(a.embedding_dim, width),
+           cached ? static_cast<size_t>(bytes) : 0, stream>>>(f, turns, cached);
+  });
 }
 
 template <typename T, int width>
 void launch_backward(const BackwardArguments& b, cudaStream_t stream) {
   const int64_t dim = b.input.embedding_dim;
-  const int64_t bytes = 2 * dim * static_cast<int64_t>(sizeof(Compute<T>));
+  const int64_t bytes =
+      sums_of(b) * partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
   const bool cached = b.partial != nullptr && bytes <= part_cache_bytes;
-  backward_kernel<T, width><<<static_cast<unsigned>(b.parts), threads_for(dim, width),
-                              cached ? static_cast<size_t>(bytes) : 0, stream>>>(b, cached);
+  with_turns<T>(b.input.sinusoid, [&](const auto& turns) {
+    backward_kernel<T, width>
+        <<<static_cast<unsigned>(b.parts), threads_for(dim, width),
+           cached ? static_cast<size_t>(bytes) : 0, stream>>>(b, turns, cached);
+  });
   if (b.partial == nullptr) return;
-  add_parts_kernel<T>
-      <<<static_cast<unsigned>(divide_up(dim, warp_size)), warp_size * part_groups, 0, stream>>>(b);
+  const dim3 grid(static_cast<unsigned>(divide_up(dim, warp_size)),
+                  static_cast<unsigned>(sums_of(b)));
+  add_parts_kernel<T><<<grid, warp_size * part_groups, 0, stream>>>(b);
 }
 
 template <typename T, int width>
@@ -449,7 +410,8 @@ const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream s
     using T = typename decltype(tag)::type;
     const int64_t dim = a.embedding_dim;
     if (vectors_fit<T>(a) && core::vectorizable<T>(arguments.gradient, dim, dim) &&
-        core::vectorizable<T>(arguments.sum_gradient, dim, dim)) {
+        (arguments.sum_gradient == nullptr ||
+         core::vectorizable<T>(arguments.sum_gradient, dim, dim))) {
       launch_backward<T, core::vector_width<T>>(arguments, stream);
     } else {
       launch_backward<T, 1>(arguments, stream);

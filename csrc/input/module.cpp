@@ -1,4 +1,5 @@
 // InputEmbedding for C++: submodules hold the tables, one operator does the work.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <torch/nn/init.h>
 
@@ -32,9 +33,37 @@ void check(const InputOptions& options) {
                     "dropout: expected 0 to 1, got ", options.dropout());
 }
 
+void check_rule(const InputOptions& options) {
+  const PositionRule rule = options.position_rule();
+  TORCH_CHECK_VALUE(rule == PositionRule::consecutive || options.positions() == Positions::learned,
+                    "position_rule: expected 'consecutive' without learned positions");
+  TORCH_CHECK_VALUE(rule != PositionRule::roberta || options.padding_idx().has_value(),
+                    "padding_idx: expected an id where position_rule is 'roberta', got none");
+  TORCH_CHECK_VALUE(!options.token_dim().has_value() || !options.output_dim().has_value(),
+                    "output_dim: expected none beside token_dim, got ",
+                    options.output_dim().value_or(0));
+}
+
+/// The row of position 0. A padding_idx below 0 counts from the table's end.
+int64_t first_row_of(const InputOptions& options) {
+  if (options.position_rule() == PositionRule::consecutive) return 0;
+  if (options.position_rule() == PositionRule::opt) return 2;
+  const int64_t padding = *options.padding_idx();
+  return (padding < 0 ? padding + options.num_embeddings() : padding) + 1;
+}
+
 /// From torch's generator, so that torch::manual_seed governs dropout; the same call as in Python.
 torch::Tensor draw_seed(const torch::Tensor& ids) {
   return at::randint(int64_t{1} << 62, {1}, ids.options().dtype(torch::kLong));
+}
+
+/// Projected rows are a table of their own, of which each token takes its row.
+void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjectionImpl& projection) {
+  in.token = projection.forward(token.forward(in.ids)).flatten(0, -2);
+  in.ids = at::arange(in.ids.numel(), in.ids.options()).view(in.ids.sizes());
+  in.scale = 1.0;
+  in.padding_idx = -1;
+  in.gradient = "dense";
 }
 
 }  // namespace
@@ -54,20 +83,29 @@ void InputNormImpl::pretty_print(std::ostream& stream) const {
          << ",), eps=" << eps << ", elementwise_affine=True)";
 }
 
+void InputProjectionImpl::pretty_print(std::ostream& stream) const {
+  stream << "Linear(in_features=" << options.in_features()
+         << ", out_features=" << options.out_features()
+         << ", bias=" << (options.bias() ? "True" : "False") << ")";
+}
+
 InputEmbeddingImpl::InputEmbeddingImpl(const InputOptions& options) : options(options) {
   InputEmbeddingImpl::reset();
 }
 
 void InputEmbeddingImpl::reset() {
   check(options);
-  const int64_t dim = options.embedding_dim();
-  token = register_module("token", TokenEmbedding(TokenOptions(options.num_embeddings(), dim)
+  check_rule(options);
+  const int64_t dim = options.embedding_dim(), token_dim = options.token_dim().value_or(dim);
+  token = register_module("token", TokenEmbedding(TokenOptions(options.num_embeddings(), token_dim)
                                                       .padding_idx(options.padding_idx())
                                                       .scale(options.scale())
                                                       .gradient(options.gradient())));
   if (options.positions() == Positions::learned) {
     learned = register_module(
-        "position", LearnedPositionalEmbedding(LearnedOptions(*options.max_positions(), dim)));
+        "position",
+        LearnedPositionalEmbedding(
+            LearnedOptions(*options.max_positions(), dim).first_row(first_row_of(options))));
   } else if (options.positions() == Positions::sinusoidal) {
     sinusoidal = register_module("position", SinusoidalPositionalEmbedding(dim));
   }
@@ -79,26 +117,57 @@ void InputEmbeddingImpl::reset() {
     norm = register_module("norm",
                            std::make_shared<InputNormImpl>(options.norm(), dim, options.eps()));
   }
+  if (options.token_dim().has_value()) {
+    projection =
+        register_module("projection", std::make_shared<InputProjectionImpl>(
+                                          torch::nn::LinearOptions(token_dim, dim).bias(false)));
+  } else if (options.output_dim().has_value()) {
+    projection = register_module("projection",
+                                 std::make_shared<InputProjectionImpl>(dim, *options.output_dim()));
+  }
+  if (options.position_rule() == PositionRule::roberta) {
+    const torch::NoGradGuard no_grad;
+    learned->weight[learned->options.first_row() - 1].zero_();
+  }
 }
 
 void InputEmbeddingImpl::pretty_print(std::ostream& stream) const { stream << "InputEmbedding"; }
 
+std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
+    const torch::Tensor& ids, const std::optional<torch::Tensor>& positions,
+    const std::optional<torch::Tensor>& attention_mask, int64_t offset) const {
+  const PositionRule rule = options.position_rule();
+  TORCH_CHECK_VALUE(
+      !attention_mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
+      "attention_mask: expected none unless position_rule is 'opt' and positions ", "are counted");
+  TORCH_CHECK_VALUE(!positions.has_value() || offset == 0,
+                    "offset: expected 0 where positions are given, got ", offset);
+  if (positions.has_value()) return positions;
+  if (attention_mask.has_value()) return functional::opt_positions(*attention_mask, offset);
+  if (rule != PositionRule::roberta) return std::nullopt;
+  return functional::roberta_positions(ids, first_row_of(options) - 1, offset);
+}
+
 torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
                                           const std::optional<torch::Tensor>& positions,
-                                          const std::optional<torch::Tensor>& types,
-                                          int64_t offset) {
+                                          const std::optional<torch::Tensor>& types, int64_t offset,
+                                          const std::optional<torch::Tensor>& attention_mask) {
   input::Input in;
   in.token = token->weight;
   in.ids = ids;
-  in.positions = positions;
+  in.positions = count_positions(ids, positions, attention_mask, offset);
   in.types = types;
-  in.offset = offset;
+  in.offset = in.positions.has_value() ? 0 : offset;
   in.scale = token->options.scale();
   in.padding_idx = token->options.padding_idx().value_or(-1);
   in.gradient = posembed::name(token->options.gradient());
+  if (options.token_dim().has_value()) project_tokens(in, *token, *projection);
   if (learned) {
     in.position = learned->weight;
     in.first_row = learned->options.first_row();
+    if (options.position_rule() == PositionRule::roberta) {
+      in.position_padding_idx = in.first_row - 1;
+    }
   }
   if (sinusoidal) in.sinusoid = sinusoidal->options.spec().to_json();
   if (token_type) in.token_type = token_type->weight;
@@ -112,7 +181,8 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
     in.dropout = options.dropout();
     in.seed = draw_seed(ids);
   }
-  return input::call_input_embedding(in);
+  const torch::Tensor result = input::call_input_embedding(in);
+  return options.output_dim().has_value() ? projection->forward(result) : result;
 }
 
 }  // namespace posembed

@@ -56,6 +56,9 @@ void check_position(const Input& in) {
     const int64_t width = sinusoidal::specification(in.sinusoid).spec.embedding_dim;
     dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
   }
+  TORCH_CHECK_VALUE(in.position_padding_idx >= -1 && in.position_padding_idx < in.first_row,
+                    "position_padding_idx: expected -1 (none) or a row before first_row, ",
+                    in.first_row, ", got ", in.position_padding_idx);
   if (!in.position.has_value()) return;
   learned::check_table(*in.position, "position", in.first_row);
   check_like_token(*in.position, "position", in.token);
@@ -169,35 +172,48 @@ void prepare_type(const Input& in, Prepared& prepared) {
   type.index_stride[1] = given ? 1 : 0;
 }
 
-void prepare_position(const Input& in, Prepared& prepared) {
+/// Which places positions come from, for a table and for sinusoids alike.
+void prepare_places(const Input& in, Prepared& prepared) {
+  Table& position = prepared.arguments.position;
+  position.offset = in.offset.expect_int();
+  if (!in.positions.has_value()) return;
+  prepared.positions = in.positions->contiguous();
+  position.index = dispatcher::index_view(prepared.positions);
+  const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
+  position.index_stride[0] = shared ? 0 : in.ids.size(1);
+  position.index_stride[1] = 1;
+}
+
+void prepare_sinusoid(const Input& in, Prepared& prepared) {
+  if (in.sinusoid.empty()) return;
   Arguments& arguments = prepared.arguments;
-  if (!in.sinusoid.empty()) {
-    prepared.encoding = encoding(in).contiguous();
-    arguments.encoding = prepared.encoding.const_data_ptr();
-    const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
-    arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
-    arguments.encoding_stride[1] = in.token.size(1);
+  const sinusoidal::Sinusoid sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
+  if (!in.token.is_cuda() || sinusoid.pairs <= most_pairs_cuda(arguments.scalar)) {
+    arguments.sinusoid = sinusoid;
+    return;
   }
+  prepared.encoding = encoding(in).contiguous();
+  arguments.encoding = prepared.encoding.const_data_ptr();
+  const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
+  arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
+  arguments.encoding_stride[1] = in.token.size(1);
+}
+
+void prepare_position(const Input& in, Prepared& prepared) {
   if (!in.position.has_value()) return;
   prepared.position = token::with_dense_rows(*in.position);
-  if (in.positions.has_value()) {
-    prepared.positions = in.positions->contiguous();
-    if (!in.token.is_cuda()) {
-      learned::check_position_values(prepared.positions, in.position->size(0), in.first_row);
-    }
-  } else {
-    learned::check_length(in.offset.expect_int(), in.ids.size(1), in.position->size(0),
-                          in.first_row);
+  const int64_t rows = in.position->size(0);
+  if (!in.positions.has_value()) {
+    learned::check_length(in.offset.expect_int(), in.ids.size(1), rows, in.first_row);
+  } else if (!in.token.is_cuda()) {
+    learned::check_position_values(prepared.positions, rows, in.first_row);
   }
-  Table& position = arguments.position;
-  position = table(prepared.position, prepared.positions, core::ErrorKind::position);
-  position.offset = in.offset.expect_int();
+  Table& position = prepared.arguments.position;
+  position.data = prepared.position.const_data_ptr();
+  position.rows = rows;
+  position.stride = prepared.position.stride(0);
   position.first_row = in.first_row;
-  if (in.positions.has_value()) {
-    const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
-    position.index_stride[0] = shared ? 0 : in.ids.size(1);
-    position.index_stride[1] = 1;
-  }
+  position.kind = core::ErrorKind::position;
 }
 
 void prepare_norm(const Input& in, Prepared& prepared) {
@@ -224,6 +240,8 @@ Prepared prepare(const Input& in) {
   arguments.scale = in.scale;
   prepare_token(in, prepared);
   prepare_type(in, prepared);
+  prepare_places(in, prepared);
+  prepare_sinusoid(in, prepared);
   prepare_position(in, prepared);
   prepare_norm(in, prepared);
   if (drops(in)) {
@@ -321,15 +339,52 @@ void launch(BackwardArguments& arguments, const Tensor& gradient) {
   });
   if (arguments.partial == nullptr) return;
   dispatcher::parallel_for(
-      gradient.size(2), 2 * arguments.parts * int64_t{sizeof(float)},
+      sums_of(arguments), gradient.size(2) * arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
 }
 
-/// Empty gradients of a weight and a bias that are not there.
-std::pair<Tensor, Tensor> norm_gradients(const Input& in) {
-  const c10::SymDimVector none = {0}, all = {in.token.sym_size(1)};
-  return {at::empty_symint(in.norm_weight.has_value() ? all : none, in.token.options()),
-          at::empty_symint(in.norm_bias.has_value() ? all : none, in.token.options())};
+/// Uninitialised results; see Backward.
+Backward backward_results(const Input& in) {
+  const auto options = in.token.options();
+  const c10::SymInt dim = in.token.sym_size(1);
+  const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
+    return at::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
+  };
+  const auto table = [&](bool wanted, const MaybeTensor& rows) {
+    return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
+  };
+  return {make(norms(in) || drops(in), output_sizes(in)), make(in.norm_weight.has_value(), {dim}),
+          make(in.norm_bias.has_value(), {dim}), table(counts_positions(in), in.position),
+          table(has_few_types(in), in.token_type)};
+}
+
+/// Where a result goes; nullptr: it is not wanted.
+void* target(const Tensor& result) {
+  return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
+}
+
+/// Memory for partial sums, if any is wanted.
+Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
+  if (arguments.weight_gradient == nullptr && arguments.type_gradient == nullptr) return {};
+  Tensor partial = at::empty({arguments.parts, sums_of(arguments), partial_columns(like.size(2))},
+                             like.options().dtype(compute_type(like)));
+  arguments.partial = partial.mutable_data_ptr();
+  return partial;
+}
+
+/// The position table's gradient where the kernel has not summed it: where a sequence is too short
+/// to be shared out among threads.
+void sum_positions(const Input& in, const Tensor& gradient, const Tensor& out) {
+  out.copy_(learned::call_learned_backward(gradient, std::nullopt, out.sym_size(0), in.offset,
+                                           in.first_row));
+}
+
+/// Lets the kernel write the rows of the sequence's positions; all others are zero.
+void* begin_positions(const Input& in, const Tensor& out) {
+  const int64_t first = in.offset.expect_int() + in.first_row, end = first + in.ids.size(1);
+  out.narrow(0, 0, first).zero_();
+  out.narrow(0, end, out.size(0) - end).zero_();
+  return target(out.narrow(0, first, in.ids.size(1)));
 }
 
 Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
@@ -339,26 +394,28 @@ Backward input_embedding_backward(const Input& in, const Tensor& gradient, const
   if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
-  Tensor sum_gradient = at::empty(rows.sizes(), rows.options());
-  auto [weight_gradient, bias_gradient] = norm_gradients(in);
+  Backward results = backward_results(in);
+  auto& [sum, weight, bias, position, type] = results;
   BackwardArguments arguments;
   arguments.input = prepared.arguments;
   arguments.gradient = rows.const_data_ptr();
   if (in.norm == "layer") arguments.mean = means.const_data_ptr();
   if (norms(in)) arguments.rstd = rstds.const_data_ptr();
-  arguments.sum_gradient = sum_gradient.mutable_data_ptr();
+  arguments.sum_gradient = target(sum);
+  arguments.weight_gradient = target(weight);
+  arguments.bias_gradient = target(bias);
+  arguments.type_gradient = target(type);
   const int64_t most = gradient.is_cuda() ? parts_cuda : parts_cpu;
+  const bool fused =
+      counts_positions(in) && !gradient.is_cuda() && in.ids.numel() > 0 && in.ids.size(1) >= most;
+  if (fused) arguments.position_gradient = begin_positions(in, position);
   arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
-  Tensor partial;
-  if (in.norm_weight.has_value()) {
-    partial =
-        at::empty({arguments.parts, 2, gradient.size(2)}, rows.options().dtype(compute_type(rows)));
-    arguments.partial = partial.mutable_data_ptr();
-    arguments.weight_gradient = weight_gradient.mutable_data_ptr();
-    if (in.norm_bias.has_value()) arguments.bias_gradient = bias_gradient.mutable_data_ptr();
-  }
+  const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
-  return {sum_gradient, weight_gradient, bias_gradient};
+  if (counts_positions(in) && !fused) {
+    sum_positions(in, sum.numel() == 0 ? rows : sum, position);
+  }
+  return results;
 }
 
 // ------------------------------------------------------------------------------------- dropout
@@ -399,9 +456,7 @@ Forward input_embedding_forward_meta(const Input& in) {
 Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, const Tensor&,
                                        const Tensor&) {
   check_backward(gradient, in);
-  auto [weight_gradient, bias_gradient] = norm_gradients(in);
-  return {at::empty_symint(gradient.sym_sizes(), gradient.options()), weight_gradient,
-          bias_gradient};
+  return backward_results(in);
 }
 
 Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "input/kernel.h"
 
 namespace posembed::input {
 
@@ -37,7 +38,8 @@ struct Input {
   double scale = 1.0;    // of token rows
   double dropout = 0.0;  // probability
   int64_t padding_idx = -1;
-  std::string gradient = "dense";  // of token: "dense" or "rows"
+  int64_t position_padding_idx = -1;  // a row of position, before first_row, without a gradient
+  std::string gradient = "dense";     // of token: "dense" or "rows"
 };
 
 /// A kernel with a struct for its arguments, as one with a parameter for each; what the kernel
@@ -53,7 +55,7 @@ struct Spread<kernel> {
                      const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
                      const MaybeTensor& seed, c10::SymInt offset, int64_t first_row, Text sinusoid,
                      Text norm, double eps, double scale, double dropout, int64_t padding_idx,
-                     Text gradient) {
+                     int64_t position_padding_idx, Text gradient) {
     const Input in{token,
                    ids,
                    position,
@@ -71,6 +73,7 @@ struct Spread<kernel> {
                    scale,
                    dropout,
                    padding_idx,
+                   position_padding_idx,
                    std::string(gradient)};
     return kernel(in, leading...);
   }
@@ -80,14 +83,14 @@ template <typename Result, typename... Leading>
 using Operator = Result(Leading..., const Tensor&, const Tensor&, const MaybeTensor&,
                         const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                         const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
-                        int64_t, Text, Text, double, double, double, int64_t, Text);
+                        int64_t, Text, Text, double, double, double, int64_t, int64_t, Text);
 
 template <typename Handle, typename... Leading>
 auto call_spread(const Handle& handle, const Input& in, const Leading&... leading) {
   return handle.call(leading..., in.token, in.ids, in.position, in.positions, in.token_type,
                      in.types, in.norm_weight, in.norm_bias, in.seed, in.offset, in.first_row,
                      in.sinusoid, in.norm, in.eps, in.scale, in.dropout, in.padding_idx,
-                     in.gradient);
+                     in.position_padding_idx, in.gradient);
 }
 
 inline Tensor call_input_embedding(const Input& in) {
@@ -104,9 +107,11 @@ inline Forward call_input_embedding_forward(const Input& in) {
   return call_spread(handle, in);
 }
 
-/// Gradients of the sum that the norm saw [batch, seq, embedding_dim], and of the norm's weight and
-/// bias.
-using Backward = std::tuple<Tensor, Tensor, Tensor>;
+/// Gradients of the sum that the norm saw [batch, seq, embedding_dim], of the norm's weight and
+/// bias, of the position table and of the type table. Empty are: the first without a norm and
+/// dropout, where it is the output's gradient; what is not there; the position table's where
+/// positions are given and the type table's where it has many rows, because they need a sort.
+using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 inline Backward call_input_embedding_backward(const Input& in, const Tensor& gradient,
                                               const Tensor& mean, const Tensor& rstd) {
@@ -124,6 +129,16 @@ inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double pro
 
 inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
 inline bool norms(const Input& in) { return in.norm != "none"; }
+
+/// Whether positions are a table's rows, one after the other: its gradient is a sum over the batch.
+inline bool counts_positions(const Input& in) {
+  return in.position.has_value() && !in.positions.has_value();
+}
+
+/// Whether types are few enough that the table's gradient is a sum for each type.
+inline bool has_few_types(const Input& in) {
+  return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;
+}
 
 /// float64 for float64, float32 for everything else.
 inline at::ScalarType compute_type(const Tensor& tensor) {

@@ -19,13 +19,21 @@ InputNorm norm_of(const std::optional<std::string>& text) {
   throw py::value_error("norm: expected 'layer', 'rms' or None, got '" + *text + "'");
 }
 
-std::shared_ptr<InputEmbeddingImpl> make(int64_t num_embeddings, int64_t embedding_dim,
-                                         const std::optional<std::string>& positions,
-                                         std::optional<int64_t> max_positions, int64_t num_types,
-                                         const py::object& scale,
-                                         const std::optional<std::string>& norm, double eps,
-                                         double dropout, std::optional<int64_t> padding_idx,
-                                         const std::string& gradient) {
+PositionRule rule_of(const std::string& text) {
+  if (text == "consecutive") return PositionRule::consecutive;
+  if (text == "roberta") return PositionRule::roberta;
+  if (text == "opt") return PositionRule::opt;
+  throw py::value_error("position_rule: expected 'consecutive', 'roberta' or 'opt', got '" + text +
+                        "'");
+}
+
+std::shared_ptr<InputEmbeddingImpl> make(
+    int64_t num_embeddings, int64_t embedding_dim, const std::optional<std::string>& positions,
+    std::optional<int64_t> max_positions, int64_t num_types, const py::object& scale,
+    const std::optional<std::string>& norm, double eps, double dropout,
+    std::optional<int64_t> padding_idx, const std::string& position_rule,
+    std::optional<int64_t> token_dim, std::optional<int64_t> output_dim,
+    const std::string& gradient) {
   return std::make_shared<InputEmbeddingImpl>(InputOptions(num_embeddings, embedding_dim)
                                                   .positions(positions_of(positions))
                                                   .max_positions(max_positions)
@@ -35,6 +43,9 @@ std::shared_ptr<InputEmbeddingImpl> make(int64_t num_embeddings, int64_t embeddi
                                                   .eps(eps)
                                                   .dropout(dropout)
                                                   .padding_idx(padding_idx)
+                                                  .position_rule(rule_of(position_rule))
+                                                  .token_dim(token_dim)
+                                                  .output_dim(output_dim)
                                                   .gradient(table_gradient(gradient)));
 }
 
@@ -47,10 +58,11 @@ void bind_input(py::module_& module) {
            py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
            py::arg("num_types") = 0, py::arg("scale") = 1.0, py::arg("norm") = py::none(),
            py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
-           py::arg("gradient") = "dense")
+           py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),
+           py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
       .def("forward", &InputEmbeddingImpl::forward, py::arg("ids"),
            py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
-           py::arg("offset") = 0, released());
+           py::arg("offset") = 0, py::arg("attention_mask") = py::none(), released());
 }
 
 }  // namespace posembed::python

@@ -50,18 +50,6 @@ struct Block {
   alignas(64) Compute<T> second[block_pairs];
 };
 
-/// The common case, which compilers can vectorise: a whole position, one amplitude.
-template <typename C, typename Turn>
-void fill_waves(int64_t position, const Turn* turns, int64_t count, C amplitude, C* sines,
-                C* cosines) {
-  for (int64_t i = 0; i < count; ++i) {
-    C sine, cosine;
-    core::sincos_turn(core::phase(position, turns[i]), &sine, &cosine);
-    sines[i] = sine * amplitude;
-    cosines[i] = cosine * amplitude;
-  }
-}
-
 template <typename T>
 void fill_block(const Sinusoid& sinusoid, const Position& position, const TurnOf<T>* turns,
                 int64_t count, Block<T>& block) {

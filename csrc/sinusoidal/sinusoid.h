@@ -147,6 +147,18 @@ POSEMBED_INLINE void sincos_at(const Position& position, Turn turn, int64_t orde
   *cosine = c * amplitude;
 }
 
+/// Sines and cosines of `count` pairs at a whole position: the loop that compilers can vectorise.
+template <typename C, typename Turn>
+POSEMBED_INLINE void fill_waves(int64_t position, const Turn* turns, int64_t count, C amplitude,
+                                C* sines, C* cosines) {
+  for (int64_t i = 0; i < count; ++i) {
+    C sine, cosine;
+    core::sincos_turn(core::phase(position, turns[i]), &sine, &cosine);
+    sines[i] = sine * amplitude;
+    cosines[i] = cosine * amplitude;
+  }
+}
+
 /// The columns of a pair.
 POSEMBED_INLINE int64_t first_column(const Layout& layout, int64_t pair) {
   return layout.interleaved ? 2 * pair : pair;

@@ -19,13 +19,14 @@ from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.token import TokenEmbedding, check_sizes
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
+PositionRule = Literal["consecutive", "roberta", "opt"]
 
 
 class InputEmbedding(nn.Module):
     """Adds up token, position and type rows, norms the sum and drops out: one kernel each way.
 
-    Submodules ``token``, ``position``, ``token_type`` and ``norm`` hold the parameters; those that
-    the options leave out are None.
+    Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
+    parameters; those that the options leave out are None.
 
     Args:
         num_embeddings: Rows of the token table.
@@ -39,6 +40,14 @@ class InputEmbedding(nn.Module):
         dropout: Probability with which training drops a component of the result. The mask follows
             ``torch.manual_seed`` and depends on nothing else: neither threads nor device.
         padding_idx: A token row that starts as zeros and gets no gradient.
+        position_rule: How tokens get positions where none are given. "consecutive": one after the
+            other. "roberta": padding is not counted; it has position -1, the row before the
+            others, which starts as zeros and gets no gradient. "opt": the same from an attention
+            mask, with a row of padding that learns; two rows stand before position 0.
+        token_dim: Components of a token's row where they are not ``embedding_dim``: ``projection``,
+            a Linear without a bias, brings them there (OPT-350m).
+        output_dim: Components of the result: ``projection``, a Linear, brings them there after norm
+            and dropout (ELECTRA, ALBERT).
         gradient: Form of the token table's gradient, "dense" or "rows".
         device, dtype: Of all parameters.
 
@@ -64,32 +73,48 @@ class InputEmbedding(nn.Module):
         eps: float = 1e-5,
         dropout: float = 0.0,
         padding_idx: int | None = None,
+        position_rule: PositionRule = "consecutive",
+        token_dim: int | None = None,
+        output_dim: int | None = None,
         gradient: Gradient = "dense",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_sizes(num_types=num_types)
+        _check_rule(position_rule, positions, padding_idx)
+        if token_dim is not None and output_dim is not None:
+            raise ValueError(f"output_dim: expected none beside token_dim, got {output_dim}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
         if norm not in ("layer", "rms", None):
             raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.dropout = dropout
+        self.position_rule = position_rule
+        self.token_dim = token_dim
         self.token = TokenEmbedding(
             num_embeddings,
-            embedding_dim,
+            embedding_dim if token_dim is None else token_dim,
             padding_idx,
             scale=scale,
             gradient=gradient,
             **place,
         )
-        self.position = _position(positions, max_positions, embedding_dim, place)
+        self.position = _position(positions, max_positions, embedding_dim, self._first_row(), place)
         self.token_type = TokenEmbedding(num_types, embedding_dim, **place) if num_types else None
         norms: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
         self.norm: nn.LayerNorm | nn.RMSNorm | None = None
         if norm is not None:
             self.norm = norms[norm](embedding_dim, eps=eps, **place)
+        self.projection: nn.Linear | None = None
+        if token_dim is not None:
+            self.projection = nn.Linear(token_dim, embedding_dim, bias=False, **place)
+        if output_dim is not None:
+            self.projection = nn.Linear(embedding_dim, output_dim, **place)
+        if isinstance(self.position, LearnedPositionalEmbedding) and position_rule == "roberta":
+            with torch.no_grad():
+                self.position.weight[self.position.first_row - 1].zero_()
 
     def forward(
         self,
@@ -98,27 +123,36 @@ class InputEmbedding(nn.Module):
         types: Tensor | None = None,
         *,
         offset: int = 0,
+        attention_mask: Tensor | None = None,
     ) -> Tensor:
         """Ids to vectors.
 
         Args:
             ids: int32 or int64 [batch, seq].
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
-                so on.
+                so on, or as ``position_rule`` counts from ``offset``.
             types: int32 or int64 [batch, seq]; None: type 0.
-            offset: Position of the first token where no positions are given.
+            offset: Position of the first token where no positions are given; the number of tokens
+                in a cache.
+            attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
+                ``position_rule="opt"``. None: there is no padding.
 
         Returns:
-            [batch, seq, embedding_dim].
+            [batch, seq, embedding_dim], or ``output_dim`` components.
 
         Raises:
             ValueError: Shapes do not fit.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
         """
+        positions = self._positions(ids, positions, attention_mask, offset)
+        rows, token = self._token(ids)
         table: dict[str, Any] = {}
         if isinstance(self.position, LearnedPositionalEmbedding):
-            table = {"position": self.position.weight, "first_row": self.position.first_row}
+            first = self.position.first_row
+            padding = first - 1 if self.position_rule == "roberta" else None
+            table = {"position": self.position.weight, "first_row": first}
+            table["position_padding_idx"] = padding
         elif self.position is not None:
             table = {"sinusoid": self.position.spec}
         if self.token_type is not None:
@@ -128,23 +162,70 @@ class InputEmbedding(nn.Module):
             norm = {"norm": "rms", "norm_weight": self.norm.weight, "eps": self.norm.eps}
         if isinstance(self.norm, nn.LayerNorm):
             norm |= {"norm": "layer", "norm_bias": self.norm.bias}
-        return functional.input_embedding(
-            ids,
-            self.token.weight,
+        result = functional.input_embedding(
+            rows,
             positions=positions,
             types=types,
-            offset=offset,
-            scale=self.token.scale,
+            offset=offset if positions is None else 0,
             dropout=self.dropout if self.training else 0.0,
-            padding_idx=self.token.padding_idx,
-            gradient=self.token.gradient,
+            **token,
             **table,
             **norm,
         )
+        if self.projection is None or self.token_dim is not None:
+            return result
+        return self.projection(result)  # type: ignore[no-any-return]
+
+    def _first_row(self) -> int:
+        """The row of position 0."""
+        if self.position_rule == "roberta":
+            return self.token.padding_idx + 1  # type: ignore[operator]
+        return 2 if self.position_rule == "opt" else 0
+
+    def _positions(
+        self, ids: Tensor, positions: Tensor | None, attention_mask: Tensor | None, offset: int
+    ) -> Tensor | None:
+        """The positions that were given, or those that the rule counts; None: consecutive ones."""
+        if attention_mask is not None and (self.position_rule != "opt" or positions is not None):
+            raise ValueError(
+                "attention_mask: expected none unless position_rule is 'opt' and positions are "
+                "counted"
+            )
+        if positions is not None:
+            if offset != 0:
+                raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
+            return positions
+        if attention_mask is not None:
+            return functional.opt_positions(attention_mask, past_length=offset)
+        if self.position_rule == "roberta":
+            padding = self.token.padding_idx
+            return functional.roberta_positions(ids, padding, past_length=offset)  # type: ignore[arg-type]
+        return None
+
+    def _token(self, ids: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Ids and table of the rows that the sum takes.
+
+        Projected rows are a table of their own, of which each token takes its row.
+        """
+        if self.token_dim is None:
+            table = {
+                "token": self.token.weight,
+                "scale": self.token.scale,
+                "padding_idx": self.token.padding_idx,
+                "gradient": self.token.gradient,
+            }
+            return ids, table
+        projected = self.projection(self.token(ids))  # type: ignore[misc]
+        rows = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+        return rows, {"token": projected.flatten(0, -2)}
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
-        """The input layer of a BERT, DistilBERT or GPT-2 model: parameters copied, same output.
+        """The input layer of a ``transformers`` model: parameters copied, same results.
+
+        Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT.
+        What RoBERTa and OPT count as positions among padding is the module's ``position_rule``; an
+        attention mask, which OPT counts with, is an argument of ``forward``.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that
@@ -158,78 +239,44 @@ class InputEmbedding(nn.Module):
             >>> from transformers import BertConfig, BertModel
             >>> embed = pe.InputEmbedding.from_huggingface(BertModel(BertConfig()))
         """
+        from posembed.input_families import copy_input
+
         model = model_or_path
         if isinstance(model, (str, Path)):
             from transformers import AutoModel
 
             model = AutoModel.from_pretrained(model)
-        model = model.base_model
-        family = model.config.model_type
-        if family not in _FAMILIES:
-            known = ", ".join(_FAMILIES)
-            raise ValueError(f"model_or_path: expected a model of {known}, got {family!r}")
-        return _FAMILIES[family](model).train(model.training)
+        return copy_input(model)
+
+
+def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:
+    if rule not in ("consecutive", "roberta", "opt"):
+        raise ValueError(f"position_rule: expected 'consecutive', 'roberta' or 'opt', got {rule!r}")
+    if rule != "consecutive" and positions != "learned":
+        raise ValueError(
+            f"position_rule: expected 'consecutive' without learned positions, got {rule!r}"
+        )
+    if rule == "roberta" and padding_idx is None:
+        raise ValueError("padding_idx: expected an id where position_rule is 'roberta', got none")
 
 
 def _position(
-    kind: str | None, max_positions: int | None, embedding_dim: int, place: dict[str, Any]
+    kind: str | None,
+    max_positions: int | None,
+    embedding_dim: int,
+    first_row: int,
+    place: dict[str, Any],
 ) -> Position | None:
     if kind not in ("learned", "sinusoidal", None):
         raise ValueError(f"positions: expected 'learned', 'sinusoidal' or None, got {kind!r}")
     if kind == "learned":
         if max_positions is None:
             raise ValueError("max_positions: expected a number for learned positions, got none")
-        return LearnedPositionalEmbedding(max_positions, embedding_dim, **place)
+        return LearnedPositionalEmbedding(
+            max_positions, embedding_dim, first_row=first_row, **place
+        )
     if max_positions is not None:
         raise ValueError(
             f"max_positions: expected none without learned positions, got {max_positions}"
         )
     return SinusoidalPositionalEmbedding(embedding_dim, **place) if kind else None
-
-
-def _copy_tables(
-    token: nn.Embedding,
-    position: nn.Embedding,
-    token_type: nn.Embedding | None = None,
-    norm: nn.LayerNorm | None = None,
-    dropout: float = 0.0,
-) -> InputEmbedding:
-    """An InputEmbedding of these tables' sizes, with their values."""
-    embed = InputEmbedding(
-        *token.weight.shape,
-        max_positions=position.num_embeddings,
-        num_types=token_type.num_embeddings if token_type is not None else 0,
-        norm="layer" if norm is not None else None,
-        eps=norm.eps if norm is not None else 1e-5,
-        dropout=dropout,
-        padding_idx=token.padding_idx,
-        device=token.weight.device,
-        dtype=token.weight.dtype,
-    )
-    sources = {"token": token, "position": position, "token_type": token_type, "norm": norm}
-    with torch.no_grad():
-        for name, source in sources.items():
-            if source is None:
-                continue
-            for key, value in source.named_parameters():
-                parameter = embed.get_parameter(f"{name}.{key}")
-                parameter.copy_(value).requires_grad_(value.requires_grad)
-    return embed
-
-
-def _bert(model: Any) -> InputEmbedding:
-    parts = model.embeddings
-    return _copy_tables(
-        parts.word_embeddings,
-        parts.position_embeddings,
-        getattr(parts, "token_type_embeddings", None),  # DistilBERT has none
-        parts.LayerNorm,
-        parts.dropout.p,
-    )
-
-
-def _gpt2(model: Any) -> InputEmbedding:
-    return _copy_tables(model.wte, model.wpe, dropout=model.drop.p)
-
-
-_FAMILIES = {"bert": _bert, "distilbert": _bert, "gpt2": _gpt2}

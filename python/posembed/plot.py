@@ -20,6 +20,7 @@ from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
 try:
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError(
         "posembed.plot draws with matplotlib: python -m pip install matplotlib"
@@ -134,7 +135,7 @@ def scores_by_distance(
     axes.axhline(0.0, color="grey", linewidth=0.5)
     axes.legend()
     return label(
-        axes, "Score of a query and a key of ones", "distance (positions)", "score / √head_dim"
+        axes, "Score of a query and a key of ones", "distance (positions)", "q · k / √head_dim"
     )
 
 
@@ -216,7 +217,7 @@ def binary_codes(
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
     matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
-    axes.set_xticks(range(values.shape[1]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return label(axes, "Binary codes", "bit, fastest first", "position")
 
 

@@ -48,4 +48,7 @@ def test_cpp_reference_has_every_header() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert listed == set(PAGES)
+    notebooks = {
+        f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    }
+    assert listed == {*PAGES, *notebooks}

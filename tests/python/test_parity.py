@@ -119,6 +119,29 @@ MODULES = [
         call=lambda m: m.forward(ids(2, 5), ids(2, 5)),
     ),
     twins("InputEmbedding", 12, 8, positions=None, call=lambda m: m.forward(ids(2, 5))),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        max_positions=9,
+        padding_idx=3,
+        position_rule="roberta",
+        norm="layer",
+        output_dim=6,
+        call=lambda m: m.forward(ids(2, 5), offset=1),
+    ),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        max_positions=9,
+        position_rule="opt",
+        token_dim=4,
+        scale=2.0,
+        call=lambda m: m.forward(
+            ids(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])
+        ),
+    ),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

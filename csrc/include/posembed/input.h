@@ -5,6 +5,7 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -20,6 +21,13 @@ namespace posembed {
 
 /// Where InputEmbedding's positions come from.
 enum class Positions { none, learned, sinusoidal };
+
+/// How tokens get positions where none are given.
+enum class PositionRule {
+  consecutive,  ///< one after the other
+  roberta,      ///< padding is not counted: it has position -1, whose row gets no gradient
+  opt,          ///< the same from an attention mask, with a row of padding that learns
+};
 
 /// What InputEmbedding does with the sum.
 enum class InputNorm {
@@ -53,6 +61,15 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(double, dropout) = 0.0;
   /// A token row that starts as zeros and gets no gradient.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
+  /// How tokens get positions. roberta: padding_idx rows and one of padding stand before position
+  /// 0; opt: two rows.
+  TORCH_ARG(PositionRule, position_rule) = PositionRule::consecutive;
+  /// Components of a token's row where they are not embedding_dim: `projection`, a Linear without a
+  /// bias, brings them there (OPT-350m).
+  TORCH_ARG(std::optional<int64_t>, token_dim) = std::nullopt;
+  /// Components of the result: `projection`, a Linear, brings them there after norm and dropout
+  /// (ELECTRA, ALBERT).
+  TORCH_ARG(std::optional<int64_t>, output_dim) = std::nullopt;
   /// The form of the token table's gradient.
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
 
@@ -76,6 +93,14 @@ class POSEMBED_API InputNormImpl : public torch::nn::Cloneable<InputNormImpl> {
   torch::Tensor bias;
 };
 
+/// A Linear that prints itself as Python's does.
+class POSEMBED_API InputProjectionImpl : public torch::nn::LinearImpl {
+ public:
+  using torch::nn::LinearImpl::LinearImpl;
+
+  void pretty_print(std::ostream& stream) const override;
+};
+
 /// Ids in, vectors out: what stands before the first block of a Transformer.
 ///
 ///     posembed::InputEmbedding embed(posembed::InputOptions(30522, 768).max_positions(512)
@@ -89,15 +114,19 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   void pretty_print(std::ostream& stream) const override;
 
   /// @param ids  int32/int64 [batch, seq]
-  /// @param positions  int32/int64 [seq] or [batch, seq]; none: offset, offset + 1, …
+  /// @param positions  int32/int64 [seq] or [batch, seq]; none: offset, offset + 1, …, or as
+  /// position_rule counts from offset
   /// @param types  int32/int64 [batch, seq]; none: type 0
-  /// @return [batch, seq, embedding_dim]
+  /// @param attention_mask  bool, int32 or int64 [batch, offset + seq], 0 for padding: for
+  /// PositionRule::opt
+  /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
   /// positions, types
   torch::Tensor forward(const torch::Tensor& ids,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         const std::optional<torch::Tensor>& types = std::nullopt,
-                        int64_t offset = 0);
+                        int64_t offset = 0,
+                        const std::optional<torch::Tensor>& attention_mask = std::nullopt);
 
   InputOptions options;
   TokenEmbedding token{nullptr};
@@ -105,6 +134,13 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   SinusoidalPositionalEmbedding sinusoidal{nullptr};  ///< registered as "position"
   TokenEmbedding token_type{nullptr};
   std::shared_ptr<InputNormImpl> norm;
+  std::shared_ptr<InputProjectionImpl> projection;
+
+ private:
+  std::optional<torch::Tensor> count_positions(const torch::Tensor& ids,
+                                               const std::optional<torch::Tensor>& positions,
+                                               const std::optional<torch::Tensor>& attention_mask,
+                                               int64_t offset) const;
 };
 
 TORCH_MODULE(InputEmbedding);

@@ -1,6 +1,7 @@
-"""benchmark: posembed's calls beside copies of the same bytes, on this machine.
+"""benchmark: posembed's calls beside copies of the same bytes and beside peers, on this machine.
 
-Beside its peers, which are not installed with it, a source checkout measures it: make benchmark.
+Peers are the rotary embeddings of other libraries, those that are installed, and plain torch. A
+source checkout measures more, with goals: make benchmark.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posembed import build_info
-from posembed.commands import common, measure
+from posembed.commands import common, measure, peers
 from posembed.commands.check import devices
 from posembed.commands.measure import Case
 from posembed.rotary import RotaryEmbedding
@@ -31,7 +32,7 @@ def add(commands: Commands) -> None:
         commands,
         "benchmark",
         run,
-        "measure posembed's calls beside copies of the same bytes",
+        "measure posembed's calls beside copies of the same bytes and beside installed peers",
         ["", "--case rotary --threads 1", "--device cuda --json"],
     )
     parser.add_argument("--case", default="", help="only cases whose name contains this")
@@ -47,7 +48,11 @@ def rotation(device: str) -> Case:
     key = torch.randn(1, 4096, 8, 128, device=device)
     return Case(
         "rotary, query and key into new tensors [1, 4096, 32 + 8, 128] float32",
-        {"clone": lambda: (query.clone(), key.clone()), "posembed": lambda: rope(query, key)},
+        {
+            "clone": lambda: (query.clone(), key.clone()),
+            "posembed": lambda: rope(query, key),
+            **peers.all_of(query, key),
+        },
         "clone",
     )
 
@@ -61,6 +66,7 @@ def lookup(device: str) -> Case:
         {
             "index_select": lambda: token.weight.index_select(0, ids),
             "posembed": lambda: token(ids),
+            "torch": lambda: torch.nn.functional.embedding(ids, token.weight),
         },
         "index_select",
     )
@@ -70,9 +76,14 @@ def sinusoids(device: str) -> Case:
     """Encodings made and added."""
     position = SinusoidalPositionalEmbedding(WIDTH)
     x = torch.randn(8, TOKENS // 8, WIDTH, device=device)
+    table = position.encode(torch.arange(TOKENS // 8, device=device))
     return Case(
         f"sinusoidal add [8, {TOKENS // 8}, {WIDTH}] float32",
-        {"clone": lambda: x.clone(), "posembed": lambda: position(x)},
+        {
+            "clone": lambda: x.clone(),
+            "posembed": lambda: position(x),
+            "torch, table at hand": lambda: x + table,
+        },
         "clone",
     )
 
@@ -99,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "instruction_set": build_info()["instruction_set"],
+        "peers": ", ".join(f"{name} {version}" for name, version in peers.versions()) or "none",
     }
     if not arguments.json:
         print(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in known.items()))
@@ -110,5 +122,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.print_json({**known, "results": found})
     else:
-        print("\nBeside peers: make benchmark in a source checkout.")
+        print("\nMore, with goals: make benchmark in a source checkout.")
     return 0

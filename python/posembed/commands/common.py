@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +56,9 @@ def positive(text: str) -> int:
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """What a configuration may not tell."""
-    parser.add_argument("--layer-type", help="where layers differ: full_attention, ...")
+    parser.add_argument(
+        "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
+    )
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",
@@ -69,6 +74,15 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="pairs (i, i + rotary_dim / 2), for model types that are not known",
     )
     parser.add_argument("--base", type=float, help="where the configuration has no rope_theta")
+
+
+def add_part_option(parser: argparse.ArgumentParser) -> None:
+    """Which of the configurations that are nested in one."""
+    parser.add_argument(
+        "--part",
+        metavar="NAME",
+        help="of a model made of several, such as vision_config (default: its text model)",
+    )
 
 
 def add_number_options(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +108,7 @@ def read_spec(path: str, arguments: argparse.Namespace) -> RotarySpec:
         return RotarySpec.from_huggingface(
             file,
             arguments.layer_type,
+            part=getattr(arguments, "part", None),  # convert has none
             interleaved=arguments.interleaved,
             base=arguments.base,
         )
@@ -151,3 +166,21 @@ def save_picture(axes: Axes, path: str) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(path)
+
+
+@contextmanager
+def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Where to write what becomes the target once the block has ended without an error."""
+    part = target.with_name(target.name + ".part")
+    if part.exists():
+        raise ValueError(f"{part}: left by a command that was cut off: remove it first")
+    try:
+        if folder:
+            part.mkdir(parents=True)
+        yield part
+        os.replace(part, target)
+    finally:
+        if folder:
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)

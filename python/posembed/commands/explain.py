@@ -24,6 +24,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--seq-len", type=common.positive, help="length, where frequencies depend on it"
     )
+    common.add_part_option(parser)
     common.add_reading_options(parser)
 
 

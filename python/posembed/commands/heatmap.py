@@ -22,7 +22,12 @@ def add(commands: Commands) -> None:
         "heatmap",
         run,
         "draw sinusoidal encodings of positions",
-        ["", "--base 1000000 --output million.svg", "--binary --dim 128", "--json --positions 4"],
+        [
+            "",
+            "--base 1000000 --output million.svg",
+            "--dim 128 --binary --bits 16",
+            "--json --positions 4",
+        ],
     )
     parser.add_argument("--positions", type=common.positive, default=100, help="default: 100")
     parser.add_argument("--dim", type=common.positive, default=512, help="default: 512")
@@ -30,31 +35,37 @@ def add(commands: Commands) -> None:
     parser.add_argument("--preset", default="vaswani", help="vaswani, marian, tensor2tensor, ddpm")
     parser.add_argument("--binary", action="store_true", help="draw binary codes beside them")
     parser.add_argument(
+        "--bits", type=common.positive, help="of a binary code (default: as many as are needed)"
+    )
+    parser.add_argument(
         "--output", metavar="FILE", help=".png, .svg, .pdf (default: heatmap.png; with --json none)"
     )
 
 
-def draw(spec: SinusoidalSpec, positions: int, binary: bool) -> Axes:
+def draw(spec: SinusoidalSpec, arguments: argparse.Namespace) -> Axes:
     """The picture, or the two."""
     from posembed import plot
 
-    if not binary:
+    positions = arguments.positions
+    if not arguments.binary:
         return plot.heat_map(spec, positions)
     left, right = plot.side_by_side((2, 1))
     plot.heat_map(spec, positions, axes=left)
-    return plot.binary_codes(positions, axes=right)
+    return plot.binary_codes(positions, arguments.bits, axes=right)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the picture, or prints the numbers."""
+    if arguments.bits is not None and not arguments.binary:
+        raise ValueError("--bits: expected with --binary only")
     spec = SinusoidalSpec(arguments.dim, base=arguments.base, preset=arguments.preset)
     output = arguments.output or (None if arguments.json else "heatmap.png")
     if output is not None:
-        common.save_picture(draw(spec, arguments.positions, arguments.binary), output)
+        common.save_picture(draw(spec, arguments), output)
     if arguments.json:
         values = {"values": analysis.heat_map(spec, arguments.positions).tolist()}
         if arguments.binary:
-            values["binary"] = analysis.binary_codes(arguments.positions).tolist()
+            values["binary"] = analysis.binary_codes(arguments.positions, arguments.bits).tolist()
         common.print_json({"output": output, **values})
     else:
         print(output)

@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw them as well: .png, .svg, .pdf")
     parser.add_argument("--log", action="store_true", help="draw distances logarithmically")
     common.add_number_options(parser)
+    common.add_part_option(parser)
     common.add_reading_options(parser)
 
 

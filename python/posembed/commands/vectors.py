@@ -111,15 +111,13 @@ def write_words(
         file.write(row)
 
 
-def write_safetensors(path: Path, words: Sequence[str], vectors: Tensor) -> None:
-    """One tensor named "vectors"; words, for which the format has no place, in a .txt beside."""
+def write_safetensors(path: Path, vectors: Tensor) -> None:
+    """One tensor named "vectors"."""
     try:
         from safetensors.torch import save_file
     except ImportError as error:
         raise ImportError("vectors needs safetensors: python -m pip install safetensors") from error
     save_file({"vectors": vectors.contiguous()}, path)
-    if words:
-        path.with_suffix(".txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------ command
@@ -136,25 +134,51 @@ def selected(file: VectorFile, arguments: argparse.Namespace) -> tuple[list[str]
     return words_of(vocabulary, "vocabulary"), rows.vectors
 
 
-def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Writes the output and tells what it has."""
-    path = Path(arguments.output)
+def format_of(path: Path, arguments: argparse.Namespace) -> str:
+    """The output's format: as stated, or by its ending."""
     kind = arguments.format or FORMAT_OF_ENDING.get(path.suffix)
     if kind is None:
         raise ValueError(
             f"{path}: expected an ending of {', '.join(FORMAT_OF_ENDING)}, or --format"
         )
-    if path.exists() and not arguments.force:
+    return str(kind)
+
+
+def check_free(path: Path, arguments: argparse.Namespace) -> None:
+    """Raises ValueError where something would be lost."""
+    if not path.exists():
+        return
+    if not arguments.force:
         raise ValueError(f"{path}: exists; --force overwrites it")
+    if path.samefile(arguments.file):
+        raise ValueError(f"{path}: expected another file than the one that is read")
+
+
+def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Writes the output and tells what it has.
+
+    safetensors has no place for words: they go to a file beside it, which --words reads.
+    """
+    path = Path(arguments.output)
+    kind = format_of(path, arguments)
     words, vectors = selected(file, arguments)
-    if kind == "safetensors":
-        write_safetensors(path, words, vectors)
-    elif not words:
+    if kind != "safetensors" and not words:
         raise ValueError(f"{kind}: needs words, which {arguments.file} does not have: pass --words")
-    else:
-        with path.open("wb") as target:
-            write_words(target, kind, words, vectors, quiet=arguments.json)
-    return {"output": str(path), "format": kind, "shape": list(vectors.shape)}
+    written = {"output": str(path), "format": kind, "shape": list(vectors.shape)}
+    words_path = path.with_suffix(".words.txt")
+    beside = kind == "safetensors" and bool(words)
+    for output in (path, words_path) if beside else (path,):
+        check_free(output, arguments)
+    with common.whole_or_not_at_all(path) as part:
+        if kind == "safetensors":
+            write_safetensors(part, vectors)
+        else:
+            with part.open("wb") as target:
+                write_words(target, kind, words, vectors, quiet=arguments.json)
+    if beside:
+        words_path.write_text("\n".join(words) + "\n", encoding="utf-8")
+        written["words"] = str(words_path)
+    return written
 
 
 def listing(file: VectorFile) -> list[dict[str, Any]]:
@@ -202,3 +226,5 @@ def show(known: dict[str, Any]) -> None:
     if "written" in known:
         written = known["written"]
         print(f"{written['output']}: {written['format']}, {tuple(written['shape'])}")
+        if "words" in written:
+            print(f"{written['words']}: its words, for --words")

@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", help="draw them as well: .png, .svg, .pdf")
     common.add_number_options(parser)
+    common.add_part_option(parser)
     common.add_reading_options(parser)
 
 

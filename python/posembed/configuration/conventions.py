@@ -59,6 +59,10 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder r
 # Interleaved where the configuration's rope_interleave says so.
 BY_KEY = words("axk1 deepseek_v3 glm4_moe_lite mistral4 youtu")
 
+# What `posembed convert` writes into a configuration: "interleaved" or "half_split". It says how
+# this checkpoint is rotated, whatever its model type is otherwise.
+CONVERTED = "posembed_rotary_pairs"
+
 # Keys about rotation that have no bearing on the rotation of a layer that rotates: which layers do,
 # how scores are scaled, what else is rotated.
 NO_BEARING = words(

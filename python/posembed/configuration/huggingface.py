@@ -89,7 +89,11 @@ def base_of(config: Keys, rope: Keys, model_type: str, stated: float | None) -> 
 
 
 def is_interleaved(config: Keys, model_type: str, stated: bool | None) -> bool:
-    """Which components form a pair: known for the model type, or stated."""
+    """Which components form a pair: written by convert, known for the model type, or stated."""
+    converted = config.take(conventions.CONVERTED)
+    if converted is not None:
+        config.ignore("rope_interleave")  # which says what was before
+        return bool(same("interleaved", stated, named(converted)))
     known = None
     if model_type in conventions.BY_KEY:
         known = bool(config.need("rope_interleave"))
@@ -104,6 +108,15 @@ def is_interleaved(config: Keys, model_type: str, stated: bool | None) -> bool:
             "interleaved=False (pairs i, i + rotary_dim / 2), as its code has it"
         )
     return bool(pairing)
+
+
+def named(pairing: str) -> bool:
+    """Whether the name that convert has written is that of interleaved pairs."""
+    if pairing not in ("interleaved", "half_split"):
+        raise ValueError(
+            f"{conventions.CONVERTED}: expected 'interleaved' or 'half_split', got {pairing!r}"
+        )
+    return pairing == "interleaved"
 
 
 def with_learned_scale(spec: RotarySpec, config: Keys, tensor: str) -> RotarySpec:

@@ -30,6 +30,7 @@ def input_embedding(
     scale: float = 1.0,
     dropout: float = 0.0,
     padding_idx: int | None = None,
+    position_padding_idx: int | None = None,
     gradient: Gradient = "dense",
 ) -> Tensor:
     """Adds up token, type and position rows, norms the sum and drops out, in one kernel.
@@ -52,6 +53,7 @@ def input_embedding(
         scale: Multiplies the token rows.
         dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
         padding_idx: A token row that gets no gradient.
+        position_padding_idx: A row of ``position``, before ``first_row``, that gets no gradient.
         gradient: Form of the token table's gradient, "dense" or "rows".
 
     Returns:
@@ -83,5 +85,6 @@ def input_embedding(
         scale=scale,
         dropout=dropout,
         padding_idx=padding_row(padding_idx, token.shape[0]),
+        position_padding_idx=-1 if position_padding_idx is None else position_padding_idx,
         gradient=gradient,
     )

@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "core/philox.h"
+#include "sinusoidal/frequencies.h"
+#include "sinusoidal/kernel.h"
 
 namespace posembed::input {
 namespace {
@@ -159,6 +162,51 @@ struct Case {
   std::vector<int64_t> types;
 };
 
+/// Token rows and sinusoids of consecutive and of given positions, beside the sinusoidal kernel.
+template <typename T>
+void expect_sinusoids(const Case<T>& given, const sinusoidal::Sinusoid& sinusoid) {
+  const std::vector<int32_t> positions = {5, -3, 0, 1000000, 7, 7, 7, 2, 1, 0};
+  const auto size = static_cast<size_t>(given.tokens * given.dim);
+  for (const bool placed : {false, true}) {
+    for (const Copy& copy : copies()) {
+      std::vector<T> plain(size), expected(size), out(size);
+      ForwardArguments arguments;
+      arguments.input = given.arguments();
+      arguments.input.type = arguments.input.position = Table{};
+      arguments.out = plain.data();
+      arguments.input.scale = 1.0;
+      copy.forward(arguments, 0, given.tokens);
+      sinusoidal::Arguments add;
+      add.sinusoid = sinusoid;
+      add.in = plain.data();
+      add.out = expected.data();
+      add.scalar = scalar_of<T>();
+      add.batch = given.batch;
+      add.seq = given.seq;
+      add.in_stride[0] = add.out_stride[0] = given.seq * given.dim;
+      add.in_stride[1] = add.out_stride[1] = given.dim;
+      add.offset = 3;
+      arguments.input.sinusoid = sinusoid;
+      arguments.input.position.offset = 3;
+      if (placed) {
+        add.offset = 0;
+        add.positions.data = positions.data();
+        add.positions.index = core::Index::int32;
+        add.position_stride[0] = given.seq;
+        add.position_stride[1] = 1;
+        arguments.input.position.index = {positions.data(), core::Index::int32};
+        arguments.input.position.index_stride[0] = given.seq;
+        arguments.input.position.index_stride[1] = 1;
+      }
+      sinusoidal::baseline::encode(add, 0, sinusoidal::encodings(add));
+      arguments.out = out.data();
+      copy.forward(arguments, 0, given.tokens);
+      ASSERT_EQ(std::memcmp(out.data(), expected.data(), size * sizeof(T)), 0)
+          << copy.name << " dim " << given.dim << " placed " << placed;
+    }
+  }
+}
+
 template <typename T>
 class InputKernel : public testing::Test {};
 
@@ -252,7 +300,9 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       forward.mean = means.data();
       forward.rstd = rstds.data();
       copy.forward(forward, 0, given.tokens);
-      std::vector<C> partial(static_cast<size_t>(3 * 2 * dim));
+      std::vector<C> partial(static_cast<size_t>(3 * 4 * partial_columns(dim)));
+      std::vector<T> type_gradient(static_cast<size_t>(2 * dim)),
+          position_gradient(static_cast<size_t>(given.seq * dim));
       BackwardArguments arguments;
       arguments.input = given.arguments();
       arguments.gradient = given.gradient.data();
@@ -260,9 +310,13 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       arguments.rstd = rstds.data();
       arguments.sum_gradient = out.data();
       arguments.parts = 3;
-      arguments.partial = given.norm == Norm::none ? nullptr : partial.data();
-      arguments.weight_gradient = weight_gradient.data();
-      arguments.bias_gradient = bias_gradient.data();
+      arguments.partial = partial.data();
+      if (given.norm != Norm::none) {
+        arguments.weight_gradient = weight_gradient.data();
+        arguments.bias_gradient = bias_gradient.data();
+      }
+      arguments.type_gradient = type_gradient.data();
+      arguments.position_gradient = position_gradient.data();
       copy.backward(arguments, 0, 2);
       copy.backward(arguments, 2, 3);
       const double unit = 30 * tolerance<T>();
@@ -273,8 +327,29 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
             << copy.name << " dim " << dim << " norm " << static_cast<int>(given.norm) << " at "
             << i;
       }
+      copy.add_parts(arguments, 0, 1);
+      copy.add_parts(arguments, 1, 4);
+      const auto scale = dim == 1 ? 1e3 * unit : 10 * unit;
+      for (int64_t i = 0; i < dim; ++i) {
+        std::vector<double> types(2), positions(static_cast<size_t>(given.seq));
+        for (int64_t row = 0; row < given.tokens; ++row) {
+          const double value = sum[static_cast<size_t>(row * dim + i)];
+          types[static_cast<size_t>(row % 2)] += value;
+          positions[static_cast<size_t>(row % given.seq)] += value;
+        }
+        for (int64_t t = 0; t < 2; ++t) {
+          const double expected = types[static_cast<size_t>(t)];
+          ASSERT_NEAR(at(type_gradient, t * dim + i), expected, scale * (std::abs(expected) + 1))
+              << copy.name << " type " << t << " column " << i;
+        }
+        for (int64_t p = 0; p < given.seq; ++p) {
+          const double expected = positions[static_cast<size_t>(p)];
+          ASSERT_NEAR(at(position_gradient, p * dim + i), expected,
+                      scale * (std::abs(expected) + 1))
+              << copy.name << " position " << p << " column " << i;
+        }
+      }
       if (given.norm == Norm::none) continue;
-      copy.add_parts(arguments, 0, dim);
       for (int64_t i = 0; i < dim; ++i) {
         ASSERT_NEAR(at(weight_gradient, i), weight[static_cast<size_t>(i)], unit * 10)
             << copy.name << " at " << i;
@@ -285,30 +360,49 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
   }
 }
 
-TYPED_TEST(InputKernel, ReadyEncodingsAreAddedByPlace) {
+TYPED_TEST(InputKernel, WithoutNormAndDropoutTheGradientIsNotCopied) {
   using T = TypeParam;
-  using C = core::Compute<T>;
-  Case<T> given(24, Norm::none, 0);
-  const auto encoding = random_values<C>(given.seq * given.dim, 9);
+  Case<T> given(40, Norm::none, 0);
   for (const Copy& copy : copies()) {
-    std::vector<T> out(static_cast<size_t>(given.tokens * given.dim));
-    ForwardArguments arguments;
+    std::vector<T> positions(static_cast<size_t>(given.seq * given.dim));
+    BackwardArguments arguments;
     arguments.input = given.arguments();
-    arguments.input.type = arguments.input.position = Table{};
-    arguments.input.encoding = encoding.data();
-    arguments.input.encoding_stride[1] = given.dim;
-    arguments.out = out.data();
-    copy.forward(arguments, 0, given.tokens);
-    for (int64_t row = 0; row < given.tokens; ++row) {
-      for (int64_t i = 0; i < given.dim; ++i) {
-        const C sum = static_cast<C>(core::load(given.token[static_cast<size_t>(
-                          given.ids[static_cast<size_t>(row)] * given.dim + i)])) *
-                          C(1.5) +
-                      encoding[static_cast<size_t>(row % given.seq * given.dim + i)];
-        T expected;
-        core::store(sum, &expected);
-        ASSERT_EQ(at(out, row * given.dim + i), static_cast<double>(core::load(expected)))
-            << copy.name;
+    arguments.gradient = given.gradient.data();
+    arguments.position_gradient = positions.data();
+    copy.backward(arguments, 0, 1);
+    for (int64_t i = 0; i < given.seq * given.dim; ++i) {
+      const double expected = at(given.gradient, i) + at(given.gradient, given.seq * given.dim + i);
+      ASSERT_NEAR(at(positions, i), expected, tolerance<T>() * (std::abs(expected) + 1))
+          << copy.name;
+    }
+  }
+}
+
+/// The same bits as the sinusoidal kernel, in every layout, with and without a part of a vector.
+TYPED_TEST(InputKernel, AddsSinusoidsAsTheSinusoidalKernelDoes) {
+  using T = TypeParam;
+  using sinusoidal::Preset;
+  for (const int64_t dim : {1, 2, 30, 31, 64, 83, 130}) {
+    for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
+      for (const bool cos_first : {false, true}) {
+        Case<T> given(dim, Norm::none, 0);
+        sinusoidal::Sinusoid sinusoid;
+        sinusoid.layout = sinusoidal::layout_of(preset, dim, cos_first);
+        std::vector<core::Turn64> turns;
+        std::vector<core::Turn128> wide_turns;
+        const auto frequencies =
+            sinusoidal::frequencies(10000.0, std::max(1.0, sinusoidal::divisor_of(preset, dim, 0)),
+                                    sinusoidal::pairs_of(sinusoid.layout));
+        for (const core::DoubleDouble& frequency : frequencies) {
+          wide_turns.push_back(core::turn_from_radians(frequency));
+          turns.push_back(core::round_to_turn64(wide_turns.back()));
+        }
+        sinusoid.pairs = static_cast<int64_t>(turns.size());
+        sinusoid.turns = turns.data();
+        sinusoid.wide_turns = wide_turns.data();
+        sinusoid.scale = 0.5;
+        expect_sinusoids(given, sinusoid);
+        if (testing::Test::HasFatalFailure()) return;
       }
     }
   }

@@ -60,7 +60,7 @@ def test_scores_side_by_side(log: bool) -> None:
     axes = pe.plot.scores_by_distance(SPECS, 300, log=log)
     title, x, y = words(axes)
     assert (title, x) == ("Score of a query and a key of ones", "distance (positions)")
-    assert y == "score / √head_dim"
+    assert y == "q · k / √head_dim"
     assert axes.get_xscale() == ("log" if log else "linear")
     assert legend(axes) == ["short", "long"]
     first = int(log)

@@ -96,13 +96,13 @@ def test_formats_there_and_back(first: str, second: str, glove: Path, tmp_path: 
     """The same numbers, bit for bit, and the same words."""
     one, two = tmp_path / f"one.{first}", tmp_path / f"two.{second}"
     run(glove, "--output", one, "--format", ENDINGS[first])
-    words = ("--words", one.with_suffix(".txt")) if first == "safetensors" else ()
+    words = ("--words", one.with_suffix(".words.txt")) if first == "safetensors" else ()
     run(one, "--output", two, *words)
     found = pe.pretrained.open_vectors(two, words=WORDS if second == "safetensors" else None)
     assert found.format == ENDINGS[second]
     assert torch.equal(found.table(), vectors())
     if second == "safetensors":
-        assert two.with_suffix(".txt").read_text(encoding="utf-8").split() == WORDS
+        assert two.with_suffix(".words.txt").read_text(encoding="utf-8").split() == WORDS
     else:
         assert found.words() == WORDS
 
@@ -120,6 +120,32 @@ def test_rows_of_a_vocabulary(
     assert torch.equal(found.table()[:2], vectors()[[0, 3]])
 
 
+def test_nothing_is_overwritten(
+    glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Least of all what is read, or a file of words that is there already."""
+    before, beside = glove.read_bytes(), tmp_path / "glove.words.txt"
+    assert "another file than the one that is read" in refusal(
+        capsys, glove, "--output", glove, "--force"
+    )
+    run(glove, "--output", tmp_path / "glove.safetensors")
+    assert "glove.words.txt: its words, for --words" in capsys.readouterr().out
+    assert beside.read_text(encoding="utf-8").split() == WORDS
+    (tmp_path / "glove.safetensors").unlink()
+    assert f"{beside}: exists" in refusal(capsys, glove, "--output", tmp_path / "glove.safetensors")
+    assert not (tmp_path / "glove.safetensors").exists()
+    assert glove.read_bytes() == before
+
+
+def test_tables_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        safetensors.save_file({name: torch.ones(2, 3)}, tmp_path / f"{name}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    files = {name: f"{name}.safetensors" for name in ("a", "b")}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert {table["name"] for table in printed(capsys, index)["tables"]} == {"a", "b"}
+
+
 def test_refusals(glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "none.txt" in refusal(capsys, tmp_path / "none.txt")
     assert "expected an ending of" in refusal(capsys, glove, "--output", tmp_path / "x.doc")
@@ -131,6 +157,7 @@ def test_refusals(glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     two.write_text("New York\nParis\n")
     argv = (bare, "--words", two, "--output", tmp_path / "x.vec")
     assert "cannot hold words with blanks, such as 'New York'" in refusal(capsys, *argv)
+    assert not list(tmp_path.glob("x.vec*"))
     broken = tmp_path / "broken.json"
     broken.write_text('["a"]')
     assert "expected words and their rows" in refusal(capsys, glove, "--coverage", broken)

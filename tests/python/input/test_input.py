@@ -168,80 +168,6 @@ def test_dropout_at_its_ends(probability: float, device: torch.device) -> None:
     assert torch.equal(embed(ids), expected)
 
 
-# ------------------------------------------------------------------------------------- Hugging Face
-
-transformers = pytest.importorskip("transformers")
-
-
-def small(family: str) -> nn.Module:
-    torch.manual_seed(0)
-    if family == "bert":
-        model = transformers.BertModel(
-            transformers.BertConfig(
-                vocab_size=ROWS,
-                hidden_size=32,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=16,
-                max_position_embeddings=20,
-            )
-        )
-    elif family == "distilbert":
-        model = transformers.DistilBertForMaskedLM(
-            transformers.DistilBertConfig(
-                vocab_size=ROWS,
-                dim=32,
-                n_layers=1,
-                n_heads=2,
-                hidden_dim=16,
-                max_position_embeddings=20,
-            )
-        )
-    else:
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=ROWS, n_embd=32, n_layer=1, n_head=2, n_positions=20)
-        )
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight), nn.init.normal_(module.bias)
-    return model.eval()
-
-
-def input_of(model: nn.Module, ids: Tensor) -> Tensor:
-    """What the family's own code computes."""
-    base = model.base_model
-    if base.config.model_type == "gpt2":
-        return base.wte(ids) + base.wpe(torch.arange(ids.shape[1]))
-    return base.embeddings(ids)
-
-
-@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2"])
-def test_from_huggingface(family: str, tmp_path) -> None:
-    model = small(family)
-    ids = torch.randint(0, ROWS, (3, 9))
-    embed = pe.InputEmbedding.from_huggingface(model).eval()
-    expected = input_of(model, ids)
-    assert_close(embed(ids), expected, 2e-6)
-    assert embed.dropout == 0.1
-    gradient = torch.randn_like(expected)
-    embed(ids).backward(gradient), expected.backward(gradient)
-    theirs = model.get_input_embeddings().weight.grad
-    assert_close(embed.token.weight.grad, theirs, 4e-6)
-    if family == "bert":  # the table was copied, not shared
-        assert embed.token.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
-        assert embed.token.padding_idx == 0
-    model.base_model.save_pretrained(tmp_path)
-    assert_close(pe.InputEmbedding.from_huggingface(tmp_path).eval()(ids), expected, 2e-6)
-
-
-def test_from_huggingface_refuses_other_families() -> None:
-    model = transformers.T5EncoderModel(
-        transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
-    )
-    with pytest.raises(ValueError, match="bert, distilbert, gpt2, got 't5'"):
-        pe.InputEmbedding.from_huggingface(model)
-
-
 # ------------------------------------------------------------------------------- module and errors
 
 
@@ -409,15 +335,3 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
         torch.ops.posembed.input_embedding_backward(
             torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"
         )
-
-
-def test_from_huggingface_keeps_mode_and_frozen_parameters() -> None:
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BertModel(BertConfig(vocab_size=11, num_hidden_layers=1, **sizes)).eval()
-    model.embeddings.word_embeddings.weight.requires_grad_(False)
-    embed = pe.InputEmbedding.from_huggingface(model)
-    ids = torch.tensor([[1, 2, 3]])
-    assert_close(embed(ids), model.embeddings(ids), 1e-6)
-    assert not embed.token.weight.requires_grad

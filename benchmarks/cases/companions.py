@@ -1,0 +1,119 @@
+"""What is fused with a rotation: RMSNorm of each head, and the write into a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import posembed as pe
+import torch
+from posembed.commands.measure import Case, Goal
+from setting import Setting
+from torch import Tensor
+
+from cases import floors, peers
+
+QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+
+
+def shape(batch: int, seq: int, heads: int) -> tuple[int, ...]:
+    return (batch, seq, heads, HEAD_DIM)
+
+
+def title(what: str, query: Tensor) -> str:
+    kind = str(query.dtype).removeprefix("torch.")
+    sizes = f"[{query.shape[0]},{query.shape[1]},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}]"
+    return f"rotary {what} {sizes} {kind}"
+
+
+def transformers_norm(query: Tensor, key: Tensor, weight: Tensor) -> dict[str, peers.Call]:
+    """Qwen 3's attention up to the scores."""
+    if not peers.installed("transformers"):
+        return {}
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+    norm = Qwen3RMSNorm(HEAD_DIM).to(query)
+    norm.weight.data.copy_(weight)
+    cos, sin = peers.transformers_tables(HEAD_DIM, query.shape[1], query)
+    return {
+        "transformers": lambda: apply_rotary_pos_emb(
+            norm(query).transpose(1, 2), norm(key).transpose(1, 2), cos, sin
+        )
+    }
+
+
+def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
+    where = {"device": device, "dtype": dtype}
+    query = torch.randn(shape(batch, seq, QUERY_HEADS), **where)
+    key = torch.randn(shape(batch, seq, KEY_HEADS), **where)
+    weight = torch.rand(HEAD_DIM, **where)
+    spec, apart = pe.RotarySpec(HEAD_DIM), torch.nn.functional.rms_norm
+    functional = pe.functional
+
+    def unfused() -> object:
+        width = (HEAD_DIM,)
+        normed_query, normed_key = apart(query, width, weight), apart(key, width, weight)
+        return functional.rotary(normed_query, normed_key, spec=spec)
+
+    def in_place() -> None:
+        functional.norm_rotary_(query, key, weight, weight, spec=spec)
+
+    return Case(
+        title("with RMSNorm", query),
+        {
+            **floors.update(query, key),
+            "posembed": lambda: functional.norm_rotary(query, key, weight, weight, spec=spec),
+            "posembed, in place": in_place,
+            "rms_norm, then posembed": unfused,
+            **transformers_norm(query, key, weight),
+        },
+        "rms_norm, then posembed",
+        (Goal("posembed", "rms_norm, then posembed", 1.0), Goal("posembed", "transformers", 1.0)),
+    )
+
+
+def cached(tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
+    where = {"device": device, "dtype": dtype}
+    query = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, **where)
+    key, value = torch.randn(2, tokens, KEY_HEADS, HEAD_DIM, **where).unbind()
+    pages = (tokens + PAGE - 1) // PAGE + 1
+    caches = torch.zeros(2, pages, PAGE, KEY_HEADS, HEAD_DIM, device=device).to(kept)
+    slots = torch.randperm(pages * PAGE, device=device)[:tokens]
+    spec, rows = pe.RotarySpec(HEAD_DIM), caches.flatten(1, 2)
+    copies = [torch.empty_like(t) for t in (query, key, value)]
+
+    def copy() -> None:
+        for target, source in zip(copies, (query, key, value), strict=True):
+            target.copy_(source)
+
+    def apart() -> None:
+        pe.functional.rotary_(query, key, spec=spec, layout="thd")
+        rows[0].index_copy_(0, slots, key.to(kept))
+        rows[1].index_copy_(0, slots, value.to(kept))
+
+    candidates = {
+        "copy_ of the same bytes": copy,
+        "posembed": lambda: pe.functional.rotary_cache_(
+            query, key, value, caches[0], caches[1], slots, spec=spec
+        ),
+    }
+    if kept == dtype:
+        candidates["rotary_, then index_copy_"] = apart
+    kind, width = (str(t).removeprefix("torch.") for t in (dtype, kept))
+    return Case(
+        f"rotary with the paged cache [{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}] "
+        f"{kind} into {width}",
+        candidates,
+        "copy_ of the same bytes",
+        (Goal("posembed", "rotary_, then index_copy_", 1.0),),
+    )
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    device, bfloat16 = setting.device, torch.bfloat16
+    with torch.no_grad():
+        for dtype in (bfloat16, torch.float32):
+            yield normed(4, 2048, dtype, device)
+        yield normed(1, 1, bfloat16, device)
+        for kept in (bfloat16, torch.float8_e4m3fn):
+            yield cached(8192, bfloat16, kept, device)
+        yield cached(1, bfloat16, bfloat16, device)

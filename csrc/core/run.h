@@ -1,0 +1,239 @@
+// Rows in runs of 32 elements, in the type that arithmetic runs in: loops over rows are written
+// once for every element type, and sums have the same bits on every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "core/macros.h"
+#include "core/scalar.h"
+#include "core/vector.h"
+
+namespace posembed::core {
+inline namespace POSEMBED_ISA {
+
+inline constexpr int64_t run = 32;
+
+/// Memory for a row of runs needs this many elements.
+POSEMBED_INLINE int64_t round_up_to_runs(int64_t count) { return (count + run - 1) / run * run; }
+
+template <typename C>
+struct LanesOf {
+  using Type = Floats;
+};
+
+template <>
+struct LanesOf<double> {
+  using Type = double __attribute__((vector_size(sizeof(Floats))));
+};
+
+/// A run of elements of type T in registers; in the order of load_pair (core/vector.h), which for
+/// bfloat16 is not that of memory.
+template <typename T>
+struct Run {
+  using Lanes = typename LanesOf<Compute<T>>::Type;
+  static constexpr size_t count = run * sizeof(Compute<T>) / sizeof(Lanes);
+  Lanes part[count];
+};
+
+/// The parts' numbers as constants: what loops over registers must not lack.
+template <typename T>
+using Parts = std::make_index_sequence<Run<T>::count>;
+
+template <typename T, typename Function, size_t... k>
+POSEMBED_INLINE Run<T> map(Run<T> a, Run<T> b, const Function& function,
+                           std::index_sequence<k...>) {
+  return {{function(a.part[k], b.part[k])...}};
+}
+
+template <typename T, typename Function>
+POSEMBED_INLINE Run<T> map(Run<T> a, Run<T> b, const Function& function) {
+  return map(a, b, function, Parts<T>{});
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> operator+(Run<T> a, Run<T> b) {
+  return map(a, b, [](auto x, auto y) { return x + y; });
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> operator-(Run<T> a, Run<T> b) {
+  return map(a, b, [](auto x, auto y) { return x - y; });
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> operator*(Run<T> a, Run<T> b) {
+  return map(a, b, [](auto x, auto y) { return x * y; });
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> operator-(Run<T> a, Compute<T> b) {
+  return map(a, a, [b](auto x, auto) { return x - b; });
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> operator*(Run<T> a, Compute<T> b) {
+  return map(a, a, [b](auto x, auto) { return x * b; });
+}
+
+/// A run's length where a row has a whole one, which lets compilers drop the tests for less.
+using Whole = std::integral_constant<int64_t, run>;
+
+/// Calls body(i, count) for each run of a row; `count` is Whole{} but for a shorter last one.
+template <typename Body>
+POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
+  int64_t i = 0;
+  for (; i + run <= columns; i += run) body(i, Whole{});
+  if (i < columns) body(i, columns - i);
+}
+
+// ---- memory of a row's arithmetic, in the order of runs ----
+
+template <typename T, size_t... k>
+POSEMBED_INLINE Run<T> load_values(const Compute<T>* in, std::index_sequence<k...>) {
+  using Lanes = typename Run<T>::Lanes;
+  constexpr size_t width = sizeof(Lanes) / sizeof *in;
+  return {{load_vector<Lanes>(in + k * width)...}};
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> load_values(const Compute<T>* in) {
+  return load_values<T>(in, Parts<T>{});
+}
+
+template <bool streaming, typename T, size_t... k>
+POSEMBED_INLINE void store_values(Run<T> values, Compute<T>* out, std::index_sequence<k...>) {
+  constexpr size_t width = sizeof(typename Run<T>::Lanes) / sizeof *out;
+  (store_vector<streaming>(values.part[k], out + k * width), ...);
+}
+
+template <bool streaming = false, typename T>
+POSEMBED_INLINE void store_values(Run<T> values, Compute<T>* out) {
+  store_values<streaming>(values, out, Parts<T>{});
+}
+
+/// Which element of a run of T its value `slot` belongs to.
+template <typename T>
+constexpr int64_t element_of_value(int64_t slot) {
+  return slot / (2 * lanes) * (2 * lanes) + element_of_slot<T>(slot % (2 * lanes));
+}
+
+/// Brings numbers in the order of memory into that of runs of T. `columns`: whole runs.
+template <typename T, typename C>
+POSEMBED_INLINE void order_values(const C* POSEMBED_RESTRICT in, int64_t columns,
+                                  C* POSEMBED_RESTRICT out) {
+  for (int64_t i = 0; i < columns; i += run) {
+    for (int64_t k = 0; k < run; ++k) out[i + k] = in[i + element_of_value<T>(k)];
+  }
+}
+
+/// Zeros instead of all values but those of the first `count` elements.
+template <typename T>
+POSEMBED_INLINE Run<T> keep(Run<T> values, int64_t count) {
+  alignas(64) Compute<T> value[run];
+  store_values(values, value);
+  for (int64_t k = 0; k < run; ++k) {
+    if (element_of_value<T>(k) >= count) value[k] = 0;
+  }
+  return load_values<T>(value);
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> keep(Run<T> values, Whole) {
+  return values;
+}
+
+// ---- memory of elements ----
+
+template <typename T, size_t... k>
+POSEMBED_INLINE Run<T> load_pairs(const T* in, std::index_sequence<k...>) {
+  const FloatPair pair[] = {load_pair(in + int64_t{k} * 2 * lanes)...};
+  Run<T> result;
+  ((result.part[2 * k] = pair[k].first, result.part[2 * k + 1] = pair[k].second), ...);
+  return result;
+}
+
+template <typename T>
+POSEMBED_INLINE Run<T> load_run(const T* in, Whole = {}) {
+  if constexpr (std::is_same_v<T, double>) {
+    return load_values<T>(in);
+  } else {
+    return load_pairs(in, std::make_index_sequence<Run<T>::count / 2>{});
+  }
+}
+
+/// The first `count` elements and zeros; reads no byte beyond them.
+template <typename T>
+POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
+  alignas(64) T buffer[run] = {};
+  memcpy(buffer, in, static_cast<size_t>(count) * sizeof(T));
+  return load_run(buffer);
+}
+
+template <bool streaming, typename T, size_t... k>
+POSEMBED_INLINE void store_pairs(Run<T> values, T* out, std::index_sequence<k...>) {
+  (store_pair<streaming>({values.part[2 * k], values.part[2 * k + 1]},
+                         out + int64_t{k} * 2 * lanes),
+   ...);
+}
+
+/// Rounds once. Past the caches if `streaming`, which needs `out` aligned to vectors.
+template <bool streaming = false, typename T>
+POSEMBED_INLINE void store_run(Run<T> values, T* out, Whole = {}) {
+  if constexpr (std::is_same_v<T, double>) {
+    store_values<streaming>(values, out);
+  } else {
+    store_pairs<streaming>(values, out, std::make_index_sequence<Run<T>::count / 2>{});
+  }
+}
+
+/// The first `count` elements; writes no byte beyond them.
+template <bool streaming = false, typename T>
+POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
+  alignas(64) T buffer[run];
+  store_run(values, buffer);
+  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+}
+
+// ---- sums ----
+
+/// The sum of all lanes, by halves: upper to lower.
+POSEMBED_INLINE double add_lanes(LanesOf<double>::Type value) {
+  constexpr int64_t count = sizeof value / sizeof(double);
+  double lane[count];
+  memcpy(lane, &value, sizeof value);
+  for (int64_t half = count / 2; half > 0; half /= 2) {
+    for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];
+  }
+  return lane[0];
+}
+
+template <size_t count, typename Lanes>
+POSEMBED_INLINE auto add_parts(const Lanes* part) {
+  if constexpr (count == 1) {
+    return add_lanes(part[0]);
+  } else {
+    Lanes half[count / 2];
+    for (size_t k = 0; k < count / 2; ++k) half[k] = part[k] + part[k + count / 2];
+    return add_parts<count / 2>(half);
+  }
+}
+
+/// The sum of a run, by halves whatever the width of registers.
+template <typename T>
+POSEMBED_INLINE Compute<T> sum(Run<T> values) {
+  constexpr size_t half = Run<T>::count / 2;
+  // Where registers hold even and odd elements, the run's halves are neighbours.
+  constexpr bool neighbours = std::is_same_v<T, BFloat16>;
+  typename Run<T>::Lanes part[half];
+  for (size_t k = 0; k < half; ++k) {
+    part[k] = neighbours ? values.part[2 * k] + values.part[2 * k + 1]
+                         : values.part[k] + values.part[k + half];
+  }
+  return add_parts<half>(part);
+}
+
+}  // namespace POSEMBED_ISA
+}  // namespace posembed::core

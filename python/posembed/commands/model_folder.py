@@ -1,0 +1,78 @@
+"""A model's folder as Hugging Face lays it out: config.json, safetensors files and their index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+
+# Weights in other formats, which nothing here rewrites: beside converted ones they would be wrong.
+WEIGHTS = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
+)
+
+
+def shards(folder: Path) -> list[Path]:
+    """The model's safetensors files, all of them there.
+
+    Raises:
+        ValueError: One is missing, as in a download that was cut off, or there is none at all.
+    """
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise ValueError(f"{folder}: expected {SINGLE} or {INDEX}")
+        return [folder / SINGLE]
+    names = sorted(set(weight_map(folder).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{folder / INDEX}: names {missing}, which are not there")
+    return [folder / name for name in names]
+
+
+def weight_map(folder: Path) -> dict[str, str]:
+    """Each tensor's file, as the index has it; empty where there is none."""
+    index = folder / INDEX
+    if not index.is_file():
+        return {}
+    try:
+        found: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(tensor): str(name) for tensor, name in found.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{index}: expected a weight_map of tensors and files") from error
+    outside = sorted({name for name in files.values() if Path(name).name != name})
+    if outside:
+        raise ValueError(f"{index}: expected names of files beside it, got {outside}")
+    return files
+
+
+def check_index(shard: Path, names: list[str]) -> None:
+    """Raises ValueError unless a file has the tensors that the index says it has."""
+    stated = {tensor for tensor, name in weight_map(shard.parent).items() if name == shard.name}
+    different = sorted(stated.symmetric_difference(names))
+    if stated and different:
+        raise ValueError(f"{shard}: {different} are only here or only in {INDEX}")
+
+
+def companions(folder: Path) -> list[Path]:
+    """What belongs to the model besides weights: tokenizer, code, the index; all but config.json.
+
+    Relative to the folder; hidden files and folders, such as version control's, are left out.
+    """
+    files = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [
+        file
+        for file in files
+        if file.suffix not in WEIGHTS
+        and file != Path(CONFIG)
+        and not any(part.startswith(".") for part in file.parts)
+    ]
+
+
+def copy(files: list[Path], source: Path, target: Path) -> None:
+    """Copies files to where they are in another folder."""
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / file, target / file)

