@@ -1,4 +1,4 @@
-"""Runs rotary_benchmark once for each instruction set and prints what it says beside the goals.
+"""Runs a kernel benchmark once for each instruction set and prints what it says beside the goals.
 
 python benchmarks/kernel_table.py build/dev/benchmarks/rotary_benchmark [--filter 1_threads]
 """
@@ -22,6 +22,9 @@ GOALS = {
 }
 TOKEN_NANOSECONDS = 350
 
+# ALiBi, by the kernel: its others compute too much to be compared with a copy.
+ALIBI_GOALS = {"fill": 0.95, "add": 0.95, "softmax": 0.0, "reduce": 0.0}
+
 
 def measure(program: Path, instruction_set: str, pattern: str) -> dict[str, dict[str, Any]]:
     """Counters by the name of the case."""
@@ -40,7 +43,11 @@ def measure(program: Path, instruction_set: str, pattern: str) -> dict[str, dict
 
 def share(case: str, instruction_set: str, counters: dict[str, Any]) -> str:
     """The share of the floor; bold where it misses the goal."""
-    goal = GOALS[instruction_set][case.startswith("in_place"), "/cold/" in case]
+    kind = case.partition("/")[0]
+    if kind in ALIBI_GOALS:
+        goal = ALIBI_GOALS[kind]
+    else:
+        goal = GOALS[instruction_set][kind == "in_place", "/cold/" in case]
     text = f"{counters['ratio']:.2f}"
     return text if counters["ratio"] >= goal else f"**{text}**"
 
@@ -67,6 +74,8 @@ def main() -> None:
         if "ratio" in counters:
             shares = [share(case, name, cases[case]) for name, cases in found.items()]
             print(f"| {case} | {counters['floor GB/s']:.1f} | {' | '.join(shares)} |")
+    if not any("best ns" in counters for counters in first.values()):
+        return
     print("\n| one token, 32 + 8 heads |", " | ".join(found), "|")
     print("|---|" + "---:|" * len(found))
     for case, counters in first.items():

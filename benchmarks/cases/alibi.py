@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
-from posembed.commands.measure import Case
+from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
+from cases import floors
+
 HEADS, LENGTH = 32, 2048
+EAGER = "eager"
 
 
 class Eager:
@@ -32,54 +35,89 @@ class Eager:
         return (scores + self.table).masked_fill(self.future, -torch.inf).softmax(-1)
 
 
-def bias(dtype: torch.dtype, device: str) -> Iterator[Case]:
-    module, eager = pe.ALiBi(HEADS).to(device), Eager(dtype, device)
-    scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype)
-    sizes = f"[{HEADS},{LENGTH},{LENGTH}] {dtype}"
-    yield Case(
-        f"ALiBi bias {sizes}",
+def sizes(dtype: torch.dtype, queries: int = LENGTH) -> str:
+    return f"[{HEADS},{queries},{LENGTH}] {str(dtype).removeprefix('torch.')}"
+
+
+def against_eager(allocator: str, speed: float) -> tuple[Goal, ...]:
+    """A new result beside eager's; fresh memory decides where it is not kept."""
+    return (Goal("posembed", EAGER, speed if allocator == "reusing" else 1.0),)
+
+
+def bias(dtype: torch.dtype, setting: Setting) -> Case:
+    """Beside the fastest fill of the same bytes."""
+    module, eager = pe.ALiBi(HEADS).to(setting.device), Eager(dtype, setting.device)
+    out = torch.empty(HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
+    floor = floors.fill(out) or {"fill_": lambda: out.fill_(1.0)}
+    return Case(
+        f"ALiBi bias {sizes(dtype)}",
         {
-            "fill_ of the same bytes": lambda: scores.fill_(1.0),
+            **floor,
             "posembed": lambda: module(LENGTH, dtype=dtype),
-            "eager": eager.bias,
+            "posembed, into existing memory": lambda: module(LENGTH, out=out),
+            EAGER: eager.bias,
         },
-        "fill_ of the same bytes",
+        next(iter(floor)),
+        (
+            Goal("posembed, into existing memory", floors.FILL, 0.95),
+            *against_eager(setting.allocator, 2.0 if dtype == torch.float32 else 5.0),
+        ),
     )
-    yield Case(
-        f"ALiBi added in place {sizes}",
+
+
+def added(dtype: torch.dtype, causal: bool, setting: Setting) -> Case:
+    """Beside the fastest update of the same bytes in place."""
+    module, eager = pe.ALiBi(HEADS, causal=causal).to(setting.device), Eager(dtype, setting.device)
+    scores = torch.zeros(1, HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
+    floor = floors.update(scores) or {"mul_": lambda: scores.mul_(1.0)}
+    kind = "causal" if causal else "symmetric"
+    return Case(
+        f"ALiBi added in place, {kind} {sizes(dtype)}",
         {
-            "mul_ in place": lambda: scores.mul_(1.0),
+            **floor,
             "posembed": lambda: module.add_(scores, scale=0.125),
-            "eager, bias at hand": lambda: scores.mul_(0.125).add_(eager.table),
+            EAGER: lambda: scores.mul_(0.125).add_(eager.table),
         },
-        "mul_ in place",
+        next(iter(floor)),
+        (Goal("posembed", floors.UPDATE, 0.95),),
     )
-    scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype)
-    yield Case(
-        f"ALiBi softmax {sizes}",
+
+
+def softmax(dtype: torch.dtype, setting: Setting) -> Case:
+    module, eager = pe.ALiBi(HEADS).to(setting.device), Eager(dtype, setting.device)
+    scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=setting.device).to(dtype)
+    copy = scores.clone()
+    return Case(
+        f"ALiBi softmax {sizes(dtype)}",
         {
+            **floors.update(copy),
             "posembed": lambda: module.softmax(scores),
-            "posembed, in place": lambda: module.softmax_(scores),
-            "eager, bias at hand": lambda: eager.softmax(scores),
+            "posembed, in place": lambda: module.softmax_(copy),
+            EAGER: lambda: eager.softmax(scores),
         },
+        goals=(
+            Goal("posembed, in place", EAGER, 3.0),
+            *against_eager(setting.allocator, 3.0),
+        ),
     )
 
 
-def decode(dtype: torch.dtype, device: str) -> Iterator[Case]:
+def decode(dtype: torch.dtype, device: str) -> Case:
     module, eager = pe.ALiBi(HEADS).to(device), Eager(dtype, device)
-    scores = torch.randn(1, HEADS, 1, LENGTH, device=device, dtype=dtype)
-    row = eager.table[:, -1:]
-    yield Case(
-        f"ALiBi softmax of one query [{HEADS},1,{LENGTH}] {dtype}",
+    scores = torch.randn(1, HEADS, 1, LENGTH, device=device).to(dtype)
+    row = eager.table[:, -1:].clone()
+    return Case(
+        f"ALiBi softmax of one query {sizes(dtype, 1)}",
         {
             "posembed": lambda: module.softmax(scores),
             "posembed, in place": lambda: module.softmax_(scores),
-            "eager, bias at hand": lambda: (scores + row).softmax(-1),
+            EAGER: lambda: (scores + row).softmax(-1),
         },
+        goals=(Goal("posembed, in place", EAGER, 1.0), Goal("posembed", EAGER, 1.0)),
     )
 
 
-def gradients(dtype: torch.dtype, device: str) -> Iterator[Case]:
+def gradients(dtype: torch.dtype, device: str) -> Case:
     slopes = pe.functional.alibi_slopes(HEADS, device=device).to(dtype).requires_grad_()
     scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype, requires_grad=True)
     grad = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype)
@@ -94,11 +132,11 @@ def gradients(dtype: torch.dtype, device: str) -> Iterator[Case]:
     def step(forward):
         return lambda: torch.autograd.grad(forward(), (scores, slopes), grad)
 
-    yield Case(
-        f"ALiBi softmax and its gradients [{HEADS},{LENGTH},{LENGTH}] {dtype}",
+    return Case(
+        f"ALiBi softmax and its gradients {sizes(dtype)}",
         {
             "posembed": step(lambda: pe.functional.alibi_softmax(scores, slopes)),
-            "eager": step(eager),
+            EAGER: step(eager),
         },
     )
 
@@ -106,6 +144,9 @@ def gradients(dtype: torch.dtype, device: str) -> Iterator[Case]:
 def cases(setting: Setting) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         with torch.no_grad():
-            yield from bias(dtype, setting.device)
-            yield from decode(dtype, setting.device)
-        yield from gradients(dtype, setting.device)
+            yield bias(dtype, setting)
+            yield added(dtype, True, setting)
+            yield added(dtype, False, setting)
+            yield softmax(dtype, setting)
+            yield decode(dtype, setting.device)
+        yield gradients(dtype, setting.device)

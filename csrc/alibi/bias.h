@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "alibi/kernel.h"
+#include "core/fma.h"
 #include "core/macros.h"
 #include "core/scalar.h"
 
@@ -42,19 +43,24 @@ POSEMBED_INLINE Line<C> line_of(const Slopes& slopes, const Distances& distances
           distances.hide ? -static_cast<C>(INFINITY) : C(0)};
 }
 
+template <typename C>
+POSEMBED_INLINE C slope_at(const Line<C>& line, int32_t distance) {
+  return distance > 0 ? line.after : line.before;
+}
+
 /// Computed from the distance itself, so that it is right at any position: slope * key position, as
 /// some models do, has lost its last bits when positions are large.
 template <typename C>
 POSEMBED_INLINE C bias(const Line<C>& line, int32_t distance) {
-  const C slope = distance > 0 ? line.after : line.before;
-  return distance == hidden ? line.hidden : slope * static_cast<C>(distance);
+  return distance == hidden ? line.hidden : slope_at(line, distance) * static_cast<C>(distance);
 }
 
 /// A score with its bias. A hidden score is not read: padding may hold anything, NaN included.
 template <typename C>
 POSEMBED_INLINE C biased(const Line<C>& line, int32_t distance, C score, C scale) {
-  const C sum = score * scale + bias(line, distance);
-  return distance == hidden && line.hidden < 0 ? line.hidden : sum;
+  const C scaled = score * scale;
+  if (distance == hidden) return line.hidden < 0 ? line.hidden : scaled;
+  return core::fma(slope_at(line, distance), static_cast<C>(distance), scaled);
 }
 
 /// The distance that counts where only the order of positions says what is seen.

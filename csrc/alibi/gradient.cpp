@@ -259,6 +259,22 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
   return output;
 }
 
+void bias_out_autograd(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
+                       c10::SymInt keys, const MaybeTensor& query_positions,
+                       const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                       const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal,
+                       bool hide) {
+  dispatcher::check_inference_only(out, "out", "posembed::alibi_bias");
+  dispatcher::check_inference_only(slopes, "slopes", "posembed::alibi_bias");
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    call_bias_out(out, slopes, queries, keys,
+                  {query_positions, key_positions, cu_seqlens, attention_mask},
+                  {query_offset, causal, hide});
+  }
+  torch::autograd::impl::bump_version(out);
+}
+
 Tensor bias_backward_autograd(const Tensor& grad, const MaybeTensor& query_positions,
                               const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
                               const MaybeTensor& attention_mask, MaybeOffset query_offset,
@@ -438,6 +454,7 @@ void softmax_in_place_autograd(const Tensor& scores, const Tensor& slopes,
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("alibi_bias", bias_autograd);
+  m.impl("alibi_bias_out", bias_out_autograd);
   m.impl("alibi_bias_backward", bias_backward_autograd);
   m.impl("alibi_add", add_autograd);
   m.impl("alibi_add_", add_in_place_autograd);

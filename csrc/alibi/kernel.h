@@ -52,19 +52,19 @@ struct Distances {
   core::DeviceError* error = nullptr;  // CUDA: where distances of more than 31 bits are recorded
 };
 
-/// The bias [batch, heads, queries, keys], contiguous.
-struct FillArguments {
-  Slopes slopes;
-  Distances distances;
-  void* out = nullptr;
-  core::Scalar scalar = core::Scalar::float32;
-  int64_t batch = 1;
-};
-
 /// A matrix for each head: [batch, heads, queries, keys] with a contiguous last dimension.
 struct Matrices {
   void* data = nullptr;
   int64_t stride[3] = {0, 0, 0};  // batch, head, query; in elements
+};
+
+/// out = bias
+struct FillArguments {
+  Slopes slopes;
+  Distances distances;
+  core::Scalar scalar = core::Scalar::float32;
+  int64_t batch = 1;
+  Matrices out;
 };
 
 /// out = in * scale + bias, or the softmax of that over keys. `in` and `out` are the same or apart.

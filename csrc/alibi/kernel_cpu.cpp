@@ -12,58 +12,81 @@ constexpr int64_t tile_rows = 256;
 constexpr int64_t tile_keys = 4096;
 constexpr int64_t ramp_size = tile_keys + tile_rows;
 
-/// Rows first … first + count - 1 of one head, of which the ramp covers keys [key, key + keys).
+/// Rows first … first + count - 1 of one head, of which one ramp covers keys [begin, end).
 struct Tile {
+  int64_t head;
   int64_t first;
   int64_t count;
-  int64_t key;
-  int64_t keys;
+  Keys keys;
 };
 
-/// Fills `ramp` with the bias of a tile and returns where the window of the tile's first row
-/// begins; the next row's begins one element earlier.
-template <typename C, typename T>
-const T* fill_ramp(const Line<C>& line, const Distances& distances, const Tile& tile, T* ramp) {
-  const int64_t last_query = distances.offset + tile.first + tile.count - 1;
-  const auto start = static_cast<int32_t>(tile.key - last_query);
-  const auto size = static_cast<int32_t>(tile.keys + tile.count - 1);
-  for (int32_t i = 0; i < size; ++i) core::store(bias(line, seen(distances, start + i)), ramp + i);
-  return ramp + tile.count - 1;
-}
-
-/// Cuts rows [begin, end), numbered over all heads, into tiles of one head: visit(head, tile).
+/// Cuts rows [begin, end), numbered over all heads, into tiles.
 template <typename Visit>
 void for_each_tile(const Distances& distances, int64_t begin, int64_t end, Visit visit) {
   while (begin < end) {
     const int64_t head = begin / distances.queries, first = begin % distances.queries;
     const int64_t count = std::min({tile_rows, distances.queries - first, end - begin});
     for (int64_t key = 0; key < distances.keys; key += tile_keys) {
-      visit(head, Tile{first, count, key, std::min(tile_keys, distances.keys - key)});
+      visit(Tile{head, first, count, {key, std::min(key + tile_keys, distances.keys)}});
     }
     begin += count;
   }
 }
 
 template <typename T>
-void fill_windows(const FillArguments& arguments, int64_t begin, int64_t end) {
+void fill_hidden(T* begin, T* end) {
+  T value;
+  core::store(-static_cast<Compute<T>>(INFINITY), &value);
+  std::fill(begin, end, value);
+}
+
+/// The biases of `size` keys from 0 on, for a query at `position`.
+template <typename T>
+void fill_ramp(const Line<float>& line, const Distances& distances, int64_t position, int64_t size,
+               T* ramp) {
+  const int64_t end = for_blocks<T>(
+      line, distances, position, size,
+      [&](int64_t key, const Biases& biases) { core::store_pair(biases.values(), ramp + key); },
+      [&](int64_t key, const Biases& biases, const Edge& edge) {
+        core::store_pair(edge.hide(biases.values()), ramp + key, edge.count);
+      });
+  fill_hidden(ramp + end, ramp + size);
+}
+
+void fill_ramp(const Line<double>& line, const Distances& distances, int64_t position, int64_t size,
+               double* ramp) {
+  for (int64_t key = 0; key < size; ++key) {
+    ramp[key] = bias(line, seen(distances, static_cast<int32_t>(key - position)));
+  }
+}
+
+/// The row of the tile's last query begins the ramp; that of each query before begins one later.
+template <typename T>
+void fill_tile(const FillArguments& arguments, const Tile& tile, bool streamed) {
   const Distances& distances = arguments.distances;
-  T* const out = static_cast<T*>(arguments.out);
-  const int64_t rows = arguments.slopes.heads * distances.queries;
-  const bool streamed = rows * distances.keys * int64_t{sizeof(T)} >= core::stream_bytes;
-  for_each_tile(distances, begin, end, [&](int64_t head, const Tile& tile) {
-    const auto line = line_of<Compute<T>>(arguments.slopes, distances, head);
-    T ramp[ramp_size];
-    const T* window = fill_ramp(line, distances, tile, ramp);
-    T* row = out + (head * distances.queries + tile.first) * distances.keys + tile.key;
-    const int64_t bytes = tile.keys * int64_t{sizeof(T)};
-    for (int64_t i = 0; i < tile.count; ++i, --window, row += distances.keys) {
-      if (streamed) {
-        core::stream_copy(row, window, bytes);
-      } else {
-        memcpy(row, window, static_cast<size_t>(bytes));
-      }
+  const auto line = line_of<Compute<T>>(arguments.slopes, distances, tile.head);
+  const int64_t keys = tile.keys.end - tile.keys.begin, last = tile.first + tile.count - 1;
+  T ramp[ramp_size];
+  fill_ramp(line, distances, distances.offset + last - tile.keys.begin, keys + tile.count - 1,
+            ramp);
+  for (int64_t query = tile.first; query <= last; ++query) {
+    T* out = elements<T>(arguments.out, {0, tile.head, query}) + tile.keys.begin;
+    const T* window = ramp + (last - query);
+    if (streamed) {
+      core::stream_copy(out, window, keys * int64_t{sizeof(T)});
+    } else {
+      memcpy(out, window, static_cast<size_t>(keys) * sizeof(T));
     }
-  });
+  }
+}
+
+template <typename T>
+void fill_tiles(const FillArguments& arguments, int64_t begin, int64_t end) {
+  const Distances& distances = arguments.distances;
+  const int64_t elements = arguments.slopes.heads * distances.queries * distances.keys;
+  const bool streamed = elements * int64_t{sizeof(T)} >= core::stream_bytes;
+  for_each_tile(distances, begin, end,
+                [&](const Tile& tile) { fill_tile<T>(arguments, tile, streamed); });
   if (streamed) core::stream_fence();
 }
 
@@ -75,7 +98,7 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
     const Row row = row_at(number, arguments.slopes.heads, distances.queries);
     const auto line = line_of<Compute<T>>(arguments.slopes, distances, row.head);
     const int32_t* distance = rows.at(row);
-    T* out = static_cast<T*>(arguments.out) + number * distances.keys;
+    T* out = elements<T>(arguments.out, row);
     for (int64_t key = 0; key < distances.keys; ++key) {
       core::store(bias(line, distance[key]), out + key);
     }
@@ -84,31 +107,19 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
 
 // ------------------------------------------------------------------------------------------ add
 
-/// Far enough ahead for the next page: the processor's own prefetching stops at each page's end.
-constexpr int64_t prefetch_bytes = 1024;
-
-template <typename T>
-void fill_hidden(T* begin, T* end) {
-  T value;
-  core::store(-static_cast<Compute<T>>(INFINITY), &value);
-  std::fill(begin, end, value);
-}
-
+/// No software prefetch, and rows one after the other: what the processor prefetches by itself is
+/// the fastest here.
 template <typename T>
 void add_plain_row(const T* in, const Line<float>& line, const Distances& distances, int64_t query,
                    float scale, T* out) {
-  const auto sum = [scale](FloatPair scores, FloatPair bias) -> FloatPair {
-    return {scores.first * scale + bias.first, scores.second * scale + bias.second};
-  };
   const int64_t end = for_blocks<T>(
-      line, distances, query,
-      [&](int64_t key, FloatPair bias) {
-        __builtin_prefetch(reinterpret_cast<const char*>(in + key) + prefetch_bytes);
-        core::store_pair(sum(core::load_pair(in + key), bias), out + key);
+      line, distances, distances.offset + query, distances.keys,
+      [&](int64_t key, const Biases& biases) {
+        core::store_pair(biases.on(core::load_pair(in + key), scale), out + key);
       },
-      [&](int64_t key, FloatPair bias, const Edge& edge) {
+      [&](int64_t key, const Biases& biases, const Edge& edge) {
         const FloatPair scores = core::load_pair(in + key, edge.count);
-        core::store_pair(edge.hide(sum(scores, bias)), out + key, edge.count);
+        core::store_pair(edge.hide(biases.on(scores, scale)), out + key, edge.count);
       });
   fill_hidden(out + end, out + distances.keys);
 }
@@ -165,7 +176,7 @@ void fill(const FillArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (arguments.distances.plain()) {
-      fill_windows<T>(arguments, begin, end);
+      fill_tiles<T>(arguments, begin, end);
     } else {
       fill_rows<T>(arguments, begin, end);
     }

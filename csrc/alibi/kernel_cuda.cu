@@ -94,7 +94,7 @@ __device__ V over_block(V value, Join join) {
   __shared__ V values[block_size];
   __syncthreads();
   values[threadIdx.x] = value;
-  for (int half = block_size / 2; half > 0; half /= 2) {
+  for (unsigned half = block_size / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) {
       values[threadIdx.x] = join(values[threadIdx.x], values[threadIdx.x + half]);
@@ -116,7 +116,7 @@ __global__ void fill_kernel(FillArguments arguments) {
     const Row row = row_at(number, heads, distances.queries);
     const Query<plain> query(distances, row);
     const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
-    T* out = static_cast<T*>(arguments.out) + number * distances.keys;
+    T* out = elements<T>(arguments.out, row);
     for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
          key += block_size * width) {
       Vector<T, width> pack;
@@ -166,8 +166,7 @@ constexpr int64_t kept_bytes = 40 * 1024;
 template <typename T, int width, bool plain>
 __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
   using C = Compute<T>;
-  extern __shared__ __align__(16) unsigned char memory[];
-  C* const kept = reinterpret_cast<C*>(memory);
+  C* const kept = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const Distances& distances = arguments.distances;
   const int64_t heads = arguments.slopes.heads;
   const int64_t rows = arguments.batch * heads * distances.queries;
@@ -317,10 +316,10 @@ __global__ void reduce_heads_kernel(SlopeGradient gradient, int64_t batch, int64
   if (threadIdx.x == 0) store_slope_gradient(before, after, gradient, head);
 }
 
-void launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries,
-                         core::CudaStream stream) {
+const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries,
+                                core::CudaStream stream) {
   const auto heads = static_cast<unsigned>(gradient.heads);
-  if (heads > 0) reduce_heads_kernel<<<heads, block_size, 0, stream>>>(gradient, batch, queries);
+  return core::launch(reduce_heads_kernel, heads, block_size, 0, stream, gradient, batch, queries);
 }
 
 // ----------------------------------------------------------------------------------------- slopes
@@ -345,28 +344,22 @@ bool in_vectors(const Matrices& matrices, int64_t keys) {
   });
 }
 
-/// Calls launch(width, plain) with both as types, so that a kernel can have them as constants.
+/// Returns launch(width, plain) with both as types, so that a kernel can have them as constants.
 template <typename T, typename Launch>
 const char* with_form(bool vectors, const Distances& distances, Launch launch) {
   using Whole = std::integral_constant<int, core::vector_width<T>>;
   using Single = std::integral_constant<int, 1>;
-  if (!distances.plain()) {
-    launch(Single(), std::false_type());
-  } else if (vectors) {
-    launch(Whole(), std::true_type());
-  } else {
-    launch(Single(), std::true_type());
-  }
-  return core::launch_error();
+  if (!distances.plain()) return launch(Single(), std::false_type());
+  return vectors ? launch(Whole(), std::true_type()) : launch(Single(), std::true_type());
 }
 
 template <typename T>
 const char* launch_fill(const FillArguments& arguments, core::CudaStream stream) {
   const Distances& distances = arguments.distances;
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * distances.queries);
-  const bool vectors = core::vectorizable<T>(arguments.out, distances.keys, distances.keys);
+  const bool vectors = in_vectors<T>(arguments.out, distances.keys);
   return with_form<T>(vectors, distances, [&](auto width, auto plain) {
-    fill_kernel<T, width(), plain()><<<blocks, block_size, 0, stream>>>(arguments);
+    return core::launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream, arguments);
   });
 }
 
@@ -384,7 +377,7 @@ template <typename T>
 const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream) {
   const unsigned blocks = blocks_for(arguments);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    add_kernel<T, width(), plain()><<<blocks, block_size, 0, stream>>>(arguments);
+    return core::launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream, arguments);
   });
 }
 
@@ -395,7 +388,8 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
   const int64_t kept = std::min<int64_t>(arguments.distances.keys, kept_bytes / sizeof(C));
   const size_t bytes = static_cast<size_t>(kept) * sizeof(C);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    softmax_kernel<T, width(), plain()><<<blocks, block_size, bytes, stream>>>(arguments, kept);
+    return core::launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes, stream,
+                        arguments, kept);
   });
 }
 
@@ -405,26 +399,22 @@ const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t queries = arguments.distances.queries;
   const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
-  if (blocks > 0 && arguments.distances.plain()) {
-    softmax_backward_kernel<T, true><<<blocks, block_size, 0, stream>>>(arguments);
-  } else if (blocks > 0) {
-    softmax_backward_kernel<T, false><<<blocks, block_size, 0, stream>>>(arguments);
-  }
-  if (gradient.sides > 0) launch_reduce_heads(gradient, arguments.batch, queries, stream);
-  return core::launch_error();
+  const auto kernel = arguments.distances.plain() ? softmax_backward_kernel<T, true>
+                                                  : softmax_backward_kernel<T, false>;
+  const char* error = core::launch(kernel, blocks, block_size, 0, stream, arguments);
+  if (error != nullptr || gradient.sides == 0) return error;
+  return launch_reduce_heads(gradient, arguments.batch, queries, stream);
 }
 
 template <typename T>
 const char* launch_reduce(const ReduceArguments& arguments, core::CudaStream stream) {
   const int64_t queries = arguments.distances.queries;
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * queries);
-  if (blocks > 0 && arguments.distances.plain()) {
-    reduce_rows_kernel<T, true><<<blocks, block_size, 0, stream>>>(arguments);
-  } else if (blocks > 0) {
-    reduce_rows_kernel<T, false><<<blocks, block_size, 0, stream>>>(arguments);
-  }
-  launch_reduce_heads(arguments.slopes, arguments.batch, queries, stream);
-  return core::launch_error();
+  const auto kernel =
+      arguments.distances.plain() ? reduce_rows_kernel<T, true> : reduce_rows_kernel<T, false>;
+  const char* error = core::launch(kernel, blocks, block_size, 0, stream, arguments);
+  if (error != nullptr) return error;
+  return launch_reduce_heads(arguments.slopes, arguments.batch, queries, stream);
 }
 
 }  // namespace
@@ -466,9 +456,11 @@ const char* write_slopes_cuda(const float* slopes, int64_t count, float* out,
     SlopeBlock block;
     const int64_t size = std::min(most_slopes, count - done);
     std::copy_n(slopes + done, size, block.values);
-    write_slopes_kernel<<<1, block_size, 0, stream>>>(block, size, out + done);
+    const char* error =
+        core::launch(write_slopes_kernel, 1, block_size, 0, stream, block, size, out + done);
+    if (error != nullptr) return error;
   }
-  return core::launch_error();
+  return nullptr;
 }
 
 }  // namespace posembed::alibi

@@ -1,5 +1,7 @@
 // Softmax of biased scores, and its gradients. A row's scores are read once; what becomes of them
 // on the way waits in the cache, in float32.
+#include <vector>
+
 #include "alibi/rows.h"
 #include "core/exp.h"
 #include "core/stream.h"
@@ -71,14 +73,13 @@ class Softmax {
       write_pair(scores, buffer_.data() + key);
       most = larger(larger(scores.first, scores.second), most);
     };
-    const auto sum = [this](FloatPair scores, FloatPair bias) -> FloatPair {
-      return {scores.first * scale_ + bias.first, scores.second * scale_ + bias.second};
-    };
     end_ = for_blocks<T>(
-        line, distances_, query,
-        [&](int64_t key, FloatPair bias) { keep(sum(core::load_pair(in + key), bias), key); },
-        [&](int64_t key, FloatPair bias, const Edge& edge) {
-          keep(edge.hide(sum(core::load_pair(in + key, edge.count), bias)), key);
+        line, distances_, distances_.offset + query, distances_.keys,
+        [&](int64_t key, const Biases& biases) {
+          keep(biases.on(core::load_pair(in + key), scale_), key);
+        },
+        [&](int64_t key, const Biases& biases, const Edge& edge) {
+          keep(edge.hide(biases.on(core::load_pair(in + key, edge.count), scale_)), key);
         });
     most_ = largest(most);
   }

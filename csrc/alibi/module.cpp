@@ -46,6 +46,14 @@ torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int6
   return alibi::call_bias(slopes, query_length, key_length, places_of(call), form_of(call), dtype);
 }
 
+void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes, const AlibiCall& call) {
+  TORCH_CHECK_VALUE(out.dim() >= 2,
+                    "out: expected [heads, query_length, key_length], with a batch in front where "
+                    "positions or mask have one, got ",
+                    out.sizes());
+  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), places_of(call), form_of(call));
+}
+
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                         const AlibiCall& call) {
   return alibi::call_add(scores, slopes, places_of(call), form_of(call));
@@ -212,6 +220,13 @@ torch::Tensor ALiBiImpl::forward(int64_t query_length, std::optional<int64_t> ke
   call = complete(std::move(call), options.causal(), query_length, keys);
   return functional::alibi_bias(slopes_for(keys), query_length, keys, call,
                                 dtype.value_or(torch::typeMetaToScalarType(like_.dtype())));
+}
+
+void ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call) const {
+  TORCH_CHECK_VALUE(out.dim() >= 2, "out: expected [num_heads, query_length, key_length], got ",
+                    out.sizes());
+  call = complete(std::move(call), options.causal(), out.size(-2), out.size(-1));
+  functional::alibi_bias_out(out, slopes_for(out.size(-1)), call);
 }
 
 void ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {

@@ -94,6 +94,23 @@ c10::SymDimVector bias_sizes(const Tensor& slopes, const c10::SymInt& queries,
   return sizes;
 }
 
+void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& queries,
+                    const c10::SymInt& keys, const Places& places) {
+  dispatcher::check_floating(out, "out");
+  dispatcher::check_same_device(out, "out", slopes, "slopes");
+  const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, places);
+  TORCH_CHECK_VALUE(out.sym_sizes() == c10::SymIntArrayRef(expected), "out: expected ",
+                    c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
+}
+
+/// What kernels ask of memory that they are given to write to.
+void check_memory(const Tensor& tensor, const char* argument) {
+  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
+                    ": expected a contiguous last dimension, got strides ", tensor.strides());
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
+                    ": expected elements that do not share memory, got strides ", tensor.strides());
+}
+
 /// Of the gradient of slopes; sides 0: none.
 c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
   if (sides == 0) return {0};
@@ -148,6 +165,19 @@ void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_
     return nullptr;                                                     \
   }
 
+void fill(const Tensor& slopes, const Layout& layout, const Tensor& out) {
+  if (out.numel() == 0) return;
+  const Tensor dense = slopes.contiguous();
+  FillArguments call;
+  call.slopes = slopes_view(dense);
+  call.distances = layout.distances();
+  call.scalar = dispatcher::scalar_of(out);
+  call.batch = batch_of(out);
+  call.out = matrices_of(out);
+  run(call, out, call.batch * call.slopes.heads * out.size(-2),
+      out.size(-1) * core::size_of(call.scalar), fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
+}
+
 Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, const MaybeTensor& query_positions,
             const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
             const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
@@ -157,17 +187,19 @@ Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, const MaybeTens
   const Layout layout(places, query_offset, causal, hide, queries, keys);
   Tensor out = at::empty_symint(bias_sizes(slopes, queries, keys, places),
                                 slopes.options().dtype(type_or(dtype, slopes)));
-  if (out.numel() == 0) return out;
-  const Tensor dense = slopes.contiguous();
-  FillArguments call;
-  call.slopes = slopes_view(dense);
-  call.distances = layout.distances();
-  call.out = out.mutable_data_ptr();
-  call.scalar = dispatcher::scalar_of(out);
-  call.batch = batch_of(out);
-  run(call, out, call.batch * call.slopes.heads * queries, keys * core::size_of(call.scalar),
-      fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
+  fill(slopes, layout, out);
   return out;
+}
+
+void bias_out(const Tensor& out, const Tensor& slopes, int64_t queries, int64_t keys,
+              const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+              const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+              MaybeInt query_offset, bool causal, bool hide) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_bias(slopes, queries, keys, places, symbolic(query_offset));
+  check_bias_out(out, slopes, queries, keys, places);
+  check_memory(out, "out");
+  fill(slopes, Layout(places, query_offset, causal, hide, queries, keys), out);
 }
 
 /// What add and softmax have in common: the call of their kernels.
@@ -234,11 +266,7 @@ void change_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor
                    double scale) {
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   check_scores(scores, slopes, places, symbolic(query_offset));
-  TORCH_CHECK_VALUE(scores.size(-1) <= 1 || scores.stride(-1) == 1,
-                    "scores: expected a contiguous last dimension, got strides ", scores.strides());
-  TORCH_CHECK_VALUE(at::has_internal_overlap(scores) != at::MemOverlap::Yes,
-                    "scores: expected elements that do not share memory, got strides ",
-                    scores.strides());
+  check_memory(scores, "scores");
   const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
   write(scores, slopes, layout, scale, scores);
 }
@@ -424,6 +452,15 @@ Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
                           slopes.options().dtype(type_or(dtype, slopes)));
 }
 
+void bias_out_meta(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
+                   const MaybeTensor& query_positions, const MaybeTensor& key_positions,
+                   const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
+                   MaybeOffset query_offset, bool, bool) {
+  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
+  check_bias(slopes, queries, keys, places, query_offset);
+  check_bias_out(out, slopes, queries, keys, places);
+}
+
 Tensor bias_backward_meta(const Tensor& grad, const MaybeTensor& query_positions,
                           const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
                           const MaybeTensor& attention_mask, MaybeOffset query_offset, bool,
@@ -466,6 +503,7 @@ std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tenso
 
 void register_kernels(torch::Library& m) {
   m.impl("alibi_bias", bias);
+  m.impl("alibi_bias_out", bias_out);
   m.impl("alibi_bias_backward", bias_backward);
   m.impl("alibi_add", new_scores<add_to>);
   m.impl("alibi_add_", change_scores<add_to>);
@@ -484,6 +522,7 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("alibi_bias", bias_meta);
+  m.impl("alibi_bias_out", bias_out_meta);
   m.impl("alibi_bias_backward", bias_backward_meta);
   m.impl("alibi_add", new_scores_meta);
   m.impl("alibi_add_", change_scores_meta);

@@ -39,6 +39,9 @@ using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int
 using Positions = Tensor(const Tensor&);
 using Bias = Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeTensor&, const MaybeTensor&,
                     const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool, bool, MaybeType);
+using BiasOut = void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, const MaybeTensor&,
+                     const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool,
+                     bool);
 using BiasBackward = Tensor(const Tensor&, const MaybeTensor&, const MaybeTensor&,
                             const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool, bool,
                             MaybeType);
@@ -68,6 +71,14 @@ inline Tensor call_bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt k
   return handle.call(slopes, std::move(queries), std::move(keys), at.query_positions,
                      at.key_positions, at.cu_seqlens, at.attention_mask, form.query_offset,
                      form.causal, form.hide, dtype);
+}
+
+inline void call_bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
+                          c10::SymInt keys, const Places& at, const Form& form) {
+  static const auto handle = dispatcher::find<BiasOut>("posembed::alibi_bias_out");
+  handle.call(out, slopes, std::move(queries), std::move(keys), at.query_positions,
+              at.key_positions, at.cu_seqlens, at.attention_mask, form.query_offset, form.causal,
+              form.hide);
 }
 
 inline Tensor call_bias_backward(const Tensor& grad, const Places& at, const Form& form,

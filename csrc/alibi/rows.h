@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "alibi/bias.h"
 #include "alibi/kernel.h"
@@ -64,9 +64,13 @@ POSEMBED_INLINE WordPair operator+(WordPair pair, int64_t value) {
 
 POSEMBED_INLINE Floats broadcast(float value) { return Floats{} + value; }
 
-POSEMBED_INLINE FloatPair times(float slope, WordPair distance) {
-  return {broadcast(slope) * __builtin_convertvector((Ints)distance.first, Floats),
-          broadcast(slope) * __builtin_convertvector((Ints)distance.second, Floats)};
+POSEMBED_INLINE FloatPair broadcast_pair(float value) {
+  return {broadcast(value), broadcast(value)};
+}
+
+POSEMBED_INLINE FloatPair to_floats(WordPair integers) {
+  return {__builtin_convertvector((Ints)integers.first, Floats),
+          __builtin_convertvector((Ints)integers.second, Floats)};
 }
 
 POSEMBED_INLINE FloatPair select(WordPair condition, FloatPair yes, FloatPair no) {
@@ -78,26 +82,41 @@ POSEMBED_INLINE WordPair is_positive(WordPair value) {
   return {(Words)((Ints)value.first > 0), (Words)((Ints)value.second > 0)};
 }
 
-POSEMBED_INLINE FloatPair minus_infinity() { return {broadcast(-INFINITY), broadcast(-INFINITY)}; }
+/// The biases of a block of keys.
+struct Biases {
+  FloatPair slope;
+  FloatPair distance;
+
+  FloatPair values() const {
+    return {slope.first * distance.first, slope.second * distance.second};
+  }
+
+  /// scores * scale + bias
+  FloatPair on(FloatPair scores, float scale) const {
+    return {core::fma(slope.first, distance.first, scores.first * scale),
+            core::fma(slope.second, distance.second, scores.second * scale)};
+  }
+};
 
 /// A block that is not whole, or has hidden keys.
 struct Edge {
   int64_t count;  // elements of the row
   WordPair away;  // not zero: hidden, or beyond the row
 
-  FloatPair hide(FloatPair scores) const { return select(away, minus_infinity(), scores); }
+  FloatPair hide(FloatPair scores) const { return select(away, broadcast_pair(-INFINITY), scores); }
 };
 
-/// The biases along a row of a plain ALiBi: whole(key, bias) or part(key, bias, edge) for each
-/// block that has visible keys. Returns where the blocks end; keys from there on are hidden.
+/// The biases along `keys` keys of a plain ALiBi, for a query at `position`: whole(key, biases) or
+/// part(key, biases, edge) for each block that has visible keys. Returns where the blocks end; keys
+/// from there on are hidden.
 template <typename T, typename Whole, typename Part>
 POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& distances,
-                                   int64_t query, Whole whole, Part part) {
-  const int64_t position = distances.offset + query;
-  const int64_t split = std::clamp<int64_t>(position + 1, 0, distances.keys);
+                                   int64_t position, int64_t keys, Whole whole, Part part) {
+  const int64_t split = std::clamp<int64_t>(position + 1, 0, keys);
   const bool hides = distances.causal && distances.hide;
-  const int64_t end = hides ? split : distances.keys;
-  const float after = distances.causal ? 0.0f : line.after;
+  const int64_t end = hides ? split : keys;
+  const FloatPair before = broadcast_pair(line.before);
+  const FloatPair after = broadcast_pair(distances.causal ? 0.0f : line.after);
   WordPair distance = slots<T>() + -position;
   int64_t key = 0;
   const auto advance = [&] {
@@ -105,25 +124,26 @@ POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& dis
     distance = distance + block;
   };
   const auto at_edge = [&] {
-    const int64_t count = std::min(block, distances.keys - key);
+    const int64_t count = std::min(block, keys - key);
     const WordPair future = is_positive(distance);
     const WordPair outside = is_positive(slots<T>() + (1 - count));
-    const FloatPair bias = select(future, times(after, distance), times(line.before, distance));
+    const Biases biases{select(future, after, before), to_floats(distance)};
     const Words hidden_lanes = Words{} - static_cast<uint32_t>(hides);
-    part(key, bias,
+    part(key, biases,
          Edge{count,
               {outside.first | (future.first & hidden_lanes),
                outside.second | (future.second & hidden_lanes)}});
     advance();
   };
-  for (; key + block <= split; advance()) whole(key, times(line.before, distance));
+  for (; key + block <= split; advance()) whole(key, Biases{before, to_floats(distance)});
   if (key < split) at_edge();
-  for (; key + block <= end; advance()) whole(key, times(after, distance));
+  for (; key + block <= end; advance()) whole(key, Biases{after, to_floats(distance)});
   if (key < end) at_edge();
-  return std::min(key, distances.keys);
+  return std::min(key, keys);
 }
 
-/// The distances along any row, hidden keys marked.
+/// The distances along any row, hidden keys marked. No std::vector: its members would be shared
+/// between instruction sets.
 class DistanceRows {
  public:
   explicit DistanceRows(const Distances& distances) : distances_(distances) {}
@@ -133,35 +153,37 @@ class DistanceRows {
     if (row.batch != batch_) read_positions(row.batch);
     const auto query = static_cast<int32_t>(query_position(distances_, row.batch, row.query));
     const Keys document = document_of(distances_, row.query);
-    std::fill(row_.begin(), row_.begin() + document.begin, hidden);
-    std::fill(row_.begin() + document.end, row_.end(), hidden);
+    int32_t* const distance = memory_.get();
+    const int32_t* const position = distance + distances_.keys;
+    std::fill(distance, distance + document.begin, hidden);
+    std::fill(distance + document.end, distance + distances_.keys, hidden);
     for (int64_t key = document.begin; key < document.end; ++key) {
-      row_[static_cast<size_t>(key)] =
-          seen(distances_, positions_[static_cast<size_t>(key)] - query);
+      distance[key] = seen(distances_, position[key] - query);
     }
-    if (distances_.mask != nullptr) hide_masked(row.batch);
-    return row_.data();
+    if (distances_.mask != nullptr) hide_masked(row.batch, distance);
+    return distance;
   }
 
  private:
   void read_positions(int64_t batch) {
+    const int64_t keys = distances_.keys;
+    if (batch_ < 0) memory_.reset(new int32_t[static_cast<size_t>(2 * keys)]);
     batch_ = batch;
-    positions_.resize(static_cast<size_t>(distances_.keys));
-    row_.resize(positions_.size());
-    for (int64_t key = 0; key < distances_.keys; ++key) {
-      positions_[static_cast<size_t>(key)] =
+    for (int64_t key = 0; key < keys; ++key) {
+      memory_[static_cast<size_t>(keys + key)] =
           static_cast<int32_t>(key_position(distances_, batch, key));
     }
   }
 
-  void hide_masked(int64_t batch) {
+  void hide_masked(int64_t batch, int32_t* distance) const {
     const bool* visible = distances_.mask + batch * distances_.mask_stride;
-    for (size_t key = 0; key < row_.size(); ++key) row_[key] = visible[key] ? row_[key] : hidden;
+    for (int64_t key = 0; key < distances_.keys; ++key) {
+      distance[key] = visible[key] ? distance[key] : hidden;
+    }
   }
 
   const Distances& distances_;
-  std::vector<int32_t> positions_;
-  std::vector<int32_t> row_;
+  std::unique_ptr<int32_t[]> memory_;  // a row's distances, then the keys' positions
   int64_t batch_ = -1;
 };
 

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
+#include "core/cuda_launch.h"
 #include "core/scalar.h"
 
 namespace posembed::core {
@@ -31,10 +33,46 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
+/// Runs `kernel` in `blocks` blocks of `threads` threads.
+template <typename... Parameters, typename... Arguments>
+inline void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 /// nullptr, or the text of the error of the launch before.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+/// Launches `kernel`, if there are blocks. Returns nullptr, or the text of the launch's error.
+template <typename... Parameters, typename... Arguments>
+const char* launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                   size_t shared_bytes, CudaStream stream, const Arguments&... arguments) {
+  if (blocks == 0) return nullptr;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+#if defined(__NVCC__)
+/// The shared memory whose size the launch tells. Where tests run a kernel's source on the CPU,
+/// their stand-in for the CUDA runtime has it.
+__device__ inline unsigned char* dynamic_shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+}
+#else
+using ::dynamic_shared_memory;
+#endif
 
 }  // namespace posembed::core

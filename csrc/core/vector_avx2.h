@@ -45,17 +45,24 @@ POSEMBED_INLINE float add_lanes(Floats value) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-/// Adds what rounds the upper half of each word to nearest even.
-POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
-
 /// The upper halves of even and odd words side by side.
 POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
   return (Words)_mm256_blend_epi16((__m256i)(even >> 16), (__m256i)odd, 0xaa);
 }
 
-/// Even and odd bfloat16 elements, rounded and side by side.
+/// The lower halves of even and odd words side by side.
+POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
+  return (Words)_mm256_blend_epi16((__m256i)even, (__m256i)(odd << 16), 0xaa);
+}
+
+/// Even and odd floats as bfloat16, rounded to nearest even, side by side. Adding 0x8000 rounds
+/// half up; a tie is what that leaves a lower half of 0, and loses its lowest bit: the saturated
+/// sum with 0xfffe is 0xffff for any other lower half.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
-  return join_upper_halves(round_upper_half(even), round_upper_half(odd));
+  const Words even_up = even + 0x8000u, odd_up = odd + 0x8000u;
+  const __m256i lower = (__m256i)join_lower_halves(even_up, odd_up);
+  const __m256i kept = _mm256_adds_epu16(lower, _mm256_set1_epi16(-2));
+  return join_upper_halves(even_up, odd_up) & (Words)kept;
 }
 
 /// The smaller of each two 16-bit halves.

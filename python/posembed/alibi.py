@@ -17,7 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from posembed import functional
+from posembed import configuration, functional
+from posembed.configuration import alibi as presets
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,7 @@ class Places(TypedDict, total=False):
             other documents are hidden.
         attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Positions
             that are not given count the others alone, as in Bloom.
+        hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
     """
 
     query_offset: int | None
@@ -49,6 +51,7 @@ class Places(TypedDict, total=False):
     key_positions: Tensor | None
     cu_seqlens: Tensor | None
     attention_mask: Tensor | None
+    hide: bool
 
 
 class ALiBi(nn.Module):
@@ -146,6 +149,30 @@ class ALiBi(nn.Module):
             options["factor"] = math.sqrt(head_dim)
         return cls(num_heads, **options)
 
+    @classmethod
+    def from_config(cls, config: Any, *, num_heads: int | None = None, **options: Any) -> ALiBi:
+        """ALiBi of a model's configuration: Bloom, MPT, Falcon-RW, Baichuan-13B or JAIS.
+
+        Args:
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            num_heads: Heads of this module, where it has a part of the model's.
+            **options: As in ALiBi; ``head_start`` tells which part.
+
+        Raises:
+            ValueError: The model type is not known, the model does not use ALiBi, or a key that
+                concerns it is missing or not known.
+
+        Examples:
+            >>> import posembed as pe
+            >>> pe.ALiBi.from_config({"model_type": "bloom", "n_head": 16})
+            ALiBi(16, slopes='press', max_bias=8)
+        """
+        preset = presets.read(configuration.load(config))
+        if num_heads is not None:
+            options["total_heads"] = preset.num_heads
+        heads = preset.num_heads if num_heads is None else num_heads
+        return cls.from_preset(preset.name, heads, **preset.options, **options)
+
     def _numbers(self, slopes: Tensor) -> list[float]:
         total = self.num_heads if self.total_heads is None else self.total_heads
         if tuple(slopes.shape) not in ((total,), (2, total)):
@@ -231,6 +258,7 @@ class ALiBi(nn.Module):
         key_length: int | None = None,
         *,
         dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
         **places: Unpack[Places],
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
@@ -238,7 +266,8 @@ class ALiBi(nn.Module):
         Args:
             query_length: Queries.
             key_length: Keys; default: as many.
-            dtype: Default: the module's.
+            dtype: Default: the module's, or that of out.
+            out: Memory for the result, for inference.
             **places: Offset, positions, documents, mask: see :class:`Places`.
 
         Returns:
@@ -246,12 +275,15 @@ class ALiBi(nn.Module):
             have one.
         """
         keys = query_length if key_length is None else key_length
+        if dtype is None and out is None:
+            dtype = self._dtype
         return functional.alibi_bias(
             self._slopes(keys),
             query_length,
             keys,
             causal=self.causal,
-            dtype=self._dtype if dtype is None else dtype,
+            dtype=dtype,
+            out=out,
             **_complete(places, query_length, keys),
         )
 

@@ -64,6 +64,11 @@ POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query
                                       int64_t key_length, const AlibiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
+/// The same into memory at hand, for inference: raises where a gradient would be lost.
+/// @param out  shaped as the result, any strides with a contiguous last dimension
+POSEMBED_API void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
+                                 const AlibiCall& call = {});
+
 /// scores * scale + bias in one pass; gradients flow to both.
 /// @param scores  floating [batch, heads, query, key] or [heads, query, key]
 POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
@@ -161,6 +166,9 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
                         functional::AlibiCall call = {},
                         std::optional<torch::Dtype> dtype = std::nullopt) const;
+
+  /// The same into memory at hand, for inference. See functional::alibi_bias_out.
+  void forward_out(const torch::Tensor& out, functional::AlibiCall call = {}) const;
 
   /// scores [batch, num_heads, query, key] * scale + bias in place, for inference.
   void add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;

@@ -82,6 +82,7 @@ def alibi_bias(
     causal: bool = True,
     hide: bool = True,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The bias of attention scores; gradients flow to slopes.
 
@@ -103,13 +104,15 @@ def alibi_bias(
             ``-slope * abs(i - j)``.
         hide: Hidden keys get -inf; otherwise 0.
         dtype: Default: that of slopes.
+        out: Memory for the result, for inference: any strides with a contiguous last dimension.
 
     Returns:
         [heads, query_length, key_length]; [batch, heads, query_length, key_length] where positions
-        or mask have a batch.
+        or mask have a batch; ``out`` where given.
 
     Raises:
-        ValueError: Shapes or lengths do not fit, or a distance has more than 31 bits.
+        ValueError: Shapes or lengths do not fit, or a distance has more than 31 bits; or, with
+            ``out``, slopes require grad in grad mode.
         TypeError: A dtype is not supported.
         IndexError: A position has more than 31 bits.
 
@@ -119,6 +122,23 @@ def alibi_bias(
         tensor([[-0.5000,  0.0000,    -inf],
                 [-1.0000, -0.5000,  0.0000]])
     """
+    if out is not None:
+        if dtype not in (None, out.dtype):
+            raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
+        torch.ops.posembed.alibi_bias_out(
+            out,
+            slopes,
+            query_length,
+            key_length,
+            query_positions,
+            key_positions,
+            cu_seqlens,
+            attention_mask,
+            query_offset=query_offset,
+            causal=causal,
+            hide=hide,
+        )
+        return out
     return torch.ops.posembed.alibi_bias(  # type: ignore[no-any-return]
         slopes,
         query_length,

@@ -1,6 +1,6 @@
-// The ALiBi CPU kernels of every instruction set against a plain loop in double precision.
-#include "alibi/kernel.h"
-
+// The ALiBi kernels against a plain loop in double precision: those for the CPU of every
+// instruction set, and the CUDA kernels' source, run on the CPU by tests/cpp/cuda_on_cpu.
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +9,14 @@
 #include <random>
 #include <vector>
 
+// The library may hold the real launchers.
+#define fill_cuda fill_cuda_on_cpu
+#define add_cuda add_cuda_on_cpu
+#define softmax_cuda softmax_cuda_on_cpu
+#define softmax_backward_cuda softmax_backward_cuda_on_cpu
+#define reduce_cuda reduce_cuda_on_cpu
+#define write_slopes_cuda write_slopes_cuda_on_cpu
+#include "alibi/kernel_cuda.cu"
 #include "alibi/slopes.h"
 
 namespace posembed::alibi {
@@ -16,14 +24,28 @@ namespace {
 
 using core::Compute;
 
+/// A launch has no range of rows: it comes with the last of them.
+template <auto launch>
+struct CudaSource;
+
+template <typename Arguments, const char* (*launch)(const Arguments&, core::CudaStream)>
+struct CudaSource<launch> {
+  static void run(const Arguments& arguments, int64_t, int64_t end) {
+    if (end != arguments.batch * arguments.slopes.heads * arguments.distances.queries) return;
+    ASSERT_EQ(launch(arguments, nullptr), nullptr);
+  }
+};
+
 template <typename Kernel>
 using Copies = std::vector<std::pair<const char*, Kernel*>>;
+
+constexpr const char* source_name = "cuda source";
 
 /// The copies of a kernel that this processor can run.
 template <typename Kernel>
 Copies<Kernel> copies(Kernel* baseline, [[maybe_unused]] Kernel* avx2,
-                      [[maybe_unused]] Kernel* avx512) {
-  Copies<Kernel> result{{"baseline", baseline}};
+                      [[maybe_unused]] Kernel* avx512, Kernel* source) {
+  Copies<Kernel> result{{"baseline", baseline}, {source_name, source}};
   const auto set = core::instruction_set();
   if (set >= core::InstructionSet::avx2) result.emplace_back("avx2", avx2);
   if (set >= core::InstructionSet::avx512) result.emplace_back("avx512", avx512);
@@ -31,9 +53,11 @@ Copies<Kernel> copies(Kernel* baseline, [[maybe_unused]] Kernel* avx2,
 }
 
 #if defined(POSEMBED_X86_VARIANTS)
-#define POSEMBED_COPIES(kernel) copies(baseline::kernel, avx2::kernel, avx512::kernel)
+#define POSEMBED_COPIES(kernel) \
+  copies(baseline::kernel, avx2::kernel, avx512::kernel, CudaSource<kernel##_cuda>::run)
 #else
-#define POSEMBED_COPIES(kernel) copies(baseline::kernel, baseline::kernel, baseline::kernel)
+#define POSEMBED_COPIES(kernel) \
+  copies(baseline::kernel, baseline::kernel, baseline::kernel, CudaSource<kernel##_cuda>::run)
 #endif
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -118,17 +142,19 @@ TYPED_TEST_SUITE(ALiBiKernel, Types);
 TYPED_TEST(ALiBiKernel, FillsEveryRowInAnySplit) {
   using T = TypeParam;
   for (const Case& c : cases) {
+    const int64_t guard = c.causal ? 1 : 16;  // with and without 16-byte accesses
     for (const auto& [name, fill] : POSEMBED_COPIES(fill)) {
       SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
       FillArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
       arguments.distances = distances_of(c);
       arguments.scalar = scalar_of<T>();
-      const int64_t rows = 3 * c.queries, guard = 1;
+      arguments.batch = 1;
+      const int64_t rows = 3 * c.queries;
       std::vector<T> out(static_cast<size_t>(rows * c.keys + 2 * guard));
       core::store(Compute<T>(42), &out.front());
       core::store(Compute<T>(42), &out.back());
-      arguments.out = out.data() + guard;
+      arguments.out = {out.data() + guard, {0, c.queries * c.keys, c.keys}};
       const int64_t split = rows / 3 + 1;
       fill(arguments, 0, split);
       fill(arguments, split, rows);
@@ -150,10 +176,11 @@ TYPED_TEST(ALiBiKernel, FillsEveryRowInAnySplit) {
 
 TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
   using T = TypeParam;
-  constexpr int64_t batch = 2, heads = 3, padding = 5;
+  constexpr int64_t batch = 2, heads = 3;
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-2, 2);
   for (const Case& c : cases) {
+    const int64_t padding = c.causal ? 5 : 8;
     for (const auto& [name, add] : POSEMBED_COPIES(add)) {
       SCOPED_TRACE(testing::Message() << name << " queries " << c.queries << " keys " << c.keys);
       ScoreArguments arguments;
@@ -176,13 +203,13 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
       for (int64_t place = 0; place < static_cast<int64_t>(scores.size()); ++place) {
         const int64_t key = place % row, query = place / row % c.queries;
         const int64_t head = place / strides[1];
-        Compute<T> want = core::load(before[place]);
+        long double want = core::load(before[place]);  // exact: the kernels round the sum alone
         if (key < c.keys) {
-          want *= Compute<T>(0.5);
-          want += static_cast<Compute<T>>(expected_bias(two_sided[head], two_sided[heads + head],
-                                                        arguments.distances, query, key));
+          want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head],
+                                          arguments.distances, query, key);
         }
-        ASSERT_EQ(core::load(scores[place]), rounded<T>(want)) << "place " << place;
+        ASSERT_EQ(core::load(scores[place]), rounded<T>(static_cast<Compute<T>>(want)))
+            << "place " << place;
       }
     }
   }
@@ -226,8 +253,9 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
       arguments.slopes.out = out.data();
       reduce(arguments, 0, 1);
       reduce(arguments, 1, rows);
-      reduce_heads_cpu(arguments.slopes, batch, c.queries);
+      if (name != source_name) reduce_heads_cpu(arguments.slopes, batch, c.queries);
       for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], want[i], 1e-14 * size);
+      if (name == source_name) continue;
       if (first.empty()) first = out;
       EXPECT_EQ(out, first);
     }
@@ -386,6 +414,60 @@ TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
   }
 }
 
+/// Rows of which the CUDA kernel keeps but a part between its passes.
+TYPED_TEST(ALiBiKernel, SoftmaxOfLongRows) {
+  using T = TypeParam;
+  constexpr int64_t keys = 12000;
+  const std::vector<T> scores = random_numbers<T>(keys, 7);
+  const float slope = 0.001f;
+  std::vector<double> biased;
+  for (int64_t key = 0; key < keys; ++key) {
+    biased.push_back(core::load(scores[key]) + 0.001f * static_cast<double>(key - keys + 1));
+  }
+  const std::vector<double> want = expected_softmax(biased);
+  for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
+    std::vector<T> weights(keys);
+    ScoreArguments arguments;
+    arguments.slopes = {&slope, core::Scalar::float32, 1, 1};
+    arguments.distances = distances_of({1, keys, keys - 1, true, true});
+    arguments.scalar = scalar_of<T>();
+    arguments.batch = 1;
+    arguments.in = {const_cast<T*>(scores.data()), {keys, keys, keys}};
+    arguments.out = {weights.data(), {keys, keys, keys}};
+    softmax(arguments, 0, 1);
+    for (int64_t key = 0; key < keys; ++key) {
+      ASSERT_NEAR(core::load(weights[key]), want[key], tolerance<T> * 1e-2) << name << " " << key;
+    }
+  }
+}
+
+TEST(ALiBiGpuSource, RecordsDistancesOfMoreThan31BitsAndHidesTheirKeys) {
+  const float slope = 1.0f;
+  const int64_t far = int64_t{1} << 31;
+  const int64_t key_positions[] = {0, far, 5, -far};
+  std::vector<float> out(4, 42.0f);
+  core::DeviceError error = {};
+  FillArguments arguments;
+  arguments.slopes = {&slope, core::Scalar::float32, 1, 1};
+  arguments.distances = distances_of({1, 4, 0, false, true});
+  arguments.distances.key_positions = {key_positions, core::Index::int64};
+  arguments.distances.error = &error;
+  arguments.out = {out.data(), {4, 4, 4}};
+  ASSERT_EQ(fill_cuda(arguments, nullptr), nullptr);
+  EXPECT_EQ(out, (std::vector<float>{0, -INFINITY, -5, -INFINITY}));
+  EXPECT_EQ(error.kind, core::ErrorKind::distance);
+  EXPECT_EQ(error.value, far);
+  EXPECT_EQ(error.place, 1);
+}
+
+TEST(ALiBiGpuSource, WritesAnyNumberOfSlopes) {
+  std::vector<float> slopes(1300), out(1301, 42.0f);
+  for (size_t i = 0; i < slopes.size(); ++i) slopes[i] = static_cast<float>(i);
+  ASSERT_EQ(write_slopes_cuda(slopes.data(), 1300, out.data(), nullptr), nullptr);
+  EXPECT_TRUE(std::equal(slopes.begin(), slopes.end(), out.begin()));
+  EXPECT_EQ(out.back(), 42.0f);
+}
+
 TEST(ALiBiSoftmax, HiddenScoresAreNotRead) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
@@ -436,7 +518,9 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
       arguments.out = placed.matrices(out.data());
       softmax_backward(arguments, 0, 4);
       softmax_backward(arguments, 4, Placed::rows);
-      reduce_heads_cpu(arguments.slopes, Placed::batch, Placed::queries);
+      if (name != source_name) {
+        reduce_heads_cpu(arguments.slopes, Placed::batch, Placed::queries);
+      }
       want_slopes.assign(6, 0.0);
       for (int64_t row = 0; row < Placed::rows; ++row) {
         const int64_t batch = row / (3 * Placed::queries), head = row / Placed::queries % 3;

@@ -44,7 +44,17 @@ TEST(ALiBiModule, AddsInPlaceWhatItReturns) {
   const torch::Tensor scores = torch::randn({2, 4, 3, 5});
   const torch::Tensor expected = scores + alibi->forward(3, 5);
   alibi->add_(scores);
-  EXPECT_TRUE(torch::equal(scores, expected));
+  EXPECT_TRUE(torch::allclose(scores, expected, 1e-6, 1e-6));  // the sum is rounded once
+}
+
+TEST(ALiBiModule, WritesTheBiasToMemoryAtHand) {
+  ALiBi alibi(ALiBiOptions(4));
+  const torch::Tensor memory = torch::zeros({4, 3, 8}), out = memory.slice(2, 1, 6);
+  alibi->forward_out(out);
+  EXPECT_TRUE(torch::equal(out, alibi->forward(3, 5)));
+  EXPECT_EQ(memory.select(2, 0).abs().max().item<float>(), 0.0f);
+  EXPECT_THROW(alibi->forward_out(torch::zeros({3, 5})), c10::ValueError);
+  EXPECT_THROW(alibi->forward_out(torch::zeros({2, 3, 5})), c10::ValueError);
 }
 
 TEST(ALiBiModule, AttendsWithTheBias) {

@@ -24,6 +24,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __shared__ static
+#define __align__ alignas
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
@@ -55,6 +56,9 @@ inline int pretended_multiprocessors = 4;
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
   return *value = pretended_multiprocessors, cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  return memset(data, value, bytes), cudaSuccess;
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
@@ -130,6 +134,12 @@ class Block {
 };
 
 }  // namespace cuda_on_cpu
+
+/// 48 KiB: what a launch may ask for without further ado.
+inline unsigned char* dynamic_shared_memory() {
+  alignas(16) static unsigned char memory[48 << 10];
+  return memory;
+}
 
 inline void __syncthreads() { cuda_on_cpu::Block::current->wait(); }
 

@@ -48,6 +48,21 @@ def test_bias_is_relative_and_rounded_once(dtype: torch.dtype, device: torch.dev
     assert torch.equal(far, alibi(1, 5))
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_bias_into_existing_memory(dtype: torch.dtype, device: torch.device) -> None:
+    """With and without a batch, in memory of any strides."""
+    alibi = pe.ALiBi(3, device=device)
+    memory = torch.full((3, 4, 9), 7.0, device=device, dtype=dtype)
+    out = memory[..., 1:8]
+    assert alibi(4, 7, out=out) is out
+    assert torch.equal(out, alibi(4, 7, dtype=dtype))
+    assert torch.equal(memory[..., 0], torch.full_like(memory[..., 0], 7.0))
+    mask = mask_of(2, 7, device=device)
+    batched = torch.empty(3, 2, 4, 7, device=device, dtype=dtype).transpose(0, 1)
+    alibi(4, 7, out=batched, attention_mask=mask)
+    assert torch.equal(batched, alibi(4, 7, dtype=dtype, attention_mask=mask))
+
+
 def test_ends_are_aligned_by_default(device: torch.device) -> None:
     alibi = pe.ALiBi(4, device=device)
     whole = alibi(9)
@@ -315,21 +330,41 @@ def test_learned_slopes_train(device: torch.device) -> None:
     assert_close(alibi.slopes, torch.tensor([0.9, 0.5, 0.2, 0.05]), 1e-4)
 
 
-def test_slope_gradients_are_the_same_for_any_thread_count() -> None:
+@pytest.mark.parametrize("way", ["bias", "add", "softmax"])
+def test_slope_gradients_are_the_same_for_any_thread_count(way: str) -> None:
     torch.manual_seed(0)
     slopes = torch.rand(5, requires_grad=True)
-    weight = torch.randn(5, 200, 300)
+    scores, weight = torch.randn(2, 5, 200, 300)
+    calls = {
+        "bias": lambda: pe.functional.alibi_bias(slopes, 200, 300, causal=False),
+        "add": lambda: pe.functional.alibi_add(scores, slopes, causal=False),
+        "softmax": lambda: pe.functional.alibi_softmax(scores, slopes),
+    }
     gradients = []
     threads = torch.get_num_threads()
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            result = pe.functional.alibi_bias(slopes, 200, 300, causal=False)
-            gradients += torch.autograd.grad((result * weight).sum(), slopes)
+            gradients += torch.autograd.grad((calls[way]() * weight).sum(), slopes)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
+
+
+def test_future_keys_may_be_left_alone(device: torch.device) -> None:
+    """Where another mask hides them."""
+    alibi = pe.ALiBi(3, device=device)
+    scores = torch.randn(2, 3, 4, 6, device=device)
+    options = {"hide": False, "query_offset": 1}
+    slopes = alibi.slopes.double()
+    assert_close(alibi(4, 6, **options), bias(slopes, 4, 6, **options), 1e-7)
+    assert_close(
+        alibi.softmax(scores, **options), softmax(scores.double(), slopes, **options), 1e-6
+    )
+    expected = add(scores.double(), slopes, **options)
+    alibi.add_(scores, **options)
+    assert_close(scores, expected, 1e-6)
 
 
 def test_module_compiles_for_every_length() -> None:
@@ -427,6 +462,13 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.functional.alibi_add(s, torch.rand(1, 2)), ValueError, r"slopes: expected \[heads\] or \[2, heads\], got \[1, 2\]"),
         (lambda s: pe.functional.alibi_add(s, torch.rand(2, device="meta")), ValueError, "slopes: expected the device of scores, cpu, got meta"),
         (lambda s: pe.ALiBi(2, learned=True).add_(s), ValueError, "slopes: requires grad"),
+        (lambda s: pe.ALiBi(2, learned=True)(3, 5, out=s[0]), ValueError, "slopes: requires grad"),
+        (lambda s: pe.ALiBi(2)(3, 5, out=s), ValueError, r"out: expected \[2, 3, 5\], got \[2, 2, 3, 5\]"),
+        (lambda s: pe.ALiBi(2)(5, 3, out=s[0].mT), ValueError, "out: expected a contiguous last dimension"),
+        (lambda s: pe.ALiBi(2)(3, 5, out=s[0, :1].expand(2, 3, 5)), ValueError, "out: expected elements that do not share memory"),
+        (lambda s: pe.ALiBi(2)(3, 5, out=s[0].int()), TypeError, "out: expected float32, float64, bfloat16 or float16, got Int"),
+        (lambda s: pe.ALiBi(2)(3, 5, out=s[0], dtype=torch.float64), TypeError, "dtype: expected none or that of out, torch.float32, got torch.float64"),
+        (lambda s: pe.ALiBi(2, device="meta")(3, 5, out=s[0]), ValueError, "out: expected the device of slopes, meta, got cpu"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text) -> None:

@@ -6,6 +6,7 @@ Their biases are constant along a row up to what softmax ignores; posembed's are
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import posembed as pe
 import pytest
@@ -13,6 +14,7 @@ import torch
 from support.alibi import paper_slopes
 from support.case import assert_close
 from torch import Tensor
+from transformers import BloomConfig, FalconConfig, LlamaConfig, MptConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as bloom_alibi
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor as falcon_alibi
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor as mpt_alibi
@@ -128,3 +130,78 @@ def test_heads_of_a_tensor_parallel_shard(heads: int) -> None:
     theirs = bloom_alibi(torch.ones(1, SEQ), heads, torch.float32)[heads // 2 :]
     shard = pe.ALiBi(heads // 2, total_heads=heads, head_start=heads // 2)
     assert_close(shard.slopes, theirs[:, 0, 1], 1.2e-7)
+
+
+def jais_config(**changed: object) -> dict[str, object]:
+    return {"model_type": "jais", "position_embedding_type": "alibi", "n_head": 12, **changed}
+
+
+@pytest.mark.parametrize(
+    ("config", "same"),
+    [
+        (BloomConfig(n_head=12), pe.ALiBi.from_preset("bloom", 12)),
+        (
+            MptConfig(n_heads=12, attn_config={"alibi": True, "alibi_bias_max": 6}),
+            pe.ALiBi.from_preset("mpt", 12, max_bias=6),
+        ),
+        (
+            FalconConfig(alibi=True, num_attention_heads=12, hidden_size=768),
+            pe.ALiBi.from_preset("falcon", 12, head_dim=64),
+        ),
+        (
+            {"model_type": "baichuan", "num_attention_heads": 40, "model_max_length": 4096},
+            pe.ALiBi.from_preset("baichuan", 40),
+        ),
+        (jais_config(), pe.ALiBi.from_preset("jais", 12)),
+        (
+            jais_config(alibi_scaling={"type": "linear", "factor": 2.5}),
+            pe.ALiBi.from_preset("jais", 12, factor=2.5),
+        ),
+        (
+            jais_config(alibi_scaling={"type": "linear", "train_seq_len": 8}),
+            pe.ALiBi.from_preset("jais", 12, train_length=8),
+        ),
+    ],
+    ids=["bloom", "mpt", "falcon", "baichuan", "jais", "jais-factor", "jais-length"],
+)
+def test_from_config(config: object, same: pe.ALiBi) -> None:
+    alibi = pe.ALiBi.from_config(config)
+    assert str(alibi) == str(same)
+    assert torch.equal(alibi(SEQ), same(SEQ))
+
+
+def test_from_config_gives_what_transformers_adds() -> None:
+    """Of the configuration as transformers itself saves it."""
+    config = MptConfig(n_heads=12, attn_config={"alibi_bias_max": 6})
+    theirs = mpt_alibi(config.n_heads, SEQ, alibi_bias_max=config.attn_config.alibi_bias_max)
+    assert_close(pe.ALiBi.from_config(config)(1, SEQ), theirs, 1.2e-7)
+
+
+def test_from_the_file_of_a_configuration(tmp_path: Path) -> None:
+    BloomConfig(n_head=12).save_pretrained(tmp_path)
+    alibi = pe.ALiBi.from_config(tmp_path / "config.json", num_heads=4, head_start=8)
+    assert torch.equal(alibi.slopes, pe.ALiBi(12).slopes[8:])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (LlamaConfig(), "model_type: expected one of 'bloom', .* got 'llama'"),
+        ({}, "model_type: expected one of 'bloom', .* got None"),
+        ({"model_type": "bloom"}, "num_attention_heads: missing"),
+        ({"model_type": "bloom", "n_head": 8, "alibi_scaling": {}}, "unknown keys"),
+        (FalconConfig(alibi=False), "alibi: the model does not use ALiBi, got False"),
+        ({"model_type": "falcon", "n_head": 8}, "alibi: missing in the configuration"),
+        (MptConfig(attn_config={"alibi": False}), r"attn_config\['alibi'\]: .* does not use ALiBi"),
+        (
+            {"model_type": "baichuan", "num_attention_heads": 32, "max_position_embeddings": 4096},
+            "max_position_embeddings: Baichuan-7B",
+        ),
+        (jais_config(position_embedding_type="learned"), "expected 'alibi', got 'learned'"),
+        (jais_config(alibi_scaling={"type": "dynamic"}), "expected type 'linear', got 'dynamic'"),
+        (jais_config(alibi_scaling={"power": 2}), r"unknown keys \['power'\]"),
+    ],
+)
+def test_configurations_that_are_not_understood(config: object, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        pe.ALiBi.from_config(config)

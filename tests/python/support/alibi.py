@@ -155,6 +155,18 @@ def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> 
     return make
 
 
+def bias_out_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+    """Into a view, with all keys hidden that can be."""
+    out = torch.randn(batch, 3, 4, 9, device=device, dtype=dtype)[..., :7]
+    slopes = torch.rand(2, 3, device=device, dtype=dtype)
+    queries = positions_of(batch, 4, device=device)
+    return Sample((out, slopes, 4, 7, queries), {"causal": True})
+
+
+def bias_out(out: Tensor, slopes: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+    return bias(slopes, *args, **options), slopes
+
+
 def placed_bias_sample(
     batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
 ) -> Sample:
@@ -255,6 +267,13 @@ CASES = [
         bias_sample(()),
         bias,
         differentiable=False,  # finite differences cannot tell infinities apart
+    ),
+    OperatorCase(
+        "alibi_bias_out",
+        OPERATORS.alibi_bias_out.default,
+        bias_out_sample,
+        bias_out,
+        mutates=True,
     ),
     OperatorCase("alibi_bias-positions", OPERATORS.alibi_bias.default, placed_bias_sample, bias),
     OperatorCase(
