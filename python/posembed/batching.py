@@ -134,8 +134,9 @@ def embedding_rule(
         result = operator(columns, ids, padding_idx=padding_idx, **options)
         return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
     if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
-        dims = (weight_dim, ids_dim)
-        return loop_rule(operator, info, dims, weight, ids, padding_idx=padding_idx, **options)
+        options["padding_idx"] = padding_idx
+        result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
+        return result, 0
     tables = weight.movedim(weight_dim, 0)
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, **options)
@@ -167,7 +168,8 @@ def embedding_backward_rule(
         return result.unflatten(-1, (size, -1)), 1
     if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
         options |= {"num_embeddings": num_embeddings, "padding_idx": padding_idx}
-        return loop_rule(operator, info, in_dims, gradient, ids, **options)
+        result, _ = loop_rule(operator, info, in_dims, gradient, ids, **options)
+        return result, 0
     places = copies_of(ids, ids_dim, num_embeddings, size)
     rows = front(gradient, gradient_dim, size)
     if padding_idx >= 0:
