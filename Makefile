@@ -78,7 +78,7 @@ benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark exactness
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
-	$(BUILD)/benchmarks/alibi_benchmark
+	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/alibi_benchmark
 
 wheel: build
 	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
