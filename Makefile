@@ -78,7 +78,7 @@ benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark token_benchmark exactness
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
-	$(BUILD)/benchmarks/alibi_benchmark
+	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/alibi_benchmark
 	$(BUILD)/benchmarks/token_benchmark
 
 wheel: build

@@ -2,8 +2,8 @@
 // in turn on the same buffers, so that a noisy neighbour hits all of them; each is judged by its
 // best round.
 //
-//   alibi_benchmark [--benchmark_filter=softmax]    POSEMBED_INSTRUCTION_SET=avx2 for a narrower
-//   one
+//   alibi_benchmark [--benchmark_filter=softmax]
+//   POSEMBED_INSTRUCTION_SET=avx2 takes a narrower instruction set.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
