@@ -76,9 +76,10 @@ benchmark: build
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)
-	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark exactness
+	cmake --build $(BUILD) --target rotary_benchmark alibi_benchmark token_benchmark exactness
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/rotary_benchmark
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/alibi_benchmark
+	$(BUILD)/benchmarks/token_benchmark
 
 wheel: build
 	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -67,8 +67,8 @@ def execute(path: Path) -> Any:
 def without_noise(notebook: Any) -> Any:
     """The notebook without progress bars and warnings."""
     for cell in notebook.cells:
-        outputs = cell.get("outputs", [])
-        cell["outputs"] = [output for output in outputs if output.get("name") != "stderr"]
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 
@@ -76,10 +76,10 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
     """The notebook, run, as Markdown, and its pictures by their paths beside it."""
     from nbconvert import MarkdownExporter
 
-    resources = {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
+    where = {"output_files_dir": f"{path.stem}_files", "unique_key": path.stem}
     notebook = without_noise(execute(path))
-    body, resources = MarkdownExporter().from_notebook_node(notebook, resources=resources)
-    return body.replace("![png]", "![Picture]"), resources["outputs"]
+    text, resources = MarkdownExporter().from_notebook_node(notebook, resources=where)
+    return text.replace("![png]", "![Picture]"), resources["outputs"]
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -87,8 +87,8 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        body, pictures = page(path)
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=body))
+        text, pictures = page(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files

@@ -1,5 +1,7 @@
 // Softmax of biased scores, and its gradients. A row's scores are read once; what becomes of them
 // on the way waits in the cache, in float32.
+#include <vector>
+
 #include "alibi/rows.h"
 #include "core/exp.h"
 #include "core/stream.h"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "alibi/bias.h"
 #include "alibi/kernel.h"
@@ -142,7 +142,8 @@ POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& dis
   return std::min(key, keys);
 }
 
-/// The distances along any row, hidden keys marked.
+/// The distances along any row, hidden keys marked. No std::vector: its members would be shared
+/// between instruction sets.
 class DistanceRows {
  public:
   explicit DistanceRows(const Distances& distances) : distances_(distances) {}
@@ -152,35 +153,37 @@ class DistanceRows {
     if (row.batch != batch_) read_positions(row.batch);
     const auto query = static_cast<int32_t>(query_position(distances_, row.batch, row.query));
     const Keys document = document_of(distances_, row.query);
-    std::fill(row_.begin(), row_.begin() + document.begin, hidden);
-    std::fill(row_.begin() + document.end, row_.end(), hidden);
+    int32_t* const distance = memory_.get();
+    const int32_t* const position = distance + distances_.keys;
+    std::fill(distance, distance + document.begin, hidden);
+    std::fill(distance + document.end, distance + distances_.keys, hidden);
     for (int64_t key = document.begin; key < document.end; ++key) {
-      row_[static_cast<size_t>(key)] =
-          seen(distances_, positions_[static_cast<size_t>(key)] - query);
+      distance[key] = seen(distances_, position[key] - query);
     }
-    if (distances_.mask != nullptr) hide_masked(row.batch);
-    return row_.data();
+    if (distances_.mask != nullptr) hide_masked(row.batch, distance);
+    return distance;
   }
 
  private:
   void read_positions(int64_t batch) {
+    const int64_t keys = distances_.keys;
+    if (batch_ < 0) memory_.reset(new int32_t[static_cast<size_t>(2 * keys)]);
     batch_ = batch;
-    positions_.resize(static_cast<size_t>(distances_.keys));
-    row_.resize(positions_.size());
-    for (int64_t key = 0; key < distances_.keys; ++key) {
-      positions_[static_cast<size_t>(key)] =
+    for (int64_t key = 0; key < keys; ++key) {
+      memory_[static_cast<size_t>(keys + key)] =
           static_cast<int32_t>(key_position(distances_, batch, key));
     }
   }
 
-  void hide_masked(int64_t batch) {
+  void hide_masked(int64_t batch, int32_t* distance) const {
     const bool* visible = distances_.mask + batch * distances_.mask_stride;
-    for (size_t key = 0; key < row_.size(); ++key) row_[key] = visible[key] ? row_[key] : hidden;
+    for (int64_t key = 0; key < distances_.keys; ++key) {
+      distance[key] = visible[key] ? distance[key] : hidden;
+    }
   }
 
   const Distances& distances_;
-  std::vector<int32_t> positions_;
-  std::vector<int32_t> row_;
+  std::unique_ptr<int32_t[]> memory_;  // a row's distances, then the keys' positions
   int64_t batch_ = -1;
 };
 

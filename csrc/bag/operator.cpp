@@ -184,22 +184,22 @@ void check_pool(const Tensor& weight, const Places& in, const MaybeTensor& weigh
   token::check_gradient_form(gradient);
 }
 
-Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
-                 const MaybeTensor& weights, Text mode, int64_t padding_idx,
-                 bool include_last_offset, Text gradient) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
-  check_pool(weight, in, weights, mode, gradient);
-  Tensor out = at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
-  pool(weight, in, weights, mode_of(mode), out, Tensor());
-  return out;
-}
-
 Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
                       const MaybeTensor& weights, Text mode, int64_t padding_idx,
                       bool include_last_offset, Text gradient) {
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, weights, mode, gradient);
   return at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
+}
+
+Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
+                 const MaybeTensor& weights, Text mode, int64_t padding_idx,
+                 bool include_last_offset, Text gradient) {
+  Tensor out = token_bag_meta(weight, ids, offsets, weights, mode, padding_idx, include_last_offset,
+                              gradient);
+  pool(weight, {ids, offsets, padding_idx, include_last_offset}, weights, mode_of(mode), out,
+       Tensor());
+  return out;
 }
 
 std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor& ids,

@@ -33,6 +33,17 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
+/// Runs `kernel` in `blocks` blocks of `threads` threads.
+template <typename... Parameters, typename... Arguments>
+inline void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 /// nullptr, or the text of the error of the launch before.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();

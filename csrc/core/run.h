@@ -221,6 +221,20 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
   }
 }
 
+/// The sum of value(i, count) over the runs of a row, lane by lane: those of even number and those
+/// of odd number apart, because an addition waits for the one before.
+template <typename T, typename Value>
+POSEMBED_INLINE Run<T> add_runs(int64_t columns, const Value& value) {
+  Run<T> even{}, odd{};
+  int64_t i = 0;
+  for (; i + 2 * run <= columns; i += 2 * run) {
+    even = even + value(i, Whole{});
+    odd = odd + value(i + run, Whole{});
+  }
+  for_runs(columns - i, [&](int64_t k, auto count) { even = even + value(i + k, count); });
+  return even + odd;
+}
+
 /// The sum of a run, by halves whatever the width of registers.
 template <typename T>
 POSEMBED_INLINE Compute<T> sum(Run<T> values) {

@@ -6,14 +6,11 @@
 #include <cstring>
 
 #include "core/macros.h"
+#include "core/stream_bytes.h"
 #include "core/vector.h"
 
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
-
-/// Outputs from this size on are streamed past the caches; smaller ones are likely to be read from
-/// them.
-inline constexpr int64_t stream_bytes = int64_t{4} << 20;
 
 POSEMBED_INLINE bool is_aligned_to_vector(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Words) == 0;
@@ -29,6 +26,17 @@ POSEMBED_INLINE void stream_copy(void* out, const void* in, int64_t bytes) {
   memcpy(to, from, static_cast<size_t>(done));
   for (; done + width <= bytes; done += width) stream(load_vector<Words>(from + done), to + done);
   memcpy(to + done, from + done, static_cast<size_t>(bytes - done));
+}
+
+/// memset with zeros past the caches; see stream_copy().
+POSEMBED_INLINE void stream_zeros(void* out, int64_t bytes) {
+  constexpr int64_t width = sizeof(Words);
+  char* to = static_cast<char*>(out);
+  int64_t done = -reinterpret_cast<intptr_t>(to) & (width - 1);
+  if (done > bytes) done = bytes;
+  memset(to, 0, static_cast<size_t>(done));
+  for (; done + width <= bytes; done += width) stream(Words{}, to + done);
+  memset(to + done, 0, static_cast<size_t>(bytes - done));
 }
 
 }  // namespace POSEMBED_ISA

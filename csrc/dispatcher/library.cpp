@@ -43,9 +43,9 @@ TORCH_LIBRARY(posembed, m) {
   define("mla_rotary(Tensor query, Tensor key_rope, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> (Tensor, Tensor)");
   define("mla_rotary_cache_(Tensor(a!) query, Tensor latent, Tensor key_rope, Tensor(b!) cache, Tensor slot_mapping, Tensor? positions=None, Tensor(c!)? query_out=None, *, str spec, str layout=\"thd\", SymInt offset=0, float scale=1.0, Tensor? scale_tensor=None) -> ()");
 
-  define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\") -> Tensor");
-  define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> Tensor");
-  define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False) -> (Tensor, Tensor)");
+  define("embedding(Tensor weight, Tensor ids, *, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, str gradient=\"dense\", int vocabulary_start=-1) -> Tensor");
+  define("embedding_backward(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, int vocabulary_start=-1) -> Tensor");
+  define("embedding_backward_rows(Tensor gradient, Tensor ids, *, SymInt num_embeddings, int padding_idx=-1, float scale=1.0, bool scale_grad_by_freq=False, int vocabulary_start=-1) -> (Tensor, Tensor)");
 
   define("embedding_resize(Tensor weight, int num_embeddings, Tensor? rows=None, *, str initialization=\"mean\", float covariance_scale=1e-9, Generator? generator=None) -> Tensor");
 

@@ -27,9 +27,14 @@ struct Table {
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
-/// Pairs that one CUDA launch can carry in its arguments.
+/// What a CUDA launch carries of a sinusoid's turns in its arguments.
+inline constexpr int64_t turn_bytes_cuda = 16384;
+
+/// Pairs that one launch can carry.
 inline int64_t most_pairs_cuda(core::Scalar scalar) {
-  return scalar == core::Scalar::float64 ? 1024 : 2048;
+  const bool wide = scalar == core::Scalar::float64;
+  return turn_bytes_cuda /
+         static_cast<int64_t>(wide ? sizeof(core::Turn128) : sizeof(core::Turn64));
 }
 
 enum class Norm : int8_t { none, layer, rms };

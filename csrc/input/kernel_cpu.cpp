@@ -29,18 +29,16 @@ struct Statistics {
 template <typename T, typename C = Compute<T>>
 Statistics<C> sum_rows(const Arguments& a, const Rows<T>& rows, C* POSEMBED_RESTRICT sum) {
   const int64_t dim = a.embedding_dim;
-  Run<T> total{}, squares{};
-  for_runs(dim, [&](int64_t i, auto count) {
+  const Run<T> total = core::add_runs<T>(dim, [&](int64_t i, auto count) {
     const Run<T> value = sum_at(rows, i, count);
     store_values(value, sum + i);
-    total = total + value;
+    return value;
   });
   Statistics<C> result;
-  if (a.norm == Norm::none) return result;
   if (a.norm == Norm::layer) result.mean = core::sum(total) / static_cast<C>(dim);
-  for_runs(dim, [&](int64_t i, auto count) {
+  const Run<T> squares = core::add_runs<T>(dim, [&](int64_t i, auto count) {
     const Run<T> value = keep(load_values<T>(sum + i) - result.mean, count);
-    squares = squares + value * value;
+    return value * value;
   });
   const C variance = core::sum(squares) / static_cast<C>(dim);
   result.rstd = C(1) / std::sqrt(variance + static_cast<C>(a.eps));
@@ -50,15 +48,15 @@ Statistics<C> sum_rows(const Arguments& a, const Rows<T>& rows, C* POSEMBED_REST
 /// What happens to a row between its norm and memory.
 template <typename T>
 struct Finish {
-  const T* weight;
-  const T* bias;
+  const Compute<T>* weight;
+  const Compute<T>* bias;
   const Compute<T>* factors;
 };
 
-template <typename T, typename Count>
-POSEMBED_INLINE Run<T> apply(const Finish<T>& finish, Run<T> row, int64_t i, Count count) {
-  if (finish.weight != nullptr) row = row * load_run(finish.weight + i, count);
-  if (finish.bias != nullptr) row = row + load_run(finish.bias + i, count);
+template <typename T>
+POSEMBED_INLINE Run<T> apply(const Finish<T>& finish, Run<T> row, int64_t i) {
+  if (finish.weight != nullptr) row = row * load_values<T>(finish.weight + i);
+  if (finish.bias != nullptr) row = row + load_values<T>(finish.bias + i);
   if (finish.factors != nullptr) row = row * load_values<T>(finish.factors + i);
   return row;
 }
@@ -91,26 +89,25 @@ void forward_range(const ForwardArguments& f, int64_t begin, int64_t end) {
   const bool streamed = is_streamed<T>(a, f.out);
   const RowMemory<C> memory(1, dim);
   C* sum = memory.row(0);
-  TokenRows<T> tokens(a, end);
+  TokenRows<T> tokens(a, begin, end);
   DropFactors<T> factors(a.dropout, a.seed, dim);
-  Finish<T> finish{static_cast<const T*>(a.norm_weight), static_cast<const T*>(a.norm_bias),
-                   nullptr};
-  for (int64_t number = begin; number < end; ++number) {
-    const int64_t row = row_of(a, token_at(a, number));
-    const Rows<T> rows = tokens.of(number);
+  const ValueRow<T> weight(a.norm_weight, dim), bias(a.norm_bias, dim);
+  Finish<T> finish{weight.values(), bias.values(), nullptr};
+  for (int64_t number = begin; number < end; ++number, tokens.advance()) {
+    const int64_t row = row_of(a, tokens.token());
+    const Rows<T> rows = tokens.rows();
     finish.factors = factors.at(static_cast<uint64_t>(row * dim), dim);
     T* out = static_cast<T*>(f.out) + row * dim;
     if (a.norm == Norm::none) {
-      write_row(dim, streamed, out, [&](int64_t i, auto count) {
-        return apply(finish, sum_at(rows, i, count), i, count);
-      });
+      write_row(dim, streamed, out,
+                [&](int64_t i, auto count) { return apply(finish, sum_at(rows, i, count), i); });
       continue;
     }
     const Statistics<C> found = sum_rows(a, rows, sum);
     if (f.rstd != nullptr) static_cast<C*>(f.rstd)[row] = found.rstd;
     if (f.mean != nullptr) static_cast<C*>(f.mean)[row] = found.mean;
-    write_row(dim, streamed, out, [&](int64_t i, auto count) {
-      return apply(finish, (load_values<T>(sum + i) - found.mean) * found.rstd, i, count);
+    write_row(dim, streamed, out, [&](int64_t i, auto) {
+      return apply(finish, (load_values<T>(sum + i) - found.mean) * found.rstd, i);
     });
   }
   if (streamed) core::stream_fence();
@@ -136,8 +133,9 @@ class BackwardPart {
         columns_(partial_columns(dim_)),
         streamed_(is_streamed<T>(a_, b.sum_gradient)),
         memory_(3, dim_),
-        tokens_(a_, last(number)),
+        tokens_(a_, last(number - 1), last(number)),
         factors_(a_.dropout, a_.seed, dim_),
+        weight_(a_.norm_weight, dim_),
         partial_(static_cast<C*>(b.partial)) {
     if (partial_ == nullptr) return;
     partial_ += number * sums_of(b) * columns_;
@@ -145,10 +143,11 @@ class BackwardPart {
   }
 
   void run(int64_t number) {
-    for (int64_t at = last(number - 1); at < last(number); ++at) {
-      const Token token = token_at(a_, at);
+    const int64_t count = last(number) - last(number - 1);
+    for (int64_t i = 0; i < count; ++i, tokens_.advance()) {
+      const Token token = tokens_.token();
       if (b_.position_gradient != nullptr && token.batch == 0) clear(memory_.row(2));
-      through_token(at, token);
+      through_token(token);
       if (b_.position_gradient != nullptr && token.batch == a_.batch - 1) {
         store_position(token.place);
       }
@@ -193,29 +192,31 @@ class BackwardPart {
     }
   }
 
-  void through_token(int64_t number, const Token& token) {
+  void through_token(const Token& token) {
     const int64_t row = row_of(a_, token);
     const T* from = static_cast<const T*>(b_.gradient) + row * dim_;
+    const T* soon = static_cast<const T*>(b_.gradient) + row_of(a_, tokens_.soon()) * dim_;
     const C* factors = factors_.at(static_cast<uint64_t>(row * dim_), dim_);
     const auto gradient = [&](int64_t i, auto count) {
+      prefetch_run(soon + i);
       const Run<T> given = load_run(from + i, count);
       return factors == nullptr ? given : given * load_values<T>(factors + i);
     };
     if (a_.norm == Norm::none) {
       write(token, gradient);
     } else {
-      through_norm(number, token, gradient);
+      through_norm(token, gradient);
     }
   }
 
   /// From the gradient of the norm's output to that of its input.
   template <typename Gradient>
-  void through_norm(int64_t number, const Token& token, const Gradient& gradient) {
+  void through_norm(const Token& token, const Gradient& gradient) {
     const int64_t row = row_of(a_, token);
     const C mean = b_.mean == nullptr ? C(0) : static_cast<const C*>(b_.mean)[row];
     const C rstd = static_cast<const C*>(b_.rstd)[row];
-    const Rows<T> rows = tokens_.of(number);
-    const T* weight = static_cast<const T*>(a_.norm_weight);
+    const Rows<T> rows = tokens_.rows();
+    const C* weight = weight_.values();
     C *normalised = memory_.row(0), *weighted = memory_.row(1);
     Run<T> along{}, total{};
     for_runs(dim_, [&](int64_t i, auto count) {
@@ -224,7 +225,7 @@ class BackwardPart {
       if (weight != nullptr) {
         add_values(g * x, partial_ + i);
         add_values(g, partial_ + columns_ + i);
-        g = g * load_run(weight + i, count);
+        g = g * load_values<T>(weight + i);
       }
       store_values(x, normalised + i);
       store_values(g, weighted + i);
@@ -246,6 +247,7 @@ class BackwardPart {
   RowMemory<C> memory_;  // normalised and weighted row, the position's gradient
   TokenRows<T> tokens_;
   DropFactors<T> factors_;
+  ValueRow<T> weight_;
   C* partial_;
 };
 

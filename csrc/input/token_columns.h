@@ -16,7 +16,7 @@ using core::Vector;
 /// Turns travel as kernel arguments: there is no table in memory.
 template <typename T>
 struct Turns {
-  sinusoidal::TurnOf<T> turn[std::is_same_v<T, double> ? 1024 : 2048];
+  sinusoidal::TurnOf<T> turn[turn_bytes_cuda / sizeof(sinusoidal::TurnOf<T>)];
 };
 
 /// Where there is no sinusoid.

@@ -33,6 +33,27 @@ class RowMemory {
   C* data_;
 };
 
+/// A row of T as values in the order of runs, or nothing.
+template <typename T>
+class ValueRow {
+ public:
+  using C = Compute<T>;
+
+  ValueRow(const void* row, int64_t columns) : given_(row != nullptr), memory_(1, columns) {
+    if (!given_) return;
+    core::for_runs(columns, [&](int64_t i, auto count) {
+      const auto values = core::load_run(static_cast<const T*>(row) + i, count);
+      core::store_values(values, memory_.row(0) + i);
+    });
+  }
+
+  const C* values() const { return given_ ? memory_.row(0) : nullptr; }
+
+ private:
+  bool given_;
+  RowMemory<C> memory_;
+};
+
 struct Token {
   int64_t batch, place;
 };
@@ -40,6 +61,12 @@ struct Token {
 /// Tokens are numbered place by place, so that neighbours share a position.
 POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
   return {number % a.batch, number / a.batch};
+}
+
+/// The token after `token`: without token_at's division.
+POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
+  if (token.batch + 1 < a.batch) return {token.batch + 1, token.place};
+  return {0, token.place + 1};
 }
 
 /// The token's place in [batch, seq].
@@ -110,45 +137,64 @@ struct Rows {
   const T* position;
   const Compute<T>* wave;
   Compute<T> scale;
-  const T* next;  // the token's row that is wanted soon
+  const T* soon;  // the token row that is wanted a few tokens later
 };
+
+/// Brings a run of a row into the second-level cache.
+template <typename T>
+POSEMBED_INLINE void prefetch_run(const T* row) {
+  constexpr int64_t line = 64 / sizeof(T);
+  for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
+}
 
 /// The sum of a token's rows from column i on, in the order in which BERT adds them.
 template <typename T, typename Count>
 POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
-  constexpr int64_t line = 64 / sizeof(T);
-  for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(rows.next + i + k, 0, 2);
-  Run<T> sum = core::load_run(rows.token + i, count) * rows.scale;
+  prefetch_run(rows.soon + i);
+  Run<T> sum = core::load_run(rows.token + i, count);
+  if (rows.scale != 1) sum = sum * rows.scale;
   if (rows.type != nullptr) sum = sum + core::load_run(rows.type + i, count);
   if (rows.position != nullptr) sum = sum + core::load_run(rows.position + i, count);
   if (rows.wave != nullptr) sum = sum + core::load_values<T>(rows.wave + i);
   return sum;
 }
 
-/// Finds the rows of tokens, one after the other.
+/// Walks through tokens and finds their rows.
 template <typename T>
 class TokenRows {
  public:
-  /// Works on tokens up to `end`.
-  TokenRows(const Arguments& a, int64_t end) : a_(a), end_(end), wave_(a.sinusoid) {}
+  /// Tokens [begin, end).
+  TokenRows(const Arguments& a, int64_t begin, int64_t end)
+      : a_(a), left_(end - begin - distance), wave_(a.sinusoid) {
+    if (begin >= end) return;
+    token_ = token_at(a, begin);
+    soon_ = left_ > 0 ? token_at(a, begin + distance) : token_;
+  }
 
-  Rows<T> of(int64_t number) {
-    const Token token = token_at(a_, number), next = token_at(a_, ahead(number));
-    return {table_row<T>(a_.token, token),     table_row<T>(a_.type, token),
-            table_row<T>(a_.position, token),  wave_.at(index_of(a_.position, token)),
-            static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, next)};
+  const Token& token() const { return token_; }
+
+  /// The token whose rows are fetched meanwhile.
+  const Token& soon() const { return soon_; }
+
+  /// The rows of the token at hand.
+  Rows<T> rows() {
+    return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
+            table_row<T>(a_.position, token_), wave_.at(index_of(a_.position, token_)),
+            static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, soon_)};
+  }
+
+  void advance() {
+    token_ = after(a_, token_);
+    if (--left_ > 0) soon_ = after(a_, soon_);
   }
 
  private:
   /// Far enough for a row to arrive from memory while the rows before it are worked on.
   static constexpr int64_t distance = 6;
 
-  int64_t ahead(int64_t number) const {
-    return number + distance < end_ ? number + distance : end_ - 1;
-  }
-
   const Arguments& a_;
-  int64_t end_;
+  int64_t left_;  // tokens before soon_ is the last
+  Token token_{}, soon_{};
   Wave<T> wave_;
 };
 

@@ -1,6 +1,7 @@
 // Derivatives of the token operators. Look-up and summing rows are each other's transpose, so each
 // one's gradient is the other; ids are all that is kept.
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/clamp_min.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/masked_fill.h>
@@ -26,12 +27,13 @@ class EmbeddingBackward : public dispatcher::OperatorNode<EmbeddingBackward> {
     visit(scale);
     visit(scale_grad_by_freq);
     visit(form);
+    visit(vocabulary_start);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     return {table_gradient(gradients[0], *dispatcher::unpack(ids), num_embeddings, padding_idx,
-                           scale, scale_grad_by_freq, form)};
+                           scale, scale_grad_by_freq, form, vocabulary_start)};
   }
 
   dispatcher::SavedVariable ids;
@@ -40,10 +42,12 @@ class EmbeddingBackward : public dispatcher::OperatorNode<EmbeddingBackward> {
   double scale = 1.0;
   bool scale_grad_by_freq = false;
   std::string form;
+  int64_t vocabulary_start = -1;
 };
 
 Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t padding_idx,
-                          double scale, bool scale_grad_by_freq, Text gradient) {
+                          double scale, bool scale_grad_by_freq, Text gradient,
+                          int64_t vocabulary_start) {
   auto node = dispatcher::node_for<EmbeddingBackward>(weight);
   if (node) {
     node->ids = dispatcher::save(ids);
@@ -52,27 +56,33 @@ Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t paddi
     node->scale = scale;
     node->scale_grad_by_freq = scale_grad_by_freq;
     node->form = gradient;
+    node->vocabulary_start = vocabulary_start;
   }
   Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient);
+    output = call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
+                            vocabulary_start);
   }
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
-    dispatcher::set_tangent(
-        output, call_embedding(direction, ids, padding_idx, scale, scale_grad_by_freq, gradient));
+    dispatcher::set_tangent(output, call_embedding(direction, ids, padding_idx, scale,
+                                                   scale_grad_by_freq, gradient, vocabulary_start));
   }
   return output;
 }
 
-/// How often each id stands among `ids`, for each of them: [..., 1], in a type that can count.
-Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like) {
+/// How often each id stands among `ids`, for each of them: [..., 1], in a type that can count. 1
+/// for ids outside the table, whose rows are zeros.
+Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like,
+              int64_t vocabulary_start) {
   c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
   sizes.push_back(1);
   const at::ScalarType wide = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const Tensor ones = at::ones_symint(sizes, like.options().dtype(wide));
-  return call_embedding(call_embedding_backward(ones, ids, num_embeddings), ids);
+  const Tensor table =
+      call_embedding_backward(ones, ids, num_embeddings, -1, 1.0, false, vocabulary_start);
+  return call_embedding(table, ids, -1, 1.0, false, "dense", vocabulary_start).clamp_min(1);
 }
 
 /// The gradient of embedding_backward: what it summed is looked up again.
@@ -86,16 +96,18 @@ class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackw
     visit(padding_idx);
     visit(scale);
     visit(scale_grad_by_freq);
+    visit(vocabulary_start);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& table = gradients[0];
     if (!table.defined()) return {Tensor()};
     const Tensor places = *dispatcher::unpack(ids);
-    Tensor rows = call_embedding(table, places, -1, scale);
+    Tensor rows = call_embedding(table, places, -1, scale, false, "dense", vocabulary_start);
     if (padding_idx >= 0) rows = rows.masked_fill(places.eq(padding_idx).unsqueeze(-1), 0);
     if (scale_grad_by_freq) {
-      rows = at::div(rows, counts(places, table.sym_size(0), table)).to(table.scalar_type());
+      const Tensor times = counts(places, table.sym_size(0), table, vocabulary_start);
+      rows = at::div(rows, times).to(table.scalar_type());
     }
     return {rows};
   }
@@ -104,29 +116,31 @@ class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackw
   int64_t padding_idx = -1;
   double scale = 1.0;
   bool scale_grad_by_freq = false;
+  int64_t vocabulary_start = -1;
 };
 
 Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
                                    c10::SymInt num_embeddings, int64_t padding_idx, double scale,
-                                   bool scale_grad_by_freq) {
+                                   bool scale_grad_by_freq, int64_t vocabulary_start) {
   auto node = dispatcher::node_for<EmbeddingBackwardBackward>(gradient);
   if (node) {
     node->ids = dispatcher::save(ids);
     node->padding_idx = padding_idx;
     node->scale = scale;
     node->scale_grad_by_freq = scale_grad_by_freq;
+    node->vocabulary_start = vocabulary_start;
   }
   Tensor output;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     output = call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
-                                     scale_grad_by_freq);
+                                     scale_grad_by_freq, vocabulary_start);
   }
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
     dispatcher::set_tangent(
         output, call_embedding_backward(direction, ids, num_embeddings, padding_idx, scale,
-                                        scale_grad_by_freq));
+                                        scale_grad_by_freq, vocabulary_start));
   }
   return output;
 }
@@ -145,11 +159,9 @@ class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackw
   }
 };
 
-std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
-                                                            const Tensor& ids,
-                                                            c10::SymInt num_embeddings,
-                                                            int64_t padding_idx, double scale,
-                                                            bool scale_grad_by_freq) {
+std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(
+    const Tensor& gradient, const Tensor& ids, c10::SymInt num_embeddings, int64_t padding_idx,
+    double scale, bool scale_grad_by_freq, int64_t vocabulary_start) {
   TORCH_CHECK_NOT_IMPLEMENTED(!dispatcher::tangent(gradient).defined(),
                               "posembed: gradient='rows' has no second derivative; use ",
                               "gradient='dense'");
@@ -158,7 +170,7 @@ std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradie
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     outputs = call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
-                                           scale_grad_by_freq);
+                                           scale_grad_by_freq, vocabulary_start);
   }
   if (node) torch::autograd::set_history(std::get<1>(outputs), node);
   return outputs;
@@ -167,13 +179,14 @@ std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradie
 }  // namespace
 
 Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form) {
+                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
+                      int64_t vocabulary_start) {
   if (form == "dense") {
     return call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
-                                   scale_grad_by_freq);
+                                   scale_grad_by_freq, vocabulary_start);
   }
-  const auto [row_ids, rows] = call_embedding_backward_rows(gradient, ids, num_embeddings,
-                                                            padding_idx, scale, scale_grad_by_freq);
+  const auto [row_ids, rows] = call_embedding_backward_rows(
+      gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start);
   return at::_sparse_coo_tensor_unsafe_symint(row_ids.unsqueeze(0), rows,
                                               {num_embeddings, gradient.sym_size(-1)},
                                               rows.options().layout(at::kSparse),

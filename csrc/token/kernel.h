@@ -1,6 +1,6 @@
 // The token table's kernels: rows are gathered forwards; backwards, ids are sorted so that every
 // touched row is summed by one worker, in a fixed order, in float32 (float64 for float64), and
-// rounded once.
+// rounded once. A table may be a part of a vocabulary: ids of other parts give zeros.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace posembed::token {
 
-/// out[place] = scale * weight[ids[place] + first_row]. Also serves learned positions, hence
-/// first_row.
+/// out[place] = scale * weight[ids[place] + first_row], zeros where that is no row. first_row is
+/// positive for learned positions, negative for a part of a vocabulary.
 struct GatherArguments {
   const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
   void* out = nullptr;           // [count, embedding_dim], contiguous
@@ -26,15 +26,14 @@ struct GatherArguments {
   int64_t count = 0;
   int64_t first_row = 0;
   double scale = 1.0;
-  core::DeviceError* error = nullptr;  // CUDA: where an id outside the table is recorded
+  core::DeviceError* error = nullptr;  // CUDA: where an id outside is recorded; nullptr: nowhere
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
-/// Gathers places [begin, end). Ids must have been checked.
+/// Gathers places [begin, end).
 POSEMBED_CPU_KERNEL(gather, void(const GatherArguments& arguments, int64_t begin, int64_t end));
 
-/// Gathers all places on `stream`; a row whose id is outside the table is zeros and the id is
-/// recorded.
+/// Gathers all places on `stream`.
 const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream);
 
 /// Rows of one id are summed in spans of this many, then the spans' sums are added in order: long
@@ -45,16 +44,18 @@ inline constexpr int64_t span = 64;
 /// Ids and places are packed into one word each, so neither may reach 2^32.
 inline constexpr int64_t max_sorted = int64_t{1} << 32;
 
-/// Sorts ids: equal ids stand together, in order of place. Padding is left out.
+/// Sorts the rows of ids: equal ones stand together, in order of place. Padding and ids outside the
+/// table are left out.
 struct GroupArguments {
   core::IndexView ids;  // [count]
   int64_t count = 0;
   int64_t num_embeddings = 0;
-  int64_t padding_idx = -1;     // -1: none
-  uint64_t* entries = nullptr;  // out [count]: id << 32 | place, ascending
+  int64_t first_row = 0;        // of id 0, as in GatherArguments
+  int64_t padding_idx = -1;     // an id; -1: none
+  uint64_t* entries = nullptr;  // out [count]: row << 32 | place, ascending
   uint64_t* scratch = nullptr;  // [count]
-  int64_t* starts = nullptr;  // out [count + 1]: where each group of equal ids begins, and the end
-  int64_t* groups = nullptr;  // out: number of groups
+  int64_t* starts = nullptr;    // out [count + 1]: where each group of one row begins, and the end
+  int64_t* groups = nullptr;    // out: number of groups
 };
 
 POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
@@ -64,7 +65,8 @@ POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
 struct SumArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
   void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
-  bool dense = true;    // dense: a group's row is its id; otherwise its number
+  bool dense = true;    // dense: a group's row is the table's; otherwise its number
+  bool streaming = false;  // write past the caches: `out` is large, and its pages are in use
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   const uint64_t* entries = nullptr;
@@ -73,22 +75,33 @@ struct SumArguments {
   bool scale_grad_by_freq = false;
 };
 
-/// Sums groups [begin, end).
+/// Sums groups [begin, end); leaves other rows as they are.
 POSEMBED_CPU_KERNEL(sum_groups, void(const SumArguments& arguments, int64_t begin, int64_t end));
+
+/// Sums into a whole dense table of `rows` rows: those of no group become zeros. The work is
+/// `rows` + starts[groups] steps, one for each row and one for each entry; takes [begin, end).
+struct FillArguments {
+  SumArguments sum;
+  int64_t rows = 0;
+  int64_t groups = 0;
+};
+
+POSEMBED_CPU_KERNEL(fill_table, void(const FillArguments& arguments, int64_t begin, int64_t end));
 
 /// The whole backward pass on a CUDA device: sort, then sums, without a host synchronisation.
 struct BackwardArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
-  void* out = nullptr;             // as in SumArguments; a dense table must hold zeros
+  void* out = nullptr;             // as in SumArguments; every row of a dense table is written
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   core::IndexView ids;  // [count]; ids outside the table are left out
   int64_t count = 0;
   int64_t num_embeddings = 0;
+  int64_t first_row = 0;
   int64_t padding_idx = -1;
   double scale = 1.0;
   bool scale_grad_by_freq = false;
-  int64_t* row_ids = nullptr;  // rows form: out [count], id of each row of `out`; nullptr: dense
+  int64_t* row_ids = nullptr;  // rows form: out [count], row of each of `out`; nullptr: dense
   int64_t* groups = nullptr;   // rows form: out, number of rows
   void* workspace = nullptr;   // backward_workspace_cuda bytes, 256-byte aligned
 };

@@ -1,83 +1,95 @@
-// Gather: one row copy per id, the rows of later ids prefetched. Backward: a radix sort of the ids
-// on as many bits as the table needs, then one pass over the gradient rows of each id.
-#include <cstring>
+// Gather: rows are moved. Backward: a radix sort of the ids on as many bits as the table needs,
+// then one pass over the gradient rows of each id; a row of its own is moved, too.
+#include <algorithm>
 
 #include "token/kernel.h"
+#include "token/row_mover.h"
 
 namespace posembed::token::POSEMBED_ISA {
 namespace {
 
-using core::Compute;
+using core::Floats;
 using core::load;
 using core::store;
 
-// Far enough ahead for a row to arrive from memory while the rows before it are copied.
-constexpr int64_t prefetch_distance = 4;
-constexpr int64_t cache_line = 64;
+// ----------------------------------------------------------------------------------- gather
 
-template <typename T>
-const T* row_of(const GatherArguments& a, int64_t place) {
-  return static_cast<const T*>(a.weight) + (read(a.ids, place) + a.first_row) * a.weight_stride;
+template <typename T, bool streaming, typename Move>
+void gather_range(const GatherArguments& a, Move move, int64_t begin, int64_t end) {
+  RowMover<T, streaming, Move> mover(a.embedding_dim, move);
+  T* out = static_cast<T*>(a.out) + begin * a.embedding_dim;
+  for (int64_t place = begin; place < end; ++place, out += a.embedding_dim) {
+    const uint64_t row =
+        static_cast<uint64_t>(read(a.ids, place)) + static_cast<uint64_t>(a.first_row);
+    if (row < static_cast<uint64_t>(a.rows)) {
+      mover.add(static_cast<const T*>(a.weight) + static_cast<int64_t>(row) * a.weight_stride, out);
+    } else {
+      fill_with_zeros<streaming>(out, a.embedding_dim);
+    }
+  }
+  mover.flush();
+  if constexpr (streaming) core::stream_fence();
 }
 
-template <typename T>
-void prefetch_row(const GatherArguments& a, int64_t place) {
-  const char* row = reinterpret_cast<const char*>(row_of<T>(a, place));
-  const int64_t bytes = a.embedding_dim * static_cast<int64_t>(sizeof(T));
-  for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(row + at);
-}
-
-template <typename T>
-void scale_row(const T* POSEMBED_RESTRICT row, Compute<T> scale, int64_t dim,
-               T* POSEMBED_RESTRICT out) {
-  for (int64_t i = 0; i < dim; ++i) store(load(row[i]) * scale, out + i);
+template <typename T, bool streaming>
+void gather_scaled(const GatherArguments& a, int64_t begin, int64_t end) {
+  if (a.scale == 1.0) return gather_range<T, streaming>(a, Copy<T>{}, begin, end);
+  const auto factor = static_cast<Compute<T>>(a.scale);
+  gather_range<T, streaming>(a, Scale<T, /*summing=*/false>{factor}, begin, end);
 }
 
 template <typename T>
 void gather_rows(const GatherArguments& a, int64_t begin, int64_t end) {
-  T* out = static_cast<T*>(a.out) + begin * a.embedding_dim;
-  const auto scale = static_cast<Compute<T>>(a.scale);
-  for (int64_t place = begin; place < end; ++place, out += a.embedding_dim) {
-    if (place + prefetch_distance < end) prefetch_row<T>(a, place + prefetch_distance);
-    if (scale == 1) {
-      std::memcpy(out, row_of<T>(a, place), static_cast<size_t>(a.embedding_dim) * sizeof(T));
-    } else {
-      scale_row(row_of<T>(a, place), scale, a.embedding_dim, out);
-    }
+  const int64_t bytes = a.count * a.embedding_dim * static_cast<int64_t>(sizeof(T));
+  if (bytes >= core::stream_bytes && has_aligned_rows<T>(a.out, a.embedding_dim)) {
+    gather_scaled<T, true>(a, begin, end);
+  } else {
+    gather_scaled<T, false>(a, begin, end);
   }
 }
 
-constexpr int digit_bits = 11;
-constexpr uint64_t digits = uint64_t{1} << digit_bits;
+// ------------------------------------------------------------------------------------- sort
 
-// One stable pass of a least-significant-digit radix sort.
-void sort_digit(const uint64_t* from, int64_t count, int shift, uint64_t* to) {
-  int64_t position[digits] = {};
-  for (int64_t i = 0; i < count; ++i) ++position[(from[i] >> shift) & (digits - 1)];
+constexpr int max_digit_bits = 11;  // counts stay in the first-level cache
+
+/// How a least-significant-digit radix sort goes over a key.
+struct Passes {
+  int count;
+  int digit_bits;
+};
+
+Passes passes_for(int64_t num_embeddings) {
+  int bits = 0;
+  while (bits < 32 && (num_embeddings - 1) >> bits > 0) ++bits;
+  const int count = (bits + max_digit_bits - 1) / max_digit_bits;
+  return {count, count == 0 ? 0 : (bits + count - 1) / count};
+}
+
+/// One stable pass.
+void sort_digit(const uint64_t* from, int64_t count, int shift, int digit_bits, uint64_t* to) {
+  const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+  int64_t position[1 << max_digit_bits];
+  std::fill(position, position + mask + 1, 0);
+  for (int64_t i = 0; i < count; ++i) ++position[(from[i] >> shift) & mask];
   int64_t sum = 0;
-  for (int64_t& entry : position) {
-    const int64_t size = entry;
-    entry = sum;
+  for (uint64_t digit = 0; digit <= mask; ++digit) {
+    const int64_t size = position[digit];
+    position[digit] = sum;
     sum += size;
   }
-  for (int64_t i = 0; i < count; ++i) to[position[(from[i] >> shift) & (digits - 1)]++] = from[i];
+  for (int64_t i = 0; i < count; ++i) to[position[(from[i] >> shift) & mask]++] = from[i];
 }
 
 int64_t pack(const GroupArguments& a, uint64_t* entries) {
   int64_t kept = 0;
   for (int64_t place = 0; place < a.count; ++place) {
     const int64_t id = read(a.ids, place);
-    if (id != a.padding_idx) {
-      entries[kept++] = static_cast<uint64_t>(id) << 32 | static_cast<uint64_t>(place);
+    const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
+    if (row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx) {
+      entries[kept++] = row << 32 | static_cast<uint64_t>(place);
     }
   }
   return kept;
-}
-
-int passes_for(int64_t num_embeddings) {
-  int passes = 0;
-  while (passes * digit_bits < 32 && (num_embeddings - 1) >> (passes * digit_bits) > 0) ++passes;
-  return passes;
 }
 
 void mark_groups(const GroupArguments& a, int64_t kept) {
@@ -89,8 +101,7 @@ void mark_groups(const GroupArguments& a, int64_t kept) {
   *a.groups = groups;
 }
 
-// Columns are summed in blocks that stay in registers.
-constexpr int64_t block = 32;
+// ------------------------------------------------------------------------------------- sums
 
 template <typename T>
 struct Group {
@@ -99,45 +110,131 @@ struct Group {
   const uint64_t* begin;
   const uint64_t* end;
   Compute<T> factor;
+
+  const T* row(const uint64_t* entry) const {
+    return gradient + static_cast<int64_t>(*entry & 0xffffffffu) * dim;
+  }
 };
 
-// `width` is `block` everywhere but at a row's end: a constant there lets the compiler unroll.
-template <typename T, typename Width>
-void sum_columns(const Group<T>& group, int64_t column, Width width, T* out) {
-  Compute<T> total[block] = {};
+/// Sums `pairs` times 2 * lanes columns from `column` on, in registers.
+template <int pairs, bool streaming, typename T>
+POSEMBED_INLINE void sum_block(const Group<T>& group, int64_t column, T* out) {
+  Floats total[2 * pairs] = {};
   for (const uint64_t* entry = group.begin; entry < group.end;) {
     const uint64_t* stop = group.end - entry > span ? entry + span : group.end;
-    Compute<T> part[block] = {};
+    Floats part[2 * pairs] = {};
     for (; entry < stop; ++entry) {
-      const T* row =
-          group.gradient + static_cast<int64_t>(*entry & 0xffffffffu) * group.dim + column;
-      for (int64_t i = 0; i < width; ++i) part[i] += load(row[i]);
+      const T* row = group.row(entry) + column;
+      for (int i = 0; i < pairs; ++i) {
+        const FloatPair value = core::load_pair(row + i * 2 * lanes);
+        part[2 * i] += value.first;
+        part[2 * i + 1] += value.second;
+      }
     }
-    for (int64_t i = 0; i < width; ++i) total[i] += part[i];
+    for (int i = 0; i < 2 * pairs; ++i) total[i] += part[i];
   }
-  for (int64_t i = 0; i < width; ++i) store(total[i] * group.factor, out + column + i);
+  for (int i = 0; i < pairs; ++i) {
+    core::store_pair<streaming>({total[2 * i] * group.factor, total[2 * i + 1] * group.factor},
+                                out + column + i * 2 * lanes);
+  }
 }
 
 template <typename T>
-void sum_group(const Group<T>& group, T* out) {
+void sum_column(const Group<T>& group, int64_t column, T* out) {
+  Compute<T> total = 0;
+  for (const uint64_t* entry = group.begin; entry < group.end;) {
+    const uint64_t* stop = group.end - entry > span ? entry + span : group.end;
+    Compute<T> part = 0;
+    for (; entry < stop; ++entry) part += load(group.row(entry)[column]);
+    total += part;
+  }
+  store(total * group.factor, out + column);
+}
+
+template <bool streaming, typename T>
+void sum_group(const Group<T>& of, T* out) {
+  const Group<T> group = of;  // a copy that no store can change
   int64_t column = 0;
-  for (; column + block <= group.dim; column += block) {
-    sum_columns(group, column, std::integral_constant<int64_t, block>{}, out);
+  if constexpr (!std::is_same_v<T, double>) {
+    for (; column + 8 * lanes <= group.dim; column += 8 * lanes) {
+      sum_block<4, streaming>(group, column, out);
+    }
+    for (; column + 2 * lanes <= group.dim; column += 2 * lanes) {
+      sum_block<1, streaming>(group, column, out);
+    }
   }
-  if (column < group.dim) sum_columns(group, column, group.dim - column, out);
+  for (; column < group.dim; ++column) sum_column(group, column, out);
 }
 
-template <typename T>
-void sum_range(const SumArguments& a, int64_t begin, int64_t end) {
+/// Groups [begin, end); before each, `gap(row)` hears of the row of `out` that it will write.
+template <typename T, bool streaming, typename Gap>
+void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap) {
+  const auto scale = static_cast<Compute<T>>(a.scale);
+  RowMover<T, streaming, Scale<T, true>> mover(a.embedding_dim, {scale});
   for (int64_t number = begin; number < end; ++number) {
     const uint64_t* first = a.entries + a.starts[number];
     const uint64_t* last = a.entries + a.starts[number + 1];
-    const double count = a.scale_grad_by_freq ? static_cast<double>(last - first) : 1.0;
     const int64_t row = a.dense ? static_cast<int64_t>(*first >> 32) : number;
+    gap(row);
+    T* out = static_cast<T*>(a.out) + row * a.embedding_dim;
+    const double count = a.scale_grad_by_freq ? static_cast<double>(last - first) : 1.0;
     const Group<T> group{static_cast<const T*>(a.gradient), a.embedding_dim, first, last,
                          static_cast<Compute<T>>(a.scale / count)};
-    sum_group(group, static_cast<T*>(a.out) + row * a.embedding_dim);
+    if (last - first == 1) {
+      mover.add(group.row(first), out);
+    } else {
+      sum_group<streaming>(group, out);
+    }
   }
+  mover.flush();
+}
+
+/// Where a step of FillArguments' work lies: the first row and the first group at or after it.
+struct Cut {
+  int64_t row, group;
+};
+
+Cut cut_at(const FillArguments& a, int64_t at) {
+  const auto row_of = [&](int64_t group) {
+    return static_cast<int64_t>(a.sum.entries[a.sum.starts[group]] >> 32);
+  };
+  int64_t low = 0, high = a.groups;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (row_of(middle) + a.sum.starts[middle] < at) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t after = low == 0 ? 0 : row_of(low - 1) + 1;
+  return {std::min(a.rows, std::max(after, at - a.sum.starts[low])), low};
+}
+
+template <typename T, bool streaming>
+void fill_range(const FillArguments& a, const Cut& begin, const Cut& end) {
+  T* out = static_cast<T*>(a.sum.out);
+  const int64_t dim = a.sum.embedding_dim;
+  int64_t next = begin.row;
+  const auto fill_gap = [&](int64_t row) {
+    fill_with_zeros<streaming>(out + next * dim, (row - next) * dim);
+    next = row + 1;
+  };
+  sum_range<T, streaming>(a.sum, begin.group, end.group, fill_gap);
+  fill_gap(end.row);
+}
+
+/// Calls `function` with the element type and whether to stream, as types.
+template <typename Function>
+void visit_sum(const SumArguments& a, const Function& function) {
+  core::visit_scalar(a.scalar, [&](auto tag) {
+    if (a.streaming && has_aligned_rows<typename decltype(tag)::type>(a.out, a.embedding_dim)) {
+      function(tag, std::true_type{});
+      core::stream_fence();
+    } else {
+      function(tag, std::false_type{});
+    }
+  });
 }
 
 }  // namespace
@@ -150,22 +247,27 @@ void gather(const GatherArguments& arguments, int64_t begin, int64_t end) {
 
 void group(const GroupArguments& arguments) {
   // An even number of passes ends in `entries`; an odd one has to start from `scratch`.
-  const int passes = passes_for(arguments.num_embeddings);
-  uint64_t* from = passes % 2 == 0 ? arguments.entries : arguments.scratch;
-  uint64_t* to = passes % 2 == 0 ? arguments.scratch : arguments.entries;
+  const Passes passes = passes_for(arguments.num_embeddings);
+  uint64_t* from = passes.count % 2 == 0 ? arguments.entries : arguments.scratch;
+  uint64_t* to = passes.count % 2 == 0 ? arguments.scratch : arguments.entries;
   const int64_t kept = pack(arguments, from);
-  for (int pass = 0; pass < passes; ++pass) {
-    sort_digit(from, kept, 32 + pass * digit_bits, to);
-    uint64_t* sorted = to;
-    to = from;
-    from = sorted;
+  for (int pass = 0; pass < passes.count; ++pass) {
+    sort_digit(from, kept, 32 + pass * passes.digit_bits, passes.digit_bits, to);
+    std::swap(from, to);
   }
   mark_groups(arguments, kept);
 }
 
 void sum_groups(const SumArguments& arguments, int64_t begin, int64_t end) {
-  core::visit_scalar(arguments.scalar, [&](auto tag) {
-    sum_range<typename decltype(tag)::type>(arguments, begin, end);
+  visit_sum(arguments, [&](auto tag, auto streaming) {
+    sum_range<typename decltype(tag)::type, streaming.value>(arguments, begin, end, [](int64_t) {});
+  });
+}
+
+void fill_table(const FillArguments& arguments, int64_t begin, int64_t end) {
+  const Cut from = cut_at(arguments, begin), to = cut_at(arguments, end);
+  visit_sum(arguments.sum, [&](auto tag, auto streaming) {
+    fill_range<typename decltype(tag)::type, streaming.value>(arguments, from, to);
   });
 }
 

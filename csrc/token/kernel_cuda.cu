@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then a warp sums a span of at most 64 rows of one id; ids with more rows are finished by
-// adding their spans' sums. No atomics, and every sum has one order, so the same bits come out each
-// time.
+// the ids, then a warp sums at most 64 rows of one id; ids with more rows are finished by adding
+// their spans' sums. A dense table is written once, zeros and sums alike. No atomics, and every sum
+// has one order, so the same bits come out each time.
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
@@ -30,11 +30,12 @@ struct Item {
 template <int width>
 __device__ Item item_of_lane(int64_t pieces, int vectors) {
   const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-  const int64_t piece = item % pieces;
-  return {item / pieces, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
+  const int64_t row = pieces == 1 ? item : item / pieces;  // a 64-bit division costs a short row
+  const int64_t piece = item - row * pieces;
+  return {row, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
 }
 
-unsigned blocks_for(int64_t items) { return static_cast<unsigned>(divide_up(items, warps)); }
+int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
 
 // ---- gather ----
 
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int6
   for (int i = 0; i < gather_vectors; ++i) {
     const int64_t column = first_column + i * warp_size * width;
     if (column >= a.embedding_dim) continue;
-    if (scale != 1) {
+    if (valid && scale != 1) {
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);
     }
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int6
 template <typename T, int width>
 void launch_gather(const GatherArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, gather_vectors * warp_size * width);
-  gather_kernel<T, width><<<blocks_for(a.count * pieces), threads, 0, stream>>>(a, pieces);
+  core::launch(gather_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, pieces);
 }
 
 // ---- backward ----
@@ -91,6 +92,7 @@ struct Workspace {
   Key *unsorted_keys, *keys;
   Place *unsorted_places, *places;
   Key* ranks;           // rows form: number of groups up to each entry
+  Key* firsts;          // dense: of each row of the table, its first entry + 1; 0: none
   void *heads, *tails;  // sums of spans: the first span of a long group, and the later ones
   void* sort;
   size_t sort_bytes;
@@ -114,6 +116,10 @@ size_t temporary_bytes(const BackwardArguments& a) {
   return sort > scan ? sort : scan;
 }
 
+size_t table_list_bytes(const BackwardArguments& a) {
+  return static_cast<size_t>(a.num_embeddings) * sizeof(Key);
+}
+
 Workspace lay_out(const BackwardArguments& a) {
   Workspace w{};
   auto* base = static_cast<char*>(a.workspace);
@@ -127,7 +133,9 @@ Workspace lay_out(const BackwardArguments& a) {
   w.keys = reinterpret_cast<Key*>(take(list));
   w.unsorted_places = reinterpret_cast<Place*>(take(list));
   w.places = reinterpret_cast<Place*>(take(list));
-  w.ranks = reinterpret_cast<Key*>(take(list));
+  const bool dense = a.row_ids == nullptr;
+  w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
+  w.firsts = reinterpret_cast<Key*>(take(dense ? table_list_bytes(a) : 0));
   const size_t compute_bytes = a.scalar == core::Scalar::float64 ? sizeof(double) : sizeof(float);
   const size_t spans =
       static_cast<size_t>(divide_up(a.count, span) * a.embedding_dim) * compute_bytes;
@@ -144,8 +152,9 @@ __global__ void key_kernel(BackwardArguments a, Workspace w) {
   const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (place >= a.count) return;
   const int64_t id = read(a.ids, place);
-  const bool kept = id >= 0 && id < a.num_embeddings && id != a.padding_idx;
-  w.unsorted_keys[place] = static_cast<Key>(kept ? id : a.num_embeddings);
+  const uint64_t row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
+  const bool kept = row < static_cast<uint64_t>(a.num_embeddings) && id != a.padding_idx;
+  w.unsorted_keys[place] = static_cast<Key>(kept ? row : static_cast<uint64_t>(a.num_embeddings));
   w.unsorted_places[place] = static_cast<Place>(place);
 }
 
@@ -156,6 +165,13 @@ __device__ bool is_head(const BackwardArguments& a, const Key* keys, int64_t ent
 __global__ void head_kernel(BackwardArguments a, Workspace w) {
   const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (entry < a.count) w.unsorted_keys[entry] = is_head(a, w.keys, entry);
+}
+
+__global__ void first_kernel(BackwardArguments a, Workspace w) {
+  const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (entry < a.count && is_head(a, w.keys, entry)) {
+    w.firsts[w.keys[entry]] = static_cast<Key>(entry + 1);
+  }
 }
 
 __global__ void row_id_kernel(BackwardArguments a, Workspace w) {
@@ -206,7 +222,13 @@ __device__ void write_row(const BackwardArguments& a, const Workspace& w, int64_
       result;
 }
 
-// One item per entry; only entries that begin a span have work.
+/// Whether the group that begins at `begin` has more than one span.
+__device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t begin) {
+  return begin + span < a.count && keys[begin + span] == keys[begin];
+}
+
+// One item per entry; only entries that begin a span have work, in a dense table only those of
+// groups that table_kernel leaves out.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
     span_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
@@ -217,6 +239,7 @@ __global__ void __launch_bounds__(threads)
   const Key key = keys[begin];
   if (key >= a.num_embeddings) return;
   const bool head = is_head(a, keys, begin);
+  if (head && a.row_ids == nullptr && !is_long(a, keys, begin)) return;
   if (!head) {
     const bool deep = begin >= span && keys[begin - span] == key;
     if (!deep || (begin - group_begin(keys, begin)) % span != 0) return;
@@ -255,7 +278,7 @@ __global__ void __launch_bounds__(threads)
   if (first >= a.count) return;
   int64_t begin = -1;
   for (int64_t entry = first; entry < first + span && entry + span < a.count; ++entry) {
-    if (w.keys[entry] == w.keys[entry + span] && is_head(a, w.keys, entry)) begin = entry;
+    if (is_long(a, w.keys, entry) && is_head(a, w.keys, entry)) begin = entry;
   }
   if (begin < 0 || column >= a.embedding_dim) return;
 
@@ -275,24 +298,78 @@ __global__ void __launch_bounds__(threads)
   write_row<T, width>(a, w, begin, end - begin, column, total);
 }
 
+constexpr int table_vectors = 4;
+
+// One item per row of a dense table: zeros, or the sum of a group of one span.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads)
+    table_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces, table_vectors);
+  if (item.row >= a.num_embeddings) return;
+  const int64_t begin = int64_t{w.firsts[item.row]} - 1;
+  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes it
+
+  Compute<T> total[table_vectors][width] = {};
+  int64_t end = begin;
+  for (; end >= 0 && end < a.count && w.keys[end] == item.row; ++end) {
+    const T* row = static_cast<const T*>(a.gradient) + w.places[end] * a.embedding_dim;
+    Vector<T, width> vectors[table_vectors] = {};
+#pragma unroll
+    for (int i = 0; i < table_vectors; ++i) {
+      const int64_t column = item.column + i * warp_size * width;
+      if (column >= a.embedding_dim) continue;
+      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(row + column);
+    }
+#pragma unroll
+    for (int i = 0; i < table_vectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < width; ++j) total[i][j] += load(vectors[i].values[j]);
+    }
+  }
+  const int64_t size = end > begin ? end - begin : 1;
+  const auto factor =
+      static_cast<Compute<T>>(a.scale_grad_by_freq ? a.scale / static_cast<double>(size) : a.scale);
+  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
+#pragma unroll
+  for (int i = 0; i < table_vectors; ++i) {
+    const int64_t column = item.column + i * warp_size * width;
+    if (column >= a.embedding_dim) continue;
+    Vector<T, width> result = {};
+#pragma unroll
+    for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
+    *reinterpret_cast<Vector<T, width>*>(out + column) = result;
+  }
+}
+
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
-  span_kernel<T, width><<<blocks_for(a.count * pieces), threads, 0, stream>>>(a, w, pieces);
+  if (a.row_ids == nullptr) {
+    const int64_t table_pieces = divide_up(a.embedding_dim, table_vectors * warp_size * width);
+    core::launch(table_kernel<T, width>, blocks_for(a.num_embeddings * table_pieces), threads,
+                 stream, a, w, table_pieces);
+    if (a.count <= span) return;
+  }
+  core::launch(span_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, w, pieces);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);
-  finish_kernel<T, width><<<blocks_for(windows * pieces), threads, 0, stream>>>(a, w, pieces);
+  core::launch(finish_kernel<T, width>, blocks_for(windows * pieces), threads, stream, a, w,
+               pieces);
 }
 
 void sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
-  key_kernel<<<blocks, threads, 0, stream>>>(a, w);
+  const int64_t blocks = divide_up(a.count, threads);
+  core::launch(key_kernel, blocks, threads, stream, a, w);
   cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_places,
                                   w.places, a.count, 0, key_bits(a.num_embeddings), stream);
-  if (a.row_ids == nullptr) return;
-  head_kernel<<<blocks, threads, 0, stream>>>(a, w);
+  if (a.row_ids == nullptr) {
+    cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
+    core::launch(first_kernel, blocks, threads, stream, a, w);
+    return;
+  }
+  core::launch(head_kernel, blocks, threads, stream, a, w);
   cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys, w.ranks, a.count, stream);
-  row_id_kernel<<<blocks, threads, 0, stream>>>(a, w);
+  core::launch(row_id_kernel, blocks, threads, stream, a, w);
 }
 
 }  // namespace
@@ -318,7 +395,9 @@ int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  if (arguments.count == 0 || arguments.embedding_dim == 0) return nullptr;
+  if (arguments.count == 0 || arguments.embedding_dim == 0 || arguments.num_embeddings == 0) {
+    return nullptr;
+  }
   Workspace workspace = lay_out(arguments);
   sort(arguments, workspace, stream);
   core::visit_scalar(arguments.scalar, [&](auto tag) {

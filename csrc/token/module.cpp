@@ -37,7 +37,7 @@ const char* name(TableGradient gradient) {
 torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const EmbeddingCall& call) {
   return token::call_embedding(weight, ids, call.padding_idx, call.scale, call.scale_grad_by_freq,
-                               posembed::name(call.gradient));
+                               posembed::name(call.gradient), call.vocabulary_start);
 }
 
 TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(given)) {

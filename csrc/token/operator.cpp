@@ -10,9 +10,11 @@
 #include <algorithm>
 
 #include "core/index_range.h"
+#include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
+#include "dispatcher/zero_table.h"
 #include "token/kernel.h"
 
 namespace posembed::token {
@@ -28,20 +30,39 @@ struct Gradient {
   int64_t padding_idx;
   double scale;
   bool scale_grad_by_freq;
+  int64_t vocabulary_start;
 };
 
-void check(const Tensor& weight, const Tensor& ids, int64_t padding_idx, Text gradient) {
+/// The row of id 0 in a table whose first row is that of id `vocabulary_start`; -1: the table is
+/// the whole vocabulary.
+int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
+
+/// Larger ones could overflow where ids are compared with them.
+constexpr int64_t max_vocabulary_start = int64_t{1} << 62;
+
+void check_vocabulary(int64_t vocabulary_start) {
+  TORCH_CHECK_VALUE(vocabulary_start >= -1 && vocabulary_start <= max_vocabulary_start,
+                    "vocabulary_start: expected -1 (the table is the whole vocabulary) or 0 to ",
+                    "2^62, got ", vocabulary_start);
+}
+
+void check(const Tensor& weight, const Tensor& ids, int64_t padding_idx, Text gradient,
+           int64_t vocabulary_start) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
   dispatcher::check_integers(ids, "ids");
   dispatcher::check_same_device(ids, "ids", weight, "weight");
-  TORCH_CHECK_VALUE(padding_idx == -1 || (padding_idx >= 0 && padding_idx < weight.sym_size(0)),
+  check_vocabulary(vocabulary_start);
+  const bool fits = vocabulary_start >= 0 || padding_idx < weight.sym_size(0);
+  TORCH_CHECK_VALUE(padding_idx >= -1 && fits,
                     "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
                     " rows, got ", padding_idx);
   check_gradient_form(gradient);
 }
 
-void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings) {
+void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
+                    int64_t vocabulary_start) {
+  check_vocabulary(vocabulary_start);
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_integers(ids, "ids");
   dispatcher::check_same_device(ids, "ids", gradient, "gradient");
@@ -58,16 +79,18 @@ void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt
 // ------------------------------------------------------------------------------------- look-up
 
 Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double scale, bool,
-                 Text gradient) {
-  check(weight, ids, padding_idx, gradient);
+                 Text gradient, int64_t vocabulary_start) {
+  check(weight, ids, padding_idx, gradient, vocabulary_start);
   const Tensor places = ids.contiguous();
-  if (!ids.is_cuda()) check_ids(places, weight.size(0));
-  return gather(weight, places, {0, scale, core::ErrorKind::token_id});
+  const bool partial = vocabulary_start >= 0;
+  if (!ids.is_cuda() && !partial) check_ids(places, weight.size(0));
+  return gather(weight, places,
+                {first_row(vocabulary_start), scale, core::ErrorKind::token_id, partial});
 }
 
 Tensor embedding_meta(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double, bool,
-                      Text gradient) {
-  check(weight, ids, padding_idx, gradient);
+                      Text gradient, int64_t vocabulary_start) {
+  check(weight, ids, padding_idx, gradient, vocabulary_start);
   c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
   sizes.push_back(weight.sym_size(1));
   return at::empty_symint(sizes, weight.options());
@@ -75,47 +98,79 @@ Tensor embedding_meta(const Tensor& weight, const Tensor& ids, int64_t padding_i
 
 // ------------------------------------------------------------------------- the table's gradient
 
-/// Ids on the CPU, sorted; keeps the memory that `groups` points into.
+/// The rows of ids on the CPU, sorted; keeps the memory that its pointers go to.
 struct SortedIds {
-  Tensor words, starts;
+  Tensor words, counts;
   const uint64_t* entries;
-  int64_t groups;
+  const int64_t* starts;
+  int64_t groups = 0;
+
+  int64_t kept() const { return starts[groups]; }
+  int64_t row(int64_t group) const { return static_cast<int64_t>(entries[starts[group]] >> 32); }
+  /// The first group that begins at or after `entry`.
+  int64_t group_at(int64_t entry) const {
+    return std::lower_bound(starts, starts + groups + 1, entry) - starts;
+  }
 };
 
 SortedIds sort_ids(const Gradient& of) {
   const int64_t count = of.ids.numel();
-  SortedIds sorted{at::empty({2 * count}, at::kLong), at::empty({count + 1}, at::kLong), nullptr,
-                   0};
+  SortedIds sorted;
+  sorted.words = at::empty({2 * count}, at::kLong);
+  sorted.counts = at::empty({count + 1}, at::kLong);
   auto* words = reinterpret_cast<uint64_t*>(sorted.words.mutable_data_ptr<int64_t>());
   GroupArguments arguments;
   arguments.ids = dispatcher::index_view(of.ids);
   arguments.count = count;
   arguments.num_embeddings = of.num_embeddings;
+  arguments.first_row = first_row(of.vocabulary_start);
   arguments.padding_idx = of.padding_idx;
   arguments.entries = words;
   arguments.scratch = words + count;
-  arguments.starts = sorted.starts.mutable_data_ptr<int64_t>();
+  arguments.starts = sorted.counts.mutable_data_ptr<int64_t>();
   arguments.groups = &sorted.groups;
   group_cpu(arguments);
   sorted.entries = words;
+  sorted.starts = arguments.starts;
   return sorted;
 }
 
-void sum_on_cpu(const Gradient& of, const SortedIds& sorted, bool dense, const Tensor& out) {
+SumArguments sum_arguments(const Gradient& of, const SortedIds& sorted, const Tensor& out) {
   SumArguments arguments;
   arguments.gradient = of.rows.const_data_ptr();
   arguments.out = out.mutable_data_ptr();
-  arguments.dense = dense;
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
   arguments.entries = sorted.entries;
-  arguments.starts = sorted.starts.const_data_ptr<int64_t>();
+  arguments.starts = sorted.starts;
   arguments.scale = of.scale;
   arguments.scale_grad_by_freq = of.scale_grad_by_freq;
-  const int64_t bytes = of.ids.numel() * out.size(1) * core::size_of(arguments.scalar);
+  return arguments;
+}
+
+/// Threads share entries, not groups: some ids are far more frequent than others.
+void sum_groups(const SumArguments& arguments, const SortedIds& sorted) {
+  const int64_t row_bytes = arguments.embedding_dim * core::size_of(arguments.scalar);
+  dispatcher::parallel_for(sorted.kept(), 2 * row_bytes, [&](int64_t begin, int64_t end) {
+    sum_groups_cpu(arguments, sorted.group_at(begin), sorted.group_at(end));
+  });
+}
+
+Tensor dense_on_cpu(const Gradient& of) {
+  const SortedIds sorted = sort_ids(of);
+  const auto [out, is_zero] =
+      dispatcher::allocate_zero_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+  FillArguments arguments{sum_arguments(of, sorted, out), of.num_embeddings, sorted.groups};
+  if (is_zero) {
+    sum_groups(arguments.sum, sorted);
+    return out;
+  }
+  const auto bytes = static_cast<int64_t>(out.nbytes());
+  arguments.sum.streaming = bytes >= core::stream_bytes;
   dispatcher::parallel_for(
-      sorted.groups, bytes / std::max<int64_t>(1, sorted.groups),
-      [&arguments](int64_t begin, int64_t end) { sum_groups_cpu(arguments, begin, end); });
+      of.num_embeddings + sorted.kept(), bytes / std::max<int64_t>(1, of.num_embeddings),
+      [&arguments](int64_t begin, int64_t end) { fill_table_cpu(arguments, begin, end); });
+  return out;
 }
 
 std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
@@ -123,11 +178,11 @@ std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   Tensor row_ids = at::empty({sorted.groups}, at::kLong);
   Tensor rows = at::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
   auto* id = row_ids.mutable_data_ptr<int64_t>();
-  const auto* starts = sorted.starts.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < sorted.groups; ++i) {
-    id[i] = static_cast<int64_t>(sorted.entries[starts[i]] >> 32);
-  }
-  sum_on_cpu(of, sorted, /*dense=*/false, rows);
+  for (int64_t group = 0; group < sorted.groups; ++group) id[group] = sorted.row(group);
+  SumArguments arguments = sum_arguments(of, sorted, rows);
+  arguments.dense = false;
+  arguments.streaming = static_cast<int64_t>(rows.nbytes()) >= core::stream_bytes;
+  sum_groups(arguments, sorted);
   return {row_ids, rows};
 }
 
@@ -142,6 +197,7 @@ void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
   arguments.ids = dispatcher::index_view(of.ids);
   arguments.count = of.ids.numel();
   arguments.num_embeddings = of.num_embeddings;
+  arguments.first_row = first_row(of.vocabulary_start);
   arguments.padding_idx = of.padding_idx;
   arguments.scale = of.scale;
   arguments.scale_grad_by_freq = of.scale_grad_by_freq;
@@ -167,39 +223,48 @@ std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
   return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
 }
 
-Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
-                          int64_t padding_idx, double scale, bool scale_grad_by_freq) {
-  check_gradient(gradient, ids, num_embeddings);
-  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
-  if (gradient.is_cuda()) {
-    Tensor out = at::zeros({num_embeddings, gradient.size(-1)}, gradient.options());
-    sum_on_cuda(of, Tensor(), out);
-    return out;
-  }
-  check_ids(places, num_embeddings);
-  const SortedIds sorted = sort_ids(of);
-  Tensor out = at::zeros({num_embeddings, gradient.size(-1)}, gradient.options());
-  sum_on_cpu(of, sorted, /*dense=*/true, out);
+Tensor dense_on_cuda(const Gradient& of) {
+  const c10::DimVector sizes = {of.num_embeddings, of.rows.size(-1)};
+  if (of.ids.numel() == 0) return at::zeros(sizes, of.rows.options());
+  Tensor out = at::empty(sizes, of.rows.options());
+  sum_on_cuda(of, Tensor(), out);
   return out;
+}
+
+/// Checks, and calls `of_cpu` or `of_cuda` with contiguous tensors.
+template <typename Result>
+Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
+                   int64_t padding_idx, double scale, bool scale_grad_by_freq,
+                   int64_t vocabulary_start, Result (*of_cpu)(const Gradient&),
+                   Result (*of_cuda)(const Gradient&)) {
+  check_gradient(gradient, ids, num_embeddings, vocabulary_start);
+  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
+  const Gradient of{
+      rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start};
+  if (gradient.is_cuda()) return of_cuda(of);
+  if (vocabulary_start < 0) check_ids(places, num_embeddings);
+  return of_cpu(of);
+}
+
+Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
+                          int64_t padding_idx, double scale, bool scale_grad_by_freq,
+                          int64_t vocabulary_start) {
+  return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
+                     vocabulary_start, dense_on_cpu, dense_on_cuda);
 }
 
 std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const Tensor& ids,
                                                    int64_t num_embeddings, int64_t padding_idx,
-                                                   double scale, bool scale_grad_by_freq) {
-  check_gradient(gradient, ids, num_embeddings);
-  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  const Gradient of{rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq};
-  if (gradient.is_cuda()) {
-    return rows_on_cuda(of);
-  }
-  check_ids(places, num_embeddings);
-  return rows_on_cpu(of);
+                                                   double scale, bool scale_grad_by_freq,
+                                                   int64_t vocabulary_start) {
+  return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
+                     vocabulary_start, rows_on_cpu, rows_on_cuda);
 }
 
 Tensor embedding_backward_meta(const Tensor& gradient, const Tensor& ids,
-                               c10::SymInt num_embeddings, int64_t, double, bool) {
-  check_gradient(gradient, ids, num_embeddings);
+                               c10::SymInt num_embeddings, int64_t, double, bool,
+                               int64_t vocabulary_start) {
+  check_gradient(gradient, ids, num_embeddings, vocabulary_start);
   return at::empty_symint({num_embeddings, gradient.sym_size(-1)}, gradient.options());
 }
 
@@ -248,7 +313,7 @@ Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
   if (weight.is_cuda()) {
     if constexpr (core::built_with_cuda) {
       const dispatcher::CudaScope scope(weight);
-      arguments.error = dispatcher::device_error();
+      if (!lookup.partial) arguments.error = dispatcher::device_error();
       dispatcher::check_launch(gather_cuda(arguments, scope.stream()));
     }
     return out;

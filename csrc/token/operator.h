@@ -18,28 +18,34 @@ using Text = std::string_view;
 
 inline Tensor call_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx = -1,
                              double scale = 1.0, bool scale_grad_by_freq = false,
-                             Text gradient = "dense") {
-  using Signature = Tensor(const Tensor&, const Tensor&, int64_t, double, bool, Text);
+                             Text gradient = "dense", int64_t vocabulary_start = -1) {
+  using Signature = Tensor(const Tensor&, const Tensor&, int64_t, double, bool, Text, int64_t);
   static const auto handle = dispatcher::find<Signature>("posembed::embedding");
-  return handle.call(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient);
+  return handle.call(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
+                     vocabulary_start);
 }
 
 inline Tensor call_embedding_backward(const Tensor& gradient, const Tensor& ids,
                                       const c10::SymInt& num_embeddings, int64_t padding_idx = -1,
-                                      double scale = 1.0, bool scale_grad_by_freq = false) {
-  using Signature = Tensor(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool);
+                                      double scale = 1.0, bool scale_grad_by_freq = false,
+                                      int64_t vocabulary_start = -1) {
+  using Signature =
+      Tensor(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool, int64_t);
   static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward");
-  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq);
+  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
+                     vocabulary_start);
 }
 
-/// Ids of the touched rows, ascending, and the rows.
+/// Indices of the touched rows, ascending, and the rows.
 inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(
     const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-    int64_t padding_idx = -1, double scale = 1.0, bool scale_grad_by_freq = false) {
-  using Signature =
-      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool);
+    int64_t padding_idx = -1, double scale = 1.0, bool scale_grad_by_freq = false,
+    int64_t vocabulary_start = -1) {
+  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, c10::SymInt, int64_t,
+                                               double, bool, int64_t);
   static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward_rows");
-  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq);
+  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
+                     vocabulary_start);
 }
 
 /// The table with rows [0, num_embeddings): old ones keep their bits, new ones are `rows` or as
@@ -57,7 +63,8 @@ inline Tensor call_embedding_resize(const Tensor& weight, int64_t num_embeddings
 /// A gradient of shape [num_embeddings, embedding_dim] in the form that `form` names: "dense", or
 /// "rows" for a sparse tensor of the touched rows.
 Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form);
+                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
+                      int64_t vocabulary_start = -1);
 
 /// Raises c10::ValueError unless `gradient` is "dense" or "rows".
 void check_gradient_form(Text gradient);
@@ -71,9 +78,11 @@ struct Lookup {
   int64_t first_row = 0;
   double scale = 1.0;
   core::ErrorKind kind = core::ErrorKind::token_id;
+  bool partial = false;  // a part of a vocabulary: an index outside is no error
 };
 
-/// weight[ids + first_row] * scale, on either device. Ids on the CPU must have been checked.
+/// weight[ids + first_row] * scale, on either device; zeros for an index outside, which on CUDA is
+/// recorded. On the CPU they must have been looked for before.
 Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup);
 
 /// `tensor` with a contiguous last dimension, as kernels read rows.

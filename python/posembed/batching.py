@@ -133,6 +133,10 @@ def embedding_rule(
         columns = weight.movedim(weight_dim, 1).flatten(1)
         result = operator(columns, ids, padding_idx=padding_idx, **options)
         return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
+    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
+        options["padding_idx"] = padding_idx
+        result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
+        return result, 0
     tables = weight.movedim(weight_dim, 0)
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, **options)
@@ -162,6 +166,10 @@ def embedding_backward_rule(
             columns, ids, num_embeddings=num_embeddings, padding_idx=padding_idx, **options
         )
         return result.unflatten(-1, (size, -1)), 1
+    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
+        options |= {"num_embeddings": num_embeddings, "padding_idx": padding_idx}
+        result, _ = loop_rule(operator, info, in_dims, gradient, ids, **options)
+        return result, 0
     places = copies_of(ids, ids_dim, num_embeddings, size)
     rows = front(gradient, gradient_dim, size)
     if padding_idx >= 0:

@@ -17,6 +17,7 @@ def embedding_backward_rows(
     padding_idx: int = -1,
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
+    vocabulary_start: int = -1,
 ) -> tuple[Tensor, Tensor]:
     """The touched rows' ids and values: as many as there are different ids."""
     rows = torch.library.get_ctx().new_dynamic_size()

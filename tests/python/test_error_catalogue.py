@@ -68,6 +68,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
     IndexError: (
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([7])),
         unknown_type,
+        lambda: pe.TokenBag(4, 2)(torch.arange(4), torch.tensor([0, 3, 2])),
         lambda: pe.LearnedPositionalEmbedding(512, 8)(torch.randn(1, 513, 8)),
         lambda: rotate(1, 4, 2, 128, positions=torch.tensor([0, 1, -2, 3])),
     ),

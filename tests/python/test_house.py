@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -135,6 +137,29 @@ def test_every_test_is_compiled() -> None:
         if file.suffix == ".cpp" and file.name not in calls.get(file.parent.name, "").split()
     ]
     assert forgotten == []
+
+
+def test_instruction_sets_share_no_function() -> None:
+    """The linker keeps one copy of a function that several objects define: it must run anywhere."""
+    build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / "dev")) / "csrc"
+    objects = [*build.glob("CMakeFiles/*_avx512.dir/**/*.o"), *build.glob("**/*_avx2.dir/**/*.o")]
+    if not objects or shutil.which("nm") is None:
+        pytest.skip("needs nm, and the folder of a build with instruction sets")
+    shared = [
+        f"{file.relative_to(build)}: {symbol}"
+        for file in objects
+        for symbol in weak_functions(file)
+    ]
+    assert shared == []
+
+
+def weak_functions(file: Path) -> list[str]:
+    """Functions that an object defines and shares with others of that name."""
+    table = subprocess.run(
+        ["nm", "--demangle", "--defined-only", file], capture_output=True, text=True, check=True
+    )
+    found = re.findall(r"^\w+ W (.*)$", table.stdout, re.MULTILINE)
+    return [symbol for symbol in found if "::avx2::" not in symbol and "::avx512::" not in symbol]
 
 
 # Python.

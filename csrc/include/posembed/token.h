@@ -36,14 +36,17 @@ namespace functional {
 
 /// How embedding() reads its table and makes its gradient.
 struct EmbeddingCall {
-  int64_t padding_idx = -1;         ///< a row without gradient; -1: none
+  int64_t padding_idx = -1;         ///< an id whose row gets no gradient; -1: none
   double scale = 1.0;               ///< multiplies the result
   bool scale_grad_by_freq = false;  ///< divide a row's gradient by its id's count among `ids`
   TableGradient gradient = TableGradient::dense;
+  /// The id of the table's first row, where it holds a part of a vocabulary: ids of other parts
+  /// give zeros and get no gradient. -1: the table is the whole vocabulary.
+  int64_t vocabulary_start = -1;
 };
 
 /// scale * weight[ids]; gradients flow to weight.
-/// @param ids  int32/int64 [...], each from 0 to num_embeddings - 1
+/// @param ids  int32/int64 [...], each from 0 to num_embeddings - 1, or any with vocabulary_start
 /// @param weight  floating [num_embeddings, embedding_dim]
 /// @return [..., embedding_dim]
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids

@@ -109,6 +109,7 @@ def configuration(arguments: argparse.Namespace) -> Path:
     """The file that tells how the source is rotated."""
     source = Path(arguments.source)
     if not source.is_dir():
+        source.stat()  # raises where there is nothing
         if arguments.config is None:
             raise ValueError("--config: expected for a file, which does not say how it is rotated")
         return common.config_file(arguments.config)

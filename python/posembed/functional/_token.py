@@ -16,6 +16,7 @@ def embedding(
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
     gradient: Gradient = "dense",
+    vocabulary_start: int | None = None,
 ) -> Tensor:
     """``scale * weight[ids]``; the table's gradient is accumulated in float32 and repeatable.
 
@@ -27,6 +28,10 @@ def embedding(
         scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
         gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
             id; it has no second derivative.
+        vocabulary_start: The id of the table's first row, where ``weight`` holds a part of a
+            vocabulary, as in vocabulary parallelism. ``ids`` and ``padding_idx`` stay those of the
+            whole: any id outside the table is legal, gives zeros and gets no gradient, so that the
+            results of all parts add up to that of the whole table.
 
     Returns:
         [..., embedding_dim] in the dtype of ``weight``.
@@ -34,20 +39,32 @@ def embedding(
     Raises:
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
-        IndexError: An id is outside the table.
+        IndexError: An id is outside the table, and there is no ``vocabulary_start``.
 
     Examples:
         >>> import torch, posembed as pe
         >>> weight = torch.randn(100, 8)
-        >>> vectors = pe.functional.embedding(torch.tensor([[1, 99]]), weight)
+        >>> ids = torch.tensor([[1, 99]])
+        >>> vectors = pe.functional.embedding(ids, weight)
+        >>> parts = [
+        ...     pe.functional.embedding(ids, weight[start : start + 50], vocabulary_start=start)
+        ...     for start in (0, 50)
+        ... ]
+        >>> torch.equal(parts[0] + parts[1], vectors)
+        True
     """
+    if vocabulary_start is None:
+        padding = padding_row(padding_idx, weight.shape[0])
+    else:
+        padding = _known_id("padding_idx", padding_idx)
     return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
         weight,
         ids,
-        padding_idx=padding_row(padding_idx, weight.shape[0]),
+        padding_idx=padding,
         scale=scale,
         scale_grad_by_freq=scale_grad_by_freq,
         gradient=gradient,
+        vocabulary_start=_known_id("vocabulary_start", vocabulary_start),
     )
 
 
@@ -92,6 +109,13 @@ def embedding_resize(
         covariance_scale=covariance_scale,
         generator=generator,
     )
+
+
+def _known_id(name: str, value: int | None) -> int:
+    """An id as operators take it; -1: there is none."""
+    if value is not None and value < 0:
+        raise ValueError(f"{name}: expected an id, 0 or more, got {value}")
+    return -1 if value is None else value
 
 
 def padding_row(padding_idx: int | None, rows: int) -> int:

@@ -57,6 +57,9 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
   return *value = pretended_multiprocessors, cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  return memset(data, value, bytes), cudaSuccess;
+}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 

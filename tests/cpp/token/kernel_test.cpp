@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -20,16 +22,20 @@ struct Copy {
   decltype(&baseline::gather) gather;
   decltype(&baseline::group) group;
   decltype(&baseline::sum_groups) sum_groups;
+  decltype(&baseline::fill_table) fill_table;
 };
 
 std::vector<Copy> copies() {
-  std::vector<Copy> all{{"baseline", baseline::gather, baseline::group, baseline::sum_groups}};
+  std::vector<Copy> all{
+      {"baseline", baseline::gather, baseline::group, baseline::sum_groups, baseline::fill_table}};
 #if defined(POSEMBED_X86_VARIANTS)
   const core::InstructionSet set = core::instruction_set();
-  if (set >= core::InstructionSet::avx2)
-    all.push_back({"avx2", avx2::gather, avx2::group, avx2::sum_groups});
+  if (set >= core::InstructionSet::avx2) {
+    all.push_back({"avx2", avx2::gather, avx2::group, avx2::sum_groups, avx2::fill_table});
+  }
   if (set >= core::InstructionSet::avx512) {
-    all.push_back({"avx512", avx512::gather, avx512::group, avx512::sum_groups});
+    all.push_back(
+        {"avx512", avx512::gather, avx512::group, avx512::sum_groups, avx512::fill_table});
   }
 #endif
   return all;
@@ -65,7 +71,7 @@ struct Groups {
 };
 
 Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows,
-             int64_t padding_idx = -1) {
+             int64_t padding_idx = -1, int64_t first_row = 0) {
   Groups result;
   result.entries.resize(ids.size());
   result.scratch.resize(ids.size());
@@ -74,6 +80,7 @@ Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows,
   arguments.ids = {ids.data(), core::Index::int64};
   arguments.count = static_cast<int64_t>(ids.size());
   arguments.num_embeddings = rows;
+  arguments.first_row = first_row;
   arguments.padding_idx = padding_idx;
   arguments.entries = result.entries.data();
   arguments.scratch = result.scratch.data();
@@ -163,6 +170,116 @@ TYPED_TEST(TokenKernel, ScalesInComputeTypeAndRoundsOnce) {
   }
 }
 
+/// Memory at an offset from a cache line.
+template <typename T>
+class Shifted {
+ public:
+  Shifted(int64_t count, size_t shift) : memory_(static_cast<size_t>(count) * sizeof(T) + 128) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    begin_ = memory_.data() + (64 - address % 64) % 64 + shift;
+    memset(memory_.data(), 0x5a, memory_.size());
+  }
+  T* data() { return reinterpret_cast<T*>(begin_); }
+
+  /// Whether nothing around `count` elements was written.
+  bool is_clean_outside(int64_t count) const {
+    const char* end = begin_ + static_cast<size_t>(count) * sizeof(T);
+    const auto poison = [](char byte) { return byte == 0x5a; };
+    return std::all_of(memory_.data(), static_cast<const char*>(begin_), poison) &&
+           std::all_of(end, memory_.data() + memory_.size(), poison);
+  }
+
+ private:
+  std::vector<char> memory_;
+  char* begin_;
+};
+
+/// Outputs past the caches, aligned and not, with ids of other parts of a vocabulary among them.
+TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
+  using T = TypeParam;
+  const int64_t rows = 40, start = 1000;
+  auto ids = random_ids(9001, rows + 20, 8);
+  for (int64_t& id : ids) id += start - 10;
+  ids[5] = std::numeric_limits<int64_t>::min();
+  ids[6] = std::numeric_limits<int64_t>::max();
+  const auto size = static_cast<int64_t>(sizeof(T));
+  for (const int64_t dim : {512 / size + 64, 640 / size + 1}) {
+    const auto weight = random_values<T>(static_cast<size_t>(rows * dim), 9);
+    const auto count = static_cast<int64_t>(ids.size());
+    for (const size_t shift : {size_t{0}, sizeof(T)}) {
+      for (const double scale : {1.0, 2.5}) {
+        for (const Copy& copy : copies()) {
+          Shifted<T> out(count * dim, shift);
+          GatherArguments arguments;
+          arguments.weight = weight.data();
+          arguments.out = out.data();
+          arguments.scalar = scalar_of<T>();
+          arguments.rows = rows;
+          arguments.embedding_dim = arguments.weight_stride = dim;
+          arguments.ids = {ids.data(), core::Index::int64};
+          arguments.count = count;
+          arguments.first_row = -start;
+          arguments.scale = scale;
+          copy.gather(arguments, 0, 4099);
+          copy.gather(arguments, 4099, count);
+          ASSERT_TRUE(out.is_clean_outside(count * dim)) << copy.name;
+          for (int64_t at = 0; at < count * dim; ++at) {
+            const int64_t id = ids[static_cast<size_t>(at / dim)];
+            T expected{};
+            if (id >= start && id < start + rows) {
+              const T in = weight[static_cast<size_t>((id - start) * dim + at % dim)];
+              core::store(core::load(in) * static_cast<core::Compute<T>>(scale), &expected);
+            }
+            ASSERT_EQ(std::memcmp(out.data() + at, &expected, sizeof(T)), 0)
+                << copy.name << " dim " << dim << " element " << at;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// However its work is cut, streamed or not, a whole table holds the sums, and zeros elsewhere.
+TYPED_TEST(TokenKernel, FillsTables) {
+  using T = TypeParam;
+  const int64_t rows = 300, count = 400;
+  auto ids = random_ids(count, rows - 20, 10);  // the last rows stay zeros
+  for (size_t place = 0; place < 150; ++place) ids[place * 2] = 17;
+  for (const int64_t dim : {int64_t{64}, int64_t{67}}) {
+    const auto gradient = random_values<T>(static_cast<size_t>(count * dim), 11);
+    for (const Copy& copy : copies()) {
+      const Groups sorted = group(copy, ids, rows, /*padding_idx=*/3);
+      SumArguments sum;
+      sum.gradient = gradient.data();
+      sum.scalar = scalar_of<T>();
+      sum.embedding_dim = dim;
+      sum.entries = sorted.entries.data();
+      sum.starts = sorted.starts.data();
+      sum.scale = -0.5;
+      std::vector<T> expected(static_cast<size_t>(rows * dim), T{});
+      sum.out = expected.data();
+      copy.sum_groups(sum, 0, sorted.groups);
+      const int64_t steps = rows + sorted.starts[static_cast<size_t>(sorted.groups)];
+      for (const int64_t parts : {int64_t{1}, int64_t{2}, int64_t{7}, steps}) {
+        for (const bool streaming : {false, true}) {
+          for (const size_t shift : {size_t{0}, sizeof(T)}) {
+            Shifted<T> out(rows * dim, shift);
+            sum.out = out.data();
+            sum.streaming = streaming;
+            for (int64_t part = 0; part < parts; ++part) {
+              copy.fill_table({sum, rows, sorted.groups}, steps * part / parts,
+                              steps * (part + 1) / parts);
+            }
+            ASSERT_TRUE(out.is_clean_outside(rows * dim)) << copy.name;
+            ASSERT_EQ(std::memcmp(out.data(), expected.data(), expected.size() * sizeof(T)), 0)
+                << copy.name << " dim " << dim << " in " << parts << " parts";
+          }
+        }
+      }
+    }
+  }
+}
+
 TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
   using T = TypeParam;
   const int64_t rows = 20, count = 700;  // groups of about 35, and row 3 with more than one span
@@ -239,6 +356,22 @@ TEST(TokenKernelGroups, LeaveOutPaddingAndMayBeEmpty) {
     const Groups some = group(copy, {2, 1, 2, 3}, 4, 2);
     EXPECT_EQ(some.groups, 2);
     EXPECT_EQ(some.starts[2], 2);
+  }
+}
+
+TEST(TokenKernelGroups, LeaveOutOtherPartsOfAVocabulary) {
+  const int64_t low = std::numeric_limits<int64_t>::min();
+  const int64_t high = std::numeric_limits<int64_t>::max();
+  for (const int64_t start : {int64_t{7}, int64_t{1} << 62}) {
+    const std::vector<int64_t> ids{start + 2, low,       start - 1, start,
+                                   high,      start + 4, start + 1, start + 2};
+    for (const Copy& copy : copies()) {
+      const Groups sorted = group(copy, ids, 4, /*padding_idx=*/start + 1, /*first_row=*/-start);
+      ASSERT_EQ(sorted.groups, 2) << copy.name;
+      EXPECT_EQ(sorted.starts[2], 3);
+      const std::vector<uint64_t> expected{3, uint64_t{2} << 32, uint64_t{2} << 32 | 7};
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), sorted.entries.begin()));
+    }
   }
 }
 

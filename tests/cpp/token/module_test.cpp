@@ -6,6 +6,8 @@
 #include <torch/serialize.h>
 
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "posembed/token.h"
 
@@ -116,6 +118,25 @@ TEST(TokenModule, PrintsItsOptions) {
   EXPECT_EQ(text.str(),
             "TokenEmbedding(5, 8); TokenEmbedding(5, 8, padding_idx=4, max_norm=2, norm_type=1, "
             "scale_grad_by_freq=True, scale=0.5, gradient='rows')");
+}
+
+TEST(TokenFunctional, PartsOfAVocabularyAddUpToTheWhole) {
+  const torch::Tensor table = torch::randn({5, 8}), whole = table.clone().requires_grad_();
+  const torch::Tensor rows = posembed::functional::embedding(some_ids(), whole);
+  rows.sum().backward();
+  torch::Tensor sum = torch::zeros_like(rows);
+  std::vector<torch::Tensor> gradients;
+  for (const auto& [start, end] : {std::pair{0, 2}, std::pair{2, 5}}) {
+    const torch::Tensor part = table.slice(0, start, end).clone().requires_grad_();
+    posembed::functional::EmbeddingCall call;
+    call.vocabulary_start = start;
+    const torch::Tensor of_part = posembed::functional::embedding(some_ids(), part, call);
+    of_part.sum().backward();
+    sum += of_part.detach();
+    gradients.push_back(part.grad());
+  }
+  EXPECT_TRUE(torch::equal(sum, rows));
+  EXPECT_TRUE(torch::equal(torch::cat(gradients), whole.grad()));
 }
 
 TEST(TokenModule, RefusesWhatDoesNotFit) {

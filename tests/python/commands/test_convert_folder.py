@@ -228,6 +228,8 @@ def test_who_names_the_configuration(
         capsys, model, target, "--config", config
     )
     assert "--config: expected for a file" in refusal(capsys, model / shard(0), target)
+    nothing = tmp_path / "nothing"
+    assert f"{nothing}: No such file or directory" in refusal(capsys, nothing, target)
 
 
 def test_a_bar_counts_bytes(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

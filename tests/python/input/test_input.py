@@ -97,6 +97,51 @@ def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
         assert torch.equal(moved, whole[:, order])
 
 
+@pytest.mark.parametrize("norm", [None, "layer"])
+@pytest.mark.parametrize("num_types", [1, 2, 8, 9])
+@pytest.mark.parametrize("seq", [31, 32, 45])
+def test_gradients_that_need_no_sort(
+    norm: str | None, num_types: int, seq: int, device: torch.device
+) -> None:
+    """Positions summed over the batch, in the kernel where there are many; few and many types."""
+    torch.manual_seed(0)
+    embed = pe.InputEmbedding(
+        ROWS, 40, max_positions=60, num_types=num_types, norm=norm, device=device
+    )
+    other = copy.deepcopy(embed)
+    ids = torch.randint(0, ROWS, (3, seq), device=device)
+    types = torch.randint(0, num_types, (3, seq), device=device)
+    result, expected = embed(ids, types=types, offset=4), apart(other, ids, types, offset=4)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient)
+    for (name, mine), theirs in zip(embed.named_parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None, name
+        assert_close(mine.grad, theirs.grad, 2e-5)
+    assert not embed.position.weight.grad[:4].any()
+    assert not embed.position.weight.grad[4 + seq :].any()
+
+
+def test_an_empty_batch_has_zero_gradients() -> None:
+    embed = pe.InputEmbedding(ROWS, 8, max_positions=50, num_types=2, norm="layer")
+    embed(torch.empty(0, 40, dtype=torch.long)).sum().backward()
+    assert all(not parameter.grad.any() for parameter in embed.parameters())
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("spec", [{}, {"preset": "marian"}, {"preset": "ddpm", "cos_first": True}])
+def test_sinusoids_have_the_bits_of_the_operator(
+    dtype: torch.dtype, spec: dict, device: torch.device
+) -> None:
+    sinusoid = pe.SinusoidalSpec(COLUMNS, **spec)
+    token = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
+    ids = torch.randint(0, ROWS, (3, 9), device=device)
+    positions = torch.randint(0, 2**40, (3, 9), device=device)
+    for places in ({"offset": 7}, {"positions": positions}):
+        result = pe.functional.input_embedding(ids, token, sinusoid=sinusoid, **places)
+        expected = pe.functional.sinusoidal(token[ids], spec=sinusoid, **places)
+        assert torch.equal(result, expected)
+
+
 def test_second_derivatives_of_the_module(device: torch.device) -> None:
     """A gradient penalty: through the fused kernels' own gradients."""
     embed, ids, types = make(KINDS[2], device, torch.float64)
@@ -143,8 +188,9 @@ def test_dropout_follows_the_seed_and_its_gradient_the_mask(
 
 
 def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
-    embed, _, _ = make({"max_positions": 512, "norm": "layer"}, dropout=0.5)
+    embed, _, _ = make({"max_positions": 512, "norm": "layer", "num_types": 2}, dropout=0.5)
     ids = torch.randint(0, ROWS, (8, 512))
+    types = torch.randint(0, 2, (8, 512))
     threads = torch.get_num_threads()
     results = []
     try:
@@ -152,8 +198,8 @@ def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
             torch.set_num_threads(count)
             torch.manual_seed(3)
             embed.zero_grad()
-            output = embed(ids)
-            output.sum().backward()
+            output = embed(ids, types=types)
+            output.square().sum().backward()
             results.append([output, *(p.grad for p in embed.parameters())])
     finally:
         torch.set_num_threads(threads)

@@ -12,8 +12,11 @@ from support.case import OperatorCase, Sample
 ROWS, COLUMNS = 9, 6
 
 
-def one_hot(ids: Tensor, rows: int) -> Tensor:
-    return torch.nn.functional.one_hot(ids.long(), rows).double()
+def one_hot(ids: Tensor, rows: int, vocabulary_start: int) -> Tensor:
+    """Rows of zeros for ids outside the table."""
+    first = max(0, vocabulary_start)
+    known = torch.arange(first, first + rows, device=ids.device)
+    return (ids.unsqueeze(-1) == known).double()
 
 
 def reference(
@@ -24,14 +27,15 @@ def reference(
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
     gradient: str = "dense",
+    vocabulary_start: int = -1,
 ) -> Tensor:
     """A look-up is a product with one-hot vectors."""
-    hot = one_hot(ids, weight.shape[0])
+    hot = one_hot(ids, weight.shape[0], vocabulary_start)
     share = torch.ones(weight.shape[0], 1, dtype=weight.dtype, device=weight.device)
     if scale_grad_by_freq:
         share = share / hot.sum((0, 1)).clamp_min(1).unsqueeze(1)
     if padding_idx >= 0:
-        share[padding_idx] = 0
+        share[padding_idx - max(0, vocabulary_start)] = 0
     # The values of `weight`, of whose gradient only a share arrives.
     table = weight * share + (weight * (1 - share)).detach()
     return hot @ table * scale
@@ -45,23 +49,29 @@ def reference_backward(
     padding_idx: int = -1,
     scale: float = 1.0,
     scale_grad_by_freq: bool = False,
+    vocabulary_start: int = -1,
 ) -> Tensor:
-    hot = one_hot(ids, num_embeddings)
+    hot = one_hot(ids, num_embeddings, vocabulary_start)
     if padding_idx >= 0:
-        hot[..., padding_idx] = 0
+        hot[..., padding_idx - max(0, vocabulary_start)] = 0
     if scale_grad_by_freq:
         hot = hot / hot.sum((0, 1)).clamp_min(1)
     return torch.einsum("bsv,bsd->vd", hot, gradient) * scale
 
 
-def make_ids(batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.randint(0, ROWS, (batch, seq), device=device, dtype=dtype)
+def make_ids(
+    batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64, first: int = 0
+) -> Tensor:
+    """Of a whole vocabulary; with ``first``, of one that goes on at both ends of the table."""
+    low, high = first - min(first, 3), first + ROWS + min(first, 3)
+    return torch.randint(low, high, (batch, seq), device=device, dtype=dtype)
 
 
 def sample(index: torch.dtype = torch.int64, **options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         weight = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
-        return Sample((weight, make_ids(batch, seq, device, index)), options)
+        first = options.get("vocabulary_start", 0)
+        return Sample((weight, make_ids(batch, seq, device, index, first)), options)
 
     return make
 
@@ -69,7 +79,8 @@ def sample(index: torch.dtype = torch.int64, **options: Any) -> Any:
 def backward_sample(**options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
-        return Sample((gradient, make_ids(batch, seq, device)), {"num_embeddings": ROWS, **options})
+        ids = make_ids(batch, seq, device, first=options.get("vocabulary_start", 0))
+        return Sample((gradient, ids), {"num_embeddings": ROWS, **options})
 
     return make
 
@@ -90,6 +101,13 @@ CASES = [
         reference,
         conventional=True,
     ),
+    OperatorCase(
+        "embedding-part",
+        EMBEDDING,
+        sample(scale=2.5, vocabulary_start=20, padding_idx=22),
+        reference,
+        conventional=True,
+    ),
     # What torch calls differentiable are dense gradients; tests/python/token has the sparse ones.
     OperatorCase(
         "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
@@ -102,6 +120,12 @@ CASES = [
         "embedding_backward-frequency",
         BACKWARD,
         backward_sample(scale_grad_by_freq=True),
+        reference_backward,
+    ),
+    OperatorCase(
+        "embedding_backward-part",
+        BACKWARD,
+        backward_sample(vocabulary_start=20, padding_idx=22),
         reference_backward,
     ),
 ]

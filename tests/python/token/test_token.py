@@ -155,6 +155,23 @@ def test_gradient_has_the_same_bits_for_any_thread_count(gradient: str) -> None:
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("rows", [6000, 30000])
+def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
+    """Tables of 12 and 61 MB: malloc keeps the former, and gets the latter anew each time."""
+    ids = torch.randint(rows, (2000,), generator=torch.Generator().manual_seed(0))
+    gradient = torch.randn(2000, 512)
+    expected = torch.zeros(rows, 512, dtype=torch.float64).index_add_(0, ids, gradient.double())
+    for _ in range(3):
+        used = torch.full((rows, 512), float("nan"))
+        del used
+        found = torch.ops.posembed.embedding_backward(gradient, ids, num_embeddings=rows)
+        assert found.is_contiguous()
+        assert found.data_ptr() % 64 == 0
+        assert_close(found, expected, 1e-5)
+        found.resize_(rows + 1, 512)  # as an ordinary tensor
+        assert_close(found[:-1], expected, 1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -179,7 +196,14 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
 
 
 @pytest.mark.parametrize(
-    "options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"scale": 2.0}], ids=str
+    "options",
+    [
+        {"padding_idx": 3},
+        {"scale_grad_by_freq": True},
+        {"scale": 2.0},
+        {"vocabulary_start": 9, "scale_grad_by_freq": True, "padding_idx": 12},
+    ],
+    ids=str,
 )
 def test_second_derivatives(options: dict, device: torch.device) -> None:
     """The backward operator is linear in the gradient: its own derivative against a Jacobian."""
@@ -213,7 +237,17 @@ def test_rows_operator_passes_opcheck(device: torch.device) -> None:
 
 @pytest.mark.parametrize("weight_dim", [None, 0, 2])
 @pytest.mark.parametrize("ids_dim", [None, 0, 1])
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding_idx": 3},
+        {"scale_grad_by_freq": True},
+        {"vocabulary_start": 5, "padding_idx": 7},
+        {"vocabulary_start": 5, "scale_grad_by_freq": True},
+    ],
+    ids=str,
+)
 def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.device) -> None:
     """Values, and gradients through vmap, as from one call for each copy."""
     if weight_dim is None and ids_dim is None:

@@ -1,0 +1,138 @@
+// Moves rows from anywhere to anywhere, as they are or times a factor. Eight go side by side: as
+// many pages are streamed at once as memory can serve. Included by kernels only, once for each
+// instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/scalar.h"
+#include "core/stream.h"
+#include "core/vector.h"
+
+namespace posembed::token::POSEMBED_ISA {
+namespace {
+
+using core::Compute;
+using core::FloatPair;
+using core::lanes;
+using core::Words;
+
+/// Elements of one row that are moved before the next row has its turn: 128 bytes.
+template <typename T>
+constexpr int64_t step = 128 / static_cast<int64_t>(sizeof(T));
+
+/// Moves a row as it is.
+template <typename T>
+struct Copy {
+  template <bool streaming>
+  void move_step(const T* in, T* out) const {
+    constexpr int64_t width = sizeof(Words) / sizeof(T);
+    for (int64_t i = 0; i < step<T>; i += width) {
+      core::store_vector<streaming>(core::load_vector<Words>(in + i), out + i);
+    }
+  }
+  void move_rest(const T* in, T* out, int64_t count) const {
+    memcpy(out, in, static_cast<size_t>(count) * sizeof(T));
+  }
+};
+
+/// Moves a row times `factor`; as a sum of one element, which is never -0, if `summing`.
+template <typename T, bool summing>
+struct Scale {
+  Compute<T> factor;
+
+  template <typename Number>
+  Number scaled(Number value) const {
+    return (summing ? value + Compute<T>{0} : value) * factor;
+  }
+  template <bool streaming>
+  void move_step(const T* in, T* out) const {
+    if constexpr (std::is_same_v<T, double>) {
+      move_rest(in, out, step<T>);
+    } else {
+      for (int64_t i = 0; i < step<T>; i += 2 * lanes) {
+        const FloatPair value = core::load_pair(in + i);
+        core::store_pair<streaming>({scaled(value.first), scaled(value.second)}, out + i);
+      }
+    }
+  }
+  void move_rest(const T* in, T* out, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) core::store(scaled(core::load(in[i])), out + i);
+  }
+};
+
+/// Collects rows that are to be moved, and moves them together.
+template <typename T, bool streaming, typename Move>
+class RowMover {
+ public:
+  RowMover(int64_t dim, Move move) : dim_(dim), move_(move) {}
+
+  void add(const T* from, T* to) {
+    from_[count_] = from;
+    to_[count_++] = to;
+    if (count_ == side_by_side) move_all();
+  }
+
+  void flush() {
+    for (int64_t row = 0; row < count_; ++row) move_together<1>(from_ + row, to_ + row);
+    count_ = 0;
+  }
+
+ private:
+  // Measured on random rows of 8 KiB: one row at a time reaches 0.6 of a copy's speed (prefetching
+  // the next adds 0.05), four 0.9, eight all of it; prefetching beside eight loses.
+  static constexpr int64_t side_by_side = 8;
+
+  void move_all() {
+    move_together<side_by_side>(from_, to_);
+    count_ = 0;
+  }
+
+  template <int64_t rows>
+  void move_together(const T* const* from, T* const* to) const {
+    const T* in[rows];  // copies that no store can change
+    T* out[rows];
+    std::copy(from, from + rows, in);
+    std::copy(to, to + rows, out);
+    const Move move = move_;
+    const int64_t dim = dim_, whole = dim - dim % step<T>;
+    for (int64_t i = 0; i < whole; i += step<T>) {
+#pragma GCC unroll 8
+      for (int64_t row = 0; row < rows; ++row) {
+        move.template move_step<streaming>(in[row] + i, out[row] + i);
+      }
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      move.move_rest(in[row] + whole, out[row] + whole, dim - whole);
+    }
+  }
+
+  int64_t dim_;
+  Move move_;
+  int64_t count_ = 0;
+  const T* from_[side_by_side];
+  T* to_[side_by_side];
+};
+
+template <bool streaming, typename T>
+void fill_with_zeros(T* out, int64_t count) {
+  const auto bytes = count * static_cast<int64_t>(sizeof(T));
+  if constexpr (streaming) {
+    core::stream_zeros(out, bytes);
+  } else {
+    memset(out, 0, static_cast<size_t>(bytes));
+  }
+}
+
+/// Whether rows of `dim` elements from `out` on can be written past the caches.
+template <typename T>
+bool has_aligned_rows(const void* out, int64_t dim) {
+  return core::is_aligned_to_vector(out) &&
+         dim * static_cast<int64_t>(sizeof(T)) % static_cast<int64_t>(sizeof(Words)) == 0;
+}
+
+}  // namespace
+}  // namespace posembed::token::POSEMBED_ISA

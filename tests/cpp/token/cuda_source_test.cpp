@@ -1,0 +1,198 @@
+// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: every row that they
+// write has the bits of the CPU kernels, with and without 16-byte accesses, and nothing else is
+// written. A GPU is not needed.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <random>
+#include <vector>
+
+// The library may hold the real launchers.
+#define gather_cuda gather_cuda_on_cpu
+#define backward_cuda backward_cuda_on_cpu
+#define backward_workspace_cuda backward_workspace_cuda_on_cpu
+#include "token/kernel_cuda.cu"
+
+namespace posembed::token {
+namespace {
+
+using core::Scalar;
+
+constexpr Scalar scalars[] = {Scalar::float32, Scalar::float64, Scalar::bfloat16, Scalar::float16};
+constexpr int64_t rows = 70, start = 1000;
+
+/// Memory for numbers of any type, at an offset from a 16-byte boundary.
+class Memory {
+ public:
+  Memory(int64_t count, Scalar scalar, int64_t shift)
+      : bytes_(static_cast<size_t>((count + shift) * core::size_of(scalar)) + 16, '\x5a') {
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    begin_ = (16 - address % 16) % 16 + static_cast<size_t>(shift * core::size_of(scalar));
+  }
+  void* data() { return bytes_.data() + begin_; }
+  bool operator==(const Memory& other) const {
+    return std::equal(bytes_.begin() + static_cast<int64_t>(begin_), bytes_.end(),
+                      other.bytes_.begin() + static_cast<int64_t>(other.begin_),
+                      other.bytes_.end());
+  }
+
+ private:
+  std::vector<char> bytes_;
+  size_t begin_;
+};
+
+void fill_with_numbers(Memory* memory, int64_t count, Scalar scalar) {
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  core::visit_scalar(scalar, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    auto* values = static_cast<T*>(memory->data());
+    for (int64_t i = 0; i < count; ++i) {
+      store(static_cast<Compute<T>>(i % 97 == 0 ? -0.0f : normal(generator)), values + i);
+    }
+  });
+}
+
+/// Ids of a part of a vocabulary and some outside it; one id with `often` places.
+std::vector<int64_t> make_ids(int64_t count, int64_t often, bool outside) {
+  std::mt19937_64 generator(2);
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < count; ++i) {
+    ids.push_back(start + static_cast<int64_t>(generator() % static_cast<uint64_t>(rows - 9)));
+  }
+  for (int64_t i = 0; i < often; ++i) ids[static_cast<size_t>(i * 5 % count)] = start + 33;
+  if (outside) {
+    ids[0] = std::numeric_limits<int64_t>::min();
+    ids[1] = std::numeric_limits<int64_t>::max();
+    ids[2] = start - 1;
+    ids[3] = start + rows;
+  }
+  return ids;
+}
+
+TEST(TokenGpuSource, Gather) {
+  const auto ids = make_ids(37, 5, /*outside=*/true);
+  const auto count = static_cast<int64_t>(ids.size());
+  for (const Scalar scalar : scalars) {
+    for (const int64_t dim : {1, 8, 64, 520, 2055}) {
+      for (const int64_t shift : {0, 1}) {
+        Memory weight(rows * dim, scalar, shift);
+        fill_with_numbers(&weight, rows * dim, scalar);
+        for (const double scale : {1.0, -2.5}) {
+          Memory out(count * dim, scalar, 0), expected = out;
+          core::DeviceError error = {};
+          GatherArguments arguments;
+          arguments.weight = weight.data();
+          arguments.scalar = scalar;
+          arguments.rows = rows;
+          arguments.embedding_dim = arguments.weight_stride = dim;
+          arguments.ids = {ids.data(), core::Index::int64};
+          arguments.count = count;
+          arguments.first_row = -start;
+          arguments.scale = scale;
+          arguments.out = expected.data();
+          gather_cpu(arguments, 0, count);
+          arguments.out = out.data();
+          ASSERT_EQ(gather_cuda(arguments, nullptr), nullptr);
+          ASSERT_TRUE(out == expected) << "dim " << dim;
+          arguments.error = &error;
+          gather_cuda(arguments, nullptr);
+          ASSERT_EQ(error.state, 2u);
+          ASSERT_EQ(error.value, ids[0]);
+        }
+      }
+    }
+  }
+}
+
+/// The gradient as the CPU makes it; the number of rows.
+int64_t expect(const BackwardArguments& a, bool dense, void* out) {
+  std::vector<uint64_t> entries(static_cast<size_t>(a.count)), scratch = entries;
+  std::vector<int64_t> starts(entries.size() + 1);
+  int64_t groups = 0;
+  GroupArguments group;
+  group.ids = a.ids;
+  group.count = a.count;
+  group.num_embeddings = a.num_embeddings;
+  group.first_row = a.first_row;
+  group.padding_idx = a.padding_idx;
+  group.entries = entries.data();
+  group.scratch = scratch.data();
+  group.starts = starts.data();
+  group.groups = &groups;
+  group_cpu(group);
+  FillArguments fill;
+  fill.rows = a.num_embeddings;
+  fill.groups = groups;
+  fill.sum.gradient = a.gradient;
+  fill.sum.out = out;
+  fill.sum.dense = dense;
+  fill.sum.scalar = a.scalar;
+  fill.sum.embedding_dim = a.embedding_dim;
+  fill.sum.entries = entries.data();
+  fill.sum.starts = starts.data();
+  fill.sum.scale = a.scale;
+  fill.sum.scale_grad_by_freq = a.scale_grad_by_freq;
+  if (dense) {
+    fill_table_cpu(fill, 0, a.num_embeddings + starts[static_cast<size_t>(groups)]);
+  } else {
+    sum_groups_cpu(fill.sum, 0, groups);
+  }
+  return groups;
+}
+
+void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift) {
+  const auto count = static_cast<int64_t>(ids.size());
+  Memory gradient(count * dim, scalar, shift);
+  fill_with_numbers(&gradient, count * dim, scalar);
+  BackwardArguments arguments;
+  arguments.gradient = gradient.data();
+  arguments.scalar = scalar;
+  arguments.embedding_dim = dim;
+  arguments.ids = {ids.data(), core::Index::int64};
+  arguments.count = count;
+  arguments.num_embeddings = rows;
+  arguments.first_row = -start;
+  arguments.padding_idx = start + 5;
+  arguments.scale = -0.5;
+  arguments.scale_grad_by_freq = dim % 2 == 0;
+  for (const bool dense : {true, false}) {
+    std::vector<int64_t> row_ids(ids.size() + 1);
+    arguments.row_ids = dense ? nullptr : row_ids.data();
+    arguments.groups = &row_ids.back();
+    std::vector<char> workspace(static_cast<size_t>(backward_workspace_cuda(arguments)));
+    arguments.workspace = workspace.data();
+    const int64_t held = dense ? rows : count;
+    Memory out(held * dim, scalar, 0), expected = out;
+    const int64_t groups = expect(arguments, dense, expected.data());
+    arguments.out = out.data();
+    ASSERT_EQ(backward_cuda(arguments, nullptr), nullptr);
+    ASSERT_TRUE(out == expected) << "dim " << dim << (dense ? " dense" : " rows");
+    if (dense) continue;
+    ASSERT_EQ(row_ids.back(), groups);
+    ASSERT_TRUE(std::is_sorted(row_ids.begin(), row_ids.begin() + groups));
+  }
+}
+
+TEST(TokenGpuSource, Backward) {
+  for (const Scalar scalar : scalars) {
+    for (const int64_t dim : {1, 8, 65, 264}) {
+      for (const int64_t shift : {0, 1}) {
+        // Counts around the span: a group of one span, of a little more, of many.
+        for (const int64_t often : {0, 64, 65, 129, 200}) {
+          const auto ids = make_ids(often == 0 ? 20 : 300, often, often != 65);
+          ASSERT_NO_FATAL_FAILURE(check_backward(scalar, ids, dim, shift)) << often;
+        }
+      }
+    }
+  }
+}
+
+TEST(TokenGpuSource, BackwardOfNothingKept) {
+  check_backward(Scalar::float32, std::vector<int64_t>(80, start + 5), 8, 0);
+  check_backward(Scalar::bfloat16, std::vector<int64_t>(200, start + 6), 8, 0);
+}
+
+}  // namespace
+}  // namespace posembed::token
