@@ -319,7 +319,8 @@ __global__ void reduce_heads_kernel(SlopeGradient gradient, int64_t batch, int64
 const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, int64_t queries,
                                 core::CudaStream stream) {
   const auto heads = static_cast<unsigned>(gradient.heads);
-  return core::launch(reduce_heads_kernel, heads, block_size, 0, stream, gradient, batch, queries);
+  return core::checked_launch(reduce_heads_kernel, heads, block_size, 0, stream, gradient, batch,
+                              queries);
 }
 
 // ----------------------------------------------------------------------------------------- slopes
@@ -359,7 +360,8 @@ const char* launch_fill(const FillArguments& arguments, core::CudaStream stream)
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * distances.queries);
   const bool vectors = in_vectors<T>(arguments.out, distances.keys);
   return with_form<T>(vectors, distances, [&](auto width, auto plain) {
-    return core::launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream, arguments);
+    return core::checked_launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
+                                arguments);
   });
 }
 
@@ -377,7 +379,8 @@ template <typename T>
 const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream) {
   const unsigned blocks = blocks_for(arguments);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    return core::launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream, arguments);
+    return core::checked_launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
+                                arguments);
   });
 }
 
@@ -388,8 +391,8 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
   const int64_t kept = std::min<int64_t>(arguments.distances.keys, kept_bytes / sizeof(C));
   const size_t bytes = static_cast<size_t>(kept) * sizeof(C);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
-    return core::launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes, stream,
-                        arguments, kept);
+    return core::checked_launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes,
+                                stream, arguments, kept);
   });
 }
 
@@ -401,7 +404,7 @@ const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
   const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
   const auto kernel = arguments.distances.plain() ? softmax_backward_kernel<T, true>
                                                   : softmax_backward_kernel<T, false>;
-  const char* error = core::launch(kernel, blocks, block_size, 0, stream, arguments);
+  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments);
   if (error != nullptr || gradient.sides == 0) return error;
   return launch_reduce_heads(gradient, arguments.batch, queries, stream);
 }
@@ -412,7 +415,7 @@ const char* launch_reduce(const ReduceArguments& arguments, core::CudaStream str
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * queries);
   const auto kernel =
       arguments.distances.plain() ? reduce_rows_kernel<T, true> : reduce_rows_kernel<T, false>;
-  const char* error = core::launch(kernel, blocks, block_size, 0, stream, arguments);
+  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments);
   if (error != nullptr) return error;
   return launch_reduce_heads(arguments.slopes, arguments.batch, queries, stream);
 }
@@ -456,8 +459,8 @@ const char* write_slopes_cuda(const float* slopes, int64_t count, float* out,
     SlopeBlock block;
     const int64_t size = std::min(most_slopes, count - done);
     std::copy_n(slopes + done, size, block.values);
-    const char* error =
-        core::launch(write_slopes_kernel, 1, block_size, 0, stream, block, size, out + done);
+    const char* error = core::checked_launch(write_slopes_kernel, 1, block_size, 0, stream, block,
+                                             size, out + done);
     if (error != nullptr) return error;
   }
   return nullptr;

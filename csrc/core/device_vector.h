@@ -50,18 +50,19 @@ inline const char* launch_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-/// Launches `kernel`, if there are blocks. Returns nullptr, or the text of the launch's error.
+/// Runs `kernel`, if there are blocks, with so many bytes of dynamic_shared_memory(). Returns
+/// nullptr, or the text of the launch's error.
 template <typename... Parameters, typename... Arguments>
-const char* launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                   size_t shared_bytes, CudaStream stream, const Arguments&... arguments) {
+const char* checked_launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                           size_t shared_bytes, CudaStream stream, const Arguments&... arguments) {
   if (blocks == 0) return nullptr;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+  return launch_error();
 }
 
 #if defined(__NVCC__)
