@@ -33,19 +33,7 @@ int64_t pieces_of(int64_t embedding_dim, int width) {
   return divide_up(embedding_dim, int64_t{warp_size} * width);
 }
 
-template <typename... Parameters, typename... Values>
-cudaError_t launch(int64_t items, cudaStream_t stream, void (*kernel)(Parameters...),
-                   const Values&... values) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(divide_up(items, warps)));
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, values...);
-}
-
-const char* text_of(cudaError_t error) {
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
+int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
 
 template <typename T, int width>
 __device__ Vector<T, width> read_vector(const T* from) {
@@ -155,10 +143,10 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64
 }
 
 template <typename T, int width>
-cudaError_t launch_pool(const PoolArguments& a, cudaStream_t stream) {
+void launch_pool(const PoolArguments& a, cudaStream_t stream) {
   const int64_t pieces = pieces_of(a.embedding_dim, width);
   const auto kernel = a.mode == Mode::max ? compare_kernel<T, width> : add_kernel<T, width>;
-  return launch(a.bags.bags * pieces, stream, kernel, a, pieces);
+  core::launch(kernel, blocks_for(a.bags.bags * pieces), threads, stream, a, pieces);
 }
 
 // ---- spread ----
@@ -190,9 +178,10 @@ __global__ void __launch_bounds__(threads) spread_kernel(SpreadArguments a, int6
 }
 
 template <typename T, int width>
-cudaError_t launch_spread(const SpreadArguments& a, cudaStream_t stream) {
+void launch_spread(const SpreadArguments& a, cudaStream_t stream) {
   const int64_t pieces = pieces_of(a.embedding_dim, width);
-  return launch(a.bags.count * pieces, stream, spread_kernel<T, width>, a, pieces);
+  core::launch(spread_kernel<T, width>, blocks_for(a.bags.count * pieces), threads, stream, a,
+               pieces);
 }
 
 // ---- dot ----
@@ -224,8 +213,8 @@ __global__ void __launch_bounds__(threads) dot_kernel(DotArguments a) {
 }
 
 template <typename T, int width>
-cudaError_t launch_dot(const DotArguments& a, cudaStream_t stream) {
-  return launch(a.bags.count, stream, dot_kernel<T, width>, a);
+void launch_dot(const DotArguments& a, cudaStream_t stream) {
+  core::launch(dot_kernel<T, width>, blocks_for(a.bags.count), threads, stream, a);
 }
 
 }  // namespace
@@ -233,37 +222,49 @@ cudaError_t launch_dot(const DotArguments& a, cudaStream_t stream) {
 const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream) {
   const int64_t dim = arguments.embedding_dim;
   if (arguments.bags.bags == 0 || dim == 0) return nullptr;
-  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool vectors = core::vectorizable<T>(arguments.table, dim, arguments.table_stride) &&
                          core::vectorizable<T>(arguments.out, dim, dim);
-    return text_of(vectors ? launch_pool<T, core::vector_width<T>>(arguments, stream)
-                           : launch_pool<T, 1>(arguments, stream));
+    if (vectors) {
+      launch_pool<T, core::vector_width<T>>(arguments, stream);
+    } else {
+      launch_pool<T, 1>(arguments, stream);
+    }
   });
+  return core::launch_error();
 }
 
 const char* spread_cuda(const SpreadArguments& arguments, core::CudaStream stream) {
   const int64_t dim = arguments.embedding_dim;
   if (arguments.bags.count == 0 || dim == 0) return nullptr;
-  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
                          core::vectorizable<T>(arguments.out, dim, dim);
-    return text_of(vectors ? launch_spread<T, core::vector_width<T>>(arguments, stream)
-                           : launch_spread<T, 1>(arguments, stream));
+    if (vectors) {
+      launch_spread<T, core::vector_width<T>>(arguments, stream);
+    } else {
+      launch_spread<T, 1>(arguments, stream);
+    }
   });
+  return core::launch_error();
 }
 
 const char* dot_cuda(const DotArguments& arguments, core::CudaStream stream) {
   const int64_t dim = arguments.embedding_dim;
   if (arguments.bags.count == 0) return nullptr;
-  return core::visit_scalar(arguments.scalar, [&](auto tag) {
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const bool vectors = core::vectorizable<T>(arguments.gradient, dim, dim) &&
                          core::vectorizable<T>(arguments.table, dim, arguments.table_stride);
-    return text_of(vectors ? launch_dot<T, core::vector_width<T>>(arguments, stream)
-                           : launch_dot<T, 1>(arguments, stream));
+    if (vectors) {
+      launch_dot<T, core::vector_width<T>>(arguments, stream);
+    } else {
+      launch_dot<T, 1>(arguments, stream);
+    }
   });
+  return core::launch_error();
 }
 
 }  // namespace posembed::bag

@@ -35,7 +35,10 @@ inline bool is_resident(const void* data) {
 inline at::Tensor calloc_tensor(at::IntArrayRef sizes, const at::TensorOptions& options,
                                 size_t bytes) {
   constexpr size_t alignment = 64;  // torch's own
-  void* block = std::calloc(1, bytes + alignment);
+  // Once freed, the block shall have room for a tensor of this size from torch, with what malloc
+  // needs to align it: otherwise the two would never use each other's memory again.
+  constexpr size_t slack = 512;
+  void* block = std::calloc(1, bytes + slack);
   TORCH_CHECK(block != nullptr, "posembed: not enough memory for ", bytes, " bytes");
   void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(block) + alignment - 1) /
                                        alignment * alignment);
