@@ -97,8 +97,6 @@ void bind_alibi(py::module_& module) {
            py::arg("max_bias") = 8.0, py::arg("causal") = true, py::arg("total_heads") = py::none(),
            py::arg("head_start") = 0, py::arg("factor") = 1.0, py::arg("train_length") = py::none(),
            py::arg("learned") = false)
-      .def_static("from_preset", &from_preset, py::arg("name"), py::arg("num_heads"), py::kw_only(),
-                  py::arg("head_dim") = py::none())
       .def("alibi_slopes", &ALiBiImpl::alibi_slopes, py::arg("batch_size") = py::none(),
            py::arg("key_length") = py::none(), release())
       .def("forward", &forward, py::arg("query_length"), py::arg("key_length") = py::none(),
@@ -109,6 +107,8 @@ void bind_alibi(py::module_& module) {
       .def("attention", &attention, py::arg("query"), py::arg("key"), py::arg("value"),
            py::kw_only(), py::arg("scale") = py::none(), py::arg("dropout") = 0.0, offset, queries,
            keys, documents, mask, release());
+  def_maker(module, "ALiBi", "from_preset", &from_preset, py::arg("name"), py::arg("num_heads"),
+            py::kw_only(), py::arg("head_dim") = py::none());
   def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);
   def_on_scores(bound, "softmax", &on_scores<&ALiBiImpl::softmax>);
   def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);

@@ -76,6 +76,13 @@ def test_falcon(heads: int) -> None:
     assert_close(ours, expected, worst + 1e-6)
 
 
+def test_presets_of_both_languages_agree() -> None:
+    ours = pe.ALiBi.from_preset("falcon", 8, head_dim=64)
+    theirs = pe.cpp.ALiBi.from_preset("falcon", 8, head_dim=64)
+    assert repr(theirs) == repr(ours)
+    assert torch.equal(theirs.forward(5), ours(5))
+
+
 def test_falcon_shards_cut_the_whole_models_slopes() -> None:
     whole = pe.ALiBi.from_preset("falcon", 12, head_dim=16)
     shard = pe.ALiBi.from_preset("falcon", 4, head_dim=16, total_heads=12, head_start=8)
