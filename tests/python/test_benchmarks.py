@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,3 +15,25 @@ def test_the_program_starts() -> None:
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "--case" in result.stdout
+
+
+def test_runs_stand_side_by_side(tmp_path: Path) -> None:
+    facts = dict.fromkeys(
+        ("date", "device", "instruction set", "torch", "posembed", "peers"), "known"
+    )
+    for threads, seconds in (("1", 2e-3), ("2", 1e-3)):
+        result = {
+            "name": "a case",
+            "seconds": {"clone": 4e-3, "posembed": seconds},
+            "rounds": {"clone": [4e-3] * 3, "posembed": [seconds] * 3},
+            "goals": [f"posembed: 3 x the speed of clone; reached {4e-3 / seconds}, **not met**"],
+        }
+        run = {"facts": facts | {"threads": threads, "allocator": "reusing"}, "results": [result]}
+        (tmp_path / f"{threads}.json").write_text(json.dumps(run))
+    program = PROGRAM.with_name("call_table.py")
+    command = [sys.executable, str(program), *map(str, sorted(tmp_path.iterdir()))]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "| threads, allocator | posembed | clone |" in printed
+    assert "| 1, reusing | 2.000 ms | 2.00 |" in printed
+    assert "| 2, reusing | 1.000 ms | 4.00 |" in printed
+    assert printed.count("not met") == 2
