@@ -10,6 +10,7 @@ from posembed.commands.peers import (
     imported,
     torchtune,
     transformers,
+    transformers_tables,
 )
 from posembed.commands.peers import PACKAGES as ROTARY_PACKAGES
 from torch import Tensor
@@ -23,6 +24,7 @@ __all__ = [
     "installed",
     "torchtune",
     "transformers",
+    "transformers_tables",
     "triton",
 ]
 
