@@ -23,8 +23,9 @@ Part = tuple[int, int]
 
 COPY, UPDATE, FILL = "fastest copy", "fastest update", "fastest fill"
 
-# Floors take whole blocks of four pages.
+# Floors take whole blocks of four pages, and enough of them for the start of threads not to count.
 BLOCK = 4 * 4096
+LEAST_BYTES = 4 << 20
 
 
 @functools.cache
@@ -44,7 +45,7 @@ def pool(threads: int) -> ThreadPoolExecutor:
 def parts(tensor: Tensor) -> list[Part]:
     """Start in bytes and length for each thread; none where blocks do not fit."""
     size = tensor.nbytes
-    if size % BLOCK or not tensor.is_contiguous():
+    if size < LEAST_BYTES or size % BLOCK or not tensor.is_contiguous():
         return []
     threads = torch.get_num_threads()
     cuts = [size // BLOCK * i // threads * BLOCK for i in range(threads + 1)]
