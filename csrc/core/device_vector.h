@@ -33,15 +33,25 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-/// Runs `kernel` in `blocks` blocks of `threads` threads.
+/// Runs `kernel` in `blocks` blocks of `threads` threads, with so many bytes of
+/// dynamic_shared_memory().
 template <typename... Parameters, typename... Arguments>
-inline void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
-                   const Arguments&... arguments) {
+void launch_with(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                 size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/// The same without shared memory.
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
+            const Arguments&... arguments) {
+  launch_with(kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream,
+              arguments...);
 }
 
 /// nullptr, or the text of the error of the launch before.
@@ -56,12 +66,7 @@ template <typename... Parameters, typename... Arguments>
 const char* checked_launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
                            size_t shared_bytes, CudaStream stream, const Arguments&... arguments) {
   if (blocks == 0) return nullptr;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchKernelEx(&config, kernel, arguments...);
+  launch_with(kernel, blocks, threads, shared_bytes, stream, arguments...);
   return launch_error();
 }
 
