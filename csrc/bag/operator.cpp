@@ -14,6 +14,7 @@
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "token/operator.h"
 
@@ -189,7 +190,7 @@ Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor
                       bool include_last_offset, Text gradient) {
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, weights, mode, gradient);
-  return at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
+  return dispatcher::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
 }
 
 Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
@@ -208,8 +209,8 @@ std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, std::nullopt, "max", gradient);
   const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
-  return {at::empty_symint(sizes, weight.options()),
-          at::empty_symint(sizes, weight.options().dtype(at::kLong))};
+  return {dispatcher::empty_symint(sizes, weight.options()),
+          dispatcher::empty_symint(sizes, weight.options().dtype(at::kLong))};
 }
 
 std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids,
@@ -254,7 +255,7 @@ Tensor spread(const Tensor& gradient, const Places& in, const MaybeTensor& weigh
   from = from.contiguous();
   c10::DimVector sizes(in.ids.sizes().begin(), in.ids.sizes().end());
   sizes.push_back(gradient.size(1));
-  Tensor out = at::empty(sizes, from.options());
+  Tensor out = dispatcher::empty(sizes, from.options());
   SpreadArguments arguments;
   arguments.gradient = from.const_data_ptr();
   arguments.weights = factors.defined() ? factors.const_data_ptr() : nullptr;
