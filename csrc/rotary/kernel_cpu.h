@@ -485,19 +485,30 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
 /// Outputs from this size on are written past the caches: they would not stay in them.
 constexpr int64_t streaming_bytes = int64_t{8} << 20;
 
-/// Whether `rows` are worth writing past the caches, and every vector of their window is aligned
-/// for it.
+template <typename T>
+bool in_whole_lines(int64_t elements) {
+  return elements * static_cast<int64_t>(sizeof(T)) % 64 == 0;
+}
+
+/// Whether `elements` are worth writing past the caches to rows at `out`, all of them aligned.
+template <typename T>
+bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
+  return elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
+         reinterpret_cast<uintptr_t>(out) % 64 == 0 && in_whole_lines<T>(stride[0]) &&
+         in_whole_lines<T>(stride[1]) && in_whole_lines<T>(stride[2]);
+}
+
+/// Whether every vector of the rotated window is aligned where rows are.
+template <typename T>
+bool is_window_aligned(const Arguments& arguments, const Rows& rows) {
+  return in_whole_lines<T>(window_start(arguments, rows)) && in_whole_lines<T>(arguments.pairs);
+}
+
 template <typename T>
 bool can_stream(const Arguments& arguments, const Rows& rows) {
-  constexpr int64_t line = 64;
-  const auto aligned = [](int64_t elements) {
-    return elements * static_cast<int64_t>(sizeof(T)) % line == 0;
-  };
   const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
-  return rows.in != rows.out && elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
-         reinterpret_cast<uintptr_t>(rows.out) % line == 0 &&
-         aligned(window_start(arguments, rows)) && aligned(arguments.pairs) &&
-         aligned(rows.out_stride[0]) && aligned(rows.out_stride[1]) && aligned(rows.out_stride[2]);
+  return rows.in != rows.out && is_window_aligned<T>(arguments, rows) &&
+         can_stream<T>(elements, rows.out, rows.out_stride);
 }
 
 /// Rotates the windows of `group`, which are rows of `rows`, and copies what lies outside them; or

@@ -108,7 +108,7 @@ class Walk {
 // statistics and once to be normed and rotated in registers ----
 
 /// Heads whose statistics are taken together, so that their square roots and divisions overlap.
-constexpr int64_t heads_at_once = 32;
+constexpr int64_t heads_at_once = 16;
 
 /// The sum of a run in the order of core::lane_sum: by halves, in the order of memory.
 template <typename T>
