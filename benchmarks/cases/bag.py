@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import posembed as pe
 import torch
-from posembed.commands.measure import Case
+from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
 
@@ -34,28 +35,33 @@ def of_dtype(dtype: torch.dtype, device: str) -> Iterator[Case]:
     kind = str(dtype).removeprefix("torch.")
     where = {"device": device, "dtype": dtype}
     ids = zipf(TOKENS, device)
+    goals = (Goal("posembed", "nn.EmbeddingBag", 1.0),)
     for bags in (256, 4096):
         offsets = bounds(bags, device)
-        for mode in ("sum", "mean", "max"):
+        gradient = torch.randn(bags, DIM, **where)
+        for what in ("sum", "weighted sum", "mean", "max"):
+            mode = what.removeprefix("weighted ")
+            weights = torch.rand(TOKENS, **where) if what == "weighted sum" else None
             ours = pe.TokenBag(VOCABULARY, DIM, mode, **where)
             theirs = nn.EmbeddingBag(VOCABULARY, DIM, mode=mode, **where)
-            name = f"{mode} of {TOKENS} x {DIM} in {bags} bags, {kind}"
+            modules = {"posembed": ours, "nn.EmbeddingBag": theirs}
+            calls = {
+                label: functools.partial(module, ids, offsets, weights)
+                for label, module in modules.items()
+            }
+            name = f"{what} of {TOKENS} x {DIM} in {bags} bags, {kind}"
             yield Case(
                 f"bag forward, {name}",
-                {
-                    "posembed": torch.no_grad()(lambda m=ours, o=offsets: m(ids, o)),
-                    "nn.EmbeddingBag": torch.no_grad()(lambda m=theirs, o=offsets: m(ids, o)),
-                },
+                {label: torch.no_grad()(call) for label, call in calls.items()},
+                goals=goals,
             )
-            gradient = torch.randn(bags, DIM, **where)
             yield Case(
                 f"bag forward and backward, {name}",
                 {
-                    "posembed": step(lambda m=ours, o=offsets: m(ids, o), ours.weight, gradient),
-                    "nn.EmbeddingBag": step(
-                        lambda m=theirs, o=offsets: m(ids, o), theirs.weight, gradient
-                    ),
+                    label: step(call, modules[label].weight, gradient)
+                    for label, call in calls.items()
                 },
+                goals=goals,
             )
 
 
