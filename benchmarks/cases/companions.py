@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
@@ -19,10 +20,8 @@ def shape(batch: int, seq: int, heads: int) -> tuple[int, ...]:
     return (batch, seq, heads, HEAD_DIM)
 
 
-def title(what: str, query: Tensor) -> str:
-    kind = str(query.dtype).removeprefix("torch.")
-    sizes = f"[{query.shape[0]},{query.shape[1]},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}]"
-    return f"rotary {what} {sizes} {kind}"
+def text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def transformers_norm(query: Tensor, key: Tensor, weight: Tensor) -> dict[str, peers.Call]:
@@ -41,7 +40,7 @@ def transformers_norm(query: Tensor, key: Tensor, weight: Tensor) -> dict[str, p
     }
 
 
-def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
+def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
     where = {"device": device, "dtype": dtype}
     query = torch.randn(shape(batch, seq, QUERY_HEADS), **where)
     key = torch.randn(shape(batch, seq, KEY_HEADS), **where)
@@ -58,7 +57,7 @@ def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
         functional.norm_rotary_(query, key, weight, weight, spec=spec)
 
     return Case(
-        title("with RMSNorm", query),
+        name,
         {
             **floors.update(query, key),
             "posembed": lambda: functional.norm_rotary(query, key, weight, weight, spec=spec),
@@ -71,7 +70,7 @@ def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
     )
 
 
-def cached(tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
+def cached(name: str, tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
     where = {"device": device, "dtype": dtype}
     query = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, **where)
     key, value = torch.randn(2, tokens, KEY_HEADS, HEAD_DIM, **where).unbind()
@@ -98,22 +97,21 @@ def cached(tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> C
     }
     if kept == dtype:
         candidates["rotary_, then index_copy_"] = apart
-    kind, width = (str(t).removeprefix("torch.") for t in (dtype, kept))
     return Case(
-        f"rotary with the paged cache [{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}] "
-        f"{kind} into {width}",
+        name,
         candidates,
         "copy_ of the same bytes",
         (Goal("posembed", "rotary_, then index_copy_", 1.0),),
     )
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def plans(setting: Setting) -> Iterator[Plan]:
     device, bfloat16 = setting.device, torch.bfloat16
     with torch.no_grad():
-        for dtype in (bfloat16, torch.float32):
-            yield normed(4, 2048, dtype, device)
-        yield normed(1, 1, bfloat16, device)
-        for kept in (bfloat16, torch.float8_e4m3fn):
-            yield cached(8192, bfloat16, kept, device)
-        yield cached(1, bfloat16, bfloat16, device)
+        for batch, seq, dtype in ((4, 2048, bfloat16), (4, 2048, torch.float32), (1, 1, bfloat16)):
+            sizes = f"[{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {text(dtype)}"
+            yield plan(f"rotary with RMSNorm {sizes}", normed, batch, seq, dtype, device)
+        for tokens, kept in ((8192, bfloat16), (8192, torch.float8_e4m3fn), (1, bfloat16)):
+            sizes = f"[{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}]"
+            name = f"rotary with the paged cache {sizes} {text(bfloat16)} into {text(kept)}"
+            yield plan(name, cached, tokens, bfloat16, kept, device)

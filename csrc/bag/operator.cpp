@@ -15,6 +15,7 @@
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "token/operator.h"
 
@@ -190,7 +191,7 @@ Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor
                       bool include_last_offset, Text gradient) {
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, weights, mode, gradient);
-  return at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
+  return dispatcher::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
 }
 
 Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
@@ -209,8 +210,8 @@ std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, std::nullopt, "max", gradient);
   const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
-  return {at::empty_symint(sizes, weight.options()),
-          at::empty_symint(sizes, weight.options().dtype(at::kLong))};
+  return {dispatcher::empty_symint(sizes, weight.options()),
+          dispatcher::empty_symint(sizes, weight.options().dtype(at::kLong))};
 }
 
 std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids,
@@ -269,7 +270,7 @@ Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& w
 /// What the row of each place gets of a maximum's gradient: [ids, embedding_dim].
 Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout) {
   const Tensor from = gradient.contiguous(), chosen = maxima.contiguous();
-  Tensor out = at::empty({layout.bags.count, gradient.size(1)}, gradient.options());
+  Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
   SpreadArguments arguments;
   arguments.gradient = from.const_data_ptr();
   arguments.places = chosen.const_data_ptr<int64_t>();

@@ -13,6 +13,7 @@
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "input/kernel.h"
 #include "learned/operator.h"
@@ -293,7 +294,7 @@ void launch(ForwardArguments& arguments, const Tensor& out) {
 Tensor input_embedding(const Input& in) {
   check(in);
   const Prepared prepared = prepare(in);
-  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   launch(arguments, out);
@@ -311,7 +312,7 @@ std::pair<Tensor, Tensor> statistics(const Input& in) {
 Forward input_embedding_forward(const Input& in) {
   check(in);
   const Prepared prepared = prepare(in);
-  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
   auto [mean, rstd] = statistics(in);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
@@ -365,7 +366,7 @@ Backward backward_results(const Input& in) {
   const auto options = in.token.options();
   const c10::SymInt dim = in.token.sym_size(1);
   const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
-    return at::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
+    return dispatcher::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
   };
   const auto table = [&](bool wanted, const MaybeTensor& rows) {
     return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
@@ -441,7 +442,7 @@ Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability) {
   dispatcher::check_floating(x, "x");
   check_dropout(x, seed, probability);
   const Tensor in = x.contiguous();
-  Tensor out = at::empty(x.sizes(), x.options());
+  Tensor out = dispatcher::empty(x.sizes(), x.options());
   const DropoutArguments arguments{
       in.const_data_ptr(), out.mutable_data_ptr(),        dispatcher::scalar_of(x), in.numel(),
       probability,         seed.const_data_ptr<int64_t>()};

@@ -13,8 +13,8 @@
 #include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
-#include "dispatcher/zero_table.h"
 #include "token/kernel.h"
 
 namespace posembed::token {
@@ -155,7 +155,7 @@ void sum_groups(const SumArguments& arguments, const SortedIds& sorted) {
 Tensor dense_on_cpu(const Gradient& of) {
   const SortedIds sorted = sort_ids(of);
   const auto [out, is_zero] =
-      dispatcher::allocate_zero_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+      dispatcher::empty_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
   FillArguments arguments{sum_arguments(of, sorted, out), of.num_embeddings, sorted.groups};
   if (is_zero) {
     sum_groups(arguments.sum, sorted);
@@ -172,7 +172,7 @@ Tensor dense_on_cpu(const Gradient& of) {
 std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   const SortedIds sorted = sort_ids(of);
   Tensor row_ids = at::empty({sorted.groups}, at::kLong);
-  Tensor rows = at::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
+  Tensor rows = dispatcher::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
   auto* id = row_ids.mutable_data_ptr<int64_t>();
   for (int64_t group = 0; group < sorted.groups; ++group) id[group] = sorted.row(group);
   SumArguments arguments = sum_arguments(of, sorted, rows);
@@ -306,7 +306,7 @@ Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
   const Tensor table = with_dense_rows(weight);
   c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(weight.size(1));
-  Tensor out = at::empty(sizes, weight.options());
+  Tensor out = dispatcher::empty(sizes, weight.options());
   GatherArguments arguments;
   arguments.weight = table.const_data_ptr();
   arguments.out = out.mutable_data_ptr();
