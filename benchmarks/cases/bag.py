@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import posembed as pe
 import torch
 from plan import Plan, plan
-from posembed.commands.measure import Case
+from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
 
@@ -36,9 +36,11 @@ def step(call: Callable[[], Tensor], weight: Tensor, gradient: Tensor) -> Callab
 class Bags:
     """A table, ids and the bags that share them."""
 
-    def __init__(self, bags: int, mode: str, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, bags: int, pooling: str, dtype: torch.dtype, device: str) -> None:
         where = {"device": device, "dtype": dtype}
+        mode = pooling.removeprefix("weighted ")
         self.ids, self.offsets = zipf(TOKENS, device), bounds(bags, device)
+        self.weights = None if mode == pooling else torch.rand(TOKENS, **where)
         self.modules = {
             "posembed": pe.TokenBag(VOCABULARY, DIM, mode, **where),
             "nn.EmbeddingBag": nn.EmbeddingBag(VOCABULARY, DIM, mode=mode, **where),
@@ -47,28 +49,33 @@ class Bags:
 
     def calls(self) -> dict[str, tuple[Callable[[], Tensor], Tensor]]:
         """Each call with the table that it reads."""
+        places = self.ids, self.offsets, self.weights
         return {
-            label: (functools.partial(module, self.ids, self.offsets), module.weight)
+            label: (functools.partial(module, *places), module.weight)
             for label, module in self.modules.items()
         }
 
 
+GOALS = (Goal("posembed", "nn.EmbeddingBag", 1.0),)
+
+
 def forward(name: str, *which: object) -> Case:
-    calls = Bags(*which).calls()
-    return Case(name, {label: torch.no_grad()(call) for label, (call, _) in calls.items()})
+    calls = {label: torch.no_grad()(call) for label, (call, _) in Bags(*which).calls().items()}
+    return Case(name, calls, goals=GOALS)
 
 
 def backward(name: str, *which: object) -> Case:
     bags = Bags(*which)
-    calls = bags.calls()
-    return Case(name, {label: step(*call, bags.gradient) for label, call in calls.items()})
+    calls = {label: step(*call, bags.gradient) for label, call in bags.calls().items()}
+    return Case(name, calls, goals=GOALS)
 
 
 def plans(setting: Setting) -> Iterator[Plan]:
-    modes, dtypes = ("sum", "mean", "max"), (torch.float32, torch.bfloat16)
-    for dtype, bags, mode in itertools.product(dtypes, (256, 4096), modes):
+    poolings = ("sum", "weighted sum", "mean", "max")
+    dtypes = (torch.float32, torch.bfloat16)
+    for dtype, bags, pooling in itertools.product(dtypes, (256, 4096), poolings):
         kind = str(dtype).removeprefix("torch.")
-        name = f"{mode} of {TOKENS} x {DIM} in {bags} bags, {kind}"
-        which = (bags, mode, dtype, setting.device)
+        name = f"{pooling} of {TOKENS} x {DIM} in {bags} bags, {kind}"
+        which = (bags, pooling, dtype, setting.device)
         yield plan(f"bag forward, {name}", forward, *which)
         yield plan(f"bag forward and backward, {name}", backward, *which)

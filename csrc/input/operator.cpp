@@ -40,7 +40,11 @@ void check_token(const Input& in) {
   dispatcher::check_integers(in.ids, "ids");
   dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
   dispatcher::check_same_device(in.ids, "ids", in.token, "token");
-  token::check_gradient_form(in.gradient);
+  if (!has_own_rows(in)) return token::check_gradient_form(in.gradient);
+  TORCH_CHECK_VALUE(in.padding_idx == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
+                    "gradient: expected no padding_idx and a row of token for each id with 'own', ",
+                    "got padding_idx ", in.padding_idx, ", ", in.token.sym_size(0), " rows and ",
+                    in.ids.sym_numel(), " ids");
 }
 
 void check_position(const Input& in) {
@@ -149,10 +153,23 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
   return result;
 }
 
+/// On the CPU: a row of its own for each id.
+void check_order(const Tensor& ids) {
+  const core::IndexView view = dispatcher::index_view(ids);
+  for (int64_t place = 0; place < ids.numel(); ++place) {
+    TORCH_CHECK_VALUE(core::read(view, place) == place,
+                      "ids: expected 0, 1, … with gradient 'own', ", "got ",
+                      core::read(view, place), " at place ", place);
+  }
+}
+
 void prepare_token(const Input& in, Prepared& prepared) {
   prepared.token = token::with_dense_rows(in.token);
   prepared.ids = in.ids.contiguous();
-  if (!in.token.is_cuda()) check_range(prepared.ids, "ids", in.token, "token");
+  if (!in.token.is_cuda()) {
+    check_range(prepared.ids, "ids", in.token, "token");
+    if (has_own_rows(in)) check_order(prepared.ids);
+  }
   Table& token = prepared.arguments.token;
   token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
   token.index_stride[0] = in.ids.size(1);

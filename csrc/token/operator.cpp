@@ -22,17 +22,6 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// What a gradient of the table is made of.
-struct Gradient {
-  const Tensor& rows;  // [..., embedding_dim]
-  const Tensor& ids;   // [...]
-  int64_t num_embeddings;
-  int64_t padding_idx;
-  double scale;
-  bool scale_grad_by_freq;
-  int64_t vocabulary_start;
-};
-
 /// The row of id 0 in a table whose first row is that of id `vocabulary_start`; -1: the table is
 /// the whole vocabulary.
 int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
@@ -70,10 +59,7 @@ void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt
                         gradient.sym_sizes().slice(0, ids.dim()) == ids.sym_sizes(),
                     "gradient: expected the shape of ids, ", ids.sym_sizes(),
                     ", and embedding_dim, got ", gradient.sym_sizes());
-  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
-                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
-  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
-                    ids.sym_numel());
+  check_sortable(ids, num_embeddings);
 }
 
 // ------------------------------------------------------------------------------------- look-up
@@ -135,9 +121,19 @@ SortedIds sort_ids(const Gradient& of) {
   return sorted;
 }
 
+Sources sources_of(const Gradient& of) {
+  Sources sources;
+  if (of.sources.defined()) {
+    sources.rows = reinterpret_cast<const uint32_t*>(of.sources.const_data_ptr<int32_t>());
+  }
+  if (of.factors.defined()) sources.factors = of.factors.const_data_ptr();
+  return sources;
+}
+
 SumArguments sum_arguments(const Gradient& of, const SortedIds& sorted, const Tensor& out) {
   SumArguments arguments;
   arguments.gradient = of.rows.const_data_ptr();
+  arguments.sources = sources_of(of);
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
@@ -191,6 +187,7 @@ void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
   const dispatcher::CudaScope scope(of.rows);
   BackwardArguments arguments;
   arguments.gradient = of.rows.const_data_ptr();
+  arguments.sources = sources_of(of);
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
@@ -231,26 +228,23 @@ Tensor dense_on_cuda(const Gradient& of) {
   return out;
 }
 
-/// Checks, and calls `of_cpu` or `of_cuda` with contiguous tensors.
+/// Checks, and calls `make` with contiguous tensors.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                    int64_t padding_idx, double scale, bool scale_grad_by_freq,
-                   int64_t vocabulary_start, Result (*of_cpu)(const Gradient&),
-                   Result (*of_cuda)(const Gradient&)) {
+                   int64_t vocabulary_start, Result (*make)(const Gradient&)) {
   check_gradient(gradient, ids, num_embeddings, vocabulary_start);
   const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  const Gradient of{
-      rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start};
-  if (gradient.is_cuda()) return of_cuda(of);
-  if (vocabulary_start < 0) check_ids(places, num_embeddings);
-  return of_cpu(of);
+  if (!gradient.is_cuda() && vocabulary_start < 0) check_ids(places, num_embeddings);
+  return make(
+      {rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start});
 }
 
 Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                           int64_t padding_idx, double scale, bool scale_grad_by_freq,
                           int64_t vocabulary_start) {
   return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, dense_on_cpu, dense_on_cuda);
+                     vocabulary_start, dense_gradient);
 }
 
 std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const Tensor& ids,
@@ -258,7 +252,7 @@ std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const
                                                    double scale, bool scale_grad_by_freq,
                                                    int64_t vocabulary_start) {
   return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, rows_on_cpu, rows_on_cuda);
+                     vocabulary_start, rows_gradient);
 }
 
 Tensor embedding_backward_meta(const Tensor& gradient, const Tensor& ids,
@@ -275,6 +269,21 @@ void register_kernels(torch::Library& m) {
 }
 
 }  // namespace
+
+Tensor dense_gradient(const Gradient& of) {
+  return of.rows.is_cuda() ? dense_on_cuda(of) : dense_on_cpu(of);
+}
+
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
+  return of.rows.is_cuda() ? rows_on_cuda(of) : rows_on_cpu(of);
+}
+
+void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings) {
+  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
+                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
+  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
+                    ids.sym_numel());
+}
 
 void check_gradient_form(Text gradient) {
   TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
