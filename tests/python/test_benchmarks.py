@@ -47,3 +47,22 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert "| 1, reusing | 2.000 ms | 2.00 |" in printed
     assert "| 2, reusing | 1.000 ms | 4.00 |" in printed
     assert printed.count("not met") == 2
+
+
+def test_kernel_tables_keep_the_best_of_several_runs(tmp_path: Path) -> None:
+    """A program that gets slower beside a floor that gets faster, then the other way round."""
+    best, program = tmp_path / "best.json", tmp_path / "program"
+    for speed, floor, expected in (
+        (20.0, 40.0, "0.50"),
+        (10.0, 25.0, "0.50"),
+        (32.0, 30.0, "0.80"),
+    ):
+        case = {"name": "in_place/bf16/warm", "GB/s": speed, "floor GB/s": floor, "ratio": 0.0}
+        output = {"context": {"instruction_set": "avx2"}, "benchmarks": [case]}
+        program.write_text(f"#!/bin/sh\necho '{json.dumps(output)}'\n")
+        program.chmod(0o755)
+        script = PROGRAM.with_name("kernel_table.py")
+        command = [sys.executable, str(script), str(program), "--best", str(best)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "| in_place/bf16/warm | 40.0 | " in printed
+        assert expected in printed
