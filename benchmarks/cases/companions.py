@@ -14,6 +14,7 @@ from torch import Tensor
 from cases import floors, peers
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+LATENT_HEADS, LATENT, ROPE = 32, 512, 64
 
 
 def shape(batch: int, seq: int, heads: int) -> tuple[int, ...]:
@@ -105,13 +106,49 @@ def cached(name: str, tokens: int, dtype: torch.dtype, kept: torch.dtype, device
     )
 
 
+def latent(name: str, tokens: int, dtype: torch.dtype, device: str) -> Case:
+    """Multi-head latent attention as in DeepSeek-V3, of a quarter of its heads."""
+    where = {"device": device, "dtype": dtype}
+    query = torch.randn(tokens, LATENT_HEADS, 128 + ROPE, **where)
+    kept, key_rope = torch.randn(tokens, LATENT, **where), torch.randn(tokens, ROPE, **where)
+    pages = (tokens + PAGE - 1) // PAGE + 1
+    cache = torch.zeros(pages, PAGE, LATENT + ROPE, **where)
+    slots = torch.randperm(pages * PAGE, device=device)[:tokens]
+    spec = pe.RotarySpec(128 + ROPE, rotary_dim=ROPE, rotary_start=128, interleaved=True)
+    window = pe.RotarySpec(ROPE, interleaved=True)
+    rows, functional = cache.flatten(0, 1), pe.functional
+
+    def apart() -> None:
+        functional.rotary_(query[..., 128:], key_rope[:, None], spec=window, layout="thd")
+        rows[:, :LATENT].index_copy_(0, slots, kept)
+        rows[:, LATENT:].index_copy_(0, slots, key_rope)
+
+    options = {"spec": spec, "layout": "thd"}
+    ours, unfused = "posembed", "rotary_, then index_copy_"
+    candidates = {
+        **floors.update(query),
+        ours: lambda: functional.mla_rotary_cache_(query, kept, key_rope, cache, slots, **options),
+        unfused: apart,
+    }
+    return Case(name, candidates, unfused, (Goal(ours, unfused, 1.0),))
+
+
 def plans(setting: Setting) -> Iterator[Plan]:
     device, bfloat16 = setting.device, torch.bfloat16
     with torch.no_grad():
         for batch, seq, dtype in ((4, 2048, bfloat16), (4, 2048, torch.float32), (1, 1, bfloat16)):
             sizes = f"[{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {text(dtype)}"
             yield plan(f"rotary with RMSNorm {sizes}", normed, batch, seq, dtype, device)
-        for tokens, kept in ((8192, bfloat16), (8192, torch.float8_e4m3fn), (1, bfloat16)):
+        for tokens, dtype, kept in (
+            (8192, bfloat16, bfloat16),
+            (8192, bfloat16, torch.float8_e4m3fn),
+            (8192, torch.float32, torch.float32),
+            (1, bfloat16, bfloat16),
+        ):
             sizes = f"[{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}]"
-            name = f"rotary with the paged cache {sizes} {text(bfloat16)} into {text(kept)}"
-            yield plan(name, cached, tokens, bfloat16, kept, device)
+            name = f"rotary with the paged cache {sizes} {text(dtype)} into {text(kept)}"
+            yield plan(name, cached, tokens, dtype, kept, device)
+        for tokens, dtype in ((4096, bfloat16), (4096, torch.float32), (1, bfloat16)):
+            sizes = f"[{tokens},{LATENT_HEADS},128+{ROPE}] + {LATENT}"
+            name = f"rotary with the latent cache {sizes} {text(dtype)}"
+            yield plan(name, latent, tokens, dtype, device)
