@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
 from cases import additive, alibi, bag, companions, peers, pretrained, rotary, token
+from plan import Plan
 from posembed.commands import measure
 from setting import Setting
 
@@ -49,6 +51,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", default="", help="run the cases whose name contains this")
+    parser.add_argument("--list", action="store_true", help="print the names of cases and stop")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -104,8 +107,20 @@ def processor() -> str:
     return platform.processor()
 
 
+def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
+    """Those that were asked for."""
+    setting = Setting(arguments.device, arguments.allocator, not arguments.no_compile)
+    for family in FAMILIES:
+        for plan in family.plans(setting):
+            if arguments.case in plan.name:
+                yield plan
+
+
 def main() -> None:
     arguments = parse()
+    if arguments.list:
+        print("\n".join(plan.name for plan in plans(arguments)))
+        return
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("skipped: torch finds no CUDA device")
         return
@@ -113,19 +128,15 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     # Inductor's cache does not ask torch how many threads to use.
     torch._inductor.config.cpp.threads = arguments.threads
-    setting = Setting(arguments.device, arguments.allocator, not arguments.no_compile)
     known = facts(arguments)
     lines = [f"- {name}: {value}" for name, value in known.items()] + [""]
     print("\n".join(lines))
     results = []
-    for family in FAMILIES:
-        for case in family.cases(setting):
-            if arguments.case not in case.name:
-                continue
-            result = measure.run(case, arguments.rounds)
-            results.append(result)
-            lines += measure.table(result)
-            print("\n".join(measure.table(result)), flush=True)
+    for plan in plans(arguments):
+        result = measure.run(plan.build(), arguments.rounds)
+        results.append(result)
+        lines += measure.table(result)
+        print("\n".join(measure.table(result)), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps({"facts": known, "results": results}, indent=1))
     if arguments.table:

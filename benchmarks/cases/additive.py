@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
 
 BATCH, SEQ, DIM, VOCABULARY = 8, 1024, 768, 30522
+WIDE = (4, 2048, 4096)  # batch, seq and dim of a large model
 
 
-def sinusoidal(dtype: torch.dtype, setting: Setting) -> Case:
+def sinusoidal(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     device = setting.device
     x = torch.randn(BATCH, SEQ, DIM, device=device, dtype=dtype)
     out = torch.empty_like(x)
@@ -24,7 +26,7 @@ def sinusoidal(dtype: torch.dtype, setting: Setting) -> Case:
         torch.bfloat16: Goal("posembed", "eager, table at hand", 1.8),
     }
     return Case(
-        f"sinusoidal add [{BATCH},{SEQ},{DIM}] {name(dtype)}",
+        name,
         {
             "copy_ into existing memory": lambda: out.copy_(x),
             "clone": lambda: x.clone(),
@@ -34,10 +36,6 @@ def sinusoidal(dtype: torch.dtype, setting: Setting) -> Case:
         "clone",
         (goals[dtype],) if reuses(setting) else (),
     )
-
-
-def name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def reuses(setting: Setting) -> bool:
@@ -58,9 +56,9 @@ class EagerSum(nn.Module):
         return self.token(ids) + self.position(positions)
 
 
-def wide_sum(dtype: torch.dtype, setting: Setting) -> Case:
+def wide_sum(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     """Token + position rows of a large model: memory traffic alone."""
-    batch, seq, dim = 4, 2048, 4096
+    batch, seq, dim = WIDE
     where = {"device": setting.device, "dtype": dtype}
     ours = pe.InputEmbedding(VOCABULARY, dim, max_positions=seq, **where)
     theirs = EagerSum(seq, dim, **where)
@@ -69,7 +67,7 @@ def wide_sum(dtype: torch.dtype, setting: Setting) -> Case:
     source = torch.empty_like(out).normal_()
     goal = Goal("posembed", "eager", 2.9)
     return Case(
-        f"input: token + position {batch * seq} x {dim} {name(dtype)}",
+        name,
         {
             "copy_ of the same bytes": lambda: out.copy_(source),
             "posembed": torch.no_grad()(lambda: ours(ids)),
@@ -125,13 +123,19 @@ def step_goals(setting: Setting) -> tuple[Goal, ...]:
     )
 
 
-def input_embedding(dtype: torch.dtype, setting: Setting) -> Iterator[Case]:
-    candidates = modules(dtype, setting)
+def forward(name: str, dtype: torch.dtype, setting: Setting) -> Case:
+    ids = torch.randint(VOCABULARY, (BATCH, SEQ), device=setting.device)
+    candidates = {
+        label: torch.no_grad()(lambda module=module: module(ids))
+        for label, module in modules(dtype, setting).items()
+        if "rows" not in label
+    }
+    return Case(name, candidates, goals=forward_goals(dtype, setting))
+
+
+def backward(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     ids = torch.randint(VOCABULARY, (BATCH, SEQ), device=setting.device)
     gradient = torch.randn(BATCH, SEQ, DIM, device=setting.device, dtype=dtype)
-
-    def forward(module: nn.Module):
-        return torch.no_grad()(lambda: module(ids))
 
     def step(module: nn.Module):
         def run() -> None:
@@ -140,22 +144,19 @@ def input_embedding(dtype: torch.dtype, setting: Setting) -> Iterator[Case]:
 
         return run
 
-    sizes = f"[{BATCH},{SEQ},{DIM}] {name(dtype)}"
-    yield Case(
-        f"input: token + position + LayerNorm forward {sizes}",
-        {label: forward(module) for label, module in candidates.items() if "rows" not in label},
-        goals=forward_goals(dtype, setting),
-    )
-    yield Case(
-        f"input: token + position + LayerNorm forward and backward {sizes}",
-        {label: step(module) for label, module in candidates.items()},
-        goals=step_goals(setting),
-    )
+    candidates = {label: step(module) for label, module in modules(dtype, setting).items()}
+    return Case(name, candidates, goals=step_goals(setting))
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def plans(setting: Setting) -> Iterator[Plan]:
     for dtype in (torch.float32, torch.bfloat16):
+        kind = str(dtype).removeprefix("torch.")
+        sizes = f"[{BATCH},{SEQ},{DIM}] {kind}"
         with torch.no_grad():
-            yield sinusoidal(dtype, setting)
-        yield wide_sum(dtype, setting)
-        yield from input_embedding(dtype, setting)
+            yield plan(f"sinusoidal add {sizes}", sinusoidal, dtype, setting)
+        batch, seq, dim = WIDE
+        name = f"input: token + position {batch * seq} x {dim} {kind}"
+        yield plan(name, wide_sum, dtype, setting)
+        name = "input: token + position + LayerNorm forward"
+        yield plan(f"{name} {sizes}", forward, dtype, setting)
+        yield plan(f"{name} and backward {sizes}", backward, dtype, setting)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
@@ -44,13 +45,13 @@ def against_eager(allocator: str, speed: float) -> tuple[Goal, ...]:
     return (Goal("posembed", EAGER, speed if allocator == "reusing" else 1.0),)
 
 
-def bias(dtype: torch.dtype, setting: Setting) -> Case:
+def bias(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     """Beside the fastest fill of the same bytes."""
     module, eager = pe.ALiBi(HEADS).to(setting.device), Eager(dtype, setting.device)
     out = torch.empty(HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
     floor = floors.fill(out) or {"fill_": lambda: out.fill_(1.0)}
     return Case(
-        f"ALiBi bias {sizes(dtype)}",
+        name,
         {
             **floor,
             "posembed": lambda: module(LENGTH, dtype=dtype),
@@ -65,14 +66,13 @@ def bias(dtype: torch.dtype, setting: Setting) -> Case:
     )
 
 
-def added(dtype: torch.dtype, causal: bool, setting: Setting) -> Case:
+def added(name: str, dtype: torch.dtype, causal: bool, setting: Setting) -> Case:
     """Beside the fastest update of the same bytes in place."""
     module, eager = pe.ALiBi(HEADS, causal=causal).to(setting.device), Eager(dtype, setting.device)
     scores = torch.zeros(1, HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
     floor = floors.update(scores) or {"mul_": lambda: scores.mul_(1.0)}
-    kind = "causal" if causal else "symmetric"
     return Case(
-        f"ALiBi added in place, {kind} {sizes(dtype)}",
+        name,
         {
             **floor,
             "posembed": lambda: module.add_(scores, scale=0.125),
@@ -83,12 +83,12 @@ def added(dtype: torch.dtype, causal: bool, setting: Setting) -> Case:
     )
 
 
-def softmax(dtype: torch.dtype, setting: Setting) -> Case:
+def softmax(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     module, eager = pe.ALiBi(HEADS).to(setting.device), Eager(dtype, setting.device)
     scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=setting.device).to(dtype)
     copy = scores.clone()
     return Case(
-        f"ALiBi softmax {sizes(dtype)}",
+        name,
         {
             **floors.update(copy),
             "posembed": lambda: module.softmax(scores),
@@ -102,12 +102,12 @@ def softmax(dtype: torch.dtype, setting: Setting) -> Case:
     )
 
 
-def decode(dtype: torch.dtype, device: str) -> Case:
+def decode(name: str, dtype: torch.dtype, device: str) -> Case:
     module, eager = pe.ALiBi(HEADS).to(device), Eager(dtype, device)
     scores = torch.randn(1, HEADS, 1, LENGTH, device=device).to(dtype)
     row = eager.table[:, -1:].clone()
     return Case(
-        f"ALiBi softmax of one query {sizes(dtype, 1)}",
+        name,
         {
             "posembed": lambda: module.softmax(scores),
             "posembed, in place": lambda: module.softmax_(scores),
@@ -117,7 +117,7 @@ def decode(dtype: torch.dtype, device: str) -> Case:
     )
 
 
-def gradients(dtype: torch.dtype, device: str) -> Case:
+def gradients(name: str, dtype: torch.dtype, device: str) -> Case:
     slopes = pe.functional.alibi_slopes(HEADS, device=device).to(dtype).requires_grad_()
     scores = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype, requires_grad=True)
     grad = torch.randn(1, HEADS, LENGTH, LENGTH, device=device, dtype=dtype)
@@ -133,7 +133,7 @@ def gradients(dtype: torch.dtype, device: str) -> Case:
         return lambda: torch.autograd.grad(forward(), (scores, slopes), grad)
 
     return Case(
-        f"ALiBi softmax and its gradients {sizes(dtype)}",
+        name,
         {
             "posembed": step(lambda: pe.functional.alibi_softmax(scores, slopes)),
             EAGER: step(eager),
@@ -141,12 +141,15 @@ def gradients(dtype: torch.dtype, device: str) -> Case:
     )
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def plans(setting: Setting) -> Iterator[Plan]:
     for dtype in (torch.float32, torch.bfloat16):
+        size = sizes(dtype)
         with torch.no_grad():
-            yield bias(dtype, setting)
-            yield added(dtype, True, setting)
-            yield added(dtype, False, setting)
-            yield softmax(dtype, setting)
-            yield decode(dtype, setting.device)
-        yield gradients(dtype, setting.device)
+            yield plan(f"ALiBi bias {size}", bias, dtype, setting)
+            for kind in ("causal", "symmetric"):
+                name = f"ALiBi added in place, {kind} {size}"
+                yield plan(name, added, dtype, kind == "causal", setting)
+            yield plan(f"ALiBi softmax {size}", softmax, dtype, setting)
+            name = f"ALiBi softmax of one query {sizes(dtype, 1)}"
+            yield plan(name, decode, dtype, setting.device)
+        yield plan(f"ALiBi softmax and its gradients {size}", gradients, dtype, setting.device)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 
 import posembed as pe
 import torch
-from posembed.commands.measure import Case
+from plan import Plan, plan
+from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
 
@@ -30,35 +33,49 @@ def step(call: Callable[[], Tensor], weight: Tensor, gradient: Tensor) -> Callab
     return run
 
 
-def of_dtype(dtype: torch.dtype, device: str) -> Iterator[Case]:
-    kind = str(dtype).removeprefix("torch.")
-    where = {"device": device, "dtype": dtype}
-    ids = zipf(TOKENS, device)
-    for bags in (256, 4096):
-        offsets = bounds(bags, device)
-        for mode in ("sum", "mean", "max"):
-            ours = pe.TokenBag(VOCABULARY, DIM, mode, **where)
-            theirs = nn.EmbeddingBag(VOCABULARY, DIM, mode=mode, **where)
-            name = f"{mode} of {TOKENS} x {DIM} in {bags} bags, {kind}"
-            yield Case(
-                f"bag forward, {name}",
-                {
-                    "posembed": torch.no_grad()(lambda m=ours, o=offsets: m(ids, o)),
-                    "nn.EmbeddingBag": torch.no_grad()(lambda m=theirs, o=offsets: m(ids, o)),
-                },
-            )
-            gradient = torch.randn(bags, DIM, **where)
-            yield Case(
-                f"bag forward and backward, {name}",
-                {
-                    "posembed": step(lambda m=ours, o=offsets: m(ids, o), ours.weight, gradient),
-                    "nn.EmbeddingBag": step(
-                        lambda m=theirs, o=offsets: m(ids, o), theirs.weight, gradient
-                    ),
-                },
-            )
+class Bags:
+    """A table, ids and the bags that share them."""
+
+    def __init__(self, bags: int, pooling: str, dtype: torch.dtype, device: str) -> None:
+        where = {"device": device, "dtype": dtype}
+        mode = pooling.removeprefix("weighted ")
+        self.ids, self.offsets = zipf(TOKENS, device), bounds(bags, device)
+        self.weights = None if mode == pooling else torch.rand(TOKENS, **where)
+        self.modules = {
+            "posembed": pe.TokenBag(VOCABULARY, DIM, mode, **where),
+            "nn.EmbeddingBag": nn.EmbeddingBag(VOCABULARY, DIM, mode=mode, **where),
+        }
+        self.gradient = torch.randn(bags, DIM, **where)
+
+    def calls(self) -> dict[str, tuple[Callable[[], Tensor], Tensor]]:
+        """Each call with the table that it reads."""
+        places = self.ids, self.offsets, self.weights
+        return {
+            label: (functools.partial(module, *places), module.weight)
+            for label, module in self.modules.items()
+        }
 
 
-def cases(setting: Setting) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        yield from of_dtype(dtype, setting.device)
+GOALS = (Goal("posembed", "nn.EmbeddingBag", 1.0),)
+
+
+def forward(name: str, *which: object) -> Case:
+    calls = {label: torch.no_grad()(call) for label, (call, _) in Bags(*which).calls().items()}
+    return Case(name, calls, goals=GOALS)
+
+
+def backward(name: str, *which: object) -> Case:
+    bags = Bags(*which)
+    calls = {label: step(*call, bags.gradient) for label, call in bags.calls().items()}
+    return Case(name, calls, goals=GOALS)
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
+    poolings = ("sum", "weighted sum", "mean", "max")
+    dtypes = (torch.float32, torch.bfloat16)
+    for dtype, bags, pooling in itertools.product(dtypes, (256, 4096), poolings):
+        kind = str(dtype).removeprefix("torch.")
+        name = f"{pooling} of {TOKENS} x {DIM} in {bags} bags, {kind}"
+        which = (bags, pooling, dtype, setting.device)
+        yield plan(f"bag forward, {name}", forward, *which)
+        yield plan(f"bag forward and backward, {name}", backward, *which)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
@@ -13,16 +14,15 @@ from torch import Tensor
 from cases import floors, peers
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+LATENT_HEADS, LATENT, ROPE = 32, 512, 64
 
 
 def shape(batch: int, seq: int, heads: int) -> tuple[int, ...]:
     return (batch, seq, heads, HEAD_DIM)
 
 
-def title(what: str, query: Tensor) -> str:
-    kind = str(query.dtype).removeprefix("torch.")
-    sizes = f"[{query.shape[0]},{query.shape[1]},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}]"
-    return f"rotary {what} {sizes} {kind}"
+def text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def transformers_norm(query: Tensor, key: Tensor, weight: Tensor) -> dict[str, peers.Call]:
@@ -41,7 +41,7 @@ def transformers_norm(query: Tensor, key: Tensor, weight: Tensor) -> dict[str, p
     }
 
 
-def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
+def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
     where = {"device": device, "dtype": dtype}
     query = torch.randn(shape(batch, seq, QUERY_HEADS), **where)
     key = torch.randn(shape(batch, seq, KEY_HEADS), **where)
@@ -58,7 +58,7 @@ def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
         functional.norm_rotary_(query, key, weight, weight, spec=spec)
 
     return Case(
-        title("with RMSNorm", query),
+        name,
         {
             **floors.update(query, key),
             "posembed": lambda: functional.norm_rotary(query, key, weight, weight, spec=spec),
@@ -71,7 +71,7 @@ def normed(batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
     )
 
 
-def cached(tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
+def cached(name: str, tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
     where = {"device": device, "dtype": dtype}
     query = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, **where)
     key, value = torch.randn(2, tokens, KEY_HEADS, HEAD_DIM, **where).unbind()
@@ -98,22 +98,57 @@ def cached(tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> C
     }
     if kept == dtype:
         candidates["rotary_, then index_copy_"] = apart
-    kind, width = (str(t).removeprefix("torch.") for t in (dtype, kept))
     return Case(
-        f"rotary with the paged cache [{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}] "
-        f"{kind} into {width}",
+        name,
         candidates,
         "copy_ of the same bytes",
         (Goal("posembed", "rotary_, then index_copy_", 1.0),),
     )
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def latent(name: str, tokens: int, dtype: torch.dtype, device: str) -> Case:
+    """Multi-head latent attention as in DeepSeek-V3, of a quarter of its heads."""
+    where = {"device": device, "dtype": dtype}
+    query = torch.randn(tokens, LATENT_HEADS, 128 + ROPE, **where)
+    kept, key_rope = torch.randn(tokens, LATENT, **where), torch.randn(tokens, ROPE, **where)
+    pages = (tokens + PAGE - 1) // PAGE + 1
+    cache = torch.zeros(pages, PAGE, LATENT + ROPE, **where)
+    slots = torch.randperm(pages * PAGE, device=device)[:tokens]
+    spec = pe.RotarySpec(128 + ROPE, rotary_dim=ROPE, rotary_start=128, interleaved=True)
+    window = pe.RotarySpec(ROPE, interleaved=True)
+    rows, functional = cache.flatten(0, 1), pe.functional
+
+    def apart() -> None:
+        functional.rotary_(query[..., 128:], key_rope[:, None], spec=window, layout="thd")
+        rows[:, :LATENT].index_copy_(0, slots, kept)
+        rows[:, LATENT:].index_copy_(0, slots, key_rope)
+
+    options = {"spec": spec, "layout": "thd"}
+    ours, unfused = "posembed", "rotary_, then index_copy_"
+    candidates = {
+        **floors.update(query),
+        ours: lambda: functional.mla_rotary_cache_(query, kept, key_rope, cache, slots, **options),
+        unfused: apart,
+    }
+    return Case(name, candidates, unfused, (Goal(ours, unfused, 1.0),))
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
     device, bfloat16 = setting.device, torch.bfloat16
     with torch.no_grad():
-        for dtype in (bfloat16, torch.float32):
-            yield normed(4, 2048, dtype, device)
-        yield normed(1, 1, bfloat16, device)
-        for kept in (bfloat16, torch.float8_e4m3fn):
-            yield cached(8192, bfloat16, kept, device)
-        yield cached(1, bfloat16, bfloat16, device)
+        for batch, seq, dtype in ((4, 2048, bfloat16), (4, 2048, torch.float32), (1, 1, bfloat16)):
+            sizes = f"[{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {text(dtype)}"
+            yield plan(f"rotary with RMSNorm {sizes}", normed, batch, seq, dtype, device)
+        for tokens, dtype, kept in (
+            (8192, bfloat16, bfloat16),
+            (8192, bfloat16, torch.float8_e4m3fn),
+            (8192, torch.float32, torch.float32),
+            (1, bfloat16, bfloat16),
+        ):
+            sizes = f"[{tokens},{QUERY_HEADS}+2*{KEY_HEADS},{HEAD_DIM}]"
+            name = f"rotary with the paged cache {sizes} {text(dtype)} into {text(kept)}"
+            yield plan(name, cached, tokens, dtype, kept, device)
+        for tokens, dtype in ((4096, bfloat16), (4096, torch.float32), (1, bfloat16)):
+            sizes = f"[{tokens},{LATENT_HEADS},128+{ROPE}] + {LATENT}"
+            name = f"rotary with the latent cache {sizes} {text(dtype)}"
+            yield plan(name, latent, tokens, dtype, device)

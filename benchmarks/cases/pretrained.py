@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case
 from posembed.pretrained import open_vectors
 from setting import Setting
@@ -26,21 +27,24 @@ def write_glove(path: Path) -> list[str]:
     return words
 
 
-def cases(setting: Setting) -> Iterator[Case]:
-    if setting.device != "cpu":
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "glove.txt")
-        some = write_glove(path)[::10]
-        file = open_vectors(path)
-        candidates = {
-            "posembed": file.table,
-            "posembed, to bfloat16": lambda: file.table(dtype=torch.bfloat16),
-            "posembed, rows of a tenth of the words": lambda: file.rows(some),
-            "posembed, coverage of a tenth of the words": lambda: file.coverage(some),
-        }
-        if installed("gensim"):
-            from gensim.models import KeyedVectors
+def reading(name: str, folder: str) -> Case:
+    path = Path(folder, "glove.txt")
+    some = write_glove(path)[::10]
+    file = open_vectors(path)
+    candidates = {
+        "posembed": file.table,
+        "posembed, to bfloat16": lambda: file.table(dtype=torch.bfloat16),
+        "posembed, rows of a tenth of the words": lambda: file.rows(some),
+        "posembed, coverage of a tenth of the words": lambda: file.coverage(some),
+    }
+    if installed("gensim"):
+        from gensim.models import KeyedVectors
 
-            candidates["gensim"] = lambda: KeyedVectors.load_word2vec_format(path, no_header=True)
-        yield Case(f"GloVe text of {path.stat().st_size / 1e6:.0f} MB, {WORDS} x {DIM}", candidates)
+        candidates["gensim"] = lambda: KeyedVectors.load_word2vec_format(path, no_header=True)
+    return Case(name, candidates)
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
+    if setting.device == "cpu":
+        with tempfile.TemporaryDirectory() as folder:
+            yield plan(f"GloVe text, {WORDS} x {DIM}", reading, folder)

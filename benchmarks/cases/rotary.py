@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
@@ -22,10 +24,9 @@ def tensors(batch: int, seq: int, dtype: torch.dtype, device: str) -> tuple[Tens
     return packed[:, :, :QUERY_HEADS].contiguous(), packed[:, :, QUERY_HEADS:].contiguous()
 
 
-def name(what: str, query: Tensor, pairing: str = "") -> str:
-    kind = str(query.dtype).removeprefix("torch.")
-    batch, seq = query.shape[:2]
-    return f"rotary {what} [{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {kind}{pairing}"
+def sizes(batch: int, seq: int, dtype: torch.dtype) -> str:
+    kind = str(dtype).removeprefix("torch.")
+    return f"[{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {kind}"
 
 
 def copy_of(query: Tensor, key: Tensor) -> dict[str, peers.Call]:
@@ -63,23 +64,27 @@ ONE_TOKEN = (
 
 
 def forward(
-    query: Tensor, key: Tensor, compile_peers: bool, goals: tuple[Goal, ...] = ()
-) -> Iterator[Case]:
-    for interleaved in (False, True):
-        rope = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved)
-        candidates = {
-            **copy_of(query, key),
-            "posembed": lambda rope=rope: rope(query, key),
-            "posembed, in place": lambda rope=rope: rope.rotate_(query, key),
-        }
-        # A table holds every peer, whatever its pairing: their arithmetic is the same.
-        candidates |= {} if interleaved else peers.all_of(query, key, compile_peers)
-        pairing = " interleaved" if interleaved else ""
-        floor = floors.COPY if floors.COPY in candidates else CLONE
-        yield Case(name("forward", query, pairing), candidates, floor, goals)
+    name: str,
+    size: tuple[int, int, torch.dtype],
+    interleaved: bool,
+    setting: Setting,
+    goals: tuple[Goal, ...],
+) -> Case:
+    query, key = tensors(*size, setting.device)
+    rope = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved)
+    candidates = {
+        **copy_of(query, key),
+        "posembed": lambda: rope(query, key),
+        "posembed, in place": lambda: rope.rotate_(query, key),
+    }
+    # A table holds every peer, whatever its pairing: their arithmetic is the same.
+    candidates |= {} if interleaved else peers.all_of(query, key, setting.compile_peers)
+    floor = floors.COPY if floors.COPY in candidates else CLONE
+    return Case(name, candidates, floor, goals)
 
 
-def backward(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
+def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) -> Case:
+    query, key = tensors(*size, setting.device)
     leaves = [t.detach().clone().requires_grad_() for t in (query, key)]
     gradients = [torch.randn_like(t) for t in leaves]
     rope = pe.RotaryEmbedding(HEAD_DIM)
@@ -92,27 +97,37 @@ def backward(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
         "posembed": step(lambda: rope(*leaves), gradients),
     }
     transposed = [g.transpose(1, 2) for g in gradients]
-    for label, call in peers.transformers(*leaves, compile_peers).items():
+    for label, call in peers.transformers(*leaves, setting.compile_peers).items():
         candidates[label] = step(call, transposed)
     for label, call in (peers.complex_form(*leaves) | peers.torchtune(*leaves)).items():
         candidates[label] = step(call, gradients)
     floor = "posembed, forward alone"
     goals = (Goal("posembed", floor, 1 / 2.1),)
-    return Case(name("forward and backward", query), candidates, floor, goals)
+    return Case(name, candidates, floor, goals)
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def forwards(
+    size: tuple[int, int, torch.dtype], setting: Setting, goals: tuple[Goal, ...] = ()
+) -> Iterator[Plan]:
+    """In both pairings."""
+    name = f"rotary forward {sizes(*size)}"
+    yield plan(name, forward, size, False, setting, goals)
+    yield plan(f"{name} interleaved", forward, size, True, setting, goals)
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
     if setting.device == "cuda":
-        yield from rotary_cuda.cases(setting)
+        yield from rotary_cuda.plans(setting)
         return
-    compile_peers = setting.compile_peers
+    bfloat16, float32 = torch.bfloat16, torch.float32
     with torch.no_grad():
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (bfloat16, float32):
             goals = many_tokens(dtype, setting.allocator)
-            yield from forward(*tensors(4, 2048, dtype, setting.device), compile_peers, goals)
-        one = tensors(1, 1, torch.bfloat16, setting.device)
-        yield from forward(*one, compile_peers, ONE_TOKEN)
+            yield from forwards((4, 2048, dtype), setting, goals)
+        yield from forwards((1, 1, bfloat16), setting, ONE_TOKEN)
+        eager = dataclasses.replace(setting, compile_peers=False)
         for seq in (16, 128, 512):
-            yield from forward(*tensors(1, seq, torch.bfloat16, setting.device), False)
-    for dtype in (torch.bfloat16, torch.float32):
-        yield backward(*tensors(4, 2048, dtype, setting.device), compile_peers)
+            yield from forwards((1, seq, bfloat16), eager)
+    for dtype in (bfloat16, float32):
+        size = (4, 2048, dtype)
+        yield plan(f"rotary forward and backward {sizes(*size)}", backward, size, setting)

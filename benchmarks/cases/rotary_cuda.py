@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal, Limit
 from setting import Setting
 from torch import Tensor
@@ -26,8 +27,7 @@ def tensors(batch: int, seq: int) -> tuple[Tensor, Tensor]:
     return query, torch.randn(batch, seq, KEY_HEADS, HEAD_DIM, **where)
 
 
-def name(what: str, query: Tensor) -> str:
-    batch, seq = query.shape[:2]
+def title(what: str, batch: int, seq: int) -> str:
     return f"rotary {what} [{batch},{seq},{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] bfloat16"
 
 
@@ -44,7 +44,8 @@ def graphed(call: peers.Call) -> peers.Call:
     return graph.replay
 
 
-def prefill(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
+def prefill(name: str, batch: int, seq: int, compile_peers: bool) -> Case:
+    query, key = tensors(batch, seq)
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
     rope = pe.RotaryEmbedding(HEAD_DIM)
     candidates: dict[str, peers.Call] = {
@@ -54,10 +55,11 @@ def prefill(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
         **peers.triton(query, key),
         **peers.all_of(query, key, compile_peers),
     }
-    return Case(name("forward", query), candidates, COPY, (Goal("posembed", COPY, 0.975),))
+    return Case(name, candidates, COPY, (Goal("posembed", COPY, 0.975),))
 
 
-def backward(query: Tensor, key: Tensor) -> Case:
+def backward(name: str, batch: int, seq: int) -> Case:
+    query, key = tensors(batch, seq)
     leaves = [t.detach().requires_grad_() for t in (query, key)]
     gradients = [torch.randn_like(t) for t in leaves]
     rope = pe.RotaryEmbedding(HEAD_DIM)
@@ -68,10 +70,11 @@ def backward(query: Tensor, key: Tensor) -> Case:
 
     forward = "posembed, forward"
     candidates = {forward: lambda: rope(query, key), "posembed": back}
-    return Case(name("backward", query), candidates, forward, (Goal("posembed", forward, 0.97),))
+    return Case(name, candidates, forward, (Goal("posembed", forward, 0.97),))
 
 
-def decode(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
+def decode(name: str, tokens: int, compile_peers: bool) -> Case:
+    query, key = tensors(tokens, 1)
     rope = pe.RotaryEmbedding(HEAD_DIM)
     calls: dict[str, peers.Call] = {
         "posembed": lambda: rope.rotate_(query, key),
@@ -79,16 +82,16 @@ def decode(query: Tensor, key: Tensor, compile_peers: bool) -> Case:
         **peers.transformers(query, key, compile_peers),
     }
     return Case(
-        name("decode", query),
+        name,
         {label: graphed(call) for label, call in calls.items()},
-        limit=Limit("posembed", DECODE[query.shape[0]] * 1e-6),
+        limit=Limit("posembed", DECODE[tokens] * 1e-6),
         repeats=CALLS_IN_GRAPH,
     )
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def plans(setting: Setting) -> Iterator[Plan]:
     with torch.no_grad():
-        yield prefill(*tensors(4, 8192), setting.compile_peers)
+        yield plan(title("forward", 4, 8192), prefill, 4, 8192, setting.compile_peers)
         for tokens in DECODE:
-            yield decode(*tensors(tokens, 1), setting.compile_peers)
-    yield backward(*tensors(4, 8192))
+            yield plan(title("decode", tokens, 1), decode, tokens, setting.compile_peers)
+    yield plan(title("backward", 4, 8192), backward, 4, 8192)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import posembed as pe
 import torch
+from plan import Plan, plan
 from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
@@ -33,40 +34,46 @@ def backward_goals(allocator: str) -> tuple[Goal, ...]:
     return dense, Goal("posembed, rows", "nn.Embedding, sparse", 1.0)
 
 
-def of_dtype(dtype: torch.dtype, setting: Setting) -> Iterator[Case]:
-    device = setting.device
-    kind = str(dtype).removeprefix("torch.")
-    where = {"device": device, "dtype": dtype}
+def forward(name: str, dtype: torch.dtype, setting: Setting) -> Case:
+    where = {"device": setting.device, "dtype": dtype}
     ours = pe.TokenEmbedding(VOCABULARY, DIM, **where)
-    rows = pe.TokenEmbedding(VOCABULARY, DIM, gradient="rows", **where)
     theirs = nn.Embedding(VOCABULARY, DIM, **where)
-    sparse = nn.Embedding(VOCABULARY, DIM, sparse=True, **where)
-    uniform = torch.randint(VOCABULARY, (TOKENS,), device=device)
+    ids = torch.randint(VOCABULARY, (TOKENS,), device=setting.device)
     out = torch.empty(TOKENS, DIM, **where)
     source = torch.randn_like(out)
-    yield Case(
-        f"token forward {TOKENS} x {DIM} {kind}",
+    return Case(
+        name,
         {
             "copy_ of the same bytes": lambda: out.copy_(source),
-            "posembed": torch.no_grad()(lambda: ours(uniform)),
-            "nn.Embedding": torch.no_grad()(lambda: theirs(uniform)),
+            "posembed": torch.no_grad()(lambda: ours(ids)),
+            "nn.Embedding": torch.no_grad()(lambda: theirs(ids)),
         },
         "copy_ of the same bytes",
         (Goal("posembed", "nn.Embedding", 1.6 if dtype == torch.float32 else 2.0),),
     )
-    for spread, ids in (("uniform", uniform), ("Zipf", zipf(TOKENS, device))):
-        yield Case(
-            f"token forward and backward {VOCABULARY} x {DIM}, {TOKENS} {spread} ids, {kind}",
-            {
-                "posembed": step(ours, ids, source),
-                "nn.Embedding": step(theirs, ids, source),
-                "posembed, rows": step(rows, ids, source),
-                "nn.Embedding, sparse": step(sparse, ids, source),
-            },
-            goals=backward_goals(setting.allocator),
-        )
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def backward(name: str, dtype: torch.dtype, spread: str, setting: Setting) -> Case:
+    device = setting.device
+    where = {"device": device, "dtype": dtype}
+    uniform = torch.randint(VOCABULARY, (TOKENS,), device=device)
+    ids = uniform if spread == "uniform" else zipf(TOKENS, device)
+    modules = {
+        "posembed": pe.TokenEmbedding(VOCABULARY, DIM, **where),
+        "nn.Embedding": nn.Embedding(VOCABULARY, DIM, **where),
+        "posembed, rows": pe.TokenEmbedding(VOCABULARY, DIM, gradient="rows", **where),
+        "nn.Embedding, sparse": nn.Embedding(VOCABULARY, DIM, sparse=True, **where),
+    }
+    gradient = torch.randn(TOKENS, DIM, **where)
+    candidates = {label: step(module, ids, gradient) for label, module in modules.items()}
+    return Case(name, candidates, goals=backward_goals(setting.allocator))
+
+
+def plans(setting: Setting) -> Iterator[Plan]:
     for dtype in (torch.float32, torch.bfloat16):
-        yield from of_dtype(dtype, setting)
+        kind = str(dtype).removeprefix("torch.")
+        yield plan(f"token forward {TOKENS} x {DIM} {kind}", forward, dtype, setting)
+        for spread in ("uniform", "Zipf"):
+            sizes = f"{VOCABULARY} x {DIM}, {TOKENS} {spread} ids, {kind}"
+            name = f"token forward and backward {sizes}"
+            yield plan(name, backward, dtype, spread, setting)

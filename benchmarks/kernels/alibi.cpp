@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "alibi/kernel.h"
+#include "kernels/cases.h"
 #include "kernels/floors.h"
 #include "kernels/team.h"
 
@@ -127,7 +128,9 @@ void measure(benchmark::State& state, const Case& c) {
   state.counters["ratio"] = floor / kernel;
 }
 
-void register_all() {
+}  // namespace
+
+void register_cases() {
   for (const Kernel kernel : {Kernel::fill, Kernel::add, Kernel::softmax, Kernel::reduce}) {
     for (const auto scalar : {core::Scalar::bfloat16, core::Scalar::float32}) {
       for (const bool causal : {true, false}) {
@@ -142,15 +145,4 @@ void register_all() {
   }
 }
 
-}  // namespace
 }  // namespace posembed::benchmarks
-
-int main(int argc, char** argv) {
-  posembed::benchmarks::register_all();
-  benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("instruction_set",
-                              posembed::core::name(posembed::core::instruction_set()));
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
-}

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cases.h"
 #include "kernels/floors.h"
 #include "kernels/team.h"
 #include "rotary/frequencies.h"
@@ -172,7 +173,9 @@ void measure_one_token(benchmark::State& state, const Case& c) {
   state.counters["best ns"] = 1e9 * best;
 }
 
-void register_all() {
+}  // namespace
+
+void register_cases() {
   using core::Scalar;
   for (const Scalar scalar : {Scalar::bfloat16, Scalar::float32}) {
     for (const bool interleaved : {false, true}) {
@@ -194,15 +197,4 @@ void register_all() {
   }
 }
 
-}  // namespace
 }  // namespace posembed::benchmarks
-
-int main(int argc, char** argv) {
-  posembed::benchmarks::register_all();
-  benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("instruction_set",
-                              posembed::core::name(posembed::core::instruction_set()));
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
-}

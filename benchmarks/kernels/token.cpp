@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cases.h"
 #include "kernels/floors.h"
 #include "kernels/team.h"
 #include "token/kernel.h"
@@ -203,7 +204,9 @@ void register_case(const Case& c) {
   benchmark::RegisterBenchmark(c.name().c_str(), measure, c)->UseManualTime()->Iterations(12);
 }
 
-void register_all() {
+}  // namespace
+
+void register_cases() {
   for (const Scalar scalar : {Scalar::float32, Scalar::bfloat16}) {
     for (const int threads : {1, 2}) {
       const int64_t bytes = 768 * core::size_of(scalar);
@@ -218,15 +221,4 @@ void register_all() {
   }
 }
 
-}  // namespace
 }  // namespace posembed::benchmarks
-
-int main(int argc, char** argv) {
-  posembed::benchmarks::register_all();
-  benchmark::Initialize(&argc, argv);
-  benchmark::AddCustomContext("instruction_set",
-                              posembed::core::name(posembed::core::instruction_set()));
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
-}

@@ -19,6 +19,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/device_errors.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 
 namespace posembed::alibi {
@@ -185,8 +186,8 @@ Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, const MaybeTens
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   check_bias(slopes, queries, keys, places, symbolic(query_offset));
   const Layout layout(places, query_offset, causal, hide, queries, keys);
-  Tensor out = at::empty_symint(bias_sizes(slopes, queries, keys, places),
-                                slopes.options().dtype(type_or(dtype, slopes)));
+  Tensor out = dispatcher::empty_symint(bias_sizes(slopes, queries, keys, places),
+                                        slopes.options().dtype(type_or(dtype, slopes)));
   fill(slopes, layout, out);
   return out;
 }
@@ -254,7 +255,7 @@ Tensor new_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor&
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   check_scores(scores, slopes, places, symbolic(query_offset));
   const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
-  Tensor out = at::empty(scores.sizes(), scores.options());
+  Tensor out = dispatcher::empty(scores.sizes(), scores.options());
   write(with_dense_rows(scores), slopes, layout, scale, out);
   return out;
 }
@@ -332,7 +333,7 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
   check_softmax_backward(grad, weights, places, symbolic(query_offset), sides);
   const Layout layout(places, query_offset, causal, hide, grad.size(-2), grad.size(-1));
   const Tensor of_output = with_dense_rows(grad), output = with_dense_rows(weights);
-  Tensor out = at::empty(grad.sizes(), grad.options());
+  Tensor out = dispatcher::empty(grad.sizes(), grad.options());
   const SlopeSum sum(grad, sides, dtype);
   SoftmaxBackwardArguments call;
   call.distances = layout.distances();

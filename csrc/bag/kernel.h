@@ -1,6 +1,6 @@
 // Bags of ids: forwards, the rows of a bag are added, averaged or compared, in float32 (float64 for
-// float64), and rounded once; backwards, a bag's row is spread over its places, and the token
-// kernels add up what each id got.
+// float64), and rounded once; backwards, the token kernels add up what each id gets, and read it
+// from the gradient's row of the place's bag.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include "core/device_error.h"
 #include "core/index.h"
 #include "core/scalar.h"
+#include "core/span.h"
 
 namespace posembed::bag {
 
@@ -50,8 +51,7 @@ POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
   return low - 1;
 }
 
-/// Rows are added in spans of this many places, then the spans' sums: long sums stay accurate.
-inline constexpr int64_t span = 64;
+using core::span;
 
 enum class Mode : int8_t { sum, mean, max };
 
@@ -77,12 +77,22 @@ POSEMBED_CPU_KERNEL(pool, void(const PoolArguments& arguments, int64_t begin, in
 /// is empty, and they are recorded.
 const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream);
 
-/// out[place] = weights[place] * gradient[bag of place]; the gradient of a maximum goes to its
-/// place alone.
+/// out[place] = the bag of a place; 0 where there is none.
+struct FindArguments {
+  uint32_t* out = nullptr;  // [count]
+  Bags bags;
+};
+
+/// Writes places [begin, end).
+POSEMBED_CPU_KERNEL(find_bags, void(const FindArguments& arguments, int64_t begin, int64_t end));
+
+const char* find_bags_cuda(const FindArguments& arguments, core::CudaStream stream);
+
+/// out[place] = the elements of gradient[bag of place] that the maximum took from that place, zeros
+/// for others.
 struct SpreadArguments {
   const void* gradient = nullptr;   // [bags, embedding_dim], contiguous
-  const void* weights = nullptr;    // [count]; nullptr: ones
-  const int64_t* places = nullptr;  // as in PoolArguments; nullptr: every place of the bag
+  const int64_t* places = nullptr;  // as in PoolArguments
   void* out = nullptr;              // [count, embedding_dim], contiguous
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;

@@ -1,10 +1,11 @@
-// A block of columns of a bag stays in registers while its rows pass by; the rows of later places
-// are prefetched. Sums have one order, whatever the instruction set and the number of threads.
+// Sums of rows, maxima of blocks of columns; the rows of later places are prefetched. Sums have one
+// order, whatever the instruction set and the number of threads.
 #include <algorithm>
 #include <type_traits>
 
 #include "bag/kernel.h"
 #include "core/lane_sum.h"
+#include "core/row_sum.h"
 
 namespace posembed::bag::POSEMBED_ISA {
 namespace {
@@ -42,33 +43,75 @@ void for_places(const PoolArguments& a, Range range, int64_t column, const Funct
   }
 }
 
-// `width` is `block` everywhere but at a row's end: a constant there lets the compiler unroll.
-template <typename T, bool weighted, typename Width>
-void add_columns(const PoolArguments& a, Range range, int64_t column, Width width, T* out) {
-  using C = Compute<T>;
-  const auto* weights = static_cast<const T*>(a.weights);
-  C total[block] = {};
-  int64_t kept = 0;
-  for (int64_t first = range.begin; first < range.end; first += span) {
-    C part[block] = {};
-    for_places<T>(a, {first, std::min(first + span, range.end)}, column,
-                  [&](int64_t place, const T* row) {
-                    const C factor = weighted ? load(weights[place]) : C(1);
-                    for (int64_t i = 0; i < width; ++i) {
-                      part[i] += weighted ? load(row[i]) * factor : C(load(row[i]));
-                    }
-                    ++kept;
-                  });
-    for (int64_t i = 0; i < width; ++i) total[i] += part[i];
+/// The rows of a bag, times the weights of its places if `has_weights`.
+template <typename T, bool has_weights>
+struct BagRows {
+  using Element = T;
+  static constexpr bool weighted = has_weights;
+
+  const T* table;
+  int64_t stride;
+  const T* weights;
+  core::IndexView ids;
+  int64_t padding_idx;
+  int64_t begin, end;
+  int64_t last;  // place that may be prefetched
+
+  const T* row(int64_t place) const { return table + read(ids, place) * stride; }
+  const T* coming(int64_t place) const { return row(std::min(place, last)); }
+  bool counts(int64_t place) const { return read(ids, place) != padding_idx; }
+  Compute<T> factor(int64_t place) const { return load(weights[place]); }
+};
+
+struct Identity {
+  template <typename Number>
+  Number operator()(Number sum) const {
+    return sum;
   }
-  const C divisor = a.mode == Mode::mean && kept > 1 ? static_cast<C>(kept) : C(1);
-  for (int64_t i = 0; i < width; ++i) store(total[i] / divisor, out + column + i);
+};
+
+template <typename C>
+struct Over {
+  C divisor;
+
+  template <typename Number>
+  Number operator()(Number sum) const {
+    return sum / divisor;
+  }
+};
+
+int64_t count_places(const Bags& bags, Range range) {
+  int64_t kept = 0;
+  for (int64_t place = range.begin; place < range.end; ++place) kept += counts(bags, place);
+  return kept;
+}
+
+template <typename T, bool weighted>
+void add_rows(const PoolArguments& a, int64_t bag) {
+  const Range range = range_of(a.bags, bag);
+  const BagRows<T, weighted> rows{static_cast<const T*>(a.table),
+                                  a.table_stride,
+                                  static_cast<const T*>(a.weights),
+                                  a.bags.ids,
+                                  a.bags.padding_idx,
+                                  range.begin,
+                                  range.end,
+                                  a.bags.count - 1};
+  T* out = static_cast<T*>(a.out) + bag * a.embedding_dim;
+  if (a.mode == Mode::mean) {
+    const int64_t kept = std::max<int64_t>(1, count_places(a.bags, range));
+    const Over<Compute<T>> finish{static_cast<Compute<T>>(kept)};
+    core::sum_rows</*streaming=*/false>(rows, a.embedding_dim, finish, out);
+  } else {
+    core::sum_rows</*streaming=*/false>(rows, a.embedding_dim, Identity{}, out);
+  }
 }
 
 /// The first of equal maxima counts; a NaN is greater than everything.
 template <typename T, typename Width>
-void compare_columns(const PoolArguments& a, Range range, int64_t bag, int64_t column, Width width,
-                     T* out) {
+void compare_columns(const PoolArguments& a, int64_t bag, int64_t column, Width width) {
+  const Range range = range_of(a.bags, bag);
+  T* out = static_cast<T*>(a.out) + bag * a.embedding_dim;
   Compute<T> best[block] = {};
   int64_t at[block];
   std::fill_n(at, block, int64_t{-1});
@@ -85,26 +128,20 @@ void compare_columns(const PoolArguments& a, Range range, int64_t bag, int64_t c
   std::copy_n(at, static_cast<int64_t>(width), a.places + bag * a.embedding_dim + column);
 }
 
-template <typename T, typename Width>
-void pool_columns(const PoolArguments& a, int64_t bag, int64_t column, Width width) {
-  T* out = static_cast<T*>(a.out) + bag * a.embedding_dim;
-  const Range range = range_of(a.bags, bag);
-  if (a.mode == Mode::max) {
-    compare_columns<T>(a, range, bag, column, width, out);
-  } else if (a.weights != nullptr) {
-    add_columns<T, true>(a, range, column, width, out);
-  } else {
-    add_columns<T, false>(a, range, column, width, out);
+template <typename T>
+void compare_rows(const PoolArguments& a, int64_t bag) {
+  int64_t column = 0;
+  for (; column + block <= a.embedding_dim; column += block) {
+    compare_columns<T>(a, bag, column, std::integral_constant<int64_t, block>{});
   }
+  if (column < a.embedding_dim) compare_columns<T>(a, bag, column, a.embedding_dim - column);
 }
 
 template <typename T>
 void pool_bag(const PoolArguments& a, int64_t bag) {
-  int64_t column = 0;
-  for (; column + block <= a.embedding_dim; column += block) {
-    pool_columns<T>(a, bag, column, std::integral_constant<int64_t, block>{});
-  }
-  if (column < a.embedding_dim) pool_columns<T>(a, bag, column, a.embedding_dim - column);
+  if (a.mode == Mode::max) return compare_rows<T>(a, bag);
+  if (a.weights != nullptr) return add_rows<T, true>(a, bag);
+  add_rows<T, false>(a, bag);
 }
 
 /// Calls function(place, bag) for places [begin, end).
@@ -125,15 +162,8 @@ void spread_row(const SpreadArguments& a, int64_t place, int64_t bag, T* POSEMBE
     return;
   }
   const T* POSEMBED_RESTRICT row = static_cast<const T*>(a.gradient) + bag * dim;
-  if (a.places != nullptr) {
-    const int64_t* chosen = a.places + bag * dim;
-    for (int64_t i = 0; i < dim; ++i) out[i] = chosen[i] == place ? row[i] : T{};
-  } else if (a.weights != nullptr) {
-    const Compute<T> factor = load(static_cast<const T*>(a.weights)[place]);
-    for (int64_t i = 0; i < dim; ++i) store(load(row[i]) * factor, out + i);
-  } else {
-    std::copy_n(row, dim, out);
-  }
+  const int64_t* chosen = a.places + bag * dim;
+  for (int64_t i = 0; i < dim; ++i) out[i] = chosen[i] == place ? row[i] : T{};
 }
 
 }  // namespace
@@ -142,6 +172,12 @@ void pool(const PoolArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     for (int64_t bag = begin; bag < end; ++bag)
       pool_bag<typename decltype(tag)::type>(arguments, bag);
+  });
+}
+
+void find_bags(const FindArguments& arguments, int64_t begin, int64_t end) {
+  for_bags(arguments.bags, begin, end, [&](int64_t place, int64_t bag) {
+    arguments.out[place] = static_cast<uint32_t>(std::max<int64_t>(0, bag));
   });
 }
 

@@ -1,7 +1,8 @@
 // A warp pools 16 bytes per lane of a bag's row, place after place, in the CPU kernel's order and
-// so to its bits. Spreading and the weights' gradients take a place per warp, which finds its bag
-// by bisection: long bags then cost no more than short ones.
+// so to its bits. Backwards a warp or a thread takes a place and finds its bag by bisection: long
+// bags then cost no more than short ones.
 #include "bag/kernel.h"
+#include "core/device_item.h"
 #include "core/device_vector.h"
 
 namespace posembed::bag {
@@ -14,26 +15,15 @@ using core::store;
 using core::Vector;
 using core::warp_size;
 
-constexpr int threads = 256;
-constexpr int warps = threads / warp_size;
-
-// Work is dealt to warps in items: one row, or one piece of a long row.
-struct Item {
-  int64_t row;
-  int64_t column;  // first column of this lane
-};
-
-template <int width>
-__device__ Item item_of_lane(int64_t pieces) {
-  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-  return {item / pieces, (item % pieces * warp_size + threadIdx.x % warp_size) * width};
-}
+using core::blocks_for;
+using core::Item;
+using core::item_of_lane;
+using core::threads;
+using core::warps;
 
 int64_t pieces_of(int64_t embedding_dim, int width) {
   return divide_up(embedding_dim, int64_t{warp_size} * width);
 }
-
-int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
 
 template <typename T, int width>
 __device__ Vector<T, width> read_vector(const T* from) {
@@ -83,7 +73,7 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t pieces) {
   using C = Compute<T>;
-  const Item item = item_of_lane<width>(pieces);
+  const Item item = item_of_lane<width>(pieces, 1);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -115,7 +105,7 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t p
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64_t pieces) {
   using C = Compute<T>;
-  const Item item = item_of_lane<width>(pieces);
+  const Item item = item_of_lane<width>(pieces, 1);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -149,28 +139,28 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
   core::launch(kernel, blocks_for(a.bags.bags * pieces), threads, stream, a, pieces);
 }
 
-// ---- spread ----
+// ---- backward ----
 
 // Offsets that do not fit, which forward has recorded, may leave a place to no bag or to any.
+__global__ void __launch_bounds__(threads) find_kernel(FindArguments a) {
+  const int64_t place = int64_t{blockIdx.x} * threads + threadIdx.x;
+  if (place >= a.bags.count) return;
+  const int64_t bag = bag_of(a.bags, place);
+  a.out[place] = static_cast<uint32_t>(bag > 0 ? bag : 0);
+}
+
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) spread_kernel(SpreadArguments a, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces);
+  const Item item = item_of_lane<width>(pieces, 1);
   if (item.row >= a.bags.count || item.column >= a.embedding_dim) return;
   const int64_t bag = bag_of(a.bags, item.row);
   Vector<T, width> values = {};
   if (bag >= 0) {
     const int64_t at = bag * a.embedding_dim + item.column;
     values = read_vector<T, width>(static_cast<const T*>(a.gradient) + at);
-    if (a.weights != nullptr) {
-      const Compute<T> factor = load(static_cast<const T*>(a.weights)[item.row]);
 #pragma unroll
-      for (T& value : values.values) store(load(value) * factor, &value);
-    }
-    if (a.places != nullptr) {
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if (a.places[at + i] != item.row) values.values[i] = T{};
-      }
+    for (int i = 0; i < width; ++i) {
+      if (a.places[at + i] != item.row) values.values[i] = T{};
     }
   }
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
@@ -233,6 +223,12 @@ const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream) {
     }
   });
   return core::launch_error();
+}
+
+const char* find_bags_cuda(const FindArguments& arguments, core::CudaStream stream) {
+  return core::checked_launch(find_kernel,
+                              static_cast<unsigned>(divide_up(arguments.bags.count, threads)),
+                              threads, 0, stream, arguments);
 }
 
 const char* spread_cuda(const SpreadArguments& arguments, core::CudaStream stream) {

@@ -1,29 +1,11 @@
 // TokenBag and functional::token_bag for C++: options and the table kept, the operator called.
-#include <torch/nn/init.h>
-
 #include <ostream>
-#include <vector>
 
 #include "bag/operator.h"
 #include "posembed/bag.h"
+#include "token/table_module.h"
 
 namespace posembed {
-namespace {
-
-void check(TokenBagOptions& options) {
-  TORCH_CHECK_VALUE(options.num_embeddings() >= 0, "num_embeddings: expected 0 or more, got ",
-                    options.num_embeddings());
-  TORCH_CHECK_VALUE(options.embedding_dim() >= 0, "embedding_dim: expected 0 or more, got ",
-                    options.embedding_dim());
-  if (const auto padding = options.padding_idx(); padding.has_value()) {
-    const int64_t rows = options.num_embeddings();
-    TORCH_CHECK_VALUE(*padding >= -rows && *padding < rows, "padding_idx: expected ", -rows, " to ",
-                      rows - 1, ", got ", *padding);
-    if (*padding < 0) options.padding_idx(*padding + rows);
-  }
-}
-
-}  // namespace
 
 const char* name(BagMode mode) {
   if (mode == BagMode::sum) return "sum";
@@ -43,28 +25,11 @@ TokenBagImpl::TokenBagImpl(TokenBagOptions given) : options(std::move(given)) {
 }
 
 void TokenBagImpl::reset() {
-  check(options);
-  // A clone is reset while it still holds the original's table: frozen stays frozen.
-  const bool trainable = !weight.defined() || weight.requires_grad();
-  const std::vector<int64_t> sizes = {options.num_embeddings(), options.embedding_dim()};
-  if (!options._weight().defined()) {
-    weight = register_parameter("weight", torch::empty(sizes), trainable);
-    reset_parameters();
-    return;
-  }
-  TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(sizes),
-                    "_weight: expected shape ", sizes, ", got ", options._weight().sizes());
-  weight = register_parameter("weight", options._weight());
-  options._weight(torch::Tensor());  // a clone makes its own table
+  token::check_table_options(options);
+  token::reset_table(*this);
 }
 
-void TokenBagImpl::reset_parameters() {
-  torch::nn::init::normal_(weight);
-  if (options.padding_idx().has_value()) {
-    const torch::NoGradGuard no_grad;
-    weight[*options.padding_idx()].fill_(0);
-  }
-}
+void TokenBagImpl::reset_parameters() { token::reset_table_parameters(*this); }
 
 void TokenBagImpl::pretty_print(std::ostream& stream) const {
   stream << "TokenBag(" << options.num_embeddings() << ", " << options.embedding_dim() << ", mode='"
@@ -85,12 +50,7 @@ torch::Tensor TokenBagImpl::forward(const torch::Tensor& ids,
 
 TokenBag TokenBag::from_pretrained(const torch::Tensor& weight, bool freeze,
                                    TokenBagOptions options) {
-  TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",
-                    weight.sizes());
-  options.num_embeddings(weight.size(0)).embedding_dim(weight.size(1))._weight(weight);
-  TokenBag module(std::move(options));
-  module->weight.set_requires_grad(!freeze);
-  return module;
+  return token::over_table<TokenBag>(weight, freeze, std::move(options));
 }
 
 }  // namespace posembed

@@ -1,5 +1,6 @@
 // The bag operators: rows of a table pooled by bags of ids, and the gradients of the table and of
-// the weights. What a place's row gets is written out, and the token family adds it up by ids.
+// the weights. Which row of the gradient each place gets is a list, and the token family adds them
+// up by ids.
 #include "bag/operator.h"
 
 #include <ATen/ops/cat.h>
@@ -14,6 +15,7 @@
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "token/operator.h"
 
@@ -189,7 +191,7 @@ Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor
                       bool include_last_offset, Text gradient) {
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, weights, mode, gradient);
-  return at::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
+  return dispatcher::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
 }
 
 Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
@@ -208,8 +210,8 @@ std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_pool(weight, in, std::nullopt, "max", gradient);
   const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
-  return {at::empty_symint(sizes, weight.options()),
-          at::empty_symint(sizes, weight.options().dtype(at::kLong))};
+  return {dispatcher::empty_symint(sizes, weight.options()),
+          dispatcher::empty_symint(sizes, weight.options().dtype(at::kLong))};
 }
 
 std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids,
@@ -238,27 +240,40 @@ Tensor bag_sizes(const Places& in) {
   return at::sub(at_bounds.narrow(0, 1, bags), at_bounds.narrow(0, 0, bags)).unsqueeze(1);
 }
 
-/// What the row of each place gets: [ids, embedding_dim]. Where that is not the bag's gradient
-/// itself, it is in the compute type, so that a sum of such rows is rounded once.
-Tensor spread(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
-              const MaybeTensor& maxima, Mode mode, const Layout& layout) {
-  Tensor from = gradient, factors, chosen;
-  if (mode == Mode::mean) {
-    from = from.to(compute_type(gradient)).div(bag_sizes(in).clamp_min(1));
-  } else if (weights.has_value()) {
-    from = from.to(compute_type(gradient));
-    factors = weights->to(from.scalar_type()).contiguous();
-  } else if (mode == Mode::max) {
-    chosen = maxima->contiguous();
+/// The bag of each place: int32, read as uint32.
+Tensor bags_of_places(const Layout& layout) {
+  Tensor out = at::empty({layout.bags.count}, layout.ids.options().dtype(at::kInt));
+  const FindArguments arguments{reinterpret_cast<uint32_t*>(out.mutable_data_ptr<int32_t>()),
+                                layout.bags};
+  if (out.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(out);
+      dispatcher::check_launch(find_bags_cuda(arguments, scope.stream()));
+    }
+    return out;
   }
-  from = from.contiguous();
-  c10::DimVector sizes(in.ids.sizes().begin(), in.ids.sizes().end());
-  sizes.push_back(gradient.size(1));
-  Tensor out = at::empty(sizes, from.options());
+  dispatcher::parallel_for(
+      layout.bags.count, 2 * core::size_of(core::Scalar::float32),
+      [&arguments](int64_t begin, int64_t end) { find_bags_cpu(arguments, begin, end); });
+  return out;
+}
+
+/// What each place's row gets times, undefined for ones.
+Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights, Mode mode,
+                  const Tensor& bags) {
+  const at::ScalarType type = compute_type(gradient);
+  if (weights.has_value()) return weights->to(type).contiguous();
+  if (mode == Mode::sum) return {};
+  return bag_sizes(in).clamp_min(1).view(-1).to(type).reciprocal().index_select(0, bags);
+}
+
+/// What the row of each place gets of a maximum's gradient: [ids, embedding_dim].
+Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout) {
+  const Tensor from = gradient.contiguous(), chosen = maxima.contiguous();
+  Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
   SpreadArguments arguments;
   arguments.gradient = from.const_data_ptr();
-  arguments.weights = factors.defined() ? factors.const_data_ptr() : nullptr;
-  arguments.places = chosen.defined() ? chosen.const_data_ptr<int64_t>() : nullptr;
+  arguments.places = chosen.const_data_ptr<int64_t>();
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = gradient.size(1);
@@ -276,16 +291,35 @@ Tensor spread(const Tensor& gradient, const Places& in, const MaybeTensor& weigh
   return out;
 }
 
+/// Checks, and calls `make` with what the table's gradient is made of: rows of the bags, which
+/// places share; or a maximum's rows, of which each place has one.
+template <typename Result>
+Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
+                   const MaybeTensor& maxima, int64_t num_embeddings, Text mode_text,
+                   Result (*make)(const token::Gradient&)) {
+  check_backward(gradient, in, weights, maxima, mode_text);
+  token::check_sortable(in.ids, num_embeddings);
+  const Mode mode = mode_of(mode_text);
+  const Layout layout = lay_out(in, num_embeddings);
+  const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags nobody gets any
+  const Tensor rows = mode == Mode::max ? spread(gradient, *maxima, layout)
+                      : shares
+                          ? gradient.contiguous()
+                          : at::zeros({layout.bags.count, gradient.size(1)}, gradient.options());
+  token::Gradient of{rows, layout.ids, num_embeddings, in.padding_idx};
+  if (shares) {
+    of.sources = bags_of_places(layout);
+    of.factors = factors_of(gradient, in, weights, mode, of.sources);
+  }
+  return make(of);
+}
+
 Tensor token_bag_backward(const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
                           const MaybeTensor& weights, const MaybeTensor& maxima,
                           int64_t num_embeddings, Text mode, int64_t padding_idx,
                           bool include_last_offset) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
-  check_backward(gradient, in, weights, maxima, mode);
-  const Layout layout = lay_out(in, num_embeddings);
-  const Tensor rows = spread(gradient, in, weights, maxima, mode_of(mode), layout);
-  return token::call_embedding_backward(rows, layout.ids, num_embeddings, padding_idx)
-      .to(gradient.scalar_type());
+  return gradient_of(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima,
+                     num_embeddings, mode, token::dense_gradient);
 }
 
 std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient, const Tensor& ids,
@@ -294,13 +328,8 @@ std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient, const
                                                    const MaybeTensor& maxima,
                                                    int64_t num_embeddings, Text mode,
                                                    int64_t padding_idx, bool include_last_offset) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
-  check_backward(gradient, in, weights, maxima, mode);
-  const Layout layout = lay_out(in, num_embeddings);
-  const Tensor rows = spread(gradient, in, weights, maxima, mode_of(mode), layout);
-  const auto [row_ids, sums] =
-      token::call_embedding_backward_rows(rows, layout.ids, num_embeddings, padding_idx);
-  return {row_ids, sums.to(gradient.scalar_type())};
+  return gradient_of(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima,
+                     num_embeddings, mode, token::rows_gradient);
 }
 
 Tensor token_bag_backward_meta(const Tensor& gradient, const Tensor& ids,

@@ -209,7 +209,10 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
  private:
   /// The gradients of tables whose rows come in any order.
   void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
-    if (needs(token_edge)) {
+    if (needs(token_edge) && has_own_rows(in)) {
+      const Tensor rows = sum.reshape_symint({in.token.sym_size(0), in.token.sym_size(1)});
+      result[token_edge] = in.scale == 1.0 ? rows : at::mul(rows, in.scale);
+    } else if (needs(token_edge)) {
       result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
                                                  in.scale, false, in.gradient);
     }

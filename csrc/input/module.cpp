@@ -63,7 +63,7 @@ void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjection
   in.ids = at::arange(in.ids.numel(), in.ids.options()).view(in.ids.sizes());
   in.scale = 1.0;
   in.padding_idx = -1;
-  in.gradient = "dense";
+  in.gradient = "own";
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "input/kernel.h"
 #include "learned/operator.h"
@@ -39,7 +40,11 @@ void check_token(const Input& in) {
   dispatcher::check_integers(in.ids, "ids");
   dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
   dispatcher::check_same_device(in.ids, "ids", in.token, "token");
-  token::check_gradient_form(in.gradient);
+  if (!has_own_rows(in)) return token::check_gradient_form(in.gradient);
+  TORCH_CHECK_VALUE(in.padding_idx == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
+                    "gradient: expected no padding_idx and a row of token for each id with 'own', ",
+                    "got padding_idx ", in.padding_idx, ", ", in.token.sym_size(0), " rows and ",
+                    in.ids.sym_numel(), " ids");
 }
 
 void check_position(const Input& in) {
@@ -148,10 +153,23 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
   return result;
 }
 
+/// On the CPU: a row of its own for each id.
+void check_order(const Tensor& ids) {
+  const core::IndexView view = dispatcher::index_view(ids);
+  for (int64_t place = 0; place < ids.numel(); ++place) {
+    TORCH_CHECK_VALUE(core::read(view, place) == place,
+                      "ids: expected 0, 1, … with gradient 'own', ", "got ",
+                      core::read(view, place), " at place ", place);
+  }
+}
+
 void prepare_token(const Input& in, Prepared& prepared) {
   prepared.token = token::with_dense_rows(in.token);
   prepared.ids = in.ids.contiguous();
-  if (!in.token.is_cuda()) check_range(prepared.ids, "ids", in.token, "token");
+  if (!in.token.is_cuda()) {
+    check_range(prepared.ids, "ids", in.token, "token");
+    if (has_own_rows(in)) check_order(prepared.ids);
+  }
   Table& token = prepared.arguments.token;
   token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
   token.index_stride[0] = in.ids.size(1);
@@ -276,7 +294,7 @@ void launch(ForwardArguments& arguments, const Tensor& out) {
 Tensor input_embedding(const Input& in) {
   check(in);
   const Prepared prepared = prepare(in);
-  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   launch(arguments, out);
@@ -294,7 +312,7 @@ std::pair<Tensor, Tensor> statistics(const Input& in) {
 Forward input_embedding_forward(const Input& in) {
   check(in);
   const Prepared prepared = prepare(in);
-  Tensor out = at::empty_symint(output_sizes(in), in.token.options());
+  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
   auto [mean, rstd] = statistics(in);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
@@ -348,7 +366,7 @@ Backward backward_results(const Input& in) {
   const auto options = in.token.options();
   const c10::SymInt dim = in.token.sym_size(1);
   const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
-    return at::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
+    return dispatcher::empty_symint(wanted ? sizes : c10::SymDimVector{0}, options);
   };
   const auto table = [&](bool wanted, const MaybeTensor& rows) {
     return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
@@ -424,7 +442,7 @@ Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability) {
   dispatcher::check_floating(x, "x");
   check_dropout(x, seed, probability);
   const Tensor in = x.contiguous();
-  Tensor out = at::empty(x.sizes(), x.options());
+  Tensor out = dispatcher::empty(x.sizes(), x.options());
   const DropoutArguments arguments{
       in.const_data_ptr(), out.mutable_data_ptr(),        dispatcher::scalar_of(x), in.numel(),
       probability,         seed.const_data_ptr<int64_t>()};

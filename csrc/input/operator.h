@@ -135,6 +135,10 @@ inline bool counts_positions(const Input& in) {
   return in.position.has_value() && !in.positions.has_value();
 }
 
+/// Whether ids are 0, 1, …: each token has a row of its own, and the table's gradient needs no
+/// sort.
+inline bool has_own_rows(const Input& in) { return in.gradient == "own"; }
+
 /// Whether types are few enough that the table's gradient is a sum for each type.
 inline bool has_few_types(const Input& in) {
   return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;

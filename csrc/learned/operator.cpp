@@ -11,6 +11,7 @@
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "learned/kernel.h"
 #include "token/operator.h"
@@ -89,7 +90,7 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
   check_add(x, weight, positions, offset, first_row);
   if (!positions.has_value()) check_length(offset, x.size(1), weight.size(0), first_row);
   const Tensor in = token::with_dense_rows(x), table = token::with_dense_rows(weight);
-  Tensor out = at::empty(x.sizes(), x.options());
+  Tensor out = dispatcher::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
   arguments.first_row = first_row;

@@ -3,6 +3,7 @@
 #include "bindings.h"
 
 #include "posembed/build_info.h"
+#include "posembed/memory.h"
 
 namespace posembed::python {
 namespace {
@@ -25,6 +26,8 @@ py::dict build_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("build_info", &posembed::python::build_info);
+  module.def("empty_cache", &posembed::empty_cache, py::call_guard<py::gil_scoped_release>());
+  module.def("set_cache_limit", &posembed::set_cache_limit, py::arg("bytes"));
   posembed::python::bind_alibi(module);
   posembed::python::bind_bag(module);
   posembed::python::bind_input(module);

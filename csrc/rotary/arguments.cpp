@@ -1,5 +1,6 @@
 #include "rotary/arguments.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -8,6 +9,7 @@
 
 #include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {
 namespace {
@@ -131,6 +133,18 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   }
 }
 
+/// With the strides of at::empty_like, in kept memory.
+Tensor empty_on_cpu(const Tensor& input) {
+  if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
+  const auto strides = input.is_non_overlapping_and_dense()
+                           ? input.strides().vec()
+                           : at::infer_dense_strides(input.sizes(), input.strides());
+  if (input.size(-1) > 1 && strides.back() != 1) {
+    return dispatcher::empty(input.sizes(), input.options());
+  }
+  return dispatcher::empty_strided(input.sizes(), strides, input.options());
+}
+
 }  // namespace
 
 Dimensions dimensions(Text layout) {
@@ -245,6 +259,7 @@ void check_exact_angles(Text spec, const char* operator_name) {
 }
 
 Tensor empty_result(const Tensor& input) {
+  if (input.is_cpu()) return empty_on_cpu(input);
   Tensor result = at::empty_like(input);
   const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
   return dense ? result : at::empty_symint(input.sym_sizes(), input.options());

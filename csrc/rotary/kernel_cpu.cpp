@@ -12,24 +12,6 @@ namespace {
 /// head then.
 constexpr int64_t tile_tokens = 16;
 
-/// Outputs from this size on are written past the caches: they would not stay in them.
-constexpr int64_t streaming_bytes = int64_t{8} << 20;
-
-/// Whether `rows` are worth writing past the caches, and every vector of their window is aligned
-/// for it.
-template <typename T>
-bool can_stream(const Arguments& arguments, const Rows& rows) {
-  constexpr int64_t line = 64;
-  const auto aligned = [](int64_t elements) {
-    return elements * static_cast<int64_t>(sizeof(T)) % line == 0;
-  };
-  const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
-  return rows.in != rows.out && elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
-         reinterpret_cast<uintptr_t>(rows.out) % line == 0 &&
-         aligned(window_start(arguments, rows)) && aligned(arguments.pairs) &&
-         aligned(rows.out_stride[0]) && aligned(rows.out_stride[1]) && aligned(rows.out_stride[2]);
-}
-
 /// How one tensor is walked.
 template <typename T>
 struct Walk {

@@ -180,8 +180,9 @@ struct RowGroup {
   int64_t in_step, out_step;  // from row to row
 };
 
-POSEMBED_INLINE void rotate_pair(Floats* first, Floats* second, Floats cosine, Floats sine) {
-  const Floats x = *first, y = *second;
+template <typename Values>
+POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, Values sine) {
+  const Values x = *first, y = *second;
   *first = core::fma(x, cosine, -(y * sine));
   *second = core::fma(y, cosine, x * sine);
 }
@@ -197,22 +198,37 @@ POSEMBED_INLINE void prefetch(const T* in) {
   }
 }
 
+/// A vector of floats, or one double: loops over those are left to the compiler.
+template <typename Values, typename C>
+POSEMBED_INLINE Values load_values(const C* in) {
+  if constexpr (std::is_same_v<Values, C>) {
+    return *in;
+  } else {
+    return core::load_vector<Values>(in);
+  }
+}
+
 /// Sine and cosine read from memory where they are needed.
+template <typename C>
 struct AnglesInMemory {
-  const float* cosines;
-  const float* sines;
+  const C* cosines;
+  const C* sines;
 
   template <typename T>
   explicit AnglesInMemory(const Angles<T>& angles) : cosines(angles.cosine), sines(angles.sine) {}
-  void rotate(Floats* first, Floats* second, int64_t slot) const {
-    rotate_pair(first, second, core::load_vector<Floats>(cosines + slot),
-                core::load_vector<Floats>(sines + slot));
+  template <typename Values>
+  void rotate(Values* first, Values* second, int64_t slot) const {
+    rotate_pair(first, second, load_values<Values>(cosines + slot),
+                load_values<Values>(sines + slot));
   }
 };
 
+template <typename T>
+AnglesInMemory(const Angles<T>&) -> AnglesInMemory<Compute<T>>;
+
 /// xPos: what is rotated is multiplied once more.
 struct DecayingAngles {
-  AnglesInMemory inner;
+  AnglesInMemory<float> inner;
   const float* outers;
 
   template <typename T>
@@ -323,23 +339,25 @@ POSEMBED_INLINE void rotate_neighbours(const T* in, T* out, const Source& angles
   }
 }
 
-template <bool streaming>
-POSEMBED_INLINE void rotate_halves(const double* in, double* out, const Angles<double>& angles,
+template <bool streaming, typename Source>
+POSEMBED_INLINE void rotate_halves(const double* in, double* out, const Source& angles,
                                    int64_t pairs) {
   for (int64_t i = 0; i < pairs; ++i) {
-    const double x = in[i], y = in[pairs + i], c = angles.cosine[i], s = angles.sine[i];
-    out[i] = core::fma(x, c, -(y * s));
-    out[pairs + i] = core::fma(y, c, x * s);
+    double x = in[i], y = in[pairs + i];
+    angles.rotate(&x, &y, i);
+    out[i] = x;
+    out[pairs + i] = y;
   }
 }
 
-template <bool streaming>
-POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Angles<double>& angles,
+template <bool streaming, typename Source>
+POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Source& angles,
                                        int64_t pairs) {
   for (int64_t i = 0; i < pairs; ++i) {
-    const double x = in[2 * i], y = in[2 * i + 1], c = angles.cosine[i], s = angles.sine[i];
-    out[2 * i] = core::fma(x, c, -(y * s));
-    out[2 * i + 1] = core::fma(y, c, x * s);
+    double x = in[2 * i], y = in[2 * i + 1];
+    angles.rotate(&x, &y, i);
+    out[2 * i] = x;
+    out[2 * i + 1] = y;
   }
 }
 
@@ -361,9 +379,7 @@ POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, 
 template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
 void rotate_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pairs) {
   const RowGroup<T> rows = group;  // a copy that no store can change
-  if constexpr (std::is_same_v<T, double>) {
-    rotate_each<interleaved, streaming>(rows, angles, pairs);
-  } else if constexpr (fixed_pairs > 0) {
+  if constexpr (fixed_pairs > 0) {
     rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs);
   } else {
     rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs);
@@ -375,7 +391,8 @@ template <bool interleaved, typename T>
 void rotate_decaying_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pairs) {
   const RowGroup<T> rows = group;
   if constexpr (std::is_same_v<T, double>) {
-    rotate_each<interleaved, false>(rows, angles, pairs);  // an outer factor is for floats alone
+    rotate_each<interleaved, false>(rows, AnglesInMemory(angles),
+                                    pairs);  // an outer factor is for floats alone
   } else {
     rotate_each<interleaved, false>(rows, DecayingAngles(angles), pairs);
   }
@@ -463,6 +480,35 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
     if (pairs == 128) return rotate_group<interleaved, streaming, 128, T>;
   }
   return rotate_group<interleaved, streaming, 0, T>;
+}
+
+/// Outputs from this size on are written past the caches: they would not stay in them.
+constexpr int64_t streaming_bytes = int64_t{8} << 20;
+
+template <typename T>
+bool in_whole_lines(int64_t elements) {
+  return elements * static_cast<int64_t>(sizeof(T)) % 64 == 0;
+}
+
+/// Whether `elements` are worth writing past the caches to rows at `out`, all of them aligned.
+template <typename T>
+bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
+  return elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
+         reinterpret_cast<uintptr_t>(out) % 64 == 0 && in_whole_lines<T>(stride[0]) &&
+         in_whole_lines<T>(stride[1]) && in_whole_lines<T>(stride[2]);
+}
+
+/// Whether every vector of the rotated window is aligned where rows are.
+template <typename T>
+bool is_window_aligned(const Arguments& arguments, const Rows& rows) {
+  return in_whole_lines<T>(window_start(arguments, rows)) && in_whole_lines<T>(arguments.pairs);
+}
+
+template <typename T>
+bool can_stream(const Arguments& arguments, const Rows& rows) {
+  const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
+  return rows.in != rows.out && is_window_aligned<T>(arguments, rows) &&
+         can_stream<T>(elements, rows.out, rows.out_stride);
 }
 
 /// Rotates the windows of `group`, which are rows of `rows`, and copies what lies outside them; or

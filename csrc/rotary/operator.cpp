@@ -3,7 +3,6 @@
 // the kernel's.
 #include "rotary/operator.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -44,16 +43,10 @@ void rotate(const Job& job, const Rotation& by) {
   launch(call, *job.in[0]);
 }
 
-/// empty_result of kernels: for one token, at::empty_like would cost more than the rotation.
-Tensor allocate_result(const Tensor& input) {
-  if (!input.is_cpu() || !input.is_contiguous()) return empty_result(input);
-  return at::detail::empty_cpu(input.sizes(), input.scalar_type());
-}
-
 Tensor rotary(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
   const Tensor in = with_dense_rows(query);
-  Tensor out = allocate_result(in);
+  Tensor out = empty_result(in);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
 }
@@ -62,8 +55,8 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, c
   check(query, &key, by);
   const Tensor query_in = with_dense_rows(query);
   const Tensor key_in = with_dense_rows(key);
-  Tensor query_out = allocate_result(query_in);
-  Tensor key_out = allocate_result(key_in);
+  Tensor query_out = empty_result(query_in);
+  Tensor key_out = empty_result(key_in);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
   return {query_out, key_out};
 }

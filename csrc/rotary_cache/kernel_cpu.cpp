@@ -3,6 +3,7 @@
 #include "rotary/kernel_cpu.h"
 
 #include "core/float8.h"
+#include "core/stream.h"
 #include "rotary_cache/kernel.h"
 
 namespace posembed::rotary_cache::POSEMBED_ISA {
@@ -20,9 +21,12 @@ class Keeper {
  public:
   using Kept = std::conditional_t<float8, core::Float8, T>;
 
-  Keeper(const Cache& cache, int64_t page_size)
+  /// `elements` are those of all rows.
+  Keeper(const Cache& cache, int64_t page_size, int64_t elements)
       : cache_(cache),
         page_size_(page_size),
+        streaming_(!float8 &&
+                   rotary::POSEMBED_ISA::can_stream<T>(elements, cache.data, cache.stride)),
         scale_(cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
 
   Kept* row(int64_t slot) const {
@@ -31,11 +35,16 @@ class Keeper {
 
   int64_t head_stride() const { return cache_.stride[2]; }
 
+  /// Whether rows are written past the caches.
+  bool streaming() const { return streaming_; }
+
   void keep(const T* in, int64_t count, Kept* out) const {
     if constexpr (float8) {
       for (int64_t i = 0; i < count; ++i) {
         core::store(static_cast<float>(core::load(in[i])) / scale_, out + i);
       }
+    } else if (streaming_) {
+      core::stream_copy(out, in, count * static_cast<int64_t>(sizeof(T)));
     } else {
       rotary::POSEMBED_ISA::copy(in, out, count);
     }
@@ -44,6 +53,7 @@ class Keeper {
  private:
   const Cache& cache_;
   int64_t page_size_;
+  bool streaming_;
   float scale_;
 };
 
@@ -72,8 +82,8 @@ void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
 template <typename T, bool float8>
 struct Walk {
   const Arguments& arguments;
-  RotateGroup<T> rotation;
   Keeper<T, float8> keys, values;
+  RotateGroup<T> rotation, rotation_of_kept;  // rotation_of_kept writes to the cache
 
   int64_t slot(const Token& token) const {
     return core::read(arguments.slots, token.batch * arguments.slot_stride[0] +
@@ -81,8 +91,8 @@ struct Walk {
   }
 
   void rotate(const Rows& rows, const Token& token, const Angles<T>& angles,
-              const RowGroup<T>& group) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, rotation, angles, group);
+              const RowGroup<T>& group, RotateGroup<T> by) const {
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
   }
 
   /// A key that is kept in float8 is rotated window by window, and rounded to T in between, as if
@@ -108,7 +118,7 @@ struct Walk {
     const Rows& rows = arguments.rotation.rows[1];
     RowGroup<T> key = rows_of<T>(rows, token);
     if (key.out != nullptr) {
-      rotate(rows, token, angles, key);
+      rotate(rows, token, angles, key, rotation);
       if (slot < 0) return;
       keep_rows(key.out, key.out_step, key.count, row_dim(arguments.rotation, rows), keys, slot);
     } else if (slot >= 0) {
@@ -117,14 +127,14 @@ struct Walk {
       } else {
         key.out = keys.row(slot);
         key.out_step = keys.head_stride();
-        rotate(rows, token, angles, key);
+        rotate(rows, token, angles, key, rotation_of_kept);
       }
     }
   }
 
   void run(const Token& token, const Angles<T>& angles) const {
     const Rows& query = arguments.rotation.rows[0];
-    rotate(query, token, angles, rows_of<T>(query, token));
+    rotate(query, token, angles, rows_of<T>(query, token), rotation);
     const int64_t where = slot(token);
     keep_key(token, angles, where);
     if (where < 0) return;
@@ -134,6 +144,22 @@ struct Walk {
 };
 
 template <typename T, bool interleaved, bool float8>
+Walk<T, float8> plan_walk(const Arguments& arguments) {
+  namespace kernel = rotary::POSEMBED_ISA;
+  const rotary::Arguments& rotary = arguments.rotation;
+  const Rows& key = rotary.rows[1];
+  const int64_t tokens = rotary.batch * rotary.seq;
+  const Keeper<T, float8> keys{arguments.key_cache, arguments.page_size,
+                               tokens * key.heads * row_dim(rotary, key)};
+  const Keeper<T, float8> values{arguments.value_cache, arguments.page_size,
+                                 tokens * arguments.value.heads * arguments.value_dim};
+  const auto rotation = kernel::choose_rotation<T, interleaved, false>(rotary.pairs);
+  const bool streaming = keys.streaming() && kernel::is_window_aligned<T>(rotary, key);
+  return {arguments, keys, values, rotation,
+          streaming ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs) : rotation};
+}
+
+template <typename T, bool interleaved, bool float8>
 void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   namespace kernel = rotary::POSEMBED_ISA;
   const rotary::Arguments& rotary = arguments.rotation;
@@ -141,15 +167,13 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   kernel::Angles<T> angles;
   kernel::order_turns<T, interleaved>(rotary, &turns);
   kernel::order_axes<T, interleaved>(rotary, &turns);
-  const Walk<T, float8> walk{arguments,
-                             kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
-                             {arguments.key_cache, arguments.page_size},
-                             {arguments.value_cache, arguments.page_size}};
+  const Walk<T, float8> walk = plan_walk<T, interleaved, float8>(arguments);
   for (int64_t number = begin; number < end; ++number) {
     Token token{number / rotary.seq, number % rotary.seq, false};
     token.rotated = kernel::begin_token<T>(rotary, turns, token, &angles);
     walk.run(token, angles);
   }
+  if (walk.keys.streaming() || walk.values.streaming()) core::stream_fence();
 }
 
 template <typename T, bool interleaved>

@@ -1,10 +1,12 @@
-// A head is normed and rotated in a buffer that stays in the first-level cache, in float32 or
-// float64; memory sees it once each way. Sums give the same bits on every instruction set.
+// Heads are normed and rotated in one go; memory sees them once each way. Sums give the same bits
+// on every instruction set.
 #include "rotary/kernel_cpu.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/lane_sum.h"
+#include "core/run.h"
 #include "rotary_norm/kernel.h"
 
 namespace posembed::rotary_norm::POSEMBED_ISA {
@@ -102,24 +104,156 @@ class Walk {
   Row<C> weights_[2];
 };
 
+// ---- forward: heads are read twice while they are in the first-level cache, once for their
+// statistics and once to be normed and rotated in registers ----
+
+/// Heads whose statistics are taken together, so that their square roots and divisions overlap.
+constexpr int64_t heads_at_once = 16;
+
+/// The sum of a run in the order of core::lane_sum: by halves, in the order of memory.
 template <typename T>
-void norm_range(const Arguments& arguments, int64_t begin, int64_t end) {
-  using C = Compute<T>;
-  const int64_t dim = arguments.rotation.head_dim;
-  Walk<T> walk(arguments);
-  Row<C> row;
-  walk.for_heads(begin, end, [&](const Token& token, int64_t r, int64_t head, int64_t place) {
-    const Rows& rows = arguments.rotation.rows[r];
-    load_row(static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride), dim, row);
-    const C squares = core::lane_sum<C>(dim, [&](int64_t i) { return row[i] * row[i]; });
-    const C rstd = C(1) / std::sqrt(squares / static_cast<C>(dim) + static_cast<C>(arguments.eps));
-    if (arguments.rstd[r] != nullptr) static_cast<C*>(arguments.rstd[r])[place] = rstd;
-    multiply(rstd, dim, row);
-    multiply(walk.weight(r), dim, row);
-    walk.rotate(token, row);
-    store_row(row, dim, static_cast<T*>(rows.out) + place_of(token, head, rows.out_stride));
-  });
+Compute<T> sum_in_order(core::Run<T> values) {
+  if constexpr (std::is_same_v<T, core::BFloat16>) {  // registers hold even and odd elements
+    constexpr size_t half = core::Run<T>::count / 2;
+    core::Floats even[half], odd[half];
+    for (size_t k = 0; k < half; ++k) {
+      even[k] = values.part[2 * k];
+      odd[k] = values.part[2 * k + 1];
+    }
+    return core::add_parts<half>(even) + core::add_parts<half>(odd);
+  } else {
+    return core::add_parts<core::Run<T>::count>(values.part);
+  }
 }
+
+template <typename T>
+Compute<T> rstd_of(const T* row, int64_t dim, double eps) {
+  using C = Compute<T>;
+  core::Run<T> squares{};
+  core::for_runs(dim, [&](int64_t i, auto count) {
+    const core::Run<T> x = core::load_run(row + i, count);
+    squares = squares + x * x;
+  });
+  return C(1) / std::sqrt(sum_in_order(squares) / static_cast<C>(dim) + static_cast<C>(eps));
+}
+
+/// The weights of a tensor: of columns, and of the members of pairs in the order of angles.
+template <typename C>
+struct Weights {
+  Row<C> of_column;
+  alignas(64) C first[rotary::POSEMBED_ISA::max_padded_pairs];
+  alignas(64) C second[rotary::POSEMBED_ISA::max_padded_pairs];
+};
+
+/// Norms what it rotates.
+template <typename C>
+struct NormingAngles {
+  rotary::POSEMBED_ISA::AnglesInMemory<C> angles;
+  const Weights<C>& weights;
+  C rstd;
+
+  template <typename Values>
+  void rotate(Values* first, Values* second, int64_t slot) const {
+    using rotary::POSEMBED_ISA::load_values;
+    *first = *first * rstd * load_values<Values>(weights.first + slot);
+    *second = *second * rstd * load_values<Values>(weights.second + slot);
+    angles.rotate(first, second, slot);
+  }
+};
+
+template <typename T, bool interleaved>
+class Forward {
+ public:
+  using C = Compute<T>;
+
+  explicit Forward(const Arguments& arguments)
+      : arguments_(arguments), rotation_(arguments.rotation) {
+    rotary::POSEMBED_ISA::order_turns<T, interleaved>(rotation_, &turns_);
+    rotary::POSEMBED_ISA::order_axes<T, interleaved>(rotation_, &turns_);
+    for (int64_t r = 0; r < 2; ++r) {
+      set_weights(static_cast<const T*>(arguments.weight[r]), &weights_[r]);
+      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(rotation_, rotation_.rows[r]);
+    }
+  }
+
+  void run(int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; ++number) {
+      Token token{number / rotation_.seq, number % rotation_.seq, false};
+      token.rotated = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_, token, &angles_);
+      for (int64_t r = 0; r < 2; ++r) norm_heads(token, number, r);
+    }
+    if (streaming_[0] || streaming_[1]) core::stream_fence();
+  }
+
+ private:
+  void set_weights(const T* in, Weights<C>* weights) const {
+    load_row(in, rotation_.head_dim, weights->of_column);
+    for (int64_t i = 0; i < rotation_.head_dim; ++i) {
+      weights->of_column[i] += static_cast<C>(arguments_.weight_offset);
+    }
+    const C* window = weights->of_column + rotation_.start;
+    for (int64_t slot = 0; slot < rotary::POSEMBED_ISA::padded(rotation_.pairs); ++slot) {
+      const int64_t pair = rotary::POSEMBED_ISA::pair_of_slot<T, interleaved>(slot);
+      const bool inside = pair < rotation_.pairs;
+      const int64_t first = interleaved ? 2 * pair : pair;
+      const int64_t second = interleaved ? first + 1 : first + rotation_.pairs;
+      weights->first[slot] = inside ? window[first] : 0;
+      weights->second[slot] = inside ? window[second] : 0;
+    }
+  }
+
+  void norm_heads(const Token& token, int64_t number, int64_t r) {
+    const Rows& rows = rotation_.rows[r];
+    const T* in = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride);
+    T* out = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride);
+    const auto norm = streaming_[r] ? &Forward::norm_row<true> : &Forward::norm_row<false>;
+    C rstd[heads_at_once];
+    for (int64_t head = 0; head < rows.heads; head += heads_at_once) {
+      const int64_t count = std::min(rows.heads - head, heads_at_once);
+      for (int64_t k = 0; k < count; ++k) {
+        rstd[k] = rstd_of(in + (head + k) * rows.in_stride[2], rotation_.head_dim, arguments_.eps);
+      }
+      if (arguments_.rstd[r] != nullptr) {
+        std::copy(rstd, rstd + count,
+                  static_cast<C*>(arguments_.rstd[r]) + number * rows.heads + head);
+      }
+      for (int64_t k = 0; k < count; ++k) {
+        (this->*norm)(token, in + (head + k) * rows.in_stride[2],
+                      out + (head + k) * rows.out_stride[2], weights_[r], rstd[k]);
+      }
+    }
+  }
+
+  template <bool streaming>
+  void norm_row(const Token& token, const T* in, T* out, const Weights<C>& weights, C rstd) const {
+    const int64_t start = rotation_.start, window = 2 * rotation_.pairs;
+    const int64_t before = token.rotated ? start : rotation_.head_dim;
+    norm_columns(in, out, weights, rstd, 0, before);
+    if (!token.rotated) return;
+    const NormingAngles<C> angles{rotary::POSEMBED_ISA::AnglesInMemory<C>(angles_), weights, rstd};
+    const rotary::POSEMBED_ISA::RowGroup<T> row{in + start, out + start, 1, 0, 0};
+    rotary::POSEMBED_ISA::rotate_each<interleaved, streaming>(row, angles, rotation_.pairs);
+    norm_columns(in, out, weights, rstd, start + window, rotation_.head_dim);
+  }
+
+  /// Columns that are not rotated.
+  static void norm_columns(const T* in, T* out, const Weights<C>& weights, C rstd, int64_t begin,
+                           int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      core::store(core::load(in[i]) * rstd * weights.of_column[i], out + i);
+    }
+  }
+
+  const Arguments& arguments_;
+  const rotary::Arguments& rotation_;
+  Turns<T> turns_;
+  Angles<T> angles_;
+  Weights<C> weights_[2];
+  bool streaming_[2];
+};
+
+// ---- backward: a head is normed and rotated back in a buffer that stays in the first-level cache,
+// in float32 or float64 ----
 
 /// sum += a * b
 template <typename C>
@@ -180,7 +314,12 @@ void add_part_columns(const BackwardArguments& b, int64_t begin, int64_t end) {
 
 void norm_and_rotate(const Arguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
-    norm_range<typename decltype(tag)::type>(arguments, begin, end);
+    using T = typename decltype(tag)::type;
+    if (arguments.rotation.interleaved) {
+      Forward<T, true>(arguments).run(begin, end);
+    } else {
+      Forward<T, false>(arguments).run(begin, end);
+    }
   });
 }
 

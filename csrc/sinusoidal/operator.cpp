@@ -12,6 +12,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "sinusoidal/kernel.h"
 #include "sinusoidal/specification.h"
@@ -129,7 +130,7 @@ Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& sca
            int64_t offset) {
   check_add(x, positions, scale, text, offset);
   const Tensor in = x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
-  const Tensor out = at::empty(x.sizes(), x.options());
+  const Tensor out = dispatcher::empty(x.sizes(), x.options());
   Arguments call;
   call.sinusoid = with_scale(specification(text).sinusoid(), scale);
   call.in = in.const_data_ptr();
@@ -157,7 +158,8 @@ Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int6
   const Tensor places = positions.contiguous();
   std::vector<int64_t> sizes = positions.sizes().vec();
   sizes.push_back(spec.spec.embedding_dim);
-  const Tensor out = at::empty(sizes, positions.options().dtype(encoded_type(dtype, positions)));
+  const Tensor out =
+      dispatcher::empty(sizes, positions.options().dtype(encoded_type(dtype, positions)));
   Arguments call;
   call.sinusoid = with_scale(spec.sinusoid(order), scale);
   call.out = out.mutable_data_ptr();

@@ -10,6 +10,7 @@
 #include "core/device_error.h"
 #include "core/index.h"
 #include "core/scalar.h"
+#include "core/span.h"
 
 namespace posembed::token {
 
@@ -36,10 +37,7 @@ POSEMBED_CPU_KERNEL(gather, void(const GatherArguments& arguments, int64_t begin
 /// Gathers all places on `stream`.
 const char* gather_cuda(const GatherArguments& arguments, core::CudaStream stream);
 
-/// Rows of one id are summed in spans of this many, then the spans' sums are added in order: long
-/// sums stay accurate, and a CUDA device can work on many spans of one frequent id at once, with
-/// the same bits as a CPU.
-inline constexpr int64_t span = 64;
+using core::span;
 
 /// Ids and places are packed into one word each, so neither may reach 2^32.
 inline constexpr int64_t max_sorted = int64_t{1} << 32;
@@ -60,10 +58,17 @@ struct GroupArguments {
 
 POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
 
+/// Which row of a gradient the row of a place gets, and times what.
+struct Sources {
+  const uint32_t* rows = nullptr;  // [count]; nullptr: row 0, 1, …
+  const void* factors = nullptr;   // [count], float64 for float64, otherwise float32; nullptr: ones
+};
+
 /// out[row of group] = scale * sum of gradient[place] over the group, divided by its size on
 /// request.
 struct SumArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
+  Sources sources;                 // other rows of it than those of the places
   void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
   bool dense = true;    // dense: a group's row is the table's; otherwise its number
   bool streaming = false;  // write past the caches: `out` is large, and its pages are in use
@@ -91,6 +96,7 @@ POSEMBED_CPU_KERNEL(fill_table, void(const FillArguments& arguments, int64_t beg
 /// The whole backward pass on a CUDA device: sort, then sums, without a host synchronisation.
 struct BackwardArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
+  Sources sources;                 // as in SumArguments
   void* out = nullptr;             // as in SumArguments; every row of a dense table is written
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;

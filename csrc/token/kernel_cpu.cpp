@@ -2,15 +2,12 @@
 // then one pass over the gradient rows of each id; a row of its own is moved, too.
 #include <algorithm>
 
+#include "core/row_sum.h"
 #include "token/kernel.h"
 #include "token/row_mover.h"
 
 namespace posembed::token::POSEMBED_ISA {
 namespace {
-
-using core::Floats;
-using core::load;
-using core::store;
 
 // ----------------------------------------------------------------------------------- gather
 
@@ -103,90 +100,85 @@ void mark_groups(const GroupArguments& a, int64_t kept) {
 
 // ------------------------------------------------------------------------------------- sums
 
-template <typename T>
-struct Group {
+/// The rows of the gradient that the entries of a group name.
+template <typename T, bool has_factors>
+struct GroupRows {
+  using Element = T;
+  static constexpr bool weighted = has_factors;
+
   const T* gradient;
   int64_t dim;
-  const uint64_t* begin;
-  const uint64_t* end;
-  Compute<T> factor;
+  const uint32_t* sources;
+  const Compute<T>* factors;
+  const uint64_t* entries;
+  int64_t begin, end;
+  int64_t last;  // entry that may be prefetched
 
-  const T* row(const uint64_t* entry) const {
-    return gradient + static_cast<int64_t>(*entry & 0xffffffffu) * dim;
+  uint32_t place(int64_t entry) const { return static_cast<uint32_t>(entries[entry]); }
+  const T* row(int64_t entry) const {
+    const uint32_t at = place(entry);
+    return gradient + int64_t{sources == nullptr ? at : sources[at]} * dim;
+  }
+  const T* coming(int64_t entry) const { return row(std::min(entry, last)); }
+  bool counts(int64_t) const { return true; }
+  Compute<T> factor(int64_t entry) const { return factors[place(entry)]; }
+};
+
+template <typename T, bool weighted>
+GroupRows<T, weighted> rows_of(const SumArguments& a, int64_t group, int64_t last) {
+  return {static_cast<const T*>(a.gradient),
+          a.embedding_dim,
+          a.sources.rows,
+          static_cast<const Compute<T>*>(a.sources.factors),
+          a.entries,
+          a.starts[group],
+          a.starts[group + 1],
+          last};
+}
+
+template <typename C>
+struct Times {
+  C factor;
+
+  template <typename Number>
+  Number operator()(Number sum) const {
+    return sum * factor;
   }
 };
 
-/// Sums `pairs` times 2 * lanes columns from `column` on, in registers.
-template <int pairs, bool streaming, typename T>
-POSEMBED_INLINE void sum_block(const Group<T>& group, int64_t column, T* out) {
-  Floats total[2 * pairs] = {};
-  for (const uint64_t* entry = group.begin; entry < group.end;) {
-    const uint64_t* stop = group.end - entry > span ? entry + span : group.end;
-    Floats part[2 * pairs] = {};
-    for (; entry < stop; ++entry) {
-      const T* row = group.row(entry) + column;
-      for (int i = 0; i < pairs; ++i) {
-        const FloatPair value = core::load_pair(row + i * 2 * lanes);
-        part[2 * i] += value.first;
-        part[2 * i + 1] += value.second;
-      }
-    }
-    for (int i = 0; i < 2 * pairs; ++i) total[i] += part[i];
-  }
-  for (int i = 0; i < pairs; ++i) {
-    core::store_pair<streaming>({total[2 * i] * group.factor, total[2 * i + 1] * group.factor},
-                                out + column + i * 2 * lanes);
-  }
-}
-
-template <typename T>
-void sum_column(const Group<T>& group, int64_t column, T* out) {
-  Compute<T> total = 0;
-  for (const uint64_t* entry = group.begin; entry < group.end;) {
-    const uint64_t* stop = group.end - entry > span ? entry + span : group.end;
-    Compute<T> part = 0;
-    for (; entry < stop; ++entry) part += load(group.row(entry)[column]);
-    total += part;
-  }
-  store(total * group.factor, out + column);
-}
-
-template <bool streaming, typename T>
-void sum_group(const Group<T>& of, T* out) {
-  const Group<T> group = of;  // a copy that no store can change
-  int64_t column = 0;
-  if constexpr (!std::is_same_v<T, double>) {
-    for (; column + 8 * lanes <= group.dim; column += 8 * lanes) {
-      sum_block<4, streaming>(group, column, out);
-    }
-    for (; column + 2 * lanes <= group.dim; column += 2 * lanes) {
-      sum_block<1, streaming>(group, column, out);
-    }
-  }
-  for (; column < group.dim; ++column) sum_column(group, column, out);
-}
-
-/// Groups [begin, end); before each, `gap(row)` hears of the row of `out` that it will write.
-template <typename T, bool streaming, typename Gap>
-void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap) {
-  const auto scale = static_cast<Compute<T>>(a.scale);
-  RowMover<T, streaming, Scale<T, true>> mover(a.embedding_dim, {scale});
+/// Groups [begin, end); before each, `gap(row)` hears of the row of `out` that it will write. Rows
+/// without a factor that are all of their group are moved.
+template <typename T, bool streaming, bool weighted, typename Move, typename Gap>
+void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, const Gap& gap) {
+  RowMover<T, streaming, Move> mover(a.embedding_dim, move);
+  const int64_t last = a.starts[end] - 1;
   for (int64_t number = begin; number < end; ++number) {
-    const uint64_t* first = a.entries + a.starts[number];
-    const uint64_t* last = a.entries + a.starts[number + 1];
-    const int64_t row = a.dense ? static_cast<int64_t>(*first >> 32) : number;
+    const auto rows = rows_of<T, weighted>(a, number, last);
+    const int64_t count = rows.end - rows.begin;
+    const int64_t row = a.dense ? static_cast<int64_t>(a.entries[rows.begin] >> 32) : number;
     gap(row);
     T* out = static_cast<T*>(a.out) + row * a.embedding_dim;
-    const double count = a.scale_grad_by_freq ? static_cast<double>(last - first) : 1.0;
-    const Group<T> group{static_cast<const T*>(a.gradient), a.embedding_dim, first, last,
-                         static_cast<Compute<T>>(a.scale / count)};
-    if (last - first == 1) {
-      mover.add(group.row(first), out);
+    if (count == 1 && !weighted) {
+      mover.add(rows.row(rows.begin), out);
     } else {
-      sum_group<streaming>(group, out);
+      const double divisor = a.scale_grad_by_freq ? static_cast<double>(count) : 1.0;
+      const Times<Compute<T>> finish{static_cast<Compute<T>>(a.scale / divisor)};
+      core::sum_rows<streaming>(rows, a.embedding_dim, finish, out);
     }
   }
   mover.flush();
+}
+
+template <typename T, bool streaming, typename Gap>
+void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap) {
+  if (a.sources.factors != nullptr) {
+    sum_range<T, streaming, true>(a, begin, end, CopySum<T>{}, gap);
+  } else if (a.scale == 1.0) {
+    sum_range<T, streaming, false>(a, begin, end, CopySum<T>{}, gap);
+  } else {
+    const Scale<T, /*summing=*/true> scale{static_cast<Compute<T>>(a.scale)};
+    sum_range<T, streaming, false>(a, begin, end, scale, gap);
+  }
 }
 
 /// Where a step of FillArguments' work lies: the first row and the first group at or after it.

@@ -5,6 +5,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
+#include "core/device_item.h"
 #include "core/device_vector.h"
 #include "token/kernel.h"
 
@@ -18,24 +19,10 @@ using core::store;
 using core::Vector;
 using core::warp_size;
 
-constexpr int threads = 256;
-constexpr int warps = threads / warp_size;
-
-// Work is dealt to warps in items: one row, or one piece of a long row.
-struct Item {
-  int64_t row;
-  int64_t column;  // first column of this lane
-};
-
-template <int width>
-__device__ Item item_of_lane(int64_t pieces, int vectors) {
-  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-  const int64_t row = pieces == 1 ? item : item / pieces;  // a 64-bit division costs a short row
-  const int64_t piece = item - row * pieces;
-  return {row, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};
-}
-
-int64_t blocks_for(int64_t items) { return divide_up(items, warps); }
+using core::blocks_for;
+using core::Item;
+using core::item_of_lane;
+using core::threads;
 
 // ---- gather ----
 
@@ -227,6 +214,21 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
   return begin + span < a.count && keys[begin + span] == keys[begin];
 }
 
+// What the row of a place gets: a row of the gradient times a factor.
+template <typename T>
+struct Share {
+  const T* row;
+  Compute<T> factor;
+};
+
+template <typename T>
+__device__ Share<T> share_of(const BackwardArguments& a, Place place) {
+  const int64_t row = a.sources.rows != nullptr ? a.sources.rows[place] : place;
+  const auto* factors = static_cast<const Compute<T>*>(a.sources.factors);
+  return {static_cast<const T*>(a.gradient) + row * a.embedding_dim,
+          factors != nullptr ? factors[place] : Compute<T>{1}};
+}
+
 // One item per entry; only entries that begin a span have work, in a dense table only those of
 // groups that table_kernel leaves out.
 template <typename T, int width>
@@ -246,15 +248,14 @@ __global__ void __launch_bounds__(threads)
   }
 
   Compute<T> total[width] = {};
-  const T* gradient = static_cast<const T*>(a.gradient) + column;
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
   int64_t end = begin;
 #pragma unroll 4
   for (; end < limit && keys[end] == key; ++end) {
-    const auto row =
-        *reinterpret_cast<const Vector<T, width>*>(gradient + w.places[end] * a.embedding_dim);
+    const Share<T> share = share_of<T>(a, w.places[end]);
+    const auto row = *reinterpret_cast<const Vector<T, width>*>(share.row + column);
 #pragma unroll
-    for (int i = 0; i < width; ++i) total[i] += load(row.values[i]);
+    for (int i = 0; i < width; ++i) total[i] += load(row.values[i]) * share.factor;
   }
 
   const bool whole = head && (end == a.count || keys[end] != key);
@@ -312,18 +313,18 @@ __global__ void __launch_bounds__(threads)
   Compute<T> total[table_vectors][width] = {};
   int64_t end = begin;
   for (; end >= 0 && end < a.count && w.keys[end] == item.row; ++end) {
-    const T* row = static_cast<const T*>(a.gradient) + w.places[end] * a.embedding_dim;
+    const Share<T> share = share_of<T>(a, w.places[end]);
     Vector<T, width> vectors[table_vectors] = {};
 #pragma unroll
     for (int i = 0; i < table_vectors; ++i) {
       const int64_t column = item.column + i * warp_size * width;
       if (column >= a.embedding_dim) continue;
-      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(row + column);
+      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(share.row + column);
     }
 #pragma unroll
     for (int i = 0; i < table_vectors; ++i) {
 #pragma unroll
-      for (int j = 0; j < width; ++j) total[i][j] += load(vectors[i].values[j]);
+      for (int j = 0; j < width; ++j) total[i][j] += load(vectors[i].values[j]) * share.factor;
     }
   }
   const int64_t size = end > begin ? end - begin : 1;

@@ -2,28 +2,19 @@
 // called.
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
-#include <torch/nn/init.h>
 
 #include <ostream>
 #include <vector>
 
 #include "posembed/token.h"
 #include "token/operator.h"
+#include "token/table_module.h"
 
 namespace posembed {
 namespace {
 
 void check(TokenOptions& options) {
-  TORCH_CHECK_VALUE(options.num_embeddings() >= 0, "num_embeddings: expected 0 or more, got ",
-                    options.num_embeddings());
-  TORCH_CHECK_VALUE(options.embedding_dim() >= 0, "embedding_dim: expected 0 or more, got ",
-                    options.embedding_dim());
-  if (const auto padding = options.padding_idx(); padding.has_value()) {
-    const int64_t rows = options.num_embeddings();
-    TORCH_CHECK_VALUE(*padding >= -rows && *padding < rows, "padding_idx: expected ", -rows, " to ",
-                      rows - 1, ", got ", *padding);
-    if (*padding < 0) options.padding_idx(*padding + rows);
-  }
+  token::check_table_options(options);
   if (options.sparse()) options.gradient(TableGradient::rows);
   options.sparse(options.gradient() == TableGradient::rows);
 }
@@ -46,28 +37,10 @@ TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(g
 
 void TokenEmbeddingImpl::reset() {
   check(options);
-  // A clone is reset while it still holds the original's table: frozen stays frozen.
-  const bool trainable = !weight.defined() || weight.requires_grad();
-  if (!options._weight().defined()) {
-    weight = register_parameter(
-        "weight", torch::empty({options.num_embeddings(), options.embedding_dim()}), trainable);
-    reset_parameters();
-    return;
-  }
-  const std::vector<int64_t> expected = {options.num_embeddings(), options.embedding_dim()};
-  TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(expected),
-                    "_weight: expected shape ", expected, ", got ", options._weight().sizes());
-  weight = register_parameter("weight", options._weight());
-  options._weight(torch::Tensor());  // a clone makes its own table
+  token::reset_table(*this);
 }
 
-void TokenEmbeddingImpl::reset_parameters() {
-  torch::nn::init::normal_(weight);
-  if (options.padding_idx().has_value()) {
-    const torch::NoGradGuard no_grad;
-    weight[*options.padding_idx()].fill_(0);
-  }
-}
+void TokenEmbeddingImpl::reset_parameters() { token::reset_table_parameters(*this); }
 
 void TokenEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "TokenEmbedding(" << options.num_embeddings() << ", " << options.embedding_dim();
@@ -99,12 +72,7 @@ torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
 
 TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool freeze,
                                                TokenOptions options) {
-  TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",
-                    weight.sizes());
-  options.num_embeddings(weight.size(0)).embedding_dim(weight.size(1))._weight(weight);
-  TokenEmbedding module(std::move(options));
-  module->weight.set_requires_grad(!freeze);
-  return module;
+  return token::over_table<TokenEmbedding>(weight, freeze, std::move(options));
 }
 
 TokenEmbedding TokenEmbedding::from_file(const std::string& path,

@@ -13,25 +13,14 @@
 #include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
-#include "dispatcher/zero_table.h"
 #include "token/kernel.h"
 
 namespace posembed::token {
 namespace {
 
 // ------------------------------------------------------------------------------------- checks
-
-/// What a gradient of the table is made of.
-struct Gradient {
-  const Tensor& rows;  // [..., embedding_dim]
-  const Tensor& ids;   // [...]
-  int64_t num_embeddings;
-  int64_t padding_idx;
-  double scale;
-  bool scale_grad_by_freq;
-  int64_t vocabulary_start;
-};
 
 /// The row of id 0 in a table whose first row is that of id `vocabulary_start`; -1: the table is
 /// the whole vocabulary.
@@ -70,10 +59,7 @@ void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt
                         gradient.sym_sizes().slice(0, ids.dim()) == ids.sym_sizes(),
                     "gradient: expected the shape of ids, ", ids.sym_sizes(),
                     ", and embedding_dim, got ", gradient.sym_sizes());
-  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
-                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
-  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
-                    ids.sym_numel());
+  check_sortable(ids, num_embeddings);
 }
 
 // ------------------------------------------------------------------------------------- look-up
@@ -135,9 +121,19 @@ SortedIds sort_ids(const Gradient& of) {
   return sorted;
 }
 
+Sources sources_of(const Gradient& of) {
+  Sources sources;
+  if (of.sources.defined()) {
+    sources.rows = reinterpret_cast<const uint32_t*>(of.sources.const_data_ptr<int32_t>());
+  }
+  if (of.factors.defined()) sources.factors = of.factors.const_data_ptr();
+  return sources;
+}
+
 SumArguments sum_arguments(const Gradient& of, const SortedIds& sorted, const Tensor& out) {
   SumArguments arguments;
   arguments.gradient = of.rows.const_data_ptr();
+  arguments.sources = sources_of(of);
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
@@ -159,7 +155,7 @@ void sum_groups(const SumArguments& arguments, const SortedIds& sorted) {
 Tensor dense_on_cpu(const Gradient& of) {
   const SortedIds sorted = sort_ids(of);
   const auto [out, is_zero] =
-      dispatcher::allocate_zero_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+      dispatcher::empty_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
   FillArguments arguments{sum_arguments(of, sorted, out), of.num_embeddings, sorted.groups};
   if (is_zero) {
     sum_groups(arguments.sum, sorted);
@@ -176,7 +172,7 @@ Tensor dense_on_cpu(const Gradient& of) {
 std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   const SortedIds sorted = sort_ids(of);
   Tensor row_ids = at::empty({sorted.groups}, at::kLong);
-  Tensor rows = at::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
+  Tensor rows = dispatcher::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
   auto* id = row_ids.mutable_data_ptr<int64_t>();
   for (int64_t group = 0; group < sorted.groups; ++group) id[group] = sorted.row(group);
   SumArguments arguments = sum_arguments(of, sorted, rows);
@@ -191,6 +187,7 @@ void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
   const dispatcher::CudaScope scope(of.rows);
   BackwardArguments arguments;
   arguments.gradient = of.rows.const_data_ptr();
+  arguments.sources = sources_of(of);
   arguments.out = out.mutable_data_ptr();
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = out.size(1);
@@ -231,26 +228,23 @@ Tensor dense_on_cuda(const Gradient& of) {
   return out;
 }
 
-/// Checks, and calls `of_cpu` or `of_cuda` with contiguous tensors.
+/// Checks, and calls `make` with contiguous tensors.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                    int64_t padding_idx, double scale, bool scale_grad_by_freq,
-                   int64_t vocabulary_start, Result (*of_cpu)(const Gradient&),
-                   Result (*of_cuda)(const Gradient&)) {
+                   int64_t vocabulary_start, Result (*make)(const Gradient&)) {
   check_gradient(gradient, ids, num_embeddings, vocabulary_start);
   const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  const Gradient of{
-      rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start};
-  if (gradient.is_cuda()) return of_cuda(of);
-  if (vocabulary_start < 0) check_ids(places, num_embeddings);
-  return of_cpu(of);
+  if (!gradient.is_cuda() && vocabulary_start < 0) check_ids(places, num_embeddings);
+  return make(
+      {rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start});
 }
 
 Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                           int64_t padding_idx, double scale, bool scale_grad_by_freq,
                           int64_t vocabulary_start) {
   return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, dense_on_cpu, dense_on_cuda);
+                     vocabulary_start, dense_gradient);
 }
 
 std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const Tensor& ids,
@@ -258,7 +252,7 @@ std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const
                                                    double scale, bool scale_grad_by_freq,
                                                    int64_t vocabulary_start) {
   return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, rows_on_cpu, rows_on_cuda);
+                     vocabulary_start, rows_gradient);
 }
 
 Tensor embedding_backward_meta(const Tensor& gradient, const Tensor& ids,
@@ -275,6 +269,21 @@ void register_kernels(torch::Library& m) {
 }
 
 }  // namespace
+
+Tensor dense_gradient(const Gradient& of) {
+  return of.rows.is_cuda() ? dense_on_cuda(of) : dense_on_cpu(of);
+}
+
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
+  return of.rows.is_cuda() ? rows_on_cuda(of) : rows_on_cpu(of);
+}
+
+void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings) {
+  TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
+                    "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
+  TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
+                    ids.sym_numel());
+}
 
 void check_gradient_form(Text gradient) {
   TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
@@ -297,7 +306,7 @@ Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
   const Tensor table = with_dense_rows(weight);
   c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(weight.size(1));
-  Tensor out = at::empty(sizes, weight.options());
+  Tensor out = dispatcher::empty(sizes, weight.options());
   GatherArguments arguments;
   arguments.weight = table.const_data_ptr();
   arguments.out = out.mutable_data_ptr();

@@ -66,6 +66,30 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
                       int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
                       int64_t vocabulary_start = -1);
 
+/// What a gradient of the table is made of: what each place's row gets.
+struct Gradient {
+  const Tensor&
+      rows;           // [..., embedding_dim], contiguous: one for each place, or those of `sources`
+  const Tensor& ids;  // [...], contiguous
+  int64_t num_embeddings;
+  int64_t padding_idx = -1;
+  double scale = 1.0;
+  bool scale_grad_by_freq = false;
+  int64_t vocabulary_start = -1;
+  Tensor sources =
+      {};  // int32, read as uint32: which of `rows` each place gets; undefined: its own
+  Tensor factors = {};  // float64 for float64, otherwise float32: of each place; undefined: ones
+};
+
+/// The table's gradient [num_embeddings, embedding_dim]. Ids must have been checked.
+Tensor dense_gradient(const Gradient& of);
+
+/// Ids of the touched rows, ascending, and the rows.
+std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of);
+
+/// Raises c10::ValueError where there are more ids or rows than can be sorted.
+void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings);
+
 /// Raises c10::ValueError unless `gradient` is "dense" or "rows".
 void check_gradient_form(Text gradient);
 

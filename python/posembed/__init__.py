@@ -10,6 +10,7 @@ _library.load()
 # ruff: noqa: E402  (what follows needs the library)
 from posembed import batching, cpp, functional, pretrained, shapes
 from posembed._build_info import build_info
+from posembed._memory import empty_cache, set_cache_limit
 from posembed.alibi import ALiBi
 from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
@@ -65,9 +66,11 @@ __all__ = [
     "build_info",
     "check_errors",
     "cpp",
+    "empty_cache",
     "functional",
     "permute_rotary_weight",
     "pretrained",
+    "set_cache_limit",
 ]
 
 # Imported at their first use: a model's program needs none of them, and pictures need matplotlib.

@@ -217,7 +217,7 @@ class InputEmbedding(nn.Module):
             return ids, table
         projected = self.projection(self.token(ids))  # type: ignore[misc]
         rows = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
-        return rows, {"token": projected.flatten(0, -2)}
+        return rows, {"token": projected.flatten(0, -2), "gradient": "own"}
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:

@@ -204,7 +204,7 @@ class RotaryEmbedding(nn.Module):
             query,
             key,
             positions,
-            self.spec_for(seq_len).text,
+            (self._spec if seq_len is None else self.spec_for(seq_len)).text,
             self.layout,
             offset,
             inverse,

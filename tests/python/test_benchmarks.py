@@ -17,6 +17,16 @@ def test_the_program_starts() -> None:
     assert "--case" in result.stdout
 
 
+def test_names_are_known_before_anything_is_built() -> None:
+    command = [sys.executable, str(PROGRAM), "--list"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    names = printed.splitlines()
+    assert len(set(names)) == len(names) > 50
+    command += ["--case", "rotary forward [1,1,"]
+    some = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert some == [name for name in names if "rotary forward [1,1," in name] != []
+
+
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
     facts = dict.fromkeys(
         ("date", "device", "instruction set", "torch", "posembed", "peers"), "known"

@@ -7,6 +7,7 @@
 #include "posembed/errors.h"
 #include "posembed/input.h"
 #include "posembed/learned.h"
+#include "posembed/memory.h"
 #include "posembed/pretrained.h"
 #include "posembed/rotary.h"
 #include "posembed/rotary_cache.h"

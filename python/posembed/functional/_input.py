@@ -31,7 +31,7 @@ def input_embedding(
     dropout: float = 0.0,
     padding_idx: int | None = None,
     position_padding_idx: int | None = None,
-    gradient: Gradient = "dense",
+    gradient: Gradient | Literal["own"] = "dense",
 ) -> Tensor:
     """Adds up token, type and position rows, norms the sum and drops out, in one kernel.
 
@@ -54,7 +54,8 @@ def input_embedding(
         dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
         padding_idx: A token row that gets no gradient.
         position_padding_idx: A row of ``position``, before ``first_row``, that gets no gradient.
-        gradient: Form of the token table's gradient, "dense" or "rows".
+        gradient: Form of the token table's gradient, "dense" or "rows"; or "own" where ids count up
+            from 0: each token has a row of its own, and the gradient needs no sort.
 
     Returns:
         [batch, seq, embedding_dim] in the dtype of ``token``.

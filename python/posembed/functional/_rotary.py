@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import overload
 
 import torch
-import torch.overrides
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import has_torch_function_variadic
 
 from posembed import _C
 from posembed.functional._options import Layout
@@ -18,7 +19,7 @@ def eager(*arguments: Tensor | None) -> bool:
 
     The compiler has to see the operator, and so have tensor types with ``__torch_function__``.
     """
-    return not (torch.compiler.is_compiling() or torch.overrides.has_torch_function(arguments))
+    return not (is_compiling() or has_torch_function_variadic(*arguments))
 
 
 @overload
@@ -129,7 +130,11 @@ def rotated(
     cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`rotary` without ``out`` or keywords, whose passing costs as much as a token."""
-    if eager(query, key, positions, frequencies, cu_seqlens):
+    # eager(), written out for the same reason.
+    if not (
+        is_compiling()
+        or has_torch_function_variadic(query, key, positions, frequencies, cu_seqlens)
+    ):
         return _C.rotary(
             query, key, positions, spec, layout, offset, inverse, frequencies, cu_seqlens
         )

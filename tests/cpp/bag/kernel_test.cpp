@@ -5,6 +5,7 @@
 // The library may hold the real launchers.
 #define pool_cuda pool_cuda_on_cpu
 #define spread_cuda spread_cuda_on_cpu
+#define find_bags_cuda find_bags_cuda_on_cpu
 #define dot_cuda dot_cuda_on_cpu
 #include <gtest/gtest.h>
 
@@ -22,12 +23,16 @@ using core::Index;
 struct Variant {
   const char* name;
   void (*pool)(const PoolArguments&, int64_t, int64_t);
+  void (*find_bags)(const FindArguments&, int64_t, int64_t);
   void (*spread)(const SpreadArguments&, int64_t, int64_t);
   void (*dot)(const DotArguments&, int64_t, int64_t);
 };
 
 void pool_on_gpu(const PoolArguments& arguments, int64_t, int64_t) {
   ASSERT_EQ(pool_cuda(arguments, nullptr), nullptr);
+}
+void find_bags_on_gpu(const FindArguments& arguments, int64_t, int64_t) {
+  ASSERT_EQ(find_bags_cuda(arguments, nullptr), nullptr);
 }
 void spread_on_gpu(const SpreadArguments& arguments, int64_t, int64_t) {
   ASSERT_EQ(spread_cuda(arguments, nullptr), nullptr);
@@ -37,13 +42,14 @@ void dot_on_gpu(const DotArguments& arguments, int64_t, int64_t) {
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> result = {{"baseline", baseline::pool, baseline::spread, baseline::dot},
-                                 {"cuda source", pool_on_gpu, spread_on_gpu, dot_on_gpu}};
+  std::vector<Variant> result = {
+      {"baseline", baseline::pool, baseline::find_bags, baseline::spread, baseline::dot},
+      {"cuda source", pool_on_gpu, find_bags_on_gpu, spread_on_gpu, dot_on_gpu}};
 #if defined(POSEMBED_X86_VARIANTS)
   if (core::instruction_set() >= core::InstructionSet::avx2)
-    result.push_back({"avx2", avx2::pool, avx2::spread, avx2::dot});
+    result.push_back({"avx2", avx2::pool, avx2::find_bags, avx2::spread, avx2::dot});
   if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back({"avx512", avx512::pool, avx512::spread, avx512::dot});
+    result.push_back({"avx512", avx512::pool, avx512::find_bags, avx512::spread, avx512::dot});
 #endif
   return result;
 }
@@ -180,35 +186,6 @@ TYPED_TEST(BagKernel, PoolsBagsOfAllKinds) {
   }
 }
 
-TYPED_TEST(BagKernel, SpreadsGradientsToPlaces) {
-  using T = TypeParam;
-  for (const int64_t dim : {1, 5, 64}) {
-    const Problem<T> problem(dim);
-    for (const Variant& variant : variants()) {
-      std::vector<T> out(static_cast<size_t>(problem.count() * dim));
-      SpreadArguments arguments;
-      arguments.gradient = problem.gradient.data();
-      arguments.weights = problem.weights.data();
-      arguments.out = out.data();
-      arguments.scalar = scalar_of<T>();
-      arguments.embedding_dim = dim;
-      arguments.bags = problem.view();
-      variant.spread(arguments, 0, 100);
-      if (variant.spread != spread_on_gpu) variant.spread(arguments, 100, problem.count());
-      for (int64_t bag = 0; bag < problem.bags(); ++bag)
-        for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p)
-          for (int64_t i = 0; i < dim; ++i) {
-            T expected;
-            core::store(core::load(problem.gradient[static_cast<size_t>(bag * dim + i)]) *
-                            core::load(problem.weights[static_cast<size_t>(p)]),
-                        &expected);
-            ASSERT_EQ(core::load(out[static_cast<size_t>(p * dim + i)]), core::load(expected))
-                << variant.name << " place " << p;
-          }
-    }
-  }
-}
-
 TYPED_TEST(BagKernel, GradientOfAMaximumGoesToItsPlaceAlone) {
   using T = TypeParam;
   const int64_t dim = 5, bag = 4, first = 140;  // bag 4 has places 140 to 142, bag 3 has none
@@ -262,6 +239,25 @@ TYPED_TEST(BagKernel, DotsAreTheGradientsOfWeights) {
               << variant.name << " place " << p;
         }
     }
+  }
+}
+
+TEST(BagKernelPlaces, KnowTheirBags) {
+  const Problem<float> problem(1);
+  Bags even = problem.view();
+  even.size = 11;
+  even.bags = even.count / even.size;
+  for (const Variant& variant : variants()) {
+    std::vector<uint32_t> found(problem.ids.size(), 99);
+    variant.find_bags({found.data(), problem.view()}, 0, 100);
+    if (variant.find_bags != find_bags_on_gpu) {
+      variant.find_bags({found.data(), problem.view()}, 100, problem.count());
+    }
+    for (int64_t bag = 0; bag < problem.bags(); ++bag)
+      for (int64_t p = problem.offsets[static_cast<size_t>(bag)]; p < problem.end(bag); ++p)
+        ASSERT_EQ(found[static_cast<size_t>(p)], bag) << variant.name << " place " << p;
+    variant.find_bags({found.data(), even}, 0, problem.count());
+    for (size_t p = 0; p < found.size(); ++p) ASSERT_EQ(found[p], p / 11) << variant.name;
   }
 }
 

@@ -126,6 +126,7 @@ int64_t expect(const BackwardArguments& a, bool dense, void* out) {
   fill.rows = a.num_embeddings;
   fill.groups = groups;
   fill.sum.gradient = a.gradient;
+  fill.sum.sources = a.sources;
   fill.sum.out = out;
   fill.sum.dense = dense;
   fill.sum.scalar = a.scalar;
@@ -142,12 +143,27 @@ int64_t expect(const BackwardArguments& a, bool dense, void* out) {
   return groups;
 }
 
-void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift) {
+/// Factors in the type that `scalar` computes in, as bytes.
+Memory make_factors(int64_t count, Scalar scalar) {
+  const Scalar type = scalar == Scalar::float64 ? scalar : Scalar::float32;
+  Memory factors(count, type, 0);
+  fill_with_numbers(&factors, count, type);
+  return factors;
+}
+
+void check_backward(Scalar scalar, const std::vector<int64_t>& ids, int64_t dim, int64_t shift,
+                    bool shares = false) {
   const auto count = static_cast<int64_t>(ids.size());
+  std::vector<uint32_t> sources;
+  for (int64_t place = 0; place < count; ++place) {
+    sources.push_back(static_cast<uint32_t>(place / 7));
+  }
+  Memory factors = make_factors(count, scalar);
   Memory gradient(count * dim, scalar, shift);
   fill_with_numbers(&gradient, count * dim, scalar);
   BackwardArguments arguments;
   arguments.gradient = gradient.data();
+  if (shares) arguments.sources = {sources.data(), dim == 8 ? nullptr : factors.data()};
   arguments.scalar = scalar;
   arguments.embedding_dim = dim;
   arguments.ids = {ids.data(), core::Index::int64};
@@ -185,6 +201,7 @@ TEST(TokenGpuSource, Backward) {
       for (const int64_t often : {0, 64, 65, 200}) {
         const auto ids = make_ids(often == 0 ? 20 : 300, often, often != 65);
         ASSERT_NO_FATAL_FAILURE(check_backward(scalar, ids, dim, shift)) << often;
+        ASSERT_NO_FATAL_FAILURE(check_backward(scalar, ids, dim, shift, /*shares=*/true)) << often;
       }
     }
   }

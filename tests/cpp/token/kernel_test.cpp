@@ -329,6 +329,109 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
   }
 }
 
+/// NaN, infinity, denormals and -0 are left as they are, but that a sum is never -0.
+TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
+  using T = TypeParam;
+  const double infinity = std::numeric_limits<double>::infinity();
+  const core::Compute<T> special[] = {
+      static_cast<core::Compute<T>>(std::nan("")), static_cast<core::Compute<T>>(-infinity),
+      core::Compute<T>(-0.0), core::Compute<T>(0.0), core::Compute<T>(-1.5)};
+  T denormal{};
+  reinterpret_cast<unsigned char*>(&denormal)[0] = 3;  // the lowest bits
+  const int64_t rows = 60, count = 41;                 // twice eight, eight, and nine rows more
+  std::vector<int64_t> ids;
+  for (int64_t place = 0; place < count; ++place) ids.push_back(place * 7 % rows);
+  ids[40] = ids[0];  // one group of two
+  for (const int64_t dim : {1, 7, 64, 129, 1100}) {
+    auto gradient = random_values<T>(static_cast<size_t>(count * dim), 12);
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      if (i % 8 < 5) core::store(special[i % 8], &gradient[i]);
+      if (i % 8 == 5) gradient[i] = denormal;
+    }
+    for (const Copy& copy : copies()) {
+      const Groups sorted = group(copy, ids, rows);
+      for (const bool streaming : {false, true}) {
+        Shifted<T> out(sorted.groups * dim, 0);
+        SumArguments arguments;
+        arguments.gradient = gradient.data();
+        arguments.out = out.data();
+        arguments.dense = false;
+        arguments.streaming = streaming;
+        arguments.scalar = scalar_of<T>();
+        arguments.embedding_dim = dim;
+        arguments.entries = sorted.entries.data();
+        arguments.starts = sorted.starts.data();
+        copy.sum_groups(arguments, 0, sorted.groups);
+        ASSERT_TRUE(out.is_clean_outside(sorted.groups * dim)) << copy.name;
+        for (int64_t number = 0; number < sorted.groups; ++number) {
+          const uint64_t entry =
+              sorted.entries[static_cast<size_t>(sorted.starts[static_cast<size_t>(number)])];
+          if (ids[0] == static_cast<int64_t>(entry >> 32)) continue;
+          for (int64_t i = 0; i < dim; ++i) {
+            T expected =
+                gradient[static_cast<size_t>(static_cast<int64_t>(entry & 0xffffffffu) * dim + i)];
+            if (core::load(expected) == 0) expected = T{};
+            ASSERT_EQ(std::memcmp(out.data() + number * dim + i, &expected, sizeof(T)), 0)
+                << copy.name << " dim " << dim << " group " << number << " column " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(TokenKernel, SumsRowsThatPlacesShare) {
+  using T = TypeParam;
+  using C = core::Compute<T>;
+  const int64_t rows = 20, count = 400, shared = 11;
+  auto ids = random_ids(count, rows, 13);
+  for (size_t place = 0; place < 150; ++place) ids[place * 2] = 4;
+  std::vector<uint32_t> sources;
+  for (int64_t place = 0; place < count; ++place) {
+    sources.push_back(static_cast<uint32_t>(place * shared / count));
+  }
+  const auto factors = random_values<C>(static_cast<size_t>(count), 14);
+  for (const int64_t dim : {1, 31, 75, 600}) {
+    const auto gradient = random_values<T>(static_cast<size_t>(shared * dim), 15);
+    for (const bool weighted : {false, true}) {
+      std::vector<T> first;
+      for (const Copy& copy : copies()) {
+        const Groups sorted = group(copy, ids, rows);
+        std::vector<T> out(static_cast<size_t>(rows * dim), T{});
+        SumArguments arguments;
+        arguments.gradient = gradient.data();
+        arguments.sources = {sources.data(), weighted ? factors.data() : nullptr};
+        arguments.out = out.data();
+        arguments.scalar = scalar_of<T>();
+        arguments.embedding_dim = dim;
+        arguments.entries = sorted.entries.data();
+        arguments.starts = sorted.starts.data();
+        copy.sum_groups(arguments, 0, sorted.groups);
+        for (int64_t at = 0; at < rows * dim; ++at) {
+          double total = 0, magnitude = 0;
+          for (size_t place = 0; place < ids.size(); ++place) {
+            if (ids[place] != at / dim) continue;
+            const double value =
+                core::load(gradient[static_cast<size_t>(sources[place] * dim + at % dim)]) *
+                (weighted ? double{factors[place]} : 1.0);
+            total += value;
+            magnitude += std::abs(value);
+          }
+          const double unit = sizeof(T) == 8                     ? 1e-15
+                              : sizeof(T) == 4                   ? 1e-6
+                              : std::is_same_v<T, core::Float16> ? 6e-4
+                                                                 : 5e-3;
+          ASSERT_NEAR(core::load(out[static_cast<size_t>(at)]), total,
+                      unit * std::abs(total) + (sizeof(T) == 8 ? 2e-15 : 1e-6) * magnitude)
+              << copy.name << " dim " << dim << " element " << at;
+        }
+        if (first.empty()) first = out;
+        EXPECT_TRUE(same_bits(first, out)) << copy.name << " differs from baseline";
+      }
+    }
+  }
+}
+
 TEST(TokenKernelGroups, AreSortedByIdThenPlace) {
   for (const int64_t rows : {1, 2, 2048, 2049, 300000, 5000000}) {
     const auto ids = random_ids(5000, rows, 6);

@@ -117,6 +117,45 @@ def test_rows_form_has_each_touched_row_once_in_order(dtype, mode, device: torch
     assert torch.equal(rows.to_dense(), dense)
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("mode", ["sum", "weighted", "mean"])
+def test_wide_tables_gradient_is_read_from_the_bags(mode, dtype, device: torch.device) -> None:
+    """Against a sum in float64, for more columns than registers hold; the bits of any threads."""
+    torch.manual_seed(4)
+    columns, size = 700, 130
+    ids = torch.randint(ROWS, (40, size), device=device)
+    ids[:, ::2] = 2  # one id with many spans of places
+    weights = torch.randn(40, size, device=device).to(dtype) if mode == "weighted" else None
+    gradient = torch.randn(40, columns, device=device).to(dtype)
+    kind = "mean" if mode == "mean" else "sum"
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            bag = pe.TokenBag(ROWS, columns, kind, padding_idx=1, dtype=dtype, device=device)
+            bag(ids, weights=weights).backward(gradient)
+            found.append(bag.weight.grad)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+    factors = torch.ones(40, size, device=device).double() if weights is None else weights.double()
+    factors = factors.masked_fill(ids.eq(1), 0)
+    if mode == "mean":
+        factors = factors / ids.ne(1).sum(1, keepdim=True)
+    shares = gradient.double().unsqueeze(1) * factors.unsqueeze(2)
+    expected = torch.zeros(ROWS, columns, device=device).double()
+    expected.index_add_(0, ids.flatten(), shares.flatten(0, 1))
+    assert_close(found[0].double(), expected, {2: 1e-2, 4: 1e-5, 8: 1e-12}[dtype.itemsize])
+
+
+def test_ids_of_no_bag_get_no_gradient(device: torch.device) -> None:
+    ids, none = torch.tensor([3, 1], device=device), torch.zeros(0, COLUMNS, device=device)
+    offsets = torch.zeros(0, dtype=torch.int64, device=device)
+    backward = torch.ops.posembed.token_bag_backward
+    assert not backward(none, ids, offsets, num_embeddings=ROWS).any()
+
+
 def test_rows_form_refuses_second_derivatives() -> None:
     bag = pe.TokenBag(ROWS, COLUMNS, gradient="rows")
     loss = bag(*make_places()).pow(2).sum()

@@ -121,6 +121,21 @@ def test_gradients_that_need_no_sort(
     assert not embed.position.weight.grad[4 + seq :].any()
 
 
+@pytest.mark.parametrize("norm", ["none", "layer"])
+@pytest.mark.parametrize("scale", [1.0, -2.5])
+def test_tokens_with_a_row_of_their_own(norm: str, scale: float, device: torch.device) -> None:
+    ids = torch.arange(12, device=device).view(3, 4)
+    gradient = torch.randn(3, 4, 8, device=device)
+    found = []
+    for form in ("dense", "own"):
+        torch.manual_seed(5)
+        rows = torch.randn(12, 8, device=device, requires_grad=True)
+        result = pe.functional.input_embedding(ids, rows, norm=norm, scale=scale, gradient=form)
+        result.backward(gradient)
+        found.append(rows.grad)
+    assert torch.equal(*found)
+
+
 def test_an_empty_batch_has_zero_gradients() -> None:
     embed = pe.InputEmbedding(ROWS, 8, max_positions=50, num_types=2, norm="layer")
     embed(torch.empty(0, 40, dtype=torch.long)).sum().backward()
@@ -334,6 +349,18 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
             "norm_weight: expected none",
             lambda e, i: torch.ops.posembed.input_embedding(
                 e.token.weight, i, norm_weight=e.norm.weight
+            ),
+        ),
+        (
+            ValueError,
+            "gradient: expected no padding_idx and a row of token for each id",
+            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, gradient="own"),
+        ),
+        (
+            ValueError,
+            "ids: expected 0, 1, … with gradient 'own', got 1 at place 0",
+            lambda e, i: torch.ops.posembed.input_embedding(
+                e.token.weight[:2], torch.tensor([[1, 0]]), gradient="own"
             ),
         ),
         (

@@ -53,6 +53,26 @@ def test_equals_rotary_then_copy(dtype: torch.dtype, device: torch.device) -> No
     assert torch.equal(given["value_cache"].flatten(0, 1)[slots], given["value"][kept])
 
 
+@pytest.mark.parametrize("head_dim", [128, 120])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: int) -> None:
+    """They are written past them, where every row or none is aligned for it."""
+    tokens = (8 << 20) // (4 * head_dim * dtype.itemsize) + 1
+    spec = pe.RotarySpec(head_dim, rotary_dim=64)
+    key, value = torch.randn(2, tokens, 4, head_dim).to(dtype).unbind()
+    slots = torch.randperm(tokens + 3)[:tokens]
+    slots[5] = -1
+    caches = torch.zeros(2, 1, tokens + 3, 4, head_dim, dtype=dtype)
+    pe.functional.rotary_cache_(
+        key[:, :1].clone(), key.clone(), value, caches[0], caches[1], slots, spec=spec
+    )
+    rotated = key.clone()
+    pe.functional.rotary_(rotated, spec=spec, layout="thd")
+    kept = slots >= 0
+    assert torch.equal(caches[0, 0, slots[kept]], rotated[kept])
+    assert torch.equal(caches[1, 0, slots[kept]], value[kept])
+
+
 @pytest.mark.parametrize("rotate_key", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_float8_equals_torch_bit_for_bit(

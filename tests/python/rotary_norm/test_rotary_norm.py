@@ -57,6 +57,19 @@ def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) ->
     assert torch.equal(given["key"], expected[1])
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_results_too_large_for_caches_are_the_same(dtype: torch.dtype, interleaved: bool) -> None:
+    """They are written past them, where in place they are not."""
+    spec = pe.RotarySpec(128, interleaved=interleaved)
+    query = torch.randn(1, (8 << 20) // (32 * 128 * dtype.itemsize) + 1, 32, 128).to(dtype)
+    key, weight = query[:, :, :3].contiguous(), torch.rand(128).to(dtype)
+    found = pe.functional.norm_rotary(query, key, weight, weight, spec=spec)
+    pe.functional.norm_rotary_(query, key, weight, weight, spec=spec)
+    assert torch.equal(found[0], query)
+    assert torch.equal(found[1], key)
+
+
 def test_a_token_at_minus_one_is_normed_and_not_rotated(device: torch.device) -> None:
     given = make(device)
     positions = torch.full((6,), -1, device=device)

@@ -1,0 +1,215 @@
+#include "dispatcher/output_memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/stream_bytes.h"
+#include "posembed/memory.h"
+
+namespace posembed::dispatcher {
+namespace {
+
+struct Block {
+  c10::DataPtr memory;
+  int64_t bytes = 0;
+};
+
+int64_t initial_limit() {
+  const char* text = std::getenv("POSEMBED_CACHE_LIMIT");
+  return text == nullptr ? int64_t{512} << 20 : std::max<int64_t>(0, std::atoll(text));
+}
+
+/// Freed blocks, the newest last. Locks are only tried for: a process forked while another thread
+/// held the lock would wait for ever, and malloc serves as well.
+class KeptBlocks {
+ public:
+  /// The newest block that fits and is at most a quarter larger; none if there is none.
+  std::optional<Block> take(int64_t bytes) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return std::nullopt;
+    const auto fits = [bytes](const Block& block) {
+      return bytes <= block.bytes && block.bytes <= bytes + bytes / 4;
+    };
+    const auto found = std::find_if(blocks_.rbegin(), blocks_.rend(), fits);
+    if (found == blocks_.rend()) return std::nullopt;
+    Block block = std::move(*found);
+    blocks_.erase(std::next(found).base());
+    kept_ -= block.bytes;
+    return block;
+  }
+
+  void keep(Block block) {
+    std::vector<Block> surplus;  // freed after the lock is
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || block.bytes > limit_) return;
+    kept_ += block.bytes;
+    blocks_.push_back(std::move(block));
+    surplus = surplus_over(limit_);
+  }
+
+  int64_t empty() {
+    std::vector<Block> all;
+    const std::lock_guard lock(mutex_);
+    const int64_t before = kept_;
+    all = surplus_over(0);
+    return before;
+  }
+
+  int64_t set_limit(int64_t bytes) {
+    std::vector<Block> surplus;
+    const std::lock_guard lock(mutex_);
+    surplus = surplus_over(bytes);
+    return std::exchange(limit_, bytes);
+  }
+
+ private:
+  /// Takes the oldest blocks out until the rest is within `limit`.
+  std::vector<Block> surplus_over(int64_t limit) {
+    auto last = blocks_.begin();
+    for (; kept_ > limit; ++last) kept_ -= last->bytes;
+    std::vector<Block> surplus(std::make_move_iterator(blocks_.begin()),
+                               std::make_move_iterator(last));
+    blocks_.erase(blocks_.begin(), last);
+    return surplus;
+  }
+
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+  int64_t kept_ = 0;
+  int64_t limit_ = initial_limit();
+};
+
+/// Never destroyed: tensors of other libraries may outlive static objects of this one.
+KeptBlocks& kept_blocks() {
+  static auto* const blocks = new KeptBlocks;
+  return *blocks;
+}
+
+/// Whether the page of `data` has been used. Only a hint: it may be lost or gained at any time.
+bool is_resident(const void* data) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  unsigned char resident = 1;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page * page;
+  mincore(reinterpret_cast<void*>(begin), page, &resident);
+  return (resident & 1) != 0;
+}
+
+bool is_fresh(const Block& block) {
+  return !is_resident(static_cast<const char*>(block.memory.get()) + block.bytes / 2);
+}
+
+/// Memory whose freeing keeps it.
+c10::DataPtr owner_of(Block block) {
+  void* const data = block.memory.get();
+  const auto keep = [](void* owned) {
+    const std::unique_ptr<Block> freed(static_cast<Block*>(owned));
+    kept_blocks().keep(std::move(*freed));
+  };
+  return {data, new Block(std::move(block)), keep, at::kCPU};
+}
+
+/// As torch's own CPU allocator, which it asks where no kept memory fits.
+class OutputAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t size) override {
+    const auto bytes = static_cast<int64_t>(size);
+    if (auto kept = kept_blocks().take(bytes)) return owner_of(*std::move(kept));
+    Block block{c10::GetCPUAllocator()->allocate(size), bytes};
+    if (bytes < core::stream_bytes || !is_fresh(block)) return std::move(block.memory);
+    return owner_of(std::move(block));
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+OutputAllocator output_allocator;
+
+constexpr c10::DispatchKeySet cpu_keys{c10::DispatchKey::CPU};
+
+int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+}
+
+bool is_large_on_cpu(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return options.device().is_cpu() && bytes_of(sizes, options) >= core::stream_bytes;
+}
+
+at::Tensor tensor_of(c10::DataPtr memory, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes_of(sizes, options), std::move(memory),
+                       &output_allocator, /*resizable=*/true);
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), cpu_keys, options.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+/// Zeros: calloc knows which memory is fresh.
+Block zero_block(int64_t bytes) {
+  constexpr int64_t alignment = 64;  // torch's own
+  void* const data = std::calloc(1, static_cast<size_t>(bytes + alignment));
+  TORCH_CHECK(data != nullptr, "posembed: not enough memory for ", bytes, " bytes");
+  const auto aligned = (reinterpret_cast<uintptr_t>(data) + alignment - 1) / alignment * alignment;
+  return {{reinterpret_cast<void*>(aligned), data, std::free, at::kCPU}, bytes};
+}
+
+}  // namespace
+
+at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) return at::empty(sizes, options);
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  // Past torch's dispatcher, where allocating for one token costs more than rotating it.
+  if (!is_large_on_cpu(sizes, options)) return at::detail::empty_cpu(sizes, dtype);
+  return at::detail::empty_generic(sizes, &output_allocator, cpu_keys, dtype, std::nullopt);
+}
+
+at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  const auto known = c10::asIntArrayRefSlowOpt(sizes);
+  return known.has_value() ? empty(*known, options) : at::empty_symint(sizes, options);
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         const at::TensorOptions& options) {
+  if (!is_large_on_cpu(sizes, options)) return at::empty_strided(sizes, strides, options);
+  return at::detail::empty_strided_generic(sizes, strides, &output_allocator, cpu_keys,
+                                           c10::typeMetaToScalarType(options.dtype()));
+}
+
+ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!is_large_on_cpu(sizes, options)) return {at::empty(sizes, options), false};
+  const auto of = [&](c10::DataPtr memory) { return tensor_of(std::move(memory), sizes, options); };
+  const int64_t bytes = bytes_of(sizes, options);
+  if (auto kept = kept_blocks().take(bytes)) return {of(owner_of(*std::move(kept))), false};
+  {
+    Block block{c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes)), bytes};
+    if (!is_fresh(block)) return {of(std::move(block.memory)), false};
+  }
+  return {of(owner_of(zero_block(bytes))), true};
+}
+
+}  // namespace posembed::dispatcher
+
+namespace posembed {
+
+int64_t empty_cache() { return dispatcher::kept_blocks().empty(); }
+
+int64_t set_cache_limit(int64_t bytes) {
+  TORCH_CHECK_VALUE(bytes >= 0, "bytes: expected none or more, got ", bytes);
+  return dispatcher::kept_blocks().set_limit(bytes);
+}
+
+}  // namespace posembed

@@ -1,0 +1,68 @@
+// What the modules over a table of tokens share: checks of their options, and the table as a
+// parameter.
+#pragma once
+
+#include <torch/nn/init.h>
+#include <torch/types.h>
+
+#include <utility>
+#include <vector>
+
+namespace posembed::token {
+
+/// Raises c10::ValueError for sizes or a padding_idx that do not fit; the latter is counted from
+/// the front afterwards.
+template <typename Options>
+void check_table_options(Options& options) {
+  TORCH_CHECK_VALUE(options.num_embeddings() >= 0, "num_embeddings: expected 0 or more, got ",
+                    options.num_embeddings());
+  TORCH_CHECK_VALUE(options.embedding_dim() >= 0, "embedding_dim: expected 0 or more, got ",
+                    options.embedding_dim());
+  if (const auto padding = options.padding_idx(); padding.has_value()) {
+    const int64_t rows = options.num_embeddings();
+    TORCH_CHECK_VALUE(*padding >= -rows && *padding < rows, "padding_idx: expected ", -rows, " to ",
+                      rows - 1, ", got ", *padding);
+    if (*padding < 0) options.padding_idx(*padding + rows);
+  }
+}
+
+/// Registers module.weight: the table of the options, or a new one with its initial values.
+template <typename Module>
+void reset_table(Module& module) {
+  auto& options = module.options;
+  // A clone is reset while it still holds the original's table: frozen stays frozen.
+  const bool trainable = !module.weight.defined() || module.weight.requires_grad();
+  const std::vector<int64_t> sizes = {options.num_embeddings(), options.embedding_dim()};
+  if (!options._weight().defined()) {
+    module.weight = module.register_parameter("weight", torch::empty(sizes), trainable);
+    module.reset_parameters();
+    return;
+  }
+  TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(sizes),
+                    "_weight: expected shape ", sizes, ", got ", options._weight().sizes());
+  module.weight = module.register_parameter("weight", options._weight());
+  options._weight(torch::Tensor());  // a clone makes its own table
+}
+
+/// N(0, 1), and zeros for padding_idx.
+template <typename Module>
+void reset_table_parameters(Module& module) {
+  torch::nn::init::normal_(module.weight);
+  if (const auto padding = module.options.padding_idx(); padding.has_value()) {
+    const torch::NoGradGuard no_grad;
+    module.weight[*padding].fill_(0);
+  }
+}
+
+/// A module over `weight`, which it shares.
+template <typename Holder, typename Options>
+Holder over_table(const torch::Tensor& weight, bool freeze, Options options) {
+  TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",
+                    weight.sizes());
+  options.num_embeddings(weight.size(0)).embedding_dim(weight.size(1))._weight(weight);
+  Holder module(std::move(options));
+  module->weight.set_requires_grad(!freeze);
+  return module;
+}
+
+}  // namespace posembed::token

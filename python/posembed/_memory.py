@@ -1,0 +1,47 @@
+"""Memory of large CPU results, which posembed keeps for its next ones."""
+
+from posembed import _C
+
+
+def empty_cache() -> int:
+    """Gives the kept memory back, as `torch.cuda.empty_cache` does on a device.
+
+    Results in use are not touched.
+
+    Returns:
+        The bytes that were given back.
+
+    Examples:
+        >>> import posembed as pe
+        >>> released = pe.empty_cache()
+        >>> pe.empty_cache()
+        0
+    """
+    return _C.empty_cache()
+
+
+def set_cache_limit(bytes: int) -> int:
+    """Says how many bytes posembed may keep, in the whole process; 0 keeps none.
+
+    A large result on the CPU is new memory, and its first touch costs more than the arithmetic that
+    fills it. posembed therefore keeps results of 4 MiB and more when they are freed, and fills them
+    again. It does so only with memory that came fresh from the system: an allocator that reuses
+    memory by itself (jemalloc, tcmalloc) is left to it.
+
+    Args:
+        bytes: The limit. Without this call it is 512 MiB, or what the environment variable
+            `POSEMBED_CACHE_LIMIT` says.
+
+    Returns:
+        The limit before.
+
+    Raises:
+        ValueError: `bytes` is negative.
+
+    Examples:
+        >>> import posembed as pe
+        >>> before = pe.set_cache_limit(1 << 30)
+        >>> pe.set_cache_limit(before) == 1 << 30
+        True
+    """
+    return _C.set_cache_limit(bytes)

@@ -1,0 +1,52 @@
+// Memory of large results is kept when they are freed, and serves the next ones.
+#include <gtest/gtest.h>
+#include <posembed/memory.h>
+#include <posembed/rotary.h>
+#include <torch/torch.h>
+
+namespace {
+
+constexpr int64_t mebibyte = int64_t{1} << 20;
+
+/// float32, 64 MiB: malloc maps blocks of this size from the system.
+torch::Tensor rotated(const torch::Tensor& query) {
+  return posembed::RotaryEmbedding(64)->forward(query);
+}
+
+class OutputMemory : public testing::Test {
+ protected:
+  void SetUp() override {
+    posembed::set_cache_limit(512 * mebibyte);
+    posembed::empty_cache();
+  }
+  torch::NoGradGuard no_grad;
+  torch::Tensor query = torch::ones({1, 8192, 32, 64});
+};
+
+TEST_F(OutputMemory, FreedResultServesTheNext) {
+  torch::Tensor first = rotated(query);
+  const torch::Tensor values = first.slice(1, 5000, 5002).clone();
+  const void* const place = first.const_data_ptr();
+  first.reset();
+  const torch::Tensor second = rotated(query);
+  EXPECT_EQ(second.const_data_ptr(), place);
+  EXPECT_TRUE(second.slice(1, 5000, 5002).equal(values));
+  EXPECT_EQ(posembed::empty_cache(), 0);
+}
+
+TEST_F(OutputMemory, LimitHolds) {
+  posembed::set_cache_limit(100 * mebibyte);
+  {
+    const torch::Tensor first = rotated(query), second = rotated(query);
+    EXPECT_NE(first.const_data_ptr(), second.const_data_ptr());
+  }
+  EXPECT_EQ(posembed::set_cache_limit(0), 100 * mebibyte);
+  rotated(query);
+  EXPECT_EQ(posembed::empty_cache(), 0);
+}
+
+TEST_F(OutputMemory, NegativeLimitIsRefused) {
+  EXPECT_THROW(posembed::set_cache_limit(-1), c10::ValueError);
+}
+
+}  // namespace

@@ -1,0 +1,160 @@
+// Problems that every form of the rotary kernel must solve: the CPU's and the CUDA source.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "rotary/call.h"
+
+namespace posembed::rotary {
+
+inline std::vector<Problem> an_axis_for_each_pair() {
+  std::vector<Problem> problems;
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+inline std::vector<Problem> restarting_documents() {
+  std::vector<Problem> problems;
+  for (const Order order : {Order::bshd, Order::bhsd}) {
+    Problem problem;
+    problem.batch = 1;
+    problem.seq = 23;
+    problem.order = order;
+    problem.offset = 100000;
+    problem.documents = {0, 0, 1, 8, 8, 22, 23, 23};
+    problems.push_back(problem);
+  }
+  return problems;
+}
+
+inline std::vector<Problem> learned_frequencies() {
+  std::vector<Problem> problems;
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 29;
+      problem.offset = 1000000;
+      problem.amplitude = 1.25;
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
+      problem.frequencies[3] *= -1;
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+inline std::vector<Problem> tangents() {
+  std::vector<Problem> problems;
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.tangent = true;
+      problem.reverse = interleaved;
+      problem.pairs = 29;
+      problem.seq = 3;
+      problem.axes = 3;
+      problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
+      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+inline std::vector<Problem> decaying_pairs() {
+  std::vector<Problem> problems;
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = (bits & 1) != 0;
+      problem.reverse = (bits & 2) != 0;
+      problem.in_place = (bits & 4) != 0;
+      problem.order = (bits & 8) != 0 ? Order::bhsd : Order::bshd;
+      problem.pairs = 27 + bits;
+      problem.head_dim = 2 * problem.pairs + 3;
+      problem.seq = 7;
+      problem.decay_base = 2048;
+      problem.positions = {0, 1, -1, 2, 3, 511, 8191, 4, 100, 7, -1, 9, 4096, 5};
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+inline std::vector<Problem> decay_beyond_the_largest_float() {
+  std::vector<Problem> problems;
+  // 2^-90 times up to 2^180: the result is finite, the amplitude is not.
+  Problem problem;
+  problem.magnitude = 0x1p-90;
+  problem.decay_base = 1.0;
+  problem.batch = 1;
+  problem.seq = 1;
+  problem.heads[0] = 0;  // keys grow
+  problem.offset = 102;
+  problems.push_back(problem);
+  problem.scalar = Scalar::float64;
+  problem.heads[0] = 2;
+  problem.offset = 550;
+  problem.magnitude = 0x1p-10;
+  problems.push_back(problem);
+  return problems;
+}
+
+inline std::vector<Problem> keys_of_the_window_alone() {
+  std::vector<Problem> problems;
+  for (const Scalar scalar : scalars) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.window_only = true;
+      problem.heads[1] = 1;
+      problem.head_dim = 48;
+      problem.start = (bits & 4) != 0 ? 16 : 13;
+      problem.pairs = 16;
+      problem.interleaved = (bits & 1) != 0;
+      problem.in_place = (bits & 2) != 0;
+      problem.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
+      problems.push_back(problem);
+    }
+  }
+  return problems;
+}
+
+/// Frequencies that are no numbers give NaN.
+inline void check_nan_frequencies(const Variant& variant) {
+  for (const Scalar scalar : scalars) {
+    for (const bool interleaved : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.interleaved = interleaved;
+      problem.pairs = 3;
+      problem.frequencies = {NAN, 1.0f, INFINITY};
+      Call call(problem);
+      variant.rotate(call.arguments, 0, call.arguments.batch * call.arguments.seq);
+      for (int64_t i = 0; i < 6; ++i) {
+        const int64_t pair = interleaved ? i / 2 : i % 3;
+        const double result = element(call.output(0).data(), scalar, call.place(0, 1, 2, 1) + i);
+        EXPECT_EQ(std::isnan(result), pair != 1) << variant.name << ", component " << i;
+      }
+    }
+  }
+}
+
+}  // namespace posembed::rotary

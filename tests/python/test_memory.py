@@ -1,0 +1,182 @@
+"""Memory of large results: kept when they are freed, handed out again, up to a limit."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor
+
+MEBIBYTE = 1 << 20
+# malloc maps blocks of this size from the system, whatever it has learned about smaller ones.
+LARGE = (8192, 2048)  # float32: 64 MiB
+ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
+
+
+@pytest.fixture(autouse=True)
+def empty_cache() -> Iterator[None]:
+    """Every test begins with nothing kept and the usual limit."""
+    before = pe.set_cache_limit(512 * MEBIBYTE)
+    pe.empty_cache()
+    yield
+    pe.set_cache_limit(before)
+
+
+def large_result(rows: int = LARGE[0]) -> Tensor:
+    return ENCODE.encode(torch.arange(rows))
+
+
+def test_a_freed_result_is_kept_and_serves_the_next() -> None:
+    first = large_result()
+    place, values = first.data_ptr(), first[::100].clone()
+    del first
+    second = large_result()
+    assert second.data_ptr() == place
+    assert torch.equal(second[::100], values)
+    assert pe.empty_cache() == 0, "a result in use is not kept memory"
+    del second
+    assert pe.empty_cache() == 64 * MEBIBYTE
+    assert pe.empty_cache() == 0
+
+
+def test_results_alive_at_once_share_nothing() -> None:
+    large_result()
+    results = [large_result() for _ in range(3)]
+    places = sorted(result.data_ptr() for result in results)
+    assert all(b - a >= 64 * MEBIBYTE for a, b in itertools.pairwise(places))
+    assert torch.equal(results[0], results[2])
+
+
+def test_views_keep_their_memory() -> None:
+    row = large_result()[17]
+    expected = row.clone()
+    other = large_result()
+    other.fill_(3)
+    assert torch.equal(row, expected)
+
+
+def test_the_limit_holds_and_the_oldest_go_first() -> None:
+    assert pe.set_cache_limit(130 * MEBIBYTE) == 512 * MEBIBYTE
+    results = [large_result() for _ in range(4)]
+    newest = [results[3].data_ptr(), results[2].data_ptr()]
+    for i in range(4):
+        results[i] = torch.empty(0)
+    assert pe.set_cache_limit(130 * MEBIBYTE) == 130 * MEBIBYTE
+    assert [large_result().data_ptr(), large_result().data_ptr()] == [newest[0]] * 2
+    assert pe.empty_cache() == 128 * MEBIBYTE
+
+
+def test_none_is_kept_under_a_limit_of_zero() -> None:
+    pe.set_cache_limit(0)
+    large_result()
+    assert pe.empty_cache() == 0
+
+
+def test_a_lower_limit_gives_memory_back_at_once() -> None:
+    large_result()
+    pe.set_cache_limit(0)
+    pe.set_cache_limit(512 * MEBIBYTE)
+    assert pe.empty_cache() == 0
+
+
+def test_small_results_are_left_to_malloc() -> None:
+    large_result(8)
+    assert pe.empty_cache() == 0
+
+
+def test_a_block_far_too_large_is_not_spent() -> None:
+    large_result()
+    small = large_result(rows=LARGE[0] // 2)
+    assert small.untyped_storage().nbytes() == 32 * MEBIBYTE
+    assert pe.empty_cache() >= 64 * MEBIBYTE
+
+
+def test_a_result_may_be_resized() -> None:
+    large_result()
+    result = large_result()
+    expected = result[:2].clone()
+    result.resize_(3 * LARGE[0], LARGE[1])
+    assert torch.equal(result[:2], expected)
+    result.fill_(1)
+    result.resize_(2, 2)
+    assert result.sum() == 4
+
+
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_tables_gradients_in_memory_full_of_other_values(gradient: str) -> None:
+    token = pe.TokenEmbedding(*LARGE, gradient=gradient)
+    ids = torch.randint(LARGE[0], (40, 3))
+    for _ in range(2):
+        large_result().fill_(float("nan"))
+        token(ids).sum().backward()
+        counts = torch.bincount(ids.flatten(), minlength=LARGE[0]).float()
+        assert torch.equal(token.weight.grad.to_dense(), counts[:, None].expand(LARGE))
+        token.weight.grad = None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_strides_are_those_of_empty_like(order: tuple[int, ...]) -> None:
+    query = torch.randn(4, 256, 128, 64).permute(order)
+    packed = torch.randn(2, 1024, 3, 32, 64)[:, :, 1]
+    rotary = pe.RotaryEmbedding(64)
+    assert query.nbytes >= 4 * MEBIBYTE
+    for tensor in (query, packed):
+        assert rotary(tensor).stride() == torch.empty_like(tensor).stride()
+
+
+def test_threads_may_make_and_free_results_together() -> None:
+    expected = large_result(512)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        kept = [large_result(512 + 64 * ((seed + i) % 3)) for i in range(12)]
+        wrong.extend(i for i, result in enumerate(kept) if not result[:512].equal(expected))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def _child(connection: multiprocessing.connection.Connection) -> None:
+    torch.set_num_threads(1)
+    connection.send(large_result()[1000, :4].tolist())
+
+
+def test_a_forked_process_goes_on() -> None:
+    expected = large_result()[1000, :4].tolist()
+    parent, child = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(child,))
+    process.start()
+    assert parent.poll(60)
+    assert parent.recv() == expected
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_the_limit_from_the_environment() -> None:
+    program = "import posembed as pe; print(pe.set_cache_limit(5))"
+    for text, limit in {"0": "0", "1048576": "1048576", "-3": "0"}.items():
+        printed = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "POSEMBED_CACHE_LIMIT": text},
+        ).stdout
+        assert printed.strip() == limit
+
+
+def test_a_negative_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match="bytes: expected none or more, got -1"):
+        pe.set_cache_limit(-1)
