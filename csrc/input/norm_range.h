@@ -47,7 +47,7 @@ class NormRange {
       SummedRow<T>& now = rows[i % (delay + 1)];
       const SummedRow<T>& before = rows[(i + 1) % (delay + 1)];
       if (i >= count_) {
-        core::for_runs(dim_, writer(before));
+        if (i >= delay) core::for_runs(dim_, writer(before));
         continue;
       }
       now = {memory_.row(i % (delay + 1)), row_of(a_, tokens_.token())};
