@@ -79,9 +79,9 @@ POSEMBED_INLINE void sum_block(const Rows& rows, int64_t column, const Finish& f
   }
 }
 
-/// The same for at most `narrow` columns, and for float64, in loops that compilers vectorise.
 inline constexpr int64_t narrow = 64;
 
+/// The same for at most `narrow` columns, and for float64, in loops that compilers vectorise.
 template <typename Rows, typename Width, typename Finish>
 POSEMBED_INLINE void sum_columns(const Rows& rows, int64_t column, Width width,
                                  const Finish& finish, ElementOf<Rows>* out) {

@@ -172,7 +172,8 @@ using NodePointer = decltype(torch::autograd::Edge::function);
 template <typename Derived, typename Pointer = NodePointer>
 auto make_node() {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::shared_ptr<Derived>(new Derived(), torch::autograd::deleteNode);
+    // Found through its argument's base: torch versions that take the other branch have none.
+    return std::shared_ptr<Derived>(new Derived(), [](Derived* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<Derived>();
   }

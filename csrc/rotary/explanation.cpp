@@ -140,7 +140,7 @@ std::string table(const RotarySpec& spec, const std::vector<double>& plain,
     const int64_t pair = shown < 2 ? i : (i * (pairs - 1) + (shown - 1) / 2) / (shown - 1);
     const auto place = static_cast<size_t>(pair);
     const int64_t axis = spec.sections.has_value() ? spec.sections->axis_of_pair[place] : 0;
-    text += "\n" + row(pair, axis, scaled[place], plain[place]);
+    text.append("\n").append(row(pair, axis, scaled[place], plain[place]));
   }
   return text;
 }
@@ -185,7 +185,7 @@ std::string RotarySpec::explain(std::optional<int64_t> seq_len) const {
     text += "\nas within the original context: beyond, frequencies depend on the sequence's length";
   }
   if (const auto* xpos = std::get_if<XPosScaling>(&scaling)) {
-    text += "\n" + rotary::amplitudes_line(*xpos, pairs);
+    text.append("\n").append(rotary::amplitudes_line(*xpos, pairs));
   }
   const int64_t trained = rotary::trained_length(nlohmann::json::parse(to_json()).at("scaling"));
   const int64_t length = trained > 0 ? trained : seq_len.value_or(0);

@@ -36,16 +36,33 @@ Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
           streaming};
 }
 
+int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
+}
+
+/// From tensor to tensor the hardware's prefetcher finds nothing. Measured: the first lines of a
+/// token, asked for before its angles are computed, gain a fortieth for float32 that is streamed;
+/// more of them lose, and so do those of other data.
+template <typename T>
+void prefetch_token(const Arguments& arguments, const Token& token) {
+  constexpr uintptr_t bytes = 256, line = 64;
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    const Rows& rows = arguments.rows[r];
+    const T* first = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride);
+    const auto begin = reinterpret_cast<uintptr_t>(first);
+    for (uintptr_t at = begin; at < begin + bytes; at += line) {
+      __builtin_prefetch(reinterpret_cast<const void*>(at));
+    }
+  }
+}
+
 /// Rotates, or leaves, `heads` rows of a token from `head` on.
 template <typename T>
 void rotate_heads(const Arguments& arguments, const Walk<T>& walk, const Token& token,
                   const Angles<T>& angles, int64_t head, int64_t heads) {
-  const auto place = [&](const int64_t* stride) {
-    return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
-  };
   const Rows& rows = *walk.rows;
-  const RowGroup<T> group{static_cast<const T*>(rows.in) + place(rows.in_stride),
-                          static_cast<T*>(rows.out) + place(rows.out_stride), heads,
+  const RowGroup<T> group{static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride),
+                          static_cast<T*>(rows.out) + place_of(token, head, rows.out_stride), heads,
                           rows.in_stride[2], rows.out_stride[2]};
   rotate_rows(arguments, rows, token, walk.rotation, angles, group);
 }
@@ -101,6 +118,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
     const Token begin_of_tile = next;
+    if (std::is_same_v<T, float> && walks[0].streaming) prefetch_token<T>(arguments, next);
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
         next =

@@ -229,7 +229,8 @@ MODULES = [
 @pytest.mark.parametrize("case", MODULES)
 def test_twins(case: Twins) -> None:
     python, cpp = case.build()
-    assert repr(python) == repr(cpp)
+    # Newer torch tells of its LayerNorm's bias.
+    assert repr(python).replace("affine=True, bias=True", "affine=True") == repr(cpp)
     # state_dict() of a bound module stops at its submodules; its parameters' names do not.
     assert list(python.state_dict()) == cpp.cpp_module.named_parameters(True).keys()
     for ours, theirs in zip(python.parameters(), cpp.parameters(), strict=True):
