@@ -7,14 +7,21 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/fma.h"
 #include "core/macros.h"
 #include "core/scalar.h"
 #include "core/vector.h"
+
+// Of lambdas that work on runs, behind their parameters: runs must stay in registers.
+#define POSEMBED_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
 inline constexpr int64_t run = 32;
+
+/// Whether registers are so wide, and so many, that several runs stay in them.
+inline constexpr bool wide = lanes >= 16;
 
 /// Memory for a row of runs needs this many elements.
 POSEMBED_INLINE int64_t round_up_to_runs(int64_t count) { return (count + run - 1) / run * run; }
@@ -28,6 +35,15 @@ template <>
 struct LanesOf<double> {
   using Type = double __attribute__((vector_size(sizeof(Floats))));
 };
+
+POSEMBED_INLINE LanesOf<double>::Type fma(LanesOf<double>::Type a, LanesOf<double>::Type b,
+                                          LanesOf<double>::Type c) {
+  LanesOf<double>::Type result;
+  for (size_t k = 0; k < sizeof result / sizeof(double); ++k) {
+    result[k] = core::fma(a[k], b[k], c[k]);
+  }
+  return result;
+}
 
 /// A run of elements of type T in registers; in the order of load_pair (core/vector.h), which for
 /// bfloat16 is not that of memory.
@@ -78,6 +94,31 @@ POSEMBED_INLINE Run<T> operator*(Run<T> a, Compute<T> b) {
   return map(a, a, [b](auto x, auto) { return x * b; });
 }
 
+// Where no instruction does it, it is long: one copy of it is enough.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define POSEMBED_FMA POSEMBED_INLINE
+#else
+#define POSEMBED_FMA [[maybe_unused, gnu::noinline]] static
+#endif
+
+template <typename T, size_t... k>
+POSEMBED_FMA Run<T> fma(Run<T> a, Run<T> b, Run<T> c, std::index_sequence<k...>) {
+  return {{fma(a.part[k], b.part[k], c.part[k])...}};
+}
+
+/// a * b + c, rounded once.
+template <typename T>
+POSEMBED_INLINE Run<T> fma(Run<T> a, Run<T> b, Run<T> c) {
+  return fma(a, b, c, Parts<T>{});
+}
+
+/// The same number in every lane.
+template <typename T>
+POSEMBED_INLINE Run<T> fill(Compute<T> value) {
+  const Run<T> zeros{};
+  return map(zeros, zeros, [value](auto zero, auto) { return value - zero; });
+}
+
 /// A run's length where a row has a whole one, which lets compilers drop the tests for less.
 using Whole = std::integral_constant<int64_t, run>;
 
@@ -87,6 +128,32 @@ POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
   int64_t i = 0;
   for (; i + run <= columns; i += run) body(i, Whole{});
   if (i < columns) body(i, columns - i);
+}
+
+/// The last of state = first(state, i, count) over the runs of a row. Calls second(i, count) for
+/// each of them as well, four runs of one after four of the other: enough at a time for the memory
+/// that each of them walks through. The state goes by value to stay in registers.
+template <typename State, typename First, typename Second>
+POSEMBED_INLINE State fold_runs(int64_t columns, State state, const First& first,
+                                const Second& second) {
+  constexpr int64_t step = wide ? 4 * run : run;
+  int64_t i = 0;
+  for (; i + step <= columns; i += step) {
+    for (int64_t k = 0; k < step; k += run) state = first(state, i + k, Whole{});
+    for (int64_t k = 0; k < step; k += run) second(i + k, Whole{});
+  }
+  if constexpr (wide) {
+#pragma GCC unroll 1
+    for (; i + run <= columns; i += run) {
+      state = first(state, i, Whole{});
+      second(i, Whole{});
+    }
+  }
+  if (i < columns) {
+    state = first(state, i, columns - i);
+    second(i, columns - i);
+  }
+  return state;
 }
 
 // ---- memory of a row's arithmetic, in the order of runs ----
@@ -219,20 +286,6 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
     for (size_t k = 0; k < count / 2; ++k) half[k] = part[k] + part[k + count / 2];
     return add_parts<count / 2>(half);
   }
-}
-
-/// The sum of value(i, count) over the runs of a row, lane by lane: those of even number and those
-/// of odd number apart, because an addition waits for the one before.
-template <typename T, typename Value>
-POSEMBED_INLINE Run<T> add_runs(int64_t columns, const Value& value) {
-  Run<T> even{}, odd{};
-  int64_t i = 0;
-  for (; i + 2 * run <= columns; i += 2 * run) {
-    even = even + value(i, Whole{});
-    odd = odd + value(i + run, Whole{});
-  }
-  for_runs(columns - i, [&](int64_t k, auto count) { even = even + value(i + k, count); });
-  return even + odd;
 }
 
 /// The sum of a run, by halves whatever the width of registers.

@@ -33,24 +33,23 @@ class RowMemory {
   C* data_;
 };
 
-/// A row of T as values in the order of runs, or nothing.
+/// A row of T as values in the order of runs; where there is none, the same number everywhere.
 template <typename T>
 class ValueRow {
  public:
   using C = Compute<T>;
 
-  ValueRow(const void* row, int64_t columns) : given_(row != nullptr), memory_(1, columns) {
-    if (!given_) return;
+  ValueRow(const void* row, int64_t columns, C otherwise) : memory_(1, columns) {
     core::for_runs(columns, [&](int64_t i, auto count) {
-      const auto values = core::load_run(static_cast<const T*>(row) + i, count);
+      const auto values = row == nullptr ? core::fill<T>(otherwise)
+                                         : core::load_run(static_cast<const T*>(row) + i, count);
       core::store_values(values, memory_.row(0) + i);
     });
   }
 
-  const C* values() const { return given_ ? memory_.row(0) : nullptr; }
+  const C* values() const { return memory_.row(0); }
 
  private:
-  bool given_;
   RowMemory<C> memory_;
 };
 
@@ -96,10 +95,15 @@ class Wave {
   explicit Wave(const sinusoidal::Sinusoid& sinusoid)
       : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
 
+  /// Whether at(position) writes over what it returned before.
+  bool changes(int64_t position) const {
+    return sinusoid_.pairs != 0 && !(known_ && position == position_);
+  }
+
   /// That of `position`; nullptr where there is no sinusoid.
   const C* at(int64_t position) {
     if (sinusoid_.pairs == 0) return nullptr;
-    if (!known_ || position != position_) fill(position);
+    if (changes(position)) fill(position);
     return memory_.row(0);
   }
 
@@ -132,12 +136,12 @@ class Wave {
 /// The rows of one token.
 template <typename T>
 struct Rows {
-  const T* token;
-  const T* type;
-  const T* position;
-  const Compute<T>* wave;
-  Compute<T> scale;
-  const T* soon;  // the token row that is wanted a few tokens later
+  const T* token = nullptr;
+  const T* type = nullptr;
+  const T* position = nullptr;
+  const Compute<T>* wave = nullptr;
+  Compute<T> scale = 1;
+  const T* soon = nullptr;  // the token row that is wanted a few tokens later
 };
 
 /// Brings a run of a row into the second-level cache.
@@ -147,11 +151,19 @@ POSEMBED_INLINE void prefetch_run(const T* row) {
   for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
-/// The sum of a token's rows from column i on, in the order in which BERT adds them.
-template <typename T, typename Count>
+/// Whether a sum has two members: the token's row as it is and the position's. It is worth loops
+/// that look for no other member.
+POSEMBED_INLINE bool is_plain(const Arguments& a) {
+  return a.scale == 1 && a.type.data == nullptr && a.position.data != nullptr;
+}
+
+/// The sum of a token's rows from column i on, in the order in which BERT adds them. `plain`: that
+/// is_plain(arguments) is known.
+template <bool plain, typename T, typename Count>
 POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
   prefetch_run(rows.soon + i);
   Run<T> sum = core::load_run(rows.token + i, count);
+  if constexpr (plain) return sum + core::load_run(rows.position + i, count);
   if (rows.scale != 1) sum = sum * rows.scale;
   if (rows.type != nullptr) sum = sum + core::load_run(rows.type + i, count);
   if (rows.position != nullptr) sum = sum + core::load_run(rows.position + i, count);
@@ -176,6 +188,9 @@ class TokenRows {
   /// The token whose rows are fetched meanwhile.
   const Token& soon() const { return soon_; }
 
+  /// Whether rows() makes another row of sinusoids than before.
+  bool makes_wave() const { return wave_.changes(index_of(a_.position, token_)); }
+
   /// The rows of the token at hand.
   Rows<T> rows() {
     return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
@@ -190,7 +205,7 @@ class TokenRows {
 
  private:
   /// Far enough for a row to arrive from memory while the rows before it are worked on.
-  static constexpr int64_t distance = 6;
+  static constexpr int64_t distance = 8;
 
   const Arguments& a_;
   int64_t left_;  // tokens before soon_ is the last

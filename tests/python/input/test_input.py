@@ -60,6 +60,46 @@ def test_equals_submodules_one_after_the_other(options: dict, device: torch.devi
 
 
 @kinds
+@pytest.mark.parametrize("shared", [True, False])
+def test_long_batches(options: dict, shared: bool, device: torch.device) -> None:
+    """Kernels work on several tokens of a place at a time, whether or not these share a position."""
+    torch.manual_seed(0)
+    longer = options | ({"max_positions": 90} if "max_positions" in options else {})
+    embed = pe.InputEmbedding(ROWS, 200, device=device, **longer)
+    exact = copy.deepcopy(embed).double()
+    ids = torch.randint(0, ROWS, (6, 70), device=device)
+    types = torch.randint(0, 2, (6, 70), device=device) if embed.token_type else None
+    positions = None
+    if embed.position is not None and not shared:
+        positions = torch.randint(0, 90, (6, 70), device=device)
+    result = embed(ids, positions, types)
+    x = exact.token(ids)
+    if exact.token_type is not None:
+        x = x + exact.token_type(types)
+    if exact.position is not None:
+        x = exact.position(x, positions)
+    expected = x if exact.norm is None else exact.norm(x)
+    assert_close(result, expected, 3e-6)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient.double())
+    for (name, ours), theirs in zip(embed.named_parameters(), exact.parameters(), strict=True):
+        assert ours.grad is not None, name
+        assert_close(ours.grad.to_dense(), theirs.grad.to_dense(), 1e-5)
+
+
+@pytest.mark.parametrize("mean", [0.0, 3e4, 1e20])
+def test_norm_of_rows_far_from_zero(mean: float, device: torch.device) -> None:
+    """A mean that is large beside the spread costs no digits but those of the values themselves."""
+    torch.manual_seed(0)
+    spread = 1e-3 * mean + 1.0
+    token = mean + spread * torch.randn(ROWS, 100, device=device)
+    ids = torch.arange(ROWS, device=device).unsqueeze(0)
+    result = pe.functional.input_embedding(ids, token, norm="layer")
+    expected = nn.functional.layer_norm(token.double(), (100,)).unsqueeze(0)
+    assert_close(result, expected, 2e-4 if mean else 2e-6)
+
+
+@kinds
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_16_bit_types_round_once(options: dict, dtype: torch.dtype, device: torch.device) -> None:
     embed, ids, types = make(options, device, dtype)

@@ -1,0 +1,92 @@
+// Forward without a norm: rows are added on their way through registers, those of four tokens side
+// by side, because several pages are read and streamed at once faster than one after the other.
+// Part of kernel_cpu.cpp.
+#pragma once
+
+#include "input/drop_factors.h"
+#include "input/token_rows.h"
+
+namespace posembed::input::POSEMBED_ISA {
+
+/// `plain`: see sum_at.
+template <typename T, bool plain, bool streaming>
+class RowAdder {
+ public:
+  explicit RowAdder(int64_t dim) : dim_(dim) {}
+
+  void add(const Rows<T>& rows, T* out) {
+    rows_[count_] = rows;
+    out_[count_++] = out;
+    if (count_ == side_by_side) add_all();
+  }
+
+  void flush() {
+    for (int64_t k = 0; k < count_; ++k) {
+      core::for_runs(dim_, [&](int64_t i, auto count) { add_run(k, i, count); });
+    }
+    count_ = 0;
+  }
+
+ private:
+  static constexpr int64_t side_by_side = 4;
+  /// Of one row, before the next has its turn: 256 bytes.
+  static constexpr int64_t step = 256 / sizeof(T);
+
+  template <typename Count>
+  void add_run(int64_t k, int64_t i, Count count) const {
+    core::store_run<streaming>(sum_at<plain>(rows_[k], i, count), out_[k] + i, count);
+  }
+
+  void add_all() {
+    const int64_t whole = dim_ - dim_ % step;
+    for (int64_t first = 0; first < whole; first += step) {
+#pragma GCC unroll 1
+      for (int64_t k = 0; k < side_by_side; ++k) {
+        for (int64_t i = 0; i < step; i += core::run) add_run(k, first + i, core::Whole{});
+      }
+    }
+#pragma GCC unroll 1
+    for (int64_t k = 0; k < side_by_side; ++k) {
+      core::for_runs(dim_ - whole, [&](int64_t i, auto count) { add_run(k, whole + i, count); });
+    }
+    count_ = 0;
+  }
+
+  int64_t dim_, count_ = 0;
+  Rows<T> rows_[side_by_side];
+  T* out_[side_by_side];
+};
+
+template <typename T, bool plain, bool streaming>
+void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
+  const Arguments& a = f.input;
+  RowAdder<T, plain, streaming> adder(a.embedding_dim);
+  TokenRows<T> tokens(a, begin, end);
+  for (int64_t number = begin; number < end; ++number, tokens.advance()) {
+    // A row of sinusoids stays only until the next position needs its memory.
+    if (tokens.makes_wave()) adder.flush();
+    adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
+  }
+  adder.flush();
+}
+
+/// The same, dropped out: one by one, because drawing the factors takes the time.
+template <typename T, bool streaming>
+void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
+  const Arguments& a = f.input;
+  const int64_t dim = a.embedding_dim;
+  TokenRows<T> tokens(a, begin, end);
+  DropFactors<T> drop(a.dropout, a.seed, dim);
+  for (int64_t number = begin; number < end; ++number, tokens.advance()) {
+    const int64_t row = row_of(a, tokens.token());
+    const Rows<T> rows = tokens.rows();
+    const Compute<T>* factors = drop.at(static_cast<uint64_t>(row * dim), dim);
+    T* out = static_cast<T*>(f.out) + row * dim;
+    core::for_runs(dim, [&](int64_t i, auto count) {
+      const Run<T> sum = sum_at<false>(rows, i, count);
+      core::store_run<streaming>(sum * core::load_values<T>(factors + i), out + i, count);
+    });
+  }
+}
+
+}  // namespace posembed::input::POSEMBED_ISA

@@ -1,0 +1,234 @@
+// One part's share of the backward pass. The rows of a token are gathered again and the gradient
+// goes through dropout and norm; what sums over tokens is added up on the way. Tokens of one place
+// go four at a time, so that those sums are fetched and stored once for all four. Part of
+// kernel_cpu.cpp.
+#pragma once
+
+#include "input/drop_factors.h"
+#include "input/token_rows.h"
+
+namespace posembed::input::POSEMBED_ISA {
+
+/// What a token's gradient is made from, and where it goes.
+template <typename T>
+struct GradientRow {
+  using C = Compute<T>;
+
+  Rows<T> rows;
+  const T* given;  // the output's gradient
+  const T* soon;   // the one that is wanted a few tokens later
+  T* out;          // nullptr: only the sums are wanted
+  C* type;         // the sum of its type; nullptr: not wanted
+  C mean, rstd;
+  C* normalised;  // memory for the row behind the norm,
+  C* weighted;    // and for its gradient
+};
+
+/// Sums over a row, lane by lane: of the weighted gradient times the normalised row, and of the
+/// gradient alone.
+template <typename T, int group>
+struct GradientSums {
+  Run<T> along[group]{}, total[group]{};
+};
+
+/// `plain`: see sum_at.
+template <typename T, bool plain, bool streaming>
+class BackwardPart {
+ public:
+  using C = Compute<T>;
+
+  BackwardPart(const BackwardArguments& b, int64_t number)
+      : b_(b),
+        a_(b.input),
+        dim_(a_.embedding_dim),
+        columns_(partial_columns(dim_)),
+        count_(last(number) - last(number - 1)),
+        grouped_(together > 1 && a_.norm != Norm::none && a_.seed == nullptr && shares_waves(a_)),
+        memory_(2 * together + 3, dim_),
+        tokens_(a_, last(number - 1), last(number)),
+        factors_(a_.dropout, a_.seed, dim_),
+        weight_(a_.norm_weight, dim_, 1),
+        partial_(static_cast<C*>(b.partial)),
+        position_(memory_.row(2 * together)),
+        weight_sum_(memory_.row(2 * together + 1)),
+        bias_sum_(memory_.row(2 * together + 2)) {
+    clear(weight_sum_);
+    clear(bias_sum_);
+    if (partial_ == nullptr) return;
+    partial_ += number * sums_of(b) * columns_;
+    for (int64_t i = 0; i < sums_of(b) * columns_; ++i) partial_[i] = 0;
+    weight_sum_ = partial_;
+    bias_sum_ = partial_ + columns_;
+  }
+
+  void run() {
+    for (int64_t left = count_; left > 0;) {
+      const Token token = tokens_.token();
+      if (token.batch == 0 || left == count_) clear(position_);
+      const bool group = grouped_ && left >= together && token.batch + together <= a_.batch;
+      if (group) {
+        through_norm<together>(nullptr);
+      } else {
+        through_token();
+      }
+      const int64_t done = group ? together : 1;
+      left -= done;
+      const bool last_of_place = token.batch + done == a_.batch;
+      if (b_.position_gradient != nullptr && last_of_place) store_position(token.place);
+    }
+  }
+
+ private:
+  /// Tokens at a time.
+  static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
+
+  /// Whether the tokens of a place have the same row of sinusoids, if any: there is memory for one.
+  static bool shares_waves(const Arguments& a) {
+    return a.sinusoid.pairs == 0 || a.position.index_stride[0] == 0;
+  }
+
+  /// The end of a part. Where positions are summed, a place's tokens stay together.
+  int64_t last(int64_t number) const {
+    const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
+    return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;
+  }
+
+  void clear(C* row) const {
+    for (int64_t i = 0; i < columns_; ++i) row[i] = 0;
+  }
+
+  void store_position(int64_t place) const {
+    T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      core::store_run(core::load_values<T>(position_ + i), out + i, count);
+    });
+  }
+
+  /// The token at hand, as number `k` of its group; goes on to the next.
+  GradientRow<T> take_row(int k) {
+    const Token token = tokens_.token();
+    const int64_t row = row_of(a_, token);
+    const T* given = static_cast<const T*>(b_.gradient);
+    GradientRow<T> result{tokens_.rows(),
+                          given + row * dim_,
+                          given + row_of(a_, tokens_.soon()) * dim_,
+                          nullptr,
+                          nullptr,
+                          0,
+                          1,
+                          memory_.row(2 * k),
+                          memory_.row(2 * k + 1)};
+    if (b_.sum_gradient != nullptr) result.out = static_cast<T*>(b_.sum_gradient) + row * dim_;
+    if (b_.type_gradient != nullptr) {
+      result.type = partial_ + (2 + index_of(a_.type, token)) * columns_;
+    }
+    if (b_.mean != nullptr) result.mean = static_cast<const C*>(b_.mean)[row];
+    if (b_.rstd != nullptr) result.rstd = static_cast<const C*>(b_.rstd)[row];
+    tokens_.advance();
+    return result;
+  }
+
+  void through_token() {
+    const int64_t row = row_of(a_, tokens_.token());
+    const C* factors = factors_.at(static_cast<uint64_t>(row * dim_), dim_);
+    if (a_.norm == Norm::none) {
+      sum_row(take_row(0), factors);
+    } else {
+      through_norm<1>(factors);
+    }
+  }
+
+  template <typename Count>
+  POSEMBED_INLINE Run<T> gradient_at(const GradientRow<T>& row, const C* factors, int64_t i,
+                                     Count count) {
+    prefetch_run(row.soon + i);
+    const Run<T> given = core::load_run(row.given + i, count);
+    return factors == nullptr ? given : given * core::load_values<T>(factors + i);
+  }
+
+  /// Adds a run of a token's gradient to the sum of its type and writes it.
+  template <typename Count>
+  POSEMBED_INLINE void write(const GradientRow<T>& row, Run<T> value, int64_t i, Count count) {
+    if (row.type != nullptr) {
+      core::store_values(core::load_values<T>(row.type + i) + value, row.type + i);
+    }
+    if (row.out != nullptr) core::store_run<streaming>(value, row.out + i, count);
+  }
+
+  /// Without a norm: only the sums take work.
+  void sum_row(const GradientRow<T>& row, const C* factors) const {
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      const Run<T> value = gradient_at(row, factors, i, count);
+      core::store_values(core::load_values<T>(position_ + i) + value, position_ + i);
+      write(row, value, i, count);
+    });
+  }
+
+  /// From the gradients of the norm's output to those of its input, for the next `group` tokens.
+  template <int group>
+  void through_norm(const C* factors) {
+    GradientRow<T> rows[group];
+    for (int k = 0; k < group; ++k) rows[k] = take_row(k);
+    const GradientSums<T, group> sums = sum_gradients<group>(rows, factors);
+    C slope[group], offset[group];
+    for (int k = 0; k < group; ++k) {
+      const C factor = -rows[k].rstd / static_cast<C>(dim_);
+      slope[k] = core::sum(sums.along[k]) * factor;
+      offset[k] = a_.norm == Norm::layer ? core::sum(sums.total[k]) * factor : C(0);
+    }
+    core::for_runs(dim_, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+      Run<T> position = core::load_values<T>(position_ + i);
+#pragma GCC unroll 4
+      for (int k = 0; k < group; ++k) {
+        const Run<T> g = core::load_values<T>(rows[k].weighted + i);
+        const Run<T> straight = core::fma(g, core::fill<T>(rows[k].rstd), core::fill<T>(offset[k]));
+        const Run<T> value = core::fma(core::load_values<T>(rows[k].normalised + i),
+                                       core::fill<T>(slope[k]), straight);
+        position = position + value;
+        write(rows[k], value, i, count);
+      }
+      core::store_values(position, position_ + i);
+    });
+  }
+
+  /// Makes normalised rows and weighted gradients; adds up what the norm's parameters get.
+  template <int group>
+  GradientSums<T, group> sum_gradients(const GradientRow<T> (&rows)[group],
+                                       const C* factors) const {
+    const auto add = [&](GradientSums<T, group> sums, int64_t i,
+                         auto count) POSEMBED_INLINE_LAMBDA {
+      const Run<T> weight = core::load_values<T>(weight_.values() + i);
+      Run<T> weight_sum = core::load_values<T>(weight_sum_ + i);
+      Run<T> bias_sum = core::load_values<T>(bias_sum_ + i);
+#pragma GCC unroll 4
+      for (int k = 0; k < group; ++k) {
+        const Run<T> x = (sum_at<plain>(rows[k].rows, i, count) - rows[k].mean) * rows[k].rstd;
+        Run<T> g = gradient_at(rows[k], factors, i, count);
+        weight_sum = core::fma(g, x, weight_sum);
+        bias_sum = bias_sum + g;
+        g = g * weight;
+        core::store_values(x, rows[k].normalised + i);
+        core::store_values(g, rows[k].weighted + i);
+        sums.along[k] = core::fma(g, x, sums.along[k]);
+        sums.total[k] = sums.total[k] + g;
+      }
+      core::store_values(weight_sum, weight_sum_ + i);
+      core::store_values(bias_sum, bias_sum_ + i);
+      return sums;
+    };
+    return core::fold_runs(dim_, GradientSums<T, group>{}, add, [](int64_t, auto) {});
+  }
+
+  const BackwardArguments& b_;
+  const Arguments& a_;
+  int64_t dim_, columns_, count_;
+  bool grouped_;
+  RowMemory<C> memory_;
+  TokenRows<T> tokens_;
+  DropFactors<T> factors_;
+  ValueRow<T> weight_;
+  C* partial_;
+  C *position_, *weight_sum_, *bias_sum_;  // where nobody wants a sum, memory of its own
+};
+
+}  // namespace posembed::input::POSEMBED_ISA

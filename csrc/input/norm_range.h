@@ -1,0 +1,123 @@
+// Forward with a norm. A token's row is summed into memory that stays in the first-level cache,
+// while that of an earlier token, which has been measured meanwhile, is normed and written:
+// additions wait neither for square roots nor for memory. Part of kernel_cpu.cpp.
+#pragma once
+
+#include <cmath>
+
+#include "input/drop_factors.h"
+#include "input/token_rows.h"
+
+namespace posembed::input::POSEMBED_ISA {
+
+/// Sums over a row, lane by lane.
+template <typename T>
+struct Sums {
+  Run<T> total{}, squares{};
+};
+
+/// A row that has been summed: its norm is sum * rstd + shift.
+template <typename T>
+struct SummedRow {
+  Compute<T>* sum = nullptr;
+  int64_t number = 0;  // in [batch, seq]
+  Compute<T> rstd = 1, shift = 0;
+};
+
+/// `plain`: see sum_at.
+template <typename T, bool plain, bool streaming>
+class NormRange {
+ public:
+  using C = Compute<T>;
+
+  NormRange(const ForwardArguments& f, int64_t begin, int64_t end)
+      : f_(f),
+        a_(f.input),
+        dim_(a_.embedding_dim),
+        count_(end - begin),
+        memory_(delay + 1, dim_),
+        tokens_(a_, begin, end),
+        factors_(a_.dropout, a_.seed, dim_),
+        weight_(a_.norm_weight, dim_, 1),
+        bias_(a_.norm_bias, dim_, 0) {}
+
+  void run() {
+    SummedRow<T> rows[delay + 1];
+    for (int64_t i = 0; i < count_ + delay; ++i) {
+      SummedRow<T>& now = rows[i % (delay + 1)];
+      const SummedRow<T>& before = rows[(i + 1) % (delay + 1)];
+      if (i >= count_) {
+        if (i >= delay) core::for_runs(dim_, writer(before));
+        continue;
+      }
+      now = {memory_.row(i % (delay + 1)), row_of(a_, tokens_.token())};
+      const auto add = adder(now.sum);
+      const Sums<T> sums = i < delay ? core::fold_runs(dim_, Sums<T>{}, add, [](int64_t, auto) {})
+                                     : core::fold_runs(dim_, Sums<T>{}, add, writer(before));
+      measure(core::sum(sums.total), core::sum(sums.squares), now);
+      tokens_.advance();
+    }
+  }
+
+ private:
+  /// So many rows later a row is written: with one, its measuring would still be waited for.
+  static constexpr int64_t delay = 2;
+
+  auto adder(C* sum) {
+    return [rows = tokens_.rows(), sum](Sums<T> sums, int64_t i, auto count)
+               POSEMBED_INLINE_LAMBDA {
+                 const Run<T> value = sum_at<plain>(rows, i, count);
+                 core::store_values(value, sum + i);
+                 return Sums<T>{sums.total + value, core::fma(value, value, sums.squares)};
+               };
+  }
+
+  auto writer(const SummedRow<T>& row) {
+    const C* factors = factors_.at(static_cast<uint64_t>(row.number * dim_), dim_);
+    return [sum = row.sum, rstd = core::fill<T>(row.rstd), shift = core::fill<T>(row.shift),
+            weight = weight_.values(), bias = bias_.values(), factors,
+            out = static_cast<T*>(f_.out) + row.number * dim_](int64_t i,
+                                                               auto count) POSEMBED_INLINE_LAMBDA {
+      const Run<T> normed = core::fma(core::load_values<T>(sum + i), rstd, shift);
+      Run<T> result =
+          core::fma(normed, core::load_values<T>(weight + i), core::load_values<T>(bias + i));
+      if (factors != nullptr) result = result * core::load_values<T>(factors + i);
+      core::store_run<streaming>(result, out + i, count);
+    };
+  }
+
+  /// The mean of squares less the square of the mean is as exact as the sums, unless the mean is
+  /// large beside the spread (or its square beyond all numbers): then values are centred first.
+  void measure(C total, C total_of_squares, SummedRow<T>& row) const {
+    const C squares = total_of_squares / static_cast<C>(dim_);
+    const C mean = a_.norm == Norm::layer ? total / static_cast<C>(dim_) : C(0);
+    C variance = squares - mean * mean;
+    const bool small_mean = squares < 5 * variance;
+    if (a_.norm == Norm::layer && !small_mean) variance = centre(mean, row.sum);
+    row.rstd = C(1) / std::sqrt(variance + static_cast<C>(a_.eps));
+    if (small_mean) row.shift = -mean * row.rstd;
+    if (f_.rstd != nullptr) static_cast<C*>(f_.rstd)[row.number] = row.rstd;
+    if (f_.mean != nullptr) static_cast<C*>(f_.mean)[row.number] = mean;
+  }
+
+  /// Subtracts the mean from a row and returns the variance.
+  C centre(C mean, C* sum) const {
+    Run<T> squares{};
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      const Run<T> value = core::keep(core::load_values<T>(sum + i) - mean, count);
+      core::store_values(value, sum + i);
+      squares = core::fma(value, value, squares);
+    });
+    return core::sum(squares) / static_cast<C>(dim_);
+  }
+
+  const ForwardArguments& f_;
+  const Arguments& a_;
+  int64_t dim_, count_;
+  RowMemory<C> memory_;
+  TokenRows<T> tokens_;
+  DropFactors<T> factors_;
+  ValueRow<T> weight_, bias_;
+};
+
+}  // namespace posembed::input::POSEMBED_ISA
