@@ -164,17 +164,24 @@ def test_a_forked_process_goes_on() -> None:
     assert process.exitcode == 0
 
 
-def test_the_limit_from_the_environment() -> None:
-    program = "import posembed as pe; print(pe.set_cache_limit(5))"
-    for text, limit in {"0": "0", "1048576": "1048576", "-3": "0"}.items():
-        printed = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "POSEMBED_CACHE_LIMIT": text},
-        ).stdout
-        assert printed.strip() == limit
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [(None, 512 * MEBIBYTE), ("0", 0), ("1048576", MEBIBYTE), ("-3", 0)],
+)
+def test_the_limit_of_a_new_process(text: str | None, limit: int) -> None:
+    variables = {
+        name: value for name, value in os.environ.items() if name != "POSEMBED_CACHE_LIMIT"
+    }
+    if text is not None:
+        variables["POSEMBED_CACHE_LIMIT"] = text
+    printed = subprocess.run(
+        [sys.executable, "-c", "import posembed as pe; print(pe.set_cache_limit(5))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=variables,
+    ).stdout
+    assert int(printed) == limit
 
 
 def test_a_negative_limit_is_refused() -> None:

@@ -8,7 +8,9 @@
 
 namespace posembed::rotary {
 
-inline std::vector<Problem> an_axis_for_each_pair() {
+/// A problem of 29 pairs for every dtype and both pairings; `change(problem)` says the rest.
+template <typename Change>
+std::vector<Problem> in_every_form(const Change& change) {
   std::vector<Problem> problems;
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {
@@ -16,13 +18,19 @@ inline std::vector<Problem> an_axis_for_each_pair() {
       problem.scalar = scalar;
       problem.interleaved = interleaved;
       problem.pairs = 29;
-      problem.seq = 3;
-      problem.axes = 3;
-      problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+      change(problem);
       problems.push_back(problem);
     }
   }
   return problems;
+}
+
+inline std::vector<Problem> an_axis_for_each_pair() {
+  return in_every_form([](Problem& problem) {
+    problem.seq = 3;
+    problem.axes = 3;
+    problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+  });
 }
 
 inline std::vector<Problem> restarting_documents() {
@@ -40,41 +48,23 @@ inline std::vector<Problem> restarting_documents() {
 }
 
 inline std::vector<Problem> learned_frequencies() {
-  std::vector<Problem> problems;
-  for (const Scalar scalar : scalars) {
-    for (const bool interleaved : {false, true}) {
-      Problem problem;
-      problem.scalar = scalar;
-      problem.interleaved = interleaved;
-      problem.pairs = 29;
-      problem.offset = 1000000;
-      problem.amplitude = 1.25;
-      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
-      problem.frequencies[3] *= -1;
-      problems.push_back(problem);
-    }
-  }
-  return problems;
+  return in_every_form([](Problem& problem) {
+    problem.offset = 1000000;
+    problem.amplitude = 1.25;
+    for (int i = 0; i < 29; ++i) problem.frequencies.push_back(std::exp(3.0f - float(i)));
+    problem.frequencies[3] *= -1;
+  });
 }
 
 inline std::vector<Problem> tangents() {
-  std::vector<Problem> problems;
-  for (const Scalar scalar : scalars) {
-    for (const bool interleaved : {false, true}) {
-      Problem problem;
-      problem.scalar = scalar;
-      problem.interleaved = interleaved;
-      problem.tangent = true;
-      problem.reverse = interleaved;
-      problem.pairs = 29;
-      problem.seq = 3;
-      problem.axes = 3;
-      problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
-      for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
-      problems.push_back(problem);
-    }
-  }
-  return problems;
+  return in_every_form([](Problem& problem) {
+    problem.tangent = true;
+    problem.reverse = problem.interleaved;
+    problem.seq = 3;
+    problem.axes = 3;
+    problem.positions = {0, 71, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 47, 5, 4, 3, 2};
+    for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.1f * float(i - 10));
+  });
 }
 
 inline std::vector<Problem> decaying_pairs() {
