@@ -263,8 +263,7 @@ struct AnglesInRegisters {
 };
 
 /// Pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. Every load stands before the
-/// first store: lines are asked for in the order of their addresses, which gains a twentieth in
-/// place.
+/// first store: lines are asked for in the order of their addresses, which gains a twentieth.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
                                         int64_t i) {
@@ -290,10 +289,8 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
   int64_t i = 0;
-  if constexpr (!streaming && sizeof(T) == 2) {
-    for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
-      rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
-    }
+  for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
+    rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
   }
   for (; i + 2 * lanes <= pairs; i += 2 * lanes) {
     rotate_half_blocks<1, streaming>(in, out, angles, pairs, i);
