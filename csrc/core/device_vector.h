@@ -36,10 +36,10 @@ inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / 
 /// Runs `kernel` in `blocks` blocks of `threads` threads, with so many bytes of
 /// dynamic_shared_memory().
 template <typename... Parameters, typename... Arguments>
-void launch_with(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                 size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
+void launch_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, size_t shared_bytes,
+                 cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = blocks;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;

@@ -63,8 +63,6 @@ __device__ core::Dropout dropout_of(double probability, const int64_t* seed) {
   return core::make_dropout(probability, seed == nullptr ? 0 : static_cast<uint64_t>(*seed));
 }
 
-extern __shared__ __align__(16) unsigned char shared_memory[];
-
 // ---- forward ----
 
 template <typename T, int width, typename Waves>
@@ -82,7 +80,7 @@ __global__ void __launch_bounds__(max_threads)
   }
 
   // A thread reads back only what it has written itself.
-  C* row = reinterpret_cast<C*>(shared_memory);
+  C* row = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const auto sum_at = [&](int64_t column) {
     return cached ? *reinterpret_cast<const Columns<T, width>*>(row + column)
                   : sum_columns<T, width>(a, turns, rows, column);
@@ -254,7 +252,8 @@ __global__ void __launch_bounds__(max_threads)
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   const int64_t count = b.partial == nullptr ? 0 : sums_of(b);
   const Sums<C> result{static_cast<C*>(b.partial) + part * count * columns, columns};
-  const Sums<C> sums = cached ? Sums<C>{reinterpret_cast<C*>(shared_memory), columns} : result;
+  const Sums<C> sums =
+      cached ? Sums<C>{reinterpret_cast<C*>(core::dynamic_shared_memory()), columns} : result;
   for (int64_t number = 0; number < count; ++number) {
     for (int64_t i = begin; i < dim; i += step) {
       for (int k = 0; k < width; ++k) sums.row(number)[i + k] = 0;
@@ -355,9 +354,9 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const int64_t bytes = a.embedding_dim * static_cast<int64_t>(sizeof(Compute<T>));
   const bool cached = bytes <= row_cache_bytes;
   with_turns<T>(a.sinusoid, [&](const auto& turns) {
-    forward_kernel<T, width>
-        <<<static_cast<unsigned>(a.batch * a.seq), threads_for(a.embedding_dim, width),
-           cached ? static_cast<size_t>(bytes) : 0, stream>>>(f, turns, cached);
+    core::launch_with(forward_kernel<T, width, std::decay_t<decltype(turns)>>,
+                      static_cast<unsigned>(a.batch * a.seq), threads_for(a.embedding_dim, width),
+                      cached ? static_cast<size_t>(bytes) : 0, stream, f, turns, cached);
   });
 }
 
@@ -368,20 +367,20 @@ void launch_backward(const BackwardArguments& b, cudaStream_t stream) {
       sums_of(b) * partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
   const bool cached = b.partial != nullptr && bytes <= part_cache_bytes;
   with_turns<T>(b.input.sinusoid, [&](const auto& turns) {
-    backward_kernel<T, width>
-        <<<static_cast<unsigned>(b.parts), threads_for(dim, width),
-           cached ? static_cast<size_t>(bytes) : 0, stream>>>(b, turns, cached);
+    core::launch_with(backward_kernel<T, width, std::decay_t<decltype(turns)>>,
+                      static_cast<unsigned>(b.parts), threads_for(dim, width),
+                      cached ? static_cast<size_t>(bytes) : 0, stream, b, turns, cached);
   });
   if (b.partial == nullptr) return;
   const dim3 grid(static_cast<unsigned>(divide_up(dim, warp_size)),
                   static_cast<unsigned>(sums_of(b)));
-  add_parts_kernel<T><<<grid, warp_size * part_groups, 0, stream>>>(b);
+  core::launch_with(add_parts_kernel<T>, grid, warp_size * part_groups, 0, stream, b);
 }
 
 template <typename T, int width>
 void launch_drop(const DropoutArguments& d, cudaStream_t stream) {
   const int64_t blocks = divide_up(d.count, int64_t{max_threads} * width);
-  drop_kernel<T, width><<<static_cast<unsigned>(blocks), max_threads, 0, stream>>>(d);
+  core::launch(drop_kernel<T, width>, blocks, max_threads, stream, d);
 }
 
 bool empty(const Arguments& a) { return a.batch == 0 || a.seq == 0 || a.embedding_dim == 0; }

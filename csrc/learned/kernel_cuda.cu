@@ -79,13 +79,13 @@ template <typename T, int width>
 void launch_add(const AddArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, vectors_per_lane * warp_size * width);
   const int64_t blocks = divide_up(a.batch * a.seq * pieces, warps);
-  add_kernel<T, width><<<static_cast<unsigned>(blocks), threads, 0, stream>>>(a, pieces);
+  core::launch(add_kernel<T, width>, blocks, threads, stream, a, pieces);
 }
 
 template <typename T, int width>
 void launch_sum(const SumArguments& a, cudaStream_t stream) {
   const int64_t blocks = divide_up(a.seq * a.embedding_dim, threads * width);
-  sum_kernel<T, width><<<static_cast<unsigned>(blocks), threads, 0, stream>>>(a);
+  core::launch(sum_kernel<T, width>, blocks, threads, stream, a);
 }
 
 template <typename T>

@@ -3,6 +3,7 @@
 // is no table in memory.
 #include <algorithm>
 
+#include "core/device_vector.h"
 #include "sinusoidal/kernel.h"
 
 namespace posembed::sinusoidal {
@@ -163,16 +164,17 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   for (int64_t begin = 0; begin < sinusoid.pairs; begin += most_pairs<T>) {
     const int64_t count = std::min(most_pairs<T>, sinusoid.pairs - begin);
     std::copy_n(turns_of<T>(sinusoid) + begin, count, block.turns);
-    const int64_t per_block = int64_t{width} * block_size;
     const dim3 grid(static_cast<unsigned>(std::min(encodings(arguments), most_row_blocks)),
-                    static_cast<unsigned>((count + per_block - 1) / per_block));
-    encode_kernel<T, width><<<grid, block_size, 0, stream>>>(arguments, block, begin, count);
+                    static_cast<unsigned>(core::divide_up(count, width * block_size)));
+    core::launch_with(encode_kernel<T, width>, grid, block_size, 0, stream, arguments, block, begin,
+                      count);
   }
 }
 
 template <typename T>
 const char* launch(const Arguments& arguments, core::CudaStream stream) {
   constexpr int width = 4;
+  if (arguments.batch * arguments.seq == 0) return nullptr;
   if (in_packs<T, width>(arguments)) {
     launch_pairs<T, width>(arguments, stream);
   } else {
@@ -180,11 +182,10 @@ const char* launch(const Arguments& arguments, core::CudaStream stream) {
   }
   if (arguments.sinusoid.layout.filled < arguments.sinusoid.layout.columns) {
     const int64_t rows = arguments.batch * arguments.seq;
-    const int64_t blocks = std::min((rows + block_size - 1) / block_size, most_row_blocks);
-    rest_kernel<T><<<static_cast<unsigned>(blocks), block_size, 0, stream>>>(arguments);
+    const int64_t blocks = std::min(core::divide_up(rows, block_size), most_row_blocks);
+    core::launch(rest_kernel<T>, blocks, block_size, stream, arguments);
   }
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return core::launch_error();
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Enough of the CUDA runtime to run a kernel's source on the CPU: blocks one after the other, the
-// threads of a block as coroutines that switch at __syncthreads. It shows what a kernel computes,
-// not how the hardware runs it.
+// threads of a block as coroutines that switch where they wait for each other. It shows what a
+// kernel computes and that its barriers are met by all, not how the hardware runs it.
 #pragma once
 
 #include <ucontext.h>
@@ -10,10 +10,13 @@
 #include <climits>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __CUDACC__ 1
@@ -27,9 +30,10 @@
 #define __align__ alignas
 
 struct dim3 {
-  unsigned x = 1, y = 1, z = 1;
-  dim3() = default;
-  explicit dim3(unsigned width) : x(width) {}
+  unsigned x, y, z;
+  // As CUDA's own, it converts.
+  constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1)  // NOLINT
+      : x(width), y(height), z(depth) {}
 };
 struct uint4 {
   unsigned x, y, z, w;
@@ -37,7 +41,7 @@ struct uint4 {
 
 using cudaError_t = int;
 using cudaStream_t = struct CUstream_st*;
-inline constexpr cudaError_t cudaSuccess = 0;
+inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
 inline constexpr int cudaDevAttrMultiProcessorCount = 0;
 
 struct cudaLaunchConfig_t {
@@ -60,8 +64,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   return memset(data, value, bytes), cudaSuccess;
 }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+inline cudaError_t last_error = cudaSuccess;
+inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 
 inline unsigned atomicCAS_system(unsigned* address, unsigned compare, unsigned value) {
   const unsigned old = *address;
@@ -77,6 +82,9 @@ inline void __threadfence_system() {}
 
 namespace cuda_on_cpu {
 
+/// What a thread does.
+enum class State { runs, waits_for_warp, waits_for_block, has_returned };
+
 /// The threads of the running block.
 class Block {
  public:
@@ -86,26 +94,41 @@ class Block {
 
   /// Runs every thread from barrier to barrier until all have returned.
   void run() {
-    for (bool alive = true; alive;) {
-      alive = false;
+    do {
       for (unsigned i = 0; i < threads_.size(); ++i) {
-        if (threads_[i].finished) continue;
+        if (threads_[i].state != State::runs) continue;
         running_ = i;
         threadIdx.x = i;
         swapcontext(&scheduler_, &threads_[i].context);
-        alive = alive || !threads_[i].finished;
       }
-    }
+    } while (release());
   }
 
-  void wait() { swapcontext(&threads_[running_].context, &scheduler_); }
+  void wait(State state) {
+    threads_[running_].state = state;
+    swapcontext(&threads_[running_].context, &scheduler_);
+  }
+
+  /// What the thread that differs in the bits of `lanes` gives. Called by whole warps.
+  template <typename T>
+  T exchange(T value, unsigned lanes) {
+    static_assert(sizeof(T) <= sizeof(Thread::shuffled));
+    memcpy(threads_[running_].shuffled, &value, sizeof(T));
+    wait(State::waits_for_warp);
+    memcpy(&value, threads_.at(running_ ^ lanes).shuffled, sizeof(T));
+    wait(State::waits_for_warp);
+    return value;
+  }
 
   inline static Block* current = nullptr;
 
  private:
+  static constexpr unsigned warp_size = 32;
+
   struct Thread {
     ucontext_t context;
-    bool finished = false;
+    State state = State::runs;
+    char shuffled[8];
   };
 
   void start(unsigned i) {
@@ -124,7 +147,36 @@ class Block {
   static void enter() {
     Block& block = *current;
     (*block.body_)();
-    block.threads_[block.running_].finished = true;
+    block.threads_[block.running_].state = State::has_returned;
+  }
+
+  /// Lets go those for whom all others have come; false where all threads have returned.
+  bool release() {
+    const bool any = release(0, threads_.size(), State::waits_for_block);
+    bool more = any;
+    for (size_t first = 0; first < threads_.size() && !any; first += warp_size) {
+      more |= release(first, std::min(first + warp_size, threads_.size()), State::waits_for_warp);
+    }
+    if (!more && !all(0, threads_.size(), State::has_returned)) {
+      std::fputs("Threads wait for others that never come.\n", stderr);
+      std::abort();
+    }
+    return more;
+  }
+
+  bool release(size_t begin, size_t end, State waiting) {
+    if (!all(begin, end, waiting) || all(begin, end, State::has_returned)) return false;
+    for (size_t i = begin; i < end; ++i) {
+      if (threads_[i].state == waiting) threads_[i].state = State::runs;
+    }
+    return true;
+  }
+
+  /// Whether threads [begin, end) are in that state, but for those that have returned.
+  bool all(size_t begin, size_t end, State state) const {
+    return std::all_of(threads_.begin() + begin, threads_.begin() + end, [&](const Thread& thread) {
+      return thread.state == state || thread.state == State::has_returned;
+    });
   }
 
   const std::function<void()>* body_;
@@ -133,27 +185,40 @@ class Block {
   unsigned running_ = 0;
 };
 
+/// 48 KiB: what a launch may ask for without further ado.
+alignas(16) inline unsigned char shared_memory[48 << 10];
+
 }  // namespace cuda_on_cpu
 
-/// 48 KiB: what a launch may ask for without further ado.
-inline unsigned char* dynamic_shared_memory() {
-  alignas(16) static unsigned char memory[48 << 10];
-  return memory;
+inline unsigned char* dynamic_shared_memory() { return cuda_on_cpu::shared_memory; }
+
+inline void __syncthreads() {
+  cuda_on_cpu::Block::current->wait(cuda_on_cpu::State::waits_for_block);
 }
 
-inline void __syncthreads() { cuda_on_cpu::Block::current->wait(); }
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int lanes) {
+  return cuda_on_cpu::Block::current->exchange(value, static_cast<unsigned>(lanes));
+}
 
+/// Refuses what a device refuses; shared memory begins with every bit set, which is NaN.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  const std::function<void()> body = [&] { kernel(arguments...); };
   gridDim = config->gridDim;
   blockDim = config->blockDim;
-  for (unsigned block = 0; block < gridDim.x; ++block) {
-    blockIdx.x = block;
-    cuda_on_cpu::Block threads(blockDim.x, body);
-    cuda_on_cpu::Block::current = &threads;
-    threads.run();
+  const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&
+                    blockDim.x > 0 && blockDim.x <= 1024 &&
+                    config->dynamicSmemBytes <= sizeof cuda_on_cpu::shared_memory;
+  if (!fits) return last_error = cudaErrorInvalidConfiguration;
+  const std::function<void()> body = [&] { kernel(arguments...); };
+  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+      memset(cuda_on_cpu::shared_memory, 0xff, config->dynamicSmemBytes);
+      cuda_on_cpu::Block threads(blockDim.x, body);
+      cuda_on_cpu::Block::current = &threads;
+      threads.run();
+    }
   }
   return cudaSuccess;
 }

@@ -1,19 +1,15 @@
 // The sinusoidal CPU kernels of every instruction set against sines and cosines in long double.
-#include "sinusoidal/kernel.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <vector>
 
-#include "sinusoidal/frequencies.h"
+#include "sinusoidal/problems.h"
 
 namespace posembed::sinusoidal {
 namespace {
 
-using core::Compute;
 using Kernel = void(const Arguments&, int64_t, int64_t);
 
 /// The copies of the kernel that this processor can run.
@@ -51,51 +47,6 @@ long double expected(Preset preset, int64_t dim, double base, double shift, bool
   return cosine != cos_first ? std::cos(angle) : std::sin(angle);
 }
 
-/// Everything a Sinusoid points to.
-struct Encoding {
-  Encoding(Preset preset, int64_t dim, double base, double shift, bool cos_first) {
-    sinusoid.layout = layout_of(preset, dim, cos_first);
-    sinusoid.pairs = pairs_of(sinusoid.layout);
-    for (const auto& frequency :
-         frequencies(base, divisor_of(preset, dim, shift), sinusoid.pairs)) {
-      wide_turns.push_back(core::turn_from_radians(frequency));
-      turns.push_back(core::round_to_turn64(wide_turns.back()));
-    }
-    sinusoid.turns = turns.data();
-    sinusoid.wide_turns = wide_turns.data();
-  }
-  Encoding(const Encoding&) = delete;
-  Encoding& operator=(const Encoding&) = delete;
-
-  Sinusoid sinusoid;
-  std::vector<core::Turn64> turns;
-  std::vector<core::Turn128> wide_turns;
-};
-
-template <typename T>
-core::Scalar scalar_of() {
-  if (std::is_same_v<T, double>) return core::Scalar::float64;
-  if (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
-  if (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
-  return core::Scalar::float32;
-}
-
-/// Arguments for contiguous rows [batch, seq, dim] written to `out`.
-template <typename T>
-Arguments rows(const Sinusoid& sinusoid, int64_t batch, int64_t seq, std::vector<T>& out) {
-  Arguments arguments;
-  arguments.sinusoid = sinusoid;
-  arguments.scalar = scalar_of<T>();
-  arguments.batch = batch;
-  arguments.seq = seq;
-  const int64_t dim = sinusoid.layout.columns;
-  out.resize(static_cast<size_t>(batch * seq * dim));
-  arguments.out = out.data();
-  arguments.in_stride[0] = arguments.out_stride[0] = seq * dim;
-  arguments.in_stride[1] = arguments.out_stride[1] = dim;
-  return arguments;
-}
-
 double tolerance(core::Scalar scalar) {
   switch (scalar) {
     case core::Scalar::float64:
@@ -112,7 +63,6 @@ double tolerance(core::Scalar scalar) {
 template <typename T>
 class SinusoidalKernel : public ::testing::Test {};
 
-using Types = ::testing::Types<float, double, core::BFloat16, core::Float16>;
 TYPED_TEST_SUITE(SinusoidalKernel, Types);
 
 TYPED_TEST(SinusoidalKernel, WritesThePresets) {

@@ -1,0 +1,278 @@
+// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu, beside the CPU kernels:
+// with and without 16-byte accesses and kept rows, with the same dropout mask and statistics, and
+// with ids outside their tables. A GPU is not needed.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <limits>
+
+// The library may hold the real launchers.
+#define forward_cuda forward_cuda_on_cpu
+#define backward_cuda backward_cuda_on_cpu
+#define drop_cuda drop_cuda_on_cpu
+#include "input/kernel_cuda.cu"
+#include "input/problems.h"
+#include "sinusoidal/problems.h"
+
+namespace posembed::input {
+namespace {
+
+/// Sums over rows go in another order than the CPU's.
+template <typename T>
+void expect_same(const std::vector<T>& values, const std::vector<T>& expected, double tolerance,
+                 const char* what) {
+  ASSERT_EQ(values.size(), expected.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+    const double wanted = at(expected, i);
+    ASSERT_NEAR(at(values, i), wanted, tolerance * (std::abs(wanted) + 1)) << what << " at " << i;
+  }
+}
+
+/// What dropout has dropped.
+template <typename T>
+void expect_same_zeros(const std::vector<T>& values, const std::vector<T>& expected) {
+  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+    ASSERT_EQ(at(values, i) == 0, at(expected, i) == 0) << "at " << i;
+  }
+}
+
+/// What forward writes; NaN before.
+template <typename T>
+struct Output {
+  using C = core::Compute<T>;
+
+  explicit Output(const Case<T>& given) : out(size_t(given.tokens * given.dim)) {
+    for (T& value : out) core::store(static_cast<C>(NAN), &value);
+  }
+  ForwardArguments arguments(const Arguments& input) {
+    return {input, out.data(), mean.data(), rstd.data()};
+  }
+
+  std::vector<T> out;
+  std::vector<C> mean = std::vector<C>(10, C(NAN)), rstd = mean;
+};
+
+template <typename T>
+void check_forward(const Case<T>& given, const Arguments& input) {
+  Output<T> cpu(given), gpu(given);
+  forward_cpu(cpu.arguments(input), 0, given.tokens);
+  ASSERT_EQ(forward_cuda(gpu.arguments(input), nullptr), nullptr);
+  // A lone value's mean is itself: what is left is all cancellation.
+  expect_same(gpu.out, cpu.out, given.dim == 1 ? 1e-2 : 4 * tolerance<T>(), "out");
+  expect_same_zeros(gpu.out, cpu.out);
+  if (given.norm == Norm::none) return;
+  expect_same(gpu.rstd, cpu.rstd, 4 * tolerance<core::Compute<T>>(), "rstd");
+  if (given.norm == Norm::layer) {
+    expect_same(gpu.mean, cpu.mean, 4 * tolerance<core::Compute<T>>(), "mean");
+  }
+}
+
+/// Everything that backward writes; NaN before.
+template <typename T>
+struct Gradients {
+  using C = core::Compute<T>;
+
+  explicit Gradients(const Case<T>& given)
+      : sum(size_t(given.tokens * given.dim)),
+        weight(size_t(given.dim)),
+        bias(weight),
+        type(2 * weight.size()),
+        partial(size_t(parts * 4 * partial_columns(given.dim)), C(NAN)) {
+    for (auto* values : {&sum, &weight, &bias, &type}) {
+      for (T& value : *values) core::store(static_cast<C>(NAN), &value);
+    }
+  }
+
+  BackwardArguments arguments(const Case<T>& given, const Arguments& input, const Output<T>& from) {
+    BackwardArguments arguments;
+    arguments.input = input;
+    arguments.gradient = given.gradient.data();
+    arguments.mean = given.norm == Norm::layer ? from.mean.data() : nullptr;
+    arguments.rstd = given.norm == Norm::none ? nullptr : from.rstd.data();
+    arguments.sum_gradient = sum.data();
+    arguments.parts = parts;
+    arguments.partial = partial.data();
+    if (given.norm != Norm::none) arguments.weight_gradient = weight.data();
+    if (given.norm == Norm::layer) arguments.bias_gradient = bias.data();
+    if (input.type.data != nullptr) arguments.type_gradient = type.data();
+    return arguments;
+  }
+
+  static constexpr int64_t parts = 3;
+  std::vector<T> sum, weight, bias, type;
+  std::vector<C> partial;
+};
+
+template <typename T>
+void check_backward(const Case<T>& given, const Arguments& input) {
+  Output<T> from(given);
+  forward_cpu(from.arguments(input), 0, given.tokens);
+  Gradients<T> cpu(given), gpu(given);
+  const BackwardArguments expected = cpu.arguments(given, input, from);
+  backward_cpu(expected, 0, expected.parts);
+  add_parts_cpu(expected, 0, sums_of(expected));
+  ASSERT_EQ(backward_cuda(gpu.arguments(given, input, from), nullptr), nullptr);
+  const double unit = (given.dim == 1 ? 1e3 : 20) * tolerance<T>();
+  expect_same(gpu.sum, cpu.sum, unit, "sum");
+  if (expected.type_gradient != nullptr) expect_same(gpu.type, cpu.type, unit, "type");
+  if (given.norm == Norm::none) return expect_same_zeros(gpu.sum, cpu.sum);
+  expect_same(gpu.weight, cpu.weight, unit, "weight");
+  if (given.norm == Norm::layer) expect_same(gpu.bias, cpu.bias, unit, "bias");
+}
+
+/// The cases of the CPU's test; rows of several vectors for each thread, and such as are too wide
+/// to be kept.
+template <typename T>
+std::vector<Case<T>> gpu_cases() {
+  std::vector<Case<T>> all = cases<T>();
+  for (const int64_t dim : {264, 1001, 2176, 4232}) all.emplace_back(dim, Norm::layer, 0.4);
+  all.emplace_back(4232, Norm::rms, 0.0);
+  return all;
+}
+
+template <typename T>
+class InputGpuSource : public testing::Test {};
+
+TYPED_TEST_SUITE(InputGpuSource, Scalars);
+
+TYPED_TEST(InputGpuSource, Forward) {
+  for (const Case<TypeParam>& given : gpu_cases<TypeParam>()) {
+    SCOPED_TRACE(testing::Message() << "dim " << given.dim << " norm " << int(given.norm));
+    ASSERT_NO_FATAL_FAILURE(check_forward(given, given.arguments()));
+  }
+}
+
+TYPED_TEST(InputGpuSource, Backward) {
+  for (const Case<TypeParam>& given : gpu_cases<TypeParam>()) {
+    SCOPED_TRACE(testing::Message() << "dim " << given.dim << " norm " << int(given.norm));
+    ASSERT_NO_FATAL_FAILURE(check_backward(given, given.arguments()));
+  }
+}
+
+/// Tables that do not begin at 16 bytes, rows with gaps, positions that are given.
+TYPED_TEST(InputGpuSource, ViewsOfTables) {
+  Case<TypeParam> given(64, Norm::layer, 0.4);
+  const std::vector<int64_t> positions = {1, 0, 5, -2, 3};
+  for (const int64_t shift : {0, 1}) {
+    for (const int64_t gap : {0, 8, 1}) {
+      Arguments input = given.arguments();
+      const auto* token = given.token.data() + shift;
+      given.token = random_values<TypeParam>(11 * (64 + gap) + 1, 1);
+      token = given.token.data() + shift;
+      input.token.data = token;
+      input.token.stride = 64 + gap;
+      input.position.index = {positions.data(), core::Index::int64};
+      input.position.index_stride[1] = 1;
+      input.position.offset = 0;
+      ASSERT_NO_FATAL_FAILURE(check_forward(given, input));
+      ASSERT_NO_FATAL_FAILURE(check_backward(given, input));
+    }
+  }
+}
+
+TYPED_TEST(InputGpuSource, Sinusoids) {
+  using T = TypeParam;
+  using C = core::Compute<T>;
+  using sinusoidal::Preset;
+  const std::vector<int32_t> positions = {5, -3, 0, 1000000, 7, 7, 7, 2, 1, 0};
+  for (const Preset preset : {Preset::vaswani, Preset::marian, Preset::tensor2tensor}) {
+    for (const int64_t dim : {1, 7, 64, 83}) {
+      const Case<T> given(dim, Norm::rms, 0.4);
+      sinusoidal::Encoding encoding(preset, dim, 10000, 0, dim == 64);
+      encoding.sinusoid.scale = 0.5;
+      Arguments input = given.arguments();
+      input.position = Table{};
+      input.position.index = {positions.data(), core::Index::int32};
+      input.position.index_stride[0] = given.seq;
+      input.position.index_stride[1] = 1;
+      input.sinusoid = encoding.sinusoid;
+      ASSERT_NO_FATAL_FAILURE(check_forward(given, input));
+      ASSERT_NO_FATAL_FAILURE(check_backward(given, input));
+
+      // The same, ready in memory.
+      std::vector<C> ready;
+      sinusoidal::Arguments fill =
+          sinusoidal::rows(encoding.sinusoid, given.batch, given.seq, ready);
+      fill.positions.data = positions.data();
+      fill.positions.index = core::Index::int32;
+      fill.position_stride[0] = given.seq;
+      fill.position_stride[1] = 1;
+      sinusoidal::encode_cpu(fill, 0, sinusoidal::encodings(fill));
+      Output<T> computed(given), read(given);
+      ASSERT_EQ(forward_cuda(computed.arguments(input), nullptr), nullptr);
+      input.sinusoid = {};
+      input.encoding = ready.data();
+      input.encoding_stride[0] = given.seq * dim;
+      input.encoding_stride[1] = dim;
+      ASSERT_EQ(forward_cuda(read.arguments(input), nullptr), nullptr);
+      ASSERT_EQ(memcmp(read.out.data(), computed.out.data(), read.out.size() * sizeof(T)), 0);
+    }
+  }
+}
+
+/// Rows of zeros, no gradient through them, and all else as if they were not there.
+TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
+  using T = TypeParam;
+  for (const int64_t dim : {64, 83}) {
+    Case<T> given(dim, Norm::layer, 0);
+    given.ids[3] = -1;
+    given.ids[4] = std::numeric_limits<int32_t>::max();
+    given.types[7] = 2;
+    Output<T> out(given);
+    core::DeviceError error = {};
+    Arguments input = given.arguments();
+    input.error = &error;
+    ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
+    EXPECT_EQ(error.state, 2u);
+    EXPECT_EQ(error.kind, core::ErrorKind::token_id);
+    EXPECT_EQ(error.value, -1);
+    EXPECT_EQ(error.place, 3);
+    EXPECT_EQ(error.limit, 11);
+    Gradients<T> gradients(given);
+    ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
+    for (int64_t i = 0; i < given.tokens * dim; ++i) {
+      const bool outside = i / dim == 3 || i / dim == 4 || i / dim == 7;
+      ASSERT_EQ(at(out.out, i) == 0, outside) << i;
+      ASSERT_EQ(at(gradients.sum, i) == 0, outside) << i;
+    }
+    for (int64_t i = 0; i < dim; ++i) ASSERT_TRUE(std::isfinite(at(gradients.weight, i)));
+  }
+}
+
+TEST(InputGpuSource, Nothing) {
+  Case<float> given(64, Norm::layer, 0.4);
+  Output<float> out(given);
+  for (int64_t Arguments::*size : {&Arguments::batch, &Arguments::seq, &Arguments::embedding_dim}) {
+    Arguments input = given.arguments();
+    input.*size = 0;
+    ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
+    Gradients<float> gradients(given);
+    ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
+    // No tokens: no gradient. No columns: nowhere to write it.
+    EXPECT_EQ(gradients.weight[0] == 0, input.embedding_dim > 0);
+  }
+  EXPECT_TRUE(std::isnan(out.out[0]));
+}
+
+TYPED_TEST(InputGpuSource, DropoutAlone) {
+  using T = TypeParam;
+  const int64_t seed = 42;
+  for (const int64_t count : {0, 1, 7, 64, 5000}) {
+    const auto x = random_values<T>(count + 1, 3);
+    for (const int64_t shift : {0, 1}) {
+      for (const double probability : {0.0, 0.25, 1.0}) {
+        std::vector<T> expected = x, out = x;
+        DropoutArguments arguments{
+            x.data() + shift, expected.data() + shift, scalar_of<T>(), count, probability, &seed};
+        drop_cpu(arguments, 0, count);
+        arguments.x = arguments.out = out.data() + shift;
+        ASSERT_EQ(drop_cuda(arguments, nullptr), nullptr);
+        ASSERT_EQ(memcmp(out.data(), expected.data(), out.size() * sizeof(T)), 0)
+            << "count " << count << " shift " << shift << " probability " << probability;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace posembed::input
