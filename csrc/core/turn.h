@@ -131,15 +131,15 @@ POSEMBED_INLINE void sincos_eighth(double x, double* sine, double* cosine) {
   *cosine = fma(even, square, 1.0);
 }
 
-/// `value` if `negate` is 0, -value if it is 1.
-POSEMBED_INLINE float flip_sign(float value, uint32_t negate) {
-  return float_from_bits(float_bits(value) ^ negate << 31);
+/// `value`, negated where the highest bit of `sign` is set.
+POSEMBED_INLINE float flip_sign(float value, uint32_t sign) {
+  return float_from_bits(float_bits(value) ^ (sign & 0x80000000u));
 }
 
-POSEMBED_INLINE double flip_sign(double value, uint64_t negate) {
+POSEMBED_INLINE double flip_sign(double value, uint64_t sign) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof bits);
-  bits ^= negate << 63;
+  bits ^= sign & uint64_t{1} << 63;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -149,26 +149,27 @@ POSEMBED_INLINE double flip_sign(double value, uint64_t negate) {
 ///
 ///     sincos_turn(phase(position, turn), &sine, &cosine);
 POSEMBED_INLINE void sincos_turn(Turn64 turn, float* sine, float* cosine) {
-  const uint32_t upper = static_cast<uint32_t>(turn >> 32);
-  const uint32_t quarter = (upper + 0x20000000u) >> 30;  // nearest quarter turn
-  const int32_t rest = static_cast<int32_t>(upper - (quarter << 30));
+  constexpr uint32_t quarter = uint32_t{1} << 30;
+  const auto upper = static_cast<uint32_t>(turn >> 32);
+  const uint32_t nearest = upper + quarter / 2;  // its two highest bits: the nearest quarter turn
+  const int32_t rest = static_cast<int32_t>(upper << 2);  // from there, in units of 2^-34
   float s, c;
-  sincos_eighth(static_cast<float>(rest) * 0x1p-32f, &s, &c);
-  const bool odd = (quarter & 1) != 0;
-  *sine = flip_sign(odd ? c : s, quarter >> 1 & 1);
-  *cosine = flip_sign(odd ? s : c, (quarter + 1) >> 1 & 1);
+  sincos_eighth(static_cast<float>(rest) * 0x1p-34f, &s, &c);
+  const bool odd = (nearest & quarter) != 0;
+  *sine = flip_sign(odd ? c : s, nearest);
+  *cosine = flip_sign(odd ? s : c, nearest + quarter);
 }
 
 /// Sine and cosine of `turn`: absolute error <= 1e-15.
 POSEMBED_INLINE void sincos_turn(Turn128 turn, double* sine, double* cosine) {
-  const uint64_t upper = turn.high;
-  const uint64_t quarter = (upper + 0x2000000000000000u) >> 62;
-  const int64_t rest = static_cast<int64_t>(upper - (quarter << 62));
+  constexpr uint64_t quarter = uint64_t{1} << 62;
+  const uint64_t upper = turn.high, nearest = upper + quarter / 2;
+  const int64_t rest = static_cast<int64_t>(upper << 2);
   double s, c;
-  sincos_eighth(static_cast<double>(rest) * 0x1p-64, &s, &c);
-  const bool odd = (quarter & 1) != 0;
-  *sine = flip_sign(odd ? c : s, quarter >> 1 & 1);
-  *cosine = flip_sign(odd ? s : c, (quarter + 1) >> 1 & 1);
+  sincos_eighth(static_cast<double>(rest) * 0x1p-66, &s, &c);
+  const bool odd = (nearest & quarter) != 0;
+  *sine = flip_sign(odd ? c : s, nearest);
+  *cosine = flip_sign(odd ? s : c, nearest + quarter);
 }
 
 }  // namespace posembed::core
