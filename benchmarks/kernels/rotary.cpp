@@ -50,7 +50,7 @@ class Workload {
  public:
   explicit Workload(const Case& c) : case_(c), team_(c.threads) {
     for (const auto& frequency : rotary::geometric_frequencies(1e4, head_dim)) {
-      turns_.push_back(core::turn_from_radians(frequency));
+      turns_.push_back(core::round_to_turn64(core::turn_from_radians(frequency)));
     }
     const int copies_wanted = c.cold ? 6 : 1;
     for (int i = 0; i < copies_wanted; ++i) {
@@ -127,7 +127,7 @@ class Workload {
 
   Case case_;
   Team team_;
-  std::vector<core::Turn128> turns_;
+  std::vector<core::Turn64> turns_;
   std::vector<std::unique_ptr<Buffer>> in_, out_;
   size_t turn_ = 0;
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/fma.h"
 #include "core/macros.h"
@@ -20,6 +21,20 @@ struct Turn128 {
   uint64_t high = 0;
   uint64_t low = 0;
 };
+
+/// The width that data of type T needs.
+template <typename T>
+using TurnOf = std::conditional_t<std::is_same_v<T, double>, Turn128, Turn64>;
+
+/// Turns per position to that width, of `source.turns` and `source.wide_turns`.
+template <typename T, typename Source>
+POSEMBED_INLINE const TurnOf<T>* turns_of(const Source& source) {
+  if constexpr (std::is_same_v<T, double>) {
+    return source.wide_turns;
+  } else {
+    return source.turns;
+  }
+}
 
 POSEMBED_INLINE uint64_t multiply_high(uint64_t a, uint64_t b) {
 #if defined(__CUDA_ARCH__)

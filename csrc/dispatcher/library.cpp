@@ -1,7 +1,8 @@
 // Every operator's schema on one screen. "(a!)" marks a tensor that the operator writes to; such
 // operators return nothing, which is what functionalization and Inductor's re-inplacing expect.
 // `spec` is the JSON text of a specification: plain numbers that no dtype cast or checkpoint can
-// change. Lengths and offsets are SymInt, so that a compiled graph serves every length.
+// change. Lengths and offsets are SymInt, so that a compiled graph serves every length. What makes
+// tensors from text alone takes a device, which is what FakeTensorMode asks of constructors.
 #include <torch/library.h>
 
 #include <string>
@@ -21,7 +22,7 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " + rotation + ") -> ()");
   define("rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
   define("rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");
-  define("rotary_frequencies(str spec) -> Tensor");
+  define("rotary_frequencies(str spec, *, Device? device=None) -> Tensor");
   define("rotary_attention_factor(str spec) -> float");
   define("rotary_specification(str spec) -> str");
   define("rotary_resolve(str spec, int seq_len) -> str");
@@ -29,7 +30,7 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_description(str spec) -> str");
   define("rotary_explanation(str spec, int? seq_len=None) -> str");
   define("rotary_difference(str spec, str other) -> str");
-  define("rotary_wavelengths(str spec) -> Tensor");
+  define("rotary_wavelengths(str spec, *, Device? device=None) -> Tensor");
   define("rotary_rerotate_(Tensor(a!) key, Tensor old_positions, Tensor new_positions, Tensor? frequencies=None, *, str spec, str? new_spec=None, str layout=\"bshd\") -> ()");
   define("rotary_permute_weight(Tensor weight, int num_heads, *, bool interleaved, int? rotary_dim=None, int rotary_start=0, int[]? heads=None) -> Tensor");
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
@@ -66,7 +67,7 @@ TORCH_LIBRARY(posembed, m) {
 
   define("sinusoidal_add(Tensor x, Tensor? positions=None, Tensor? scale=None, *, str spec, SymInt offset=0) -> Tensor");
   define("sinusoidal_encode(Tensor positions, Tensor? scale=None, *, str spec, int order=0, ScalarType? dtype=None) -> Tensor");
-  define("sinusoidal_frequencies(str spec) -> Tensor");
+  define("sinusoidal_frequencies(str spec, *, Device? device=None) -> Tensor");
   define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
   define("sinusoidal_permutation(str spec, str other) -> Tensor");
 
@@ -87,7 +88,7 @@ TORCH_LIBRARY(posembed, m) {
   const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\"";
   define("input_embedding(" + input + ") -> Tensor");
   define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
-  define("input_embedding_backward(Tensor gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("input_embedding_backward(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

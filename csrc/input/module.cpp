@@ -143,7 +143,13 @@ std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
   TORCH_CHECK_VALUE(!positions.has_value() || offset == 0,
                     "offset: expected 0 where positions are given, got ", offset);
   if (positions.has_value()) return positions;
-  if (attention_mask.has_value()) return functional::opt_positions(*attention_mask, offset);
+  if (attention_mask.has_value()) {
+    const int64_t tokens = offset + ids.size(-1);
+    TORCH_CHECK_VALUE(attention_mask->dim() > 0 && attention_mask->size(-1) == tokens,
+                      "attention_mask: expected [batch, offset + seq] with offset + seq ", tokens,
+                      ", got ", attention_mask->sizes());
+    return functional::opt_positions(*attention_mask, offset);
+  }
   if (rule != PositionRule::roberta) return std::nullopt;
   return functional::roberta_positions(ids, first_row_of(options) - 1, offset);
 }

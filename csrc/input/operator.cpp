@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "core/index_range.h"
+#include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/output_memory.h"
@@ -326,10 +327,11 @@ Forward input_embedding_forward(const Input& in) {
 
 void check_backward(const Tensor& gradient, const Input& in) {
   check(in);
-  dispatcher::check_same_dtype(gradient, "gradient", in.token, "token");
-  dispatcher::check_same_device(gradient, "gradient", in.token, "token");
+  dispatcher::check_same_dtype(gradient, "output_gradient", in.token, "token");
+  dispatcher::check_same_device(gradient, "output_gradient", in.token, "token");
   TORCH_CHECK_VALUE(gradient.sym_sizes() == c10::SymIntArrayRef(output_sizes(in)),
-                    "gradient: expected [batch, seq, embedding_dim], got ", gradient.sym_sizes());
+                    "output_gradient: expected [batch, seq, embedding_dim], got ",
+                    gradient.sym_sizes());
 }
 
 /// What forward kept: [batch, seq] in the type of the arithmetic.
@@ -483,6 +485,17 @@ Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probabilit
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 
+// ------------------------------------------------------------------------------------ autocast
+
+Tensor input_embedding_autocast(const Input& given) {
+  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  Input in = given;
+  for (MaybeTensor* parameter : {&in.position, &in.token_type, &in.norm_weight, &in.norm_bias}) {
+    *parameter = dispatcher::follow(*parameter, in.token);
+  }
+  return call_input_embedding(in);
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("input_embedding", Spread<input_embedding>::call);
   m.impl("input_embedding_forward", Spread<input_embedding_forward>::call);
@@ -505,6 +518,14 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 #if defined(POSEMBED_WITH_CUDA)
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) {
+  m.impl("input_embedding", Spread<input_embedding_autocast>::call);
+}
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) {
+  m.impl("input_embedding", Spread<input_embedding_autocast>::call);
+}
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("input_embedding", Spread<input_embedding_meta>::call);

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "core/index_range.h"
+#include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/output_memory.h"
@@ -178,6 +179,13 @@ void register_kernels(torch::Library& m) {
   m.impl("learned_backward", learned_backward);
 }
 
+/// What a layer made in a lower precision keeps it: the table follows.
+Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
+                            c10::SymInt offset, int64_t first_row) {
+  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  return call_learned_add(x, dispatcher::follow(weight, x), positions, offset, first_row);
+}
+
 }  // namespace
 
 void check_table(const Tensor& weight, const char* argument, int64_t first_row) {
@@ -223,6 +231,10 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 #if defined(POSEMBED_WITH_CUDA)
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { m.impl("learned_add", learned_add_autocast); }
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { m.impl("learned_add", learned_add_autocast); }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("learned_add", learned_add_meta);

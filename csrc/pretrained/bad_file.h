@@ -16,8 +16,12 @@ struct BadFile : std::runtime_error {
   int64_t offset;
 };
 
-/// What a file says, for a message: bytes that are not UTF-8 become question marks.
+/// What a file says, for a message: control characters, of which zero would end it, and bytes that
+/// are not UTF-8 become question marks.
 inline std::string readable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
   for (size_t at = utf8_prefix(text); at < text.size();) {
     text[at] = '?';
     at += utf8_prefix(std::string_view(text).substr(at));

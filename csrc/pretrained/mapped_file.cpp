@@ -24,7 +24,10 @@ int64_t page_size() {
 }
 
 int open_for_reading(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // The system would open what stands before the zero.
+  if (path.find('\0') != std::string::npos) refuse("open", path, EINVAL);
+  // A pipe must not be waited for: it is refused below.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) refuse("open", path, errno);
   return descriptor;
 }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "pretrained/bad_file.h"
+#include "pretrained/foreign.h"
 #include "pretrained/json_members.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors are little-endian");
@@ -50,6 +51,7 @@ std::string_view header_text(std::string_view file) {
   }
   const uint64_t length = header_length(file);
   if (length > max_header) {
+    refuse_foreign(file);
     fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
   }
   if (length > file.size() - length_bytes) {

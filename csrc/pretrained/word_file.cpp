@@ -4,11 +4,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "pretrained/bad_file.h"
+#include "pretrained/foreign.h"
 #include "pretrained/utf8.h"
 
 #if !defined(__cpp_lib_to_chars)
@@ -65,11 +67,12 @@ std::from_chars_result parse_number(std::string_view text, Number& number) {
   return std::from_chars(text.data() + sign, text.data() + text.size(), number);
 }
 
-/// A whole text as a number; nothing where it is none.
+/// A whole text as a number, or the largest where it is larger; nothing where it is none.
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};
   const std::from_chars_result result = parse_number(text, number);
+  if (result.ec == std::errc::result_out_of_range) number = std::numeric_limits<Number>::max();
   const bool is_number =
       result.ptr == text.data() + text.size() && result.ec != std::errc::invalid_argument;
   return is_number && !text.empty() ? std::optional<Number>(number) : std::nullopt;
@@ -84,26 +87,20 @@ bool is_component(std::string_view text) {
 
 // ------------------------------------------------------------------------------------------ layout
 
-struct Signature {
-  std::string_view bytes;
-  const char* what;
-};
-const Signature foreign[] = {
-    {"\x1f\x8b", "a gzip archive: unpack it first"},
-    {"PK\x03\x04", "a zip archive (GloVe's download or a torch.save file): unpack it first"},
-    {"\x80\x02", "a pickle, which is not read because it can run code"},
-    {std::string_view("\xba\x16\x4f\x2f", 4), "a fastText model: use its .vec file"},
-};
+/// Some editors put it before a text; it is no part of the first word.
+constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 
-void refuse_foreign(std::string_view file) {
-  for (const Signature& signature : foreign) {
-    if (file.substr(0, signature.bytes.size()) == signature.bytes) fail(0, signature.what);
-  }
+/// Where a text begins.
+int64_t text_begin(std::string_view file) {
+  const bool marked = file.substr(0, byte_order_mark.size()) == byte_order_mark;
+  return marked ? static_cast<int64_t>(byte_order_mark.size()) : 0;
 }
 
 /// "400000 300\n": rows and numbers in a row.
 std::optional<WordLayout> read_word_header(std::string_view file) {
-  const std::string_view head = file.substr(0, 64);  // two numbers and a newline are no longer
+  const int64_t begin = text_begin(file);
+  // Two numbers and a newline are no longer.
+  const std::string_view head = file.substr(static_cast<size_t>(begin), 64);
   const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
   if (parts.size() != 2 || line.size() == head.size()) return std::nullopt;
@@ -112,7 +109,7 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   WordLayout layout;
   layout.rows = *rows;
   layout.dim = *dim;
-  layout.begin = static_cast<int64_t>(line.size()) + 1;
+  layout.begin = begin + static_cast<int64_t>(line.size()) + 1;
   return layout;
 }
 
@@ -139,9 +136,10 @@ void check_promise(std::string_view file, const WordLayout& layout) {
   const uint64_t per_number = layout.binary ? sizeof(float) : 2;
   // Text: a word of one byte, numbers of one digit with a separator each, the line's end. Binary: a
   // word of one byte, a space, the numbers.
-  const bool fits = sane && static_cast<uint64_t>(layout.dim) <= held &&
-                    static_cast<uint64_t>(layout.rows) <=
-                        held / (static_cast<uint64_t>(layout.dim) * per_number + 2);
+  const bool fits = sane && (layout.rows == 0 ||
+                             (static_cast<uint64_t>(layout.dim) <= held &&
+                              static_cast<uint64_t>(layout.rows) <=
+                                  held / (static_cast<uint64_t>(layout.dim) * per_number + 2)));
   if (!fits) {
     fail(0, "the header says ", layout.rows, " rows of ", layout.dim, " numbers, the file has ",
          file.size(), " bytes");
@@ -150,9 +148,10 @@ void check_promise(std::string_view file, const WordLayout& layout) {
 
 /// GloVe has no header: the first line's numbers, from the right, are a row's.
 WordLayout read_first_row(std::string_view file) {
-  const std::vector<std::string_view> parts =
-      split(trim_right(line_at(file.substr(0, max_first_line), 0)));
   WordLayout layout;
+  layout.begin = text_begin(file);
+  const std::vector<std::string_view> parts =
+      split(trim_right(line_at(file.substr(0, max_first_line), layout.begin)));
   while (layout.dim + 1 < static_cast<int64_t>(parts.size()) &&
          is_number(parts[parts.size() - 1 - static_cast<size_t>(layout.dim)])) {
     ++layout.dim;

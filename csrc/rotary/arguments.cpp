@@ -232,6 +232,7 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
   result.interleaved = found.spec.interleaved;
   result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
   result.turns = found.turns.data();
+  result.wide_turns = found.wide_turns.data();
   if (!found.decay.empty()) {
     result.decay = found.decay.data();
     result.decay_center = found.decay_center;

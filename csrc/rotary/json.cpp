@@ -151,7 +151,12 @@ class Reader {
   void operator()(const char* key, T& given) {
     known_ += known_.empty() ? key : std::string(", ") + key;
     if (!object_.contains(key)) return;
-    read(object_.at(key), given);
+    try {
+      read(object_.at(key), given);
+    } catch (const json::exception&) {
+      TORCH_CHECK_VALUE(false, what_, ": ", key, ": expected ", kind(given), ", got ",
+                        object_.at(key).dump());
+    }
     object_.erase(key);
   }
 
@@ -167,6 +172,16 @@ class Reader {
     from.get_to(given);
   }
 
+  static void read(const json& from, int64_t& given) {
+    // get_to() alone would cut fractions off.
+    if (!from.is_number_integer()) throw json::type_error::create(302, "no whole number", &from);
+    from.get_to(given);
+  }
+
+  static void read(const json& from, std::vector<int64_t>& given) {
+    for (const json& each : from.get_ref<const json::array_t&>()) read(each, given.emplace_back());
+  }
+
   template <typename T>
   static void read(const json& from, std::optional<T>& given) {
     if (from.is_null()) {
@@ -174,6 +189,20 @@ class Reader {
     } else {
       given = from.get<T>();
     }
+  }
+
+  static const char* kind(int64_t) { return "a whole number"; }
+  static const char* kind(double) { return "a number"; }
+  static const char* kind(bool) { return "true or false"; }
+  static const char* kind(const std::string&) { return "a text"; }
+  static const char* kind(const json&) { return "JSON"; }
+  template <typename T>
+  static const char* kind(const std::optional<T>&) {
+    return kind(T());
+  }
+  template <typename T>
+  static const char* kind(const std::vector<T>&) {
+    return std::is_same_v<T, int64_t> ? "whole numbers" : "numbers";
   }
 
   const char* what_;
@@ -276,12 +305,12 @@ void print_scaling(std::ostream&, std::monostate) {}
 
 RotarySpec parse(const std::string& text) {
   try {
-    const json object = json::parse(text);
-    RotarySpec spec(object.at("head_dim").get<int64_t>());
+    RotarySpec spec(0);
     json scaling, sections;
     std::string numerics = posembed::name(spec.numerics);
-    Reader reader("RotarySpec", object);
+    Reader reader("RotarySpec", json::parse(text));
     reader("head_dim", spec.head_dim);
+    spec.rotary_dim = spec.head_dim;
     reader("base", spec.base);
     reader("rotary_dim", spec.rotary_dim);
     reader("rotary_start", spec.rotary_start);

@@ -87,19 +87,20 @@ struct Arguments {
   core::IndexView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
   int64_t offset = 0;
-  Documents documents;                    // where positions are not given
-  int64_t axes = 1;                       // rows of positions, at most max_axes
-  const uint8_t* axis_of_pair = nullptr;  // [pairs], host memory, where there are several axes
-  const core::Turn128* turns = nullptr;   // [pairs], host memory: turns per position
-  const double* decay = nullptr;          // xPos: [pairs], host memory, log2 per position
-  double decay_center = 0.0;              // the position where amplitudes are 1
-  double decay_sign = 1.0;                // of the query; the key's is the opposite
-  const float* cosines = nullptr;         // tables [batch, seq, pairs] to turn by instead, as
-  const float* sines = nullptr;           // PyTorch does it: see rounding.h
-  int64_t table_stride[2] = {0, 0};       // batch, seq; in elements
-  bool round_products = false;            // with tables: round products, not the result alone
-  Frequencies frequencies;                // instead of turns
-  core::DeviceError* error = nullptr;     // CUDA: where a position below -1 is recorded
+  Documents documents;                        // where positions are not given
+  int64_t axes = 1;                           // rows of positions, at most max_axes
+  const uint8_t* axis_of_pair = nullptr;      // [pairs], host memory, where there are several axes
+  const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
+  const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
+  const double* decay = nullptr;              // xPos: [pairs], host memory, log2 per position
+  double decay_center = 0.0;                  // the position where amplitudes are 1
+  double decay_sign = 1.0;                    // of the query; the key's is the opposite
+  const float* cosines = nullptr;             // tables [batch, seq, pairs] to turn by instead, as
+  const float* sines = nullptr;               // PyTorch does it: see rounding.h
+  int64_t table_stride[2] = {0, 0};           // batch, seq; in elements
+  bool round_products = false;                // with tables: round products, not the result alone
+  Frequencies frequencies;                    // instead of turns
+  core::DeviceError* error = nullptr;         // CUDA: where a position below -1 is recorded
 };
 
 /// Components of each row of `rows`.

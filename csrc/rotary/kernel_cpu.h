@@ -20,15 +20,13 @@ using core::Compute;
 using core::FloatPair;
 using core::Floats;
 using core::lanes;
+using core::TurnOf;
 
 /// Tables are padded so that vectors never need a tail.
 constexpr int64_t padded(int64_t pairs) {
   return (pairs + 2 * lanes - 1) / (2 * lanes) * (2 * lanes);
 }
 constexpr int64_t max_padded_pairs = padded(max_pairs);
-
-template <typename T>
-using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
 
 /// Turns per position, in the order in which vectors hold the pairs.
 template <typename T>
@@ -63,38 +61,43 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-/// `turn` gives the turns of a pair.
+/// `turn_of_pair` gives the turns of a pair.
 template <typename T, bool interleaved, typename Source>
-void place_turns(int64_t pairs, const Source& turn, Turns<T>* turns) {
-  if constexpr (std::is_same_v<T, double>) {
-    for (int64_t i = 0; i < pairs; ++i) turns->of_slot[i] = turn(i);
-    for (int64_t i = pairs; i < padded(pairs); ++i) turns->of_slot[i] = {};
-  } else {
-    alignas(64) core::Turn64 of_pair[max_padded_pairs];
-    for (int64_t i = 0; i < pairs; ++i) of_pair[i] = core::round_to_turn64(turn(i));
-    for (int64_t i = pairs; i < padded(pairs); ++i) of_pair[i] = 0;
-    constexpr int64_t block = 2 * lanes;
-    for (int64_t i = 0; i < padded(pairs); i += block) {
-      for (int64_t slot = 0; slot < block; ++slot) {
-        turns->of_slot[i + slot] = of_pair[i + pair_of_slot<T, interleaved>(slot)];
-      }
+void place_turns(int64_t pairs, const Source& turn_of_pair, Turns<T>* turns) {
+  constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
+  const int64_t whole = pairs / block * block;
+  for (int64_t i = 0; i < whole; i += block) {
+    for (int64_t slot = 0; slot < block; ++slot) {
+      turns->of_slot[i + slot] = turn_of_pair(i + pair_of_slot<T, interleaved>(slot));
     }
+  }
+  for (int64_t slot = whole; slot < padded(pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->of_slot[slot] = pair < pairs ? turn_of_pair(pair) : TurnOf<T>{};
   }
 }
 
 /// Turns of the specification, or of learned frequencies.
 template <typename T, bool interleaved>
 void order_turns(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.frequencies.data != nullptr) {
-    for (int64_t i = 0; i < arguments.pairs; ++i) {
-      turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
-    }
-    const auto turn = [&](int64_t i) { return turn_of(arguments.frequencies, i); };
-    place_turns<T, interleaved>(arguments.pairs, turn, turns);
-  } else {
-    const auto turn = [&](int64_t i) { return arguments.turns[i]; };
-    place_turns<T, interleaved>(arguments.pairs, turn, turns);
+  if (arguments.frequencies.data == nullptr) {
+    const TurnOf<T>* of_pair = core::turns_of<T>(arguments);
+    place_turns<T, interleaved>(
+        arguments.pairs, [=](int64_t pair) { return of_pair[pair]; }, turns);
+    return;
   }
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+  }
+  const auto turn_of_pair = [&](int64_t pair) {
+    const core::Turn128 turn = turn_of(arguments.frequencies, pair);
+    if constexpr (std::is_same_v<T, double>) {
+      return turn;
+    } else {
+      return core::round_to_turn64(turn);
+    }
+  };
+  place_turns<T, interleaved>(arguments.pairs, turn_of_pair, turns);
 }
 
 template <typename T, bool interleaved>
@@ -260,8 +263,7 @@ struct AnglesInRegisters {
 };
 
 /// Pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. Every load stands before the
-/// first store: lines are asked for in the order of their addresses, which gains a twentieth in
-/// place.
+/// first store: lines are asked for in the order of their addresses, which gains a twentieth.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
                                         int64_t i) {
@@ -287,10 +289,8 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
   int64_t i = 0;
-  if constexpr (!streaming && sizeof(T) == 2) {
-    for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
-      rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
-    }
+  for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
+    rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
   }
   for (; i + 2 * lanes <= pairs; i += 2 * lanes) {
     rotate_half_blocks<1, streaming>(in, out, angles, pairs, i);

@@ -19,13 +19,11 @@ namespace posembed::rotary {
 namespace {
 
 using core::Compute;
+using core::TurnOf;
 
 constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
-
-template <typename T>
-using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
 
 /// What to divide by. The hardware cannot divide: a launch of few tokens would spend hundreds of
 /// cycles on it before it asks for its first row.
@@ -348,11 +346,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     if (arguments.frequencies.data != nullptr) continue;  // read on the device
-    if constexpr (std::is_same_v<T, double>) {
-      launch.turns[i] = arguments.turns[i];
-    } else {
-      launch.turns[i] = core::round_to_turn64(arguments.turns[i]);
-    }
+    launch.turns[i] = core::turns_of<T>(arguments)[i];
   }
   if constexpr (form == Form::table) {
     launch.cosines = arguments.cosines;

@@ -184,7 +184,12 @@ void RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key, const torch::Tenso
 }
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
-  return RotaryEmbedding(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
+  RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
+  if (frequencies.defined()) {  // they depend on no length
+    module->options.learned_frequencies(true);
+    module->frequencies = module->register_parameter("frequencies", frequencies);
+  }
+  return module;
 }
 
 }  // namespace posembed

@@ -218,12 +218,12 @@ Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& qu
   return empty_frequencies(query, by);
 }
 
-Tensor rotary_frequencies(Text text) {
+Tensor rotary_frequencies(Text text, std::optional<at::Device> device) {
   const Specification& found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
   for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
-  return result;
+  return result.to(device.value_or(at::kCPU));
 }
 
 double rotary_attention_factor(Text text) { return specification(text).attention_factor; }
@@ -246,7 +246,9 @@ std::string rotary_difference(Text text, Text other) {
   return specification(text).spec.diff(specification(other).spec);
 }
 
-Tensor rotary_wavelengths(Text text) { return specification(text).spec.wavelengths(); }
+Tensor rotary_wavelengths(Text text, std::optional<at::Device> device) {
+  return specification(text).spec.wavelengths().to(device.value_or(at::kCPU));
+}
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
   return Sections::of(sizes.vec(), interleaved).axis_of_pair;

@@ -110,8 +110,9 @@ inline void call_rotary_pair_out(const Tensor& query_out, const Tensor& key_out,
 }
 
 inline Tensor call_rotary_frequencies(Text spec) {
-  static const auto handle = dispatcher::find<Tensor(Text)>("posembed::rotary_frequencies");
-  return handle.call(spec);
+  using Signature = Tensor(Text, std::optional<at::Device>);
+  static const auto handle = dispatcher::find<Signature>("posembed::rotary_frequencies");
+  return handle.call(spec, std::nullopt);
 }
 
 }  // namespace posembed::rotary

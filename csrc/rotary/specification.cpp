@@ -104,6 +104,7 @@ std::unique_ptr<const Specification> read(std::string_view text) {
   auto result = std::make_unique<Specification>(Specification{spec,
                                                               numbers.frequencies,
                                                               {},
+                                                              {},
                                                               numbers.attention_factor,
                                                               {},
                                                               1,
@@ -111,7 +112,8 @@ std::unique_ptr<const Specification> read(std::string_view text) {
                                                               numbers.decay_center,
                                                               spec.for_keys().to_json()});
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
-    result->turns.push_back(core::turn_from_radians(frequency));
+    result->wide_turns.push_back(core::turn_from_radians(frequency));
+    result->turns.push_back(core::round_to_turn64(result->wide_turns.back()));
   }
   if (spec.sections.has_value()) {
     for (const int64_t axis : spec.sections->axis_of_pair) {

@@ -15,11 +15,12 @@ namespace posembed::rotary {
 struct Specification {
   RotarySpec spec;
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
-  std::vector<core::Turn128> turns;             // the same as fractions of a turn
-  double attention_factor;                      // what rotated pairs are multiplied by
-  std::vector<uint8_t> axis_of_pair;            // empty: positions have one axis
-  int64_t axes;                                 // of positions: 1 without sections
-  std::vector<double> decay;                    // xPos: see Arguments; empty otherwise
+  std::vector<core::Turn64> turns;              // the same as fractions of a turn
+  std::vector<core::Turn128> wide_turns;
+  double attention_factor;            // what rotated pairs are multiplied by
+  std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
+  int64_t axes;                       // of positions: 1 without sections
+  std::vector<double> decay;          // xPos: see Arguments; empty otherwise
   double decay_center;
   std::string for_keys;  // the text that rotates a tensor alone as keys
 };

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
@@ -233,6 +234,29 @@ Four norm_rotary_backward_meta(const Call& call, const Tensor& query_gradient,
   return empty_gradients(call);
 }
 
+// ----------------------------------------------------------------------------------- autocast
+
+Call with_weights_like_data(Call call) {
+  call.query_weight = dispatcher::follow(call.query_weight, call.query);
+  call.key_weight = dispatcher::follow(call.key_weight, call.key);
+  return call;
+}
+
+Two norm_rotary_autocast(const Call& call) {
+  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  return call_norm_rotary(with_weights_like_data(call));
+}
+
+void norm_rotary_in_place_autocast(const Call& call) {
+  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  call_norm_rotary_in_place(with_weights_like_data(call));
+}
+
+void register_autocast(torch::Library& m) {
+  m.impl("norm_rotary", Spread<norm_rotary_autocast>::call);
+  m.impl("norm_rotary_", Spread<norm_rotary_in_place_autocast>::call);
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("norm_rotary", Spread<norm_rotary>::call);
   m.impl("norm_rotary_forward", Spread<norm_rotary_forward>::call);
@@ -247,6 +271,10 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 #if defined(POSEMBED_WITH_CUDA)
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { register_autocast(m); }
+
+TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { register_autocast(m); }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("norm_rotary", Spread<norm_rotary_meta>::call);

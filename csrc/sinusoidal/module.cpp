@@ -48,7 +48,7 @@ SinusoidalPositionalEmbeddingImpl::SinusoidalPositionalEmbeddingImpl(
 void SinusoidalPositionalEmbeddingImpl::reset() {
   SinusoidalSpec spec = options.spec();
   if (options.learned_scale()) {
-    scale = register_parameter("scale", torch::full({}, spec.scale));
+    scale = register_parameter("scale", torch::full({1}, spec.scale));
     spec.scale = 1.0;
   }
   text_ = spec.to_json();

@@ -173,12 +173,12 @@ Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int6
   return out;
 }
 
-Tensor frequencies(Text text) {
+Tensor frequencies(Text text, std::optional<at::Device> device) {
   const Specification& found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
   for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
-  return result;
+  return result.to(device.value_or(at::kCPU));
 }
 
 /// Puts the rotation by `angle` into the rows and columns of a pair.

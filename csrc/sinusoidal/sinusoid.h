@@ -35,18 +35,8 @@ struct Sinusoid {
   int64_t order = 0;  // which derivative with respect to the position
 };
 
-/// The turns to the width that data of type T needs.
-template <typename T>
-using TurnOf = std::conditional_t<std::is_same_v<T, double>, core::Turn128, core::Turn64>;
-
-template <typename T>
-POSEMBED_INLINE const TurnOf<T>* turns_of(const Sinusoid& sinusoid) {
-  if constexpr (std::is_same_v<T, double>) {
-    return sinusoid.wide_turns;
-  } else {
-    return sinusoid.turns;
-  }
-}
+using core::TurnOf;
+using core::turns_of;
 
 /// Positions as they come: int32, int64 or any floating type; without data they count up from an
 /// offset.

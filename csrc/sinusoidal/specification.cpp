@@ -32,7 +32,10 @@ nlohmann::json or_null(const std::optional<T>& value) {
 
 SinusoidalSpec parse(const std::string& text) {
   const nlohmann::json object = nlohmann::json::parse(text);
-  SinusoidalSpec spec(object.at("embedding_dim").get<int64_t>());
+  const nlohmann::json& dim = object.at("embedding_dim");
+  TORCH_CHECK_VALUE(dim.is_number_integer(), "embedding_dim: expected a whole number, got ",
+                    dim.dump());
+  SinusoidalSpec spec(dim.get<int64_t>());
   read(object, "base", spec.base);
   read(object, "preset", spec.preset);
   read(object, "cos_first", spec.cos_first);

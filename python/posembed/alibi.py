@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 
 from posembed import configuration, functional
 from posembed.configuration import alibi as presets
+from posembed.scaling import finite, whole
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -85,6 +86,9 @@ class ALiBi(nn.Module):
         >>> y = torch.nn.functional.scaled_dot_product_attention(query, key, value, alibi(16))
     """
 
+    slopes: Tensor
+    """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
+
     def __init__(
         self,
         num_heads: int,
@@ -105,14 +109,15 @@ class ALiBi(nn.Module):
             raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
         if train_length is not None and train_length <= 0:
             raise ValueError(f"train_length: expected a positive number, got {train_length}")
-        self.num_heads, self.max_bias, self.causal = num_heads, float(max_bias), causal
+        self.num_heads, self.causal = whole("num_heads", num_heads), causal
         self.total_heads, self.head_start, self.learned = total_heads, head_start, learned
-        self.factor, self.train_length = float(factor), train_length
+        self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
+        self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(torch.as_tensor(slopes))
         self._follow(torch.empty(0, device=device, dtype=dtype))
         if learned:
-            self._parameters["slopes"] = nn.Parameter(self._derived.to(self._dtype, copy=True))
+            self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
 
     @classmethod
     def from_preset(
@@ -213,17 +218,21 @@ class ALiBi(nn.Module):
 
     def _slopes(self, key_length: int) -> Tensor:
         """The slopes for so many keys: the module's own tensor, not to be given away."""
-        parameter = self._parameters.get("slopes")
-        slopes = self._derived if parameter is None else parameter
+        slopes = self.slopes if self.learned else self._derived
         if self.train_length is None or key_length <= self.train_length:
             return slopes
         return slopes / (key_length / self.train_length)
 
-    @property
-    def slopes(self) -> Tensor:
-        """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
-        parameter = self._parameters.get("slopes")
-        return self._derived.clone() if parameter is None else parameter
+    def __getattr__(self, name: str) -> Any:
+        """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""
+        if name == "slopes" and not self.learned:
+            return self._derived.clone()
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "slopes" and not self.learned:
+            raise AttributeError("slopes: they follow from the options unless learned=True")
+        super().__setattr__(name, value)
 
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
         """Slopes as ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2 takes them.

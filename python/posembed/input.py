@@ -196,6 +196,12 @@ class InputEmbedding(nn.Module):
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
             return positions
         if attention_mask is not None:
+            tokens = offset + ids.shape[-1]
+            if attention_mask.dim() == 0 or attention_mask.shape[-1] != tokens:
+                raise ValueError(
+                    f"attention_mask: expected [batch, offset + seq] with offset + seq {tokens}, "
+                    f"got {list(attention_mask.shape)}"
+                )
             return functional.opt_positions(attention_mask, past_length=offset)
         if self.position_rule == "roberta":
             padding = self.token.padding_idx

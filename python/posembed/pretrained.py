@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from posembed import _C
+from posembed.scaling import whole
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
@@ -274,15 +275,27 @@ def open_vectors(
 
 def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
     """The word of each row; an empty one where a mapping names none."""
-    if isinstance(vocabulary, str):
-        raise TypeError(f"{argument}: expected words, a mapping or a tokenizer, got a single text")
-    if isinstance(vocabulary, Sequence):
-        return list(vocabulary)
-    ids = vocabulary if isinstance(vocabulary, Mapping) else vocabulary.get_vocab()
-    words = [""] * (max(ids.values(), default=-1) + 1)
-    for word, row in ids.items():
-        if row < 0:
+    if isinstance(vocabulary, Sequence) and not isinstance(vocabulary, (str, bytes)):
+        words = list(vocabulary)
+    elif isinstance(vocabulary, Mapping):
+        words = _by_row(vocabulary, argument)
+    elif hasattr(vocabulary, "get_vocab"):
+        words = _by_row(vocabulary.get_vocab(), argument)
+    else:
+        expected = "expected words in order, a mapping or a tokenizer"
+        raise TypeError(f"{argument}: {expected}, got one {type(vocabulary).__name__}")
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"{argument}: expected words, got {word!r}")
+    return words
+
+
+def _by_row(rows: Mapping[str, int], argument: str) -> list[str]:
+    for word, row in rows.items():
+        if whole(argument, row) < 0:
             raise ValueError(f"{argument}: expected rows from 0, got {row} for {word!r}")
+    words = [""] * (max(rows.values(), default=-1) + 1)
+    for word, row in rows.items():
         if words[row]:
             raise ValueError(f"{argument}: row {row} is given to {words[row]!r} and to {word!r}")
         words[row] = word

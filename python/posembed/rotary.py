@@ -102,8 +102,15 @@ class RotaryEmbedding(nn.Module):
                     "on the length of the sequence: pass spec.resolve(seq_len)"
                 )
             wide = torch.float64 if dtype == torch.float64 else torch.float32
-            initial = self.spec.frequencies().to(device=device, dtype=wide)
-            self.frequencies = nn.Parameter(initial)
+            pairs = len(self.spec.frequencies())
+            self.frequencies = nn.Parameter(torch.empty(pairs, device=device, dtype=wide))
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Learned frequencies as the specification gives them."""
+        if self.frequencies is not None:
+            with torch.no_grad():
+                self.frequencies.copy_(self.spec.frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """What ``to``, ``half`` and the like do to every tensor, but for narrowing frequencies."""
@@ -154,8 +161,20 @@ class RotaryEmbedding(nn.Module):
         return resolved(self._spec, int(seq_len)) if far is None else far
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
-        """The module for sequences of that length, where frequencies depend on it."""
-        return RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
+        """The module for sequences of that length, where frequencies depend on it.
+
+        Learned frequencies, which depend on none, are shared.
+        """
+        module = RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
+        module.frequencies = self.frequencies
+        return module
+
+    def _frequencies(self) -> Tensor | None:
+        """``self.frequencies``, but that takes as long as rotating a token."""
+        try:
+            return self._parameters["frequencies"]
+        except KeyError:  # FSDP or a parametrization has put a tensor in the parameter's place
+            return self.frequencies
 
     @overload
     def forward(
@@ -208,7 +227,7 @@ class RotaryEmbedding(nn.Module):
             self.layout,
             offset,
             inverse,
-            self._parameters["frequencies"],  # self.frequencies takes as long as rotating a token
+            self._frequencies(),
             cu_seqlens,
         )
 
@@ -232,7 +251,7 @@ class RotaryEmbedding(nn.Module):
             layout=self.layout,
             offset=offset,
             cu_seqlens=cu_seqlens,
-            frequencies=self._parameters["frequencies"],
+            frequencies=self._frequencies(),
             inverse=inverse,
         )
 
@@ -253,7 +272,7 @@ class RotaryEmbedding(nn.Module):
             spec=self.spec_for(seq_len),
             new_spec=new_spec,
             layout=self.layout,
-            frequencies=self.frequencies,
+            frequencies=self._frequencies(),
         )
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 
@@ -23,19 +23,41 @@ def whole(name: str, value: Any) -> int:
 
 def finite(name: str, value: Any) -> float:
     """``value`` as a float; JSON has no word for what is not finite."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number, got {value!r}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number, got {number}")
     return number
 
 
+def finites(name: str, values: Any) -> tuple[float, ...]:
+    """``values`` as floats."""
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name}: expected numbers, got {values!r}")
+    return tuple(finite(name, value) for value in values)
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool; a text is none, whatever it says."""
+    if isinstance(value, str) or value not in (True, False):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
 def coerced(name: str, declared: str, value: Any) -> Any:
     """``value`` as the field's declared type, so that equal numbers make equal specifications."""
-    if value is None or declared == "bool":
-        return value
+    if value is None and declared.endswith("None"):
+        return None
+    if declared == "bool":
+        return flag(name, value)
     if declared.startswith("tuple"):
-        return tuple(finite(name, item) for item in value)
-    return int(value) if declared == "int" else finite(name, value)
+        return finites(name, value)
+    number = finite(name, value)
+    if declared != "int":
+        return number
+    return whole(name, int(number) if number.is_integer() else value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
-        learned_scale: Learn it: ``scale`` is then a parameter [] that starts at that value.
+        learned_scale: Learn it: ``scale`` is then a parameter [1] that starts at that value.
         device, dtype: Of the learned scale.
 
     Examples:
@@ -58,7 +58,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
         self.scale: nn.Parameter | None = None
         if learned_scale:
             spec = dataclasses.replace(spec, scale=1.0)
-            self.scale = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+            # Not a scalar, which FSDP cannot shard.
+            self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.spec = spec
         self.reset_parameters()
 

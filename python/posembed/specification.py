@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling, Scaling, XPosScaling, finite, whole
+from posembed.scaling import RotaryScaling, Scaling, XPosScaling, finite, finites, flag, whole
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
@@ -47,11 +47,13 @@ class Sections:
         if (sizes is None) == (axis_of_pair is None):
             raise ValueError("Sections: expected either sizes or axis_of_pair")
         if sizes is not None:
-            axis_of_pair = torch.ops.posembed.rotary_sections(list(sizes), interleaved)
+            whole_sizes = [whole("sizes", size) for size in sizes]
+            axis_of_pair = torch.ops.posembed.rotary_sections(whole_sizes, interleaved)
         elif interleaved:
             raise ValueError("interleaved: expected False beside axis_of_pair")
         assert axis_of_pair is not None
-        object.__setattr__(self, "axis_of_pair", tuple(int(axis) for axis in axis_of_pair))
+        axes = tuple(whole("axis_of_pair", axis) for axis in axis_of_pair)
+        object.__setattr__(self, "axis_of_pair", axes)
         object.__setattr__(self, "restart", bool(restart))
 
 
@@ -109,18 +111,15 @@ class RotarySpec:
             )
         if self.sections is not None and not isinstance(self.sections, Sections):
             raise ValueError(f"sections: expected Sections, got {self.sections!r}")
-        for name in ("head_dim", "rotary_dim", "rotary_start"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("interleaved", "reverse"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
-        object.__setattr__(self, "base", float(self.base))
-        if not math.isfinite(self.base):  # JSON has no word for it
-            raise ValueError(f"base: expected a finite number of at least 1, got {self.base}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
+        for name in ("head_dim", "rotary_dim", "rotary_start"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("interleaved", "reverse"):
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
+        object.__setattr__(self, "base", finite("base", self.base))
         if self.custom_frequencies is not None:
-            numbers = tuple(finite("custom_frequencies", f) for f in self.custom_frequencies)
+            numbers = finites("custom_frequencies", self.custom_frequencies)
             object.__setattr__(self, "custom_frequencies", numbers)
         # C++ reads the text, refuses what does not fit, and writes it the one way both agree on.
         text = torch.ops.posembed.rotary_specification(json.dumps(self._to_dict()))
@@ -282,11 +281,12 @@ class SinusoidalSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "embedding_dim", whole("embedding_dim", self.embedding_dim))
-        for name in ("base", "shift", "scale"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, finite(name, getattr(self, name)))
+        for name in ("base", "scale"):
+            object.__setattr__(self, name, finite(name, getattr(self, name)))
+        if self.shift is not None:
+            object.__setattr__(self, "shift", finite("shift", self.shift))
         if self.cos_first is not None:
-            object.__setattr__(self, "cos_first", bool(self.cos_first))
+            object.__setattr__(self, "cos_first", flag("cos_first", self.cos_first))
         self.frequencies()  # the operator reads the text and refuses what does not fit
 
     @functools.cached_property

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posembed import functional, pretrained
 from posembed.functional import Gradient, Initialization
+from posembed.scaling import finite, whole
 
 
 class TokenEmbedding(nn.Embedding):
@@ -252,9 +253,9 @@ class TokenEmbedding(nn.Embedding):
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raises ValueError for a size below 0, by its argument's name."""
+    """Raises ValueError for a size that is none, by its argument's name."""
     for name, size in sizes.items():
-        if size < 0:
+        if whole(name, size) < 0:
             raise ValueError(f"{name}: expected 0 or more, got {size}")
 
 
@@ -312,4 +313,4 @@ def _scale(scale: float | str, embedding_dim: int) -> float:
         return math.sqrt(embedding_dim)
     if isinstance(scale, str):
         raise ValueError(f"scale: expected a number or 'sqrt_dim', got {scale!r}")
-    return float(scale)
+    return finite("scale", scale)

@@ -206,7 +206,7 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
                  const std::optional<RotarySpec>& new_spec = std::nullopt);
 
   /// The module for sequences of that length, where frequencies depend on it (dynamic NTK,
-  /// LongRoPE). A key cache belongs to one of them.
+  /// LongRoPE). A key cache belongs to one of them. Learned frequencies are shared.
   RotaryEmbedding resolve(int64_t seq_len) const;
 
   /// Read at construction and by reset().

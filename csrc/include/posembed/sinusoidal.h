@@ -81,7 +81,7 @@ struct POSEMBED_API SinusoidalOptions {
   TORCH_ARG(std::optional<double>, shift) = std::nullopt;
   /// Multiplies the encoding.
   TORCH_ARG(double, scale) = 1.0;
-  /// Learn the scale: a parameter [] that starts at `scale`.
+  /// Learn the scale: a parameter [1] that starts at `scale`.
   TORCH_ARG(bool, learned_scale) = false;
 
  public:
@@ -116,7 +116,7 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
 
   /// Read at construction and by reset().
   SinusoidalOptions options;
-  torch::Tensor scale;  ///< [], undefined unless it is learned
+  torch::Tensor scale;  ///< [1], undefined unless it is learned
 
  private:
   std::optional<torch::Tensor> learned_scale() const;

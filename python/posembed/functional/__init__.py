@@ -25,7 +25,7 @@ from posembed.functional._learned import (
     roberta_positions,
 )
 from posembed.functional._options import BagMode, CacheLayout, Gradient, Initialization, Layout
-from posembed.functional._rotary import rerotate_, rotary, rotary_, rotary_out
+from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
 from posembed.functional._sinusoidal import sinusoidal, sinusoidal_encode, sinusoidal_shift_matrix
@@ -63,7 +63,6 @@ __all__ = [
     "rotary",
     "rotary_",
     "rotary_cache_",
-    "rotary_out",
     "sinusoidal",
     "sinusoidal_encode",
     "sinusoidal_shift_matrix",

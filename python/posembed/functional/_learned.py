@@ -20,7 +20,7 @@ def learned_add(
 
     Args:
         x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim].
-        weight: [first_row + max_positions, embedding_dim], dtype of ``x``.
+        weight: [first_row + max_positions, embedding_dim], dtype of ``x`` (but under autocast).
         positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
             ``offset``, ``offset + 1``, and so on.
         offset: Position of the first token where no positions are given.

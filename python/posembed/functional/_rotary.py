@@ -111,7 +111,7 @@ def rotary(
     """
     if out is not None:
         given = (positions, frequencies, cu_seqlens)
-        rotary_out(out, query, key, given, (spec.text, layout, offset, inverse))
+        rotate_into(out, query, key, given, (spec.text, layout, offset, inverse))
         return out
     return rotated(
         query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
@@ -145,7 +145,7 @@ def rotated(
     return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
 
 
-def rotary_out(
+def rotate_into(
     out: Tensor | tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor | None,
@@ -155,7 +155,7 @@ def rotary_out(
     """:func:`rotary` with ``out``.
 
     Args:
-        out: Memory for the results, as :func:`rotary` takes it.
+        out: As there, like query and key.
         query: As there.
         key: As there.
         given: Positions, frequencies, cu_seqlens.

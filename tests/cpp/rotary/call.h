@@ -59,7 +59,7 @@ inline void rotate_row(const Arguments& arguments, const std::vector<int64_t>& p
     double* second = arguments.interleaved ? first + 1 : first + arguments.pairs;
     const int64_t position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
     double sine, cosine;
-    core::sincos_turn(core::phase(position, arguments.turns[i]), &sine, &cosine);
+    core::sincos_turn(core::phase(position, arguments.wide_turns[i]), &sine, &cosine);
     const double c = cosine * arguments.amplitude;
     const double s = (arguments.reverse ? -sine : sine) * arguments.amplitude;
     const double x = *first, y = *second;
@@ -105,7 +105,7 @@ class Call {
   explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
     if (problem.frequencies.empty()) {
       for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
-        turns_.push_back(core::turn_from_radians(frequency));
+        wide_turns_.push_back(core::turn_from_radians(frequency));
       }
     } else {
       set_frequencies();
@@ -121,7 +121,11 @@ class Call {
     arguments.amplitude = problem.amplitude;
     arguments.offset = problem.offset;
     arguments.tangent = problem.tangent;
+    for (const core::Turn128& turn : wide_turns_) {
+      turns_.push_back(core::round_to_turn64(turn));
+    }
     arguments.turns = turns_.data();
+    arguments.wide_turns = wide_turns_.data();
     arguments.count = problem.heads[1] > 0 ? 2 : 1;
     set_positions();
     set_documents();
@@ -203,7 +207,7 @@ class Call {
   void set_frequencies() {
     arguments.frequencies = {problem_.frequencies.data(), Scalar::float32};
     for (const float frequency : problem_.frequencies) {
-      turns_.push_back(core::turn_from_radians(core::DoubleDouble(frequency)));
+      wide_turns_.push_back(core::turn_from_radians(core::DoubleDouble(frequency)));
     }
   }
 
@@ -278,7 +282,7 @@ class Call {
       const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
       const int64_t position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;
-      core::sincos_turn(core::phase(position, turns_[static_cast<size_t>(i)]), &sine, &cosine);
+      core::sincos_turn(core::phase(position, wide_turns_[static_cast<size_t>(i)]), &sine, &cosine);
       const long double size_of_pair = amplitude(r, i, position);
       if (problem_.tangent) {
         sine = static_cast<double>(position) * problem_.frequencies[static_cast<size_t>(i)];
@@ -305,7 +309,8 @@ class Call {
   }
 
   Problem problem_;
-  std::vector<core::Turn128> turns_;
+  std::vector<core::Turn64> turns_;
+  std::vector<core::Turn128> wide_turns_;
   std::vector<uint8_t> axis_of_pair_;
   std::vector<double> decay_;
   std::vector<int32_t> narrow_;

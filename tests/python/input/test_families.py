@@ -264,6 +264,8 @@ def test_arguments_that_do_not_fit() -> None:
         opt = kind(ROWS, 8, max_positions=12, position_rule="opt")
         with pytest.raises(ValueError, match="attention_mask: expected none unless"):
             opt(ids, torch.arange(9), attention_mask=mask)
+        with pytest.raises(ValueError, match=r"attention_mask: expected .* offset \+ seq 12, got"):
+            opt(ids, attention_mask=mask, offset=3)
         with pytest.raises(ValueError, match="offset: expected 0 where positions are given"):
             opt(ids, torch.arange(9), offset=2)
     with pytest.raises(ValueError, match="position_padding_idx: expected -1"):

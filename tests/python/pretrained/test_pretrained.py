@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -336,6 +337,7 @@ BROKEN_TENSORS = {
     "shape that does not fill its bytes": (safetensors({"a": entry([2], 0, 4)}, bytes(4)), 12, "need 8 bytes"),
     "overlap": (safetensors({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), None, "inside another"),
     "hole": (safetensors({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)), None, "after a hole"),
+    "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", 0, "git lfs pull"),
     "nested without end": (safetensors(b'{"a":' + b"[" * 50), None, "deeper than"),
 }  # fmt: skip
 
@@ -376,6 +378,9 @@ BROKEN_WORDS = {
     "binary cut off": (BINARY[:-9], BINARY.index(b"\n##ing"), "ends inside row 6 of 6"),
     "zip": (b"PK\x03\x04 and so on", 0, "zip archive"),
     "pickle": (b"\x80\x02}q\x00.", 0, "pickle"),
+    "newer pickle": (b"\x80\x04\x95", 0, "pickle"),
+    "NumPy array": (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}\n", 0, "numpy.load"),
+    "header that overflows": (b"99999999999999999999 2\n", 0, "the header says"),
     "prose": (b"What is this?\n", 0, "neither safetensors, word2vec, fastText nor GloVe"),
 }  # fmt: skip
 
@@ -451,8 +456,11 @@ def test_error_is_a_value_error_and_travels(tmp_path: Path) -> None:
         (ValueError, "vocabulary: none of its 1 words has a row", lambda f: f.rows(["emu"])),
         (ValueError, "vocabulary: expected rows from 0, got -1 for 'cat'", lambda f: f.rows({"cat": -1})),
         (ValueError, "vocabulary: row 1 is given to 'cat' and to 'the'", lambda f: f.rows({"cat": 1, "the": 1})),
-        (TypeError, "vocabulary: expected words, .* got a single text", lambda f: f.rows("cat")),
+        (TypeError, "vocabulary: expected words .* got one str", lambda f: f.rows("cat")),
         (ValueError, "missing: expected 'mean', 'zero' or 'error', got 'none'", lambda f: f.rows(["cat"], missing="none")),
+        (TypeError, "vocabulary: expected words in order, .* got one set", lambda f: f.rows({"cat"})),
+        (TypeError, "vocabulary: expected words, got 7", lambda f: f.rows(["cat", 7])),
+        (ValueError, "vocabulary: expected a whole number, got '1'", lambda f: f.rows({"cat": "1"})),
         (TypeError, "dtype: expected float32", lambda f: f.table(dtype=torch.int64)),
         (ValueError, "tensor: expected 'vectors'", lambda f: f.table("weight")),
     ],
@@ -467,6 +475,30 @@ def test_refuses_how_to_open(files: dict[str, Path]) -> None:
         open_vectors(files["glove"], unicode_errors="ignore")
     with pytest.raises(ValueError, match=r"words: expected none, .* has its own"):
         open_vectors(files["glove"], words=["a"])
+
+
+@pytest.mark.parametrize("header", [b"", b"2 2\n"])
+def test_byte_order_mark_is_no_part_of_a_word(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "words"
+    path.write_bytes(b"\xef\xbb\xbf" + header + b"the 0.5 1\ncat 1 2\n")
+    file = open_vectors(path)
+    assert file.words() == ["the", "cat"]
+    assert torch.equal(file.table(), torch.tensor([[0.5, 1.0], [1.0, 2.0]]))
+
+
+def test_file_of_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "words.vec"
+    path.write_bytes(b"0 300\n")
+    assert open_vectors(path).table().shape == (0, 300)
+
+
+def test_paths_that_are_no_files(tmp_path: Path) -> None:
+    """A pipe would be waited for, and a zero would cut a name off."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "words").write_bytes(b"cat 1 2\n")
+    for path in (tmp_path / "pipe", tmp_path, f"{tmp_path}/words\0.txt"):
+        with pytest.raises(OSError, match=r"Invalid argument|Is a directory"):
+            open_vectors(path)
 
 
 # Token tables.

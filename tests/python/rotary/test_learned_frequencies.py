@@ -151,6 +151,18 @@ def test_cached_keys_move_by_learned_frequencies() -> None:
     assert torch.allclose(cached, pe.RotaryEmbedding(16)(key, positions=old), atol=1e-6)
 
 
+def test_resolving_shares_what_is_learned() -> None:
+    """They depend on no length: a loop over modules may resolve them all."""
+    query = torch.randn(1, 6, 2, 16)
+    for rope in (learned(), pe.cpp.RotaryEmbedding(16, learned_frequencies=True)):
+        resolved = rope.resolve(100)
+        assert repr(resolved) == repr(rope)
+        with torch.no_grad():
+            rope.frequencies.mul_(2)
+        assert torch.equal(resolved.forward(query), rope.forward(query))
+        assert not torch.equal(resolved.forward(query), pe.RotaryEmbedding(16)(query))
+
+
 def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> None:
     """Scores of a teacher with another base: the loss falls, and frequencies move to the teacher's."""
     torch.manual_seed(0)

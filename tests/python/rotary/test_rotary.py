@@ -123,10 +123,11 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: pe.RotaryEmbedding(15), ValueError, "rotary_dim: expected an even number, got 15"),
         (lambda rope, q, k: pe.RotaryEmbedding(0), ValueError, "head_dim: expected a positive number, got 0"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, rotary_dim=18), ValueError, "expected at most head_dim, 16, got 0 [+] 18"),
-        (lambda rope, q, k: pe.RotaryEmbedding(16, base=float("nan")), ValueError, "base: expected a finite number of at least 1"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, base=float("nan")), ValueError, "base: expected a finite number, got nan"),
         (lambda rope, q, k: pe.RotaryEmbedding(pe.RotarySpec(16), base=2.0), ValueError, "spec_options: expected none"),
         (lambda rope, q, k: pe.RotarySpec.from_json('{"head_dim":16,"theta":1}'), ValueError, "unknown key 'theta'"),
-        (lambda rope, q, k: pe.RotarySpec.from_json("[]"), ValueError, "RotarySpec: expected JSON text"),
+        (lambda rope, q, k: pe.RotarySpec.from_json("[]"), ValueError, "RotarySpec: expected a JSON object"),
+        (lambda rope, q, k: pe.RotarySpec.from_json("{"), ValueError, "RotarySpec: expected JSON text"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text) -> None:

@@ -252,6 +252,51 @@ def test_eva_tower_in_a_larger_grid() -> None:
             lambda: pe.RotarySpec.from_json('{"head_dim":8,"scaling":{"type":"linear","fctor":2}}'),
             "unknown key 'fctor'; known are: type, factor",
         ),
+        (lambda: pe.RotarySpec(None), "head_dim: expected a whole number, got None"),
+        (lambda: pe.RotarySpec(8, base=None), "base: expected a number, got None"),
+        (
+            lambda: pe.RotarySpec(8, interleaved="no"),
+            "interleaved: expected True or False, got 'no'",
+        ),
+        (
+            lambda: pe.RotarySpec(8, custom_frequencies=5),
+            "custom_frequencies: expected numbers, got 5",
+        ),
+        (lambda: pe.LinearScaling("2x"), "factor: expected a number, got '2x'"),
+        (lambda: pe.LinearScaling(None), "factor: expected a number, got None"),
+        (
+            lambda: pe.YarnScaling(4, 4096.5),
+            "original_max_positions: expected a whole number, got 4096.5",
+        ),
+        (
+            lambda: pe.YarnScaling(4, 64, truncate="no"),
+            "truncate: expected True or False, got 'no'",
+        ),
+        (lambda: pe.Sections((1.5, 2)), "sizes: expected a whole number, got 1.5"),
+        (
+            lambda: pe.Sections(axis_of_pair=(0.5,)),
+            "axis_of_pair: expected a whole number, got 0.5",
+        ),
+        (
+            lambda: pe.RotarySpec.from_json('{"head_dim":8.5}'),
+            "RotarySpec: head_dim: expected a whole number, got 8.5",
+        ),
+        (
+            lambda: pe.RotarySpec.from_json('{"head_dim":8,"base":null}'),
+            "RotarySpec: base: expected a number, got null",
+        ),
+        (
+            lambda: pe.RotarySpec.from_json(
+                '{"head_dim":2,"sections":{"axis_of_pair":[0.5],"restart":false}}'
+            ),
+            "sections: axis_of_pair: expected whole numbers, got [0.5]",
+        ),
+        (
+            lambda: pe.RotarySpec.from_json(
+                '{"head_dim":8,"scaling":{"type":"yarn","original_max_positions":"64"}}'
+            ),
+            'yarn: original_max_positions: expected a whole number, got "64"',
+        ),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:

@@ -1,0 +1,115 @@
+// What ALiBi's biases are made from: the slopes of heads, positions among padding, and what a block
+// of scores with positions of its own lacks.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ne.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "alibi/kernel.h"
+#include "alibi/operator.h"
+#include "alibi/slopes.h"
+#include "dispatcher/cuda_scope.h"
+
+namespace posembed::alibi {
+namespace {
+
+SlopeKind kind_of(Text kind) {
+  if (kind == "press") return SlopeKind::press;
+  if (kind == "geometric") return SlopeKind::geometric;
+  TORCH_CHECK_VALUE(false, "kind: expected 'press' or 'geometric', got '", kind, "'");
+}
+
+/// Slopes [sides, num_heads] of the heads from head_start on, out of all that a model has.
+std::vector<float> slope_values(int64_t num_heads, Text kind, double max_bias, int64_t total,
+                                int64_t head_start, at::ArrayRef<double> given) {
+  std::vector<float> values;
+  if (given.empty()) {
+    const SlopeKind series = kind_of(kind);
+    for (int64_t head = head_start; head < head_start + num_heads; ++head) {
+      values.push_back(slope(series, max_bias, total, head));
+    }
+  }
+  for (size_t row = 0; row < given.size(); row += static_cast<size_t>(total)) {
+    for (const double value :
+         given.slice(row + static_cast<size_t>(head_start), static_cast<size_t>(num_heads))) {
+      values.push_back(static_cast<float>(value));
+    }
+  }
+  return values;
+}
+
+void write_slopes(const std::vector<float>& values, const Tensor& out) {
+  if (values.empty() || out.is_meta()) return;
+  if (out.is_cuda()) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(out);
+      dispatcher::check_launch(write_slopes_cuda(values.data(), out.numel(),
+                                                 out.mutable_data_ptr<float>(), scope.stream()));
+    }
+    return;
+  }
+  std::copy(values.begin(), values.end(), out.mutable_data_ptr<float>());
+}
+
+Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64_t> total_heads,
+              int64_t head_start, at::ArrayRef<double> values, double factor,
+              std::optional<at::Device> device) {
+  const int64_t total = total_heads.value_or(num_heads);
+  TORCH_CHECK_VALUE(num_heads > 0, "num_heads: expected a positive number, got ", num_heads);
+  TORCH_CHECK_VALUE(head_start >= 0 && total >= num_heads && head_start <= total - num_heads,
+                    "head_start: expected heads within total_heads, ", total, ", got head_start ",
+                    head_start, " and num_heads ", num_heads);
+  TORCH_CHECK_VALUE(std::isfinite(max_bias) && max_bias > 0,
+                    "max_bias: expected a positive number, got ", max_bias);
+  TORCH_CHECK_VALUE(std::isfinite(factor) && factor > 0, "factor: expected a positive number, got ",
+                    factor);
+  const auto count = static_cast<int64_t>(values.size());
+  TORCH_CHECK_VALUE(count == 0 || count == total || count == 2 * total,
+                    "values: expected none, or one or two for each of total_heads ", total,
+                    ", got ", count);
+  std::vector<float> all = slope_values(num_heads, kind, max_bias, total, head_start, values);
+  for (float& slope : all) slope /= static_cast<float>(factor);
+  const bool two_sided = count != 0 && count == 2 * total;
+  Tensor out =
+      at::empty(two_sided ? std::vector<int64_t>{2, num_heads} : std::vector<int64_t>{num_heads},
+                at::TensorOptions(at::kFloat).device(device.value_or(at::kCPU)));
+  write_slopes(all, out);
+  return out;
+}
+
+/// As Bloom counts: visible keys alone, from 0.
+Tensor positions(const Tensor& attention_mask) {
+  TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
+                   "attention_mask: expected bool or integers, got ", attention_mask.scalar_type());
+  TORCH_CHECK_VALUE(attention_mask.dim() >= 1,
+                    "attention_mask: expected [key_length] or [batch, key_length], got []");
+  const Tensor visible = attention_mask.ne(0);
+  return (visible.cumsum(-1) - 1) * visible;
+}
+
+/// A block's scores with local indices miss the bias from its first key to its queries, which does
+/// not change along a row: "distance" has slope * (key - query), "key" slope * key.
+Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
+                      c10::SymInt key_start, Text form, bool causal) {
+  TORCH_CHECK_VALUE(form == "distance" || form == "key",
+                    "form: expected 'distance' or 'key', got '", form, "'");
+  const Form bias{query_start - key_start, causal};
+  if (form == "key") return call_bias(slopes, query_length, 1, {}, bias, {}).squeeze(-1);
+  return call_bias(slopes, 1, 1, {}, bias, {}).squeeze(-1).expand_symint({-1, query_length});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("alibi_slopes", slopes); }
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("alibi_lse_correction", lse_correction);
+  m.impl("alibi_positions", positions);
+}
+
+}  // namespace posembed::alibi

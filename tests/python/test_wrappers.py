@@ -1,0 +1,162 @@
+"""Modules inside what PyTorch wraps around models: sharding, fake tensors, autocast, parametrizations, compilers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+DIM, HEADS = 16, 2
+
+
+class Model(nn.Module):
+    """Every module that has parameters, one after the other, and all of them learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = pe.InputEmbedding(50, DIM, max_positions=32, num_types=2, norm="layer")
+        self.position = pe.LearnedPositionalEmbedding(32, DIM)
+        self.wave = pe.SinusoidalPositionalEmbedding(DIM, learned_scale=True)
+        self.bag = pe.TokenBag(50, DIM)
+        self.rope = pe.RotaryEmbedding(DIM // HEADS, learned_frequencies=True)
+        self.alibi = pe.ALiBi(HEADS, learned=True)
+        self.head = pe.TokenEmbedding(50, DIM)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.wave(self.position(self.embed(ids))) + self.bag(ids)[:, None]
+        heads = x.unflatten(-1, (HEADS, -1))
+        query, key = (each.transpose(1, 2) for each in self.rope(heads, heads))
+        return self.head.logits(self.alibi.attention(query, key, key).transpose(1, 2).flatten(2))
+
+
+def model_and_ids() -> tuple[Model, Tensor]:
+    torch.manual_seed(0)
+    return Model(), torch.randint(50, (2, 9))
+
+
+def gradients(model: nn.Module, result: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(result.float().square().sum(), list(model.parameters())))
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def wrapped_in_ddp(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def wrapped_in_fsdp(model: nn.Module) -> nn.Module:
+    return torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def fully_sharded(model: nn.Module) -> nn.Module:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    return torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrap", [wrapped_in_ddp, wrapped_in_fsdp, fully_sharded])
+def test_distributed(one_process: None, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model, ids = model_and_ids()
+    expected = model(ids)
+    wrapped = wrap(copy.deepcopy(model))
+    result = wrapped(ids)
+    assert torch.equal(result, expected)
+    result.sum().backward()
+    torch.optim.SGD(wrapped.parameters(), 0.1).step()
+    assert not torch.equal(wrapped(ids), expected)
+
+
+@pytest.mark.slow
+def test_inductor_in_a_model() -> None:
+    """Beside other operators Inductor looks at schemas, which it does not where one stands alone."""
+    model, ids = model_and_ids()
+    result = torch.compile(model, fullgraph=True, dynamic=True)(ids)
+    assert torch.allclose(result, model(ids), atol=1e-5)
+    for found, wanted in zip(gradients(model, result), gradients(model, model(ids)), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-4)
+
+
+def test_schemas_name_each_argument_once() -> None:
+    """Inductor reads them as Python signatures, where a name may stand but once."""
+    schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("posembed::")]
+    assert len(schemas) > 50
+    for schema in schemas:
+        names = [argument.name for argument in schema.arguments]
+        assert len(names) == len(set(names)), schema.name
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        model, ids = model_and_ids()
+        assert model(ids).shape == (2, 9, 50)
+        frequencies = pe.RotarySpec(8, scaling=pe.LinearScaling(2.0)).frequencies()
+        assert frequencies.shape == (4,)
+        assert frequencies.device.type == "cpu"
+
+
+def test_meta_device_and_back() -> None:
+    model, ids = model_and_ids()
+    with torch.device("meta"):
+        empty = Model()
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    empty.to_empty(device="cpu")
+    for module in empty.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert torch.equal(empty.rope.frequencies, model.rope.frequencies)
+    assert torch.equal(empty.alibi.slopes, model.alibi.slopes)
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty(ids), model(ids))
+
+
+def test_autocast_lowers_data_and_parameters_follow() -> None:
+    """What a Linear under autocast gives to a table in float32."""
+    model, ids = model_and_ids()
+    x = torch.randn(2, 9, DIM)
+    project = nn.Linear(DIM, DIM)
+    weight = torch.ones(DIM // HEADS, requires_grad=True)
+    spec = pe.RotarySpec(DIM // HEADS)
+    projected = pe.InputEmbedding(50, DIM, max_positions=32, norm="layer", token_dim=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = project(x)
+        positioned = model.position(low)
+        heads = low.unflatten(-1, (HEADS, -1))
+        query, key = pe.functional.norm_rotary(heads, heads, weight, weight, spec=spec)
+        embedded = projected(ids)
+    assert {t.dtype for t in (positioned, query, key, embedded)} == {torch.bfloat16}
+    rows = model.position.weight[:9].bfloat16()
+    assert torch.equal(positioned, (low.float() + rows.float()).bfloat16())
+    (positioned.sum() + query.sum() + embedded.sum()).backward()
+    assert model.position.weight.grad.dtype == torch.float32
+    assert weight.grad.dtype == torch.float32
+    assert projected.position.weight.grad.dtype == torch.float32
+
+
+class Doubled(nn.Module):
+    def forward(self, tensor: Tensor) -> Tensor:
+        return 2 * tensor
+
+
+def test_parametrizations() -> None:
+    rope, alibi = pe.RotaryEmbedding(8, learned_frequencies=True), pe.ALiBi(4, learned=True)
+    query = torch.randn(1, 5, 2, 8)
+    expected = pe.functional.rotary(query, spec=rope.spec, frequencies=2 * rope.frequencies)
+    bias = pe.functional.alibi_bias(2 * alibi.slopes, 3, 3)
+    nn.utils.parametrize.register_parametrization(rope, "frequencies", Doubled())
+    nn.utils.parametrize.register_parametrization(alibi, "slopes", Doubled())
+    assert torch.equal(rope(query), expected)
+    with torch.no_grad():
+        rope.rotate_(query)
+    assert torch.equal(query, expected)
+    assert torch.equal(alibi(3), bias)
