@@ -24,7 +24,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build test test-cpp test-python lint format docs demo benchmark benchmark-kernels wheel clean
+.PHONY: all build test test-cpp test-python test-gpu sanitize-gpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -47,6 +47,18 @@ test-cpp: build
 
 test-python: build
 	$(python) -m pytest $(PYTEST_ARGS)
+
+# What needs a GPU and skips itself elsewhere. "slow" tests compile; PYTEST_ARGS='-m gpu' takes them too.
+test-gpu: build
+	ctest --test-dir $(BUILD) --output-on-failure -L gpu $(CTEST_ARGS)
+	$(python) -m pytest -m 'gpu and not slow' $(PYTEST_ARGS)
+
+# Each module once forward and backward, under each of the toolkit's checkers.
+sanitize-gpu: build
+	for tool in memcheck racecheck synccheck; do \
+	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(BUILD)/tests/cpp/test_cuda || exit 1; \
+	done
 
 cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
 
@@ -73,6 +85,9 @@ benchmark: build
 	cmake -S . -B $(BUILD) --log-level=WARNING -DPOSEMBED_BENCHMARKS=ON
 	cmake --build $(BUILD) --target posembed_floors
 	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
+
+benchmark-gpu: BENCHMARK_ARGS += --device cuda
+benchmark-gpu: benchmark
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)

@@ -45,7 +45,7 @@ def pool(threads: int) -> ThreadPoolExecutor:
 def parts(tensor: Tensor) -> list[Part]:
     """Start in bytes and length for each thread; none where blocks do not fit."""
     size = tensor.nbytes
-    if size < LEAST_BYTES or size % BLOCK or not tensor.is_contiguous():
+    if tensor.is_cuda or size < LEAST_BYTES or size % BLOCK or not tensor.is_contiguous():
         return []
     threads = torch.get_num_threads()
     cuts = [size // BLOCK * i // threads * BLOCK for i in range(threads + 1)]

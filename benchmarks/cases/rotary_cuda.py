@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cases import peers
 
-QUERY_HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
+QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 COPY = "copy_ into existing memory"
 CALLS_IN_GRAPH = 100
 
@@ -89,9 +89,35 @@ def decode(name: str, tokens: int, compile_peers: bool) -> Case:
     )
 
 
+def cached(name: str, batch: int, seq: int) -> Case:
+    """Query in place, key and value into pages in any order, beside a copy of query and key."""
+    query, key = (t.flatten(0, 1) for t in tensors(batch, seq))
+    value, tokens = torch.randn_like(key), batch * seq
+    query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+    caches = torch.zeros(2, tokens // PAGE, PAGE, KEY_HEADS, HEAD_DIM).to(key)
+    slots, spec = torch.randperm(tokens, device="cuda"), pe.RotarySpec(HEAD_DIM)
+    rows = caches.flatten(1, 2)
+    positions = torch.arange(seq, device="cuda").repeat(batch)
+
+    def apart() -> None:
+        pe.functional.rotary_(query, key, positions, spec=spec, layout="thd")
+        rows[0].index_copy_(0, slots, key)
+        rows[1].index_copy_(0, slots, value)
+
+    candidates: dict[str, peers.Call] = {
+        COPY: lambda: (query_out.copy_(query), key_out.copy_(key)),
+        "posembed": lambda: pe.functional.rotary_cache_(
+            query, key, value, caches[0], caches[1], slots, positions, spec=spec
+        ),
+        "rotary_, then index_copy_": apart,
+    }
+    return Case(name, candidates, COPY, (Goal("posembed", COPY, 1 / 1.25),))
+
+
 def plans(setting: Setting) -> Iterator[Plan]:
     with torch.no_grad():
         yield plan(title("forward", 4, 8192), prefill, 4, 8192, setting.compile_peers)
         for tokens in DECODE:
             yield plan(title("decode", tokens, 1), decode, tokens, setting.compile_peers)
+        yield plan(title("with the paged cache", 4, 8192), cached, 4, 8192)
     yield plan(title("backward", 4, 8192), backward, 4, 8192)

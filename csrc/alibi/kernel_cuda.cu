@@ -4,6 +4,7 @@
 
 #include "alibi/bias.h"
 #include "alibi/kernel.h"
+#include "core/device_store.h"
 #include "core/device_vector.h"
 #include "core/exp.h"
 
@@ -124,7 +125,7 @@ __global__ void fill_kernel(FillArguments arguments) {
       for (int i = 0; i < width; ++i) {
         core::store(bias(line, query.distance_to(key + i)), pack.values + i);
       }
-      *reinterpret_cast<Vector<T, width>*>(out + key) = pack;
+      core::write_vector<T, width>(pack, out + key);
     }
   }
 }
@@ -150,7 +151,7 @@ __global__ void add_kernel(ScoreArguments arguments) {
         const C score = core::load(pack.values[i]);
         core::store(biased(line, query.distance_to(key + i), score, scale), pack.values + i);
       }
-      *reinterpret_cast<Vector<T, width>*>(out + key) = pack;
+      core::write_vector<T, width>(pack, out + key);
     }
   }
 }
@@ -225,7 +226,7 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
       Vector<T, width> pack;
 #pragma unroll
       for (int i = 0; i < width; ++i) core::store(values[i] * factor, pack.values + i);
-      *reinterpret_cast<Vector<T, width>*>(out + key) = pack;
+      core::write_vector<T, width>(pack, out + key);
     });
     const int64_t written = (end + width - 1) / width * width;
     for (int64_t key = written + threadIdx.x; key < distances.keys; key += block_size) {

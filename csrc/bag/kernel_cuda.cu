@@ -3,6 +3,7 @@
 // bags then cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/device_item.h"
+#include "core/device_store.h"
 #include "core/device_vector.h"
 
 namespace posembed::bag {
@@ -67,7 +68,7 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 #pragma unroll
   for (int i = 0; i < width; ++i) store(values[i], &result.values[i]);
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
-  *reinterpret_cast<Vector<T, width>*>(out) = result;
+  core::write_vector<T, width>(result, out);
 }
 
 template <typename T, int width>
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(threads) spread_kernel(SpreadArguments a, int6
     }
   }
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim + item.column;
-  *reinterpret_cast<Vector<T, width>*>(out) = values;
+  core::write_vector<T, width>(values, out);
 }
 
 template <typename T, int width>

@@ -16,7 +16,10 @@ namespace posembed::dispatcher {
 /// Raises IndexError where an earlier kernel recorded a bad id or position.
 class CudaScope {
  public:
-  explicit CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) { raise_device_error(); }
+  explicit CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) {
+    raise_device_error();
+    use_device(tensor.device().index());
+  }
 
   /// The current stream of that device.
   core::CudaStream stream() const {

@@ -4,7 +4,9 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
+#include <limits>
 #include <string>
 
 #include "core/cuda_launch.h"
@@ -49,6 +51,10 @@ std::atomic<uint32_t>& state_of(core::DeviceError& error) {
 // Null until the first launch: a process that never uses CUDA must not wake the driver.
 std::atomic<core::DeviceError*> record{nullptr};
 
+// Waiting for a device starts the driver there, which takes memory: those that are not used are
+// left alone.
+std::array<std::atomic<bool>, std::numeric_limits<c10::DeviceIndex>::max() + 1> used{};
+
 core::DeviceError* make_record() {
   if constexpr (core::built_with_cuda) {
     record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
@@ -61,6 +67,10 @@ core::DeviceError* make_record() {
 core::DeviceError* device_error() {
   static core::DeviceError* const made = make_record();
   return made;
+}
+
+void use_device(c10::DeviceIndex device) {
+  used[static_cast<size_t>(device)].store(true, std::memory_order_relaxed);
 }
 
 void raise_device_error() {
@@ -76,8 +86,8 @@ void raise_device_error() {
 void check_errors() {
   if (record.load() == nullptr) return;
   const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
-  for (c10::DeviceIndex device = 0; device < cuda.deviceCount(); ++device) {
-    cuda.synchronizeDevice(device);
+  for (size_t device = 0; device < used.size(); ++device) {
+    if (used[device]) cuda.synchronizeDevice(static_cast<c10::DeviceIndex>(device));
   }
   raise_device_error();
 }

@@ -2,6 +2,8 @@
 // host at the next call or by posembed.check_errors().
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include "core/device_error.h"
 
 namespace posembed::dispatcher {
@@ -13,7 +15,10 @@ core::DeviceError* device_error();
 /// kernels in flight may still record.
 void raise_device_error();
 
-/// Waits for every device, then raises as above: the operator posembed::check_errors.
+/// Notes that kernels run on a CUDA device.
+void use_device(c10::DeviceIndex device);
+
+/// Waits for every device that was used, then raises as above: the operator posembed::check_errors.
 void check_errors();
 
 }  // namespace posembed::dispatcher

@@ -78,7 +78,7 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
 /// Gradients that sum over tokens come from a fixed number of partial sums, whatever the number of
 /// threads, so that the same bits come out each time.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 512;
+inline constexpr int64_t parts_cuda = 1024;
 
 /// Tables of no more types than this have a partial sum for each type.
 inline constexpr int64_t most_types = 8;

@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(max_threads)
   }
 }
 
-constexpr int part_groups = 8;
+constexpr int part_groups = 32;
 
 /// Where sum `number` of the parts belongs; nullptr: nowhere.
 template <typename T>
@@ -280,8 +280,8 @@ __device__ T* sum_target(const BackwardArguments& b, int64_t number) {
   return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
-/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's eight warps take an
-/// eighth of the parts each.
+/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's warps
+/// share the parts.
 template <typename T>
 __global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(BackwardArguments b) {
   using C = Compute<T>;
@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(Backw
   C total = 0;
   if (column < dim) {
     const int64_t end = (group + 1) * b.parts / part_groups;
+#pragma unroll 8
     for (int64_t part = group * b.parts / part_groups; part < end; ++part) {
       total += from[part * stride];
     }

@@ -2,7 +2,7 @@
 // kernel_cuda.cu.
 #pragma once
 
-#include "core/device_vector.h"
+#include "core/device_store.h"
 #include "input/kernel.h"
 
 namespace posembed::input {
@@ -92,7 +92,7 @@ __device__ void store_columns(const Columns<T, width>& columns, T* row, int64_t 
   Vector<T, width> result;
 #pragma unroll
   for (int k = 0; k < width; ++k) store(columns.values[k], &result.values[k]);
-  *reinterpret_cast<Vector<T, width>*>(row + column) = result;
+  core::write_vector<T, width>(result, row + column);
 }
 
 template <typename T, int width>

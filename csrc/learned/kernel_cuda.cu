@@ -1,5 +1,5 @@
 // A warp adds one piece of a token's row; the batch sum gives each thread one vector of columns.
-#include "core/device_vector.h"
+#include "core/device_store.h"
 #include "learned/kernel.h"
 
 namespace posembed::learned {
@@ -29,13 +29,21 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
   const int64_t batch = token / a.seq, place = token % a.seq;
   const int64_t lane = threadIdx.x % warp_size;
   const int64_t first_column = (item % pieces * vectors_per_lane * warp_size + lane) * width;
+  const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
+  Vector<T, width> vectors[vectors_per_lane] = {};
+#pragma unroll
+  for (int i = 0; i < vectors_per_lane; ++i) {  // on their way before the position is known
+    const int64_t column = first_column + i * warp_size * width;
+    if (column < a.embedding_dim) {
+      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(x + column);
+    }
+  }
   const int64_t position = position_of(a, batch, place);
   const auto row_number = static_cast<uint64_t>(position) + static_cast<uint64_t>(a.first_row);
   const bool valid = row_number < static_cast<uint64_t>(a.rows);
   if (!valid && first_column == 0) {
     record_error(a.error, core::ErrorKind::position, position, token, a.rows - a.first_row);
   }
-  const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
   const T* row = static_cast<const T*>(a.weight) +
                  (valid ? static_cast<int64_t>(row_number) : 0) * a.weight_stride;
   T* out = static_cast<T*>(a.out) + token * a.embedding_dim;
@@ -43,16 +51,15 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
 #pragma unroll
   for (int i = 0; i < vectors_per_lane; ++i) {
     const int64_t column = first_column + i * warp_size * width;
-    if (column >= a.embedding_dim) break;
-    Vector<T, width> result = {};
+    if (column >= a.embedding_dim) continue;
+    Vector<T, width> sum = {};
     if (valid) {
-      result = *reinterpret_cast<const Vector<T, width>*>(x + column);
       const auto addend = *reinterpret_cast<const Vector<T, width>*>(row + column);
 #pragma unroll
       for (int k = 0; k < width; ++k)
-        store(load(result.values[k]) + load(addend.values[k]), &result.values[k]);
+        store(load(vectors[i].values[k]) + load(addend.values[k]), &sum.values[k]);
     }
-    *reinterpret_cast<Vector<T, width>*>(out + column) = result;
+    core::write_vector<T, width>(sum, out + column);
   }
 }
 
@@ -72,7 +79,7 @@ __global__ void __launch_bounds__(threads) sum_kernel(SumArguments a) {
   Vector<T, width> result;
 #pragma unroll
   for (int k = 0; k < width; ++k) store(total[k], &result.values[k]);
-  *reinterpret_cast<Vector<T, width>*>(static_cast<T*>(a.out) + column) = result;
+  core::write_vector<T, width>(result, static_cast<T*>(a.out) + column);
 }
 
 template <typename T, int width>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/device_vector.h"
 #include "core/fma.h"
 #include "rotary/frequency_gradient.h"
 
@@ -81,16 +82,8 @@ __global__ void add_kernel(const double* sums, int64_t chunks, int64_t pairs, Ou
   if (pair < pairs) out[pair] = static_cast<Out>(total_of(sums, chunks, pairs, pair));
 }
 
-cudaLaunchConfig_t configuration(int64_t blocks, int threads, core::CudaStream stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  return config;
-}
-
 template <typename T, bool interleaved>
-cudaError_t launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
+void launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
   Launch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;
@@ -101,20 +94,18 @@ cudaError_t launch_sum(const Arguments& arguments, double* sums, core::CudaStrea
     std::copy(arguments.axis_of_pair, arguments.axis_of_pair + arguments.pairs,
               launch.axis_of_pair);
   }
-  if (launch.tokens == 0) return cudaSuccess;
+  if (launch.tokens == 0) return;
   const int threads = launch.columns * std::max(1, threads_of_block / launch.columns);
-  const auto config = configuration(chunks_of(launch.tokens), threads, stream);
-  return cudaLaunchKernelEx(&config, sum_kernel<T, interleaved>, launch);
+  core::launch(sum_kernel<T, interleaved>, chunks_of(launch.tokens), threads, stream, launch);
 }
 
 template <typename Out>
-cudaError_t launch_add(const Arguments& arguments, const double* sums, void* out,
-                       core::CudaStream stream) {
+void launch_add(const Arguments& arguments, const double* sums, void* out,
+                core::CudaStream stream) {
   const int64_t chunks = chunks_of(arguments.batch * arguments.seq);
   constexpr int threads = 64;
-  const auto config = configuration((arguments.pairs + threads - 1) / threads, threads, stream);
-  return cudaLaunchKernelEx(&config, add_kernel<Out>, sums, chunks, arguments.pairs,
-                            static_cast<Out*>(out));
+  core::launch(add_kernel<Out>, core::divide_up(arguments.pairs, threads), threads, stream, sums,
+               chunks, arguments.pairs, static_cast<Out*>(out));
 }
 
 }  // namespace
@@ -122,16 +113,14 @@ cudaError_t launch_add(const Arguments& arguments, const double* sums, void* out
 const char* sum_moments_cuda(const Arguments& arguments, double* sums, void* out,
                              core::Scalar scalar, core::CudaStream stream) {
   if (arguments.pairs == 0) return nullptr;
-  cudaError_t error = core::visit_scalar(arguments.scalar, [&](auto tag) {
+  core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return arguments.interleaved ? launch_sum<T, true>(arguments, sums, stream)
                                  : launch_sum<T, false>(arguments, sums, stream);
   });
-  if (error == cudaSuccess) {
-    const auto add = scalar == core::Scalar::float64 ? launch_add<double> : launch_add<float>;
-    error = add(arguments, sums, out, stream);
-  }
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  const auto add = scalar == core::Scalar::float64 ? launch_add<double> : launch_add<float>;
+  add(arguments, sums, out, stream);
+  return core::launch_error();
 }
 
 }  // namespace posembed::rotary

@@ -71,18 +71,16 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
-  const int owners = max(1, launch.pairs / size);  // threads that share a head
-  const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
+  const Owners owners(launch.owners);
+  const int owner = owners.owner;
   const int first_place = owner * size * (interleaved ? 2 : 1);
   const int second_place = first_place + (interleaved ? size : launch.pairs);
 
-  const int64_t blocks_of_token = launch.splits;
-  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
-  const int begin = launch.heads * split / launch.splits;
-  const int end = launch.heads * (split + 1) / launch.splits;
+  const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
 
-  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
-       number += gridDim.x / blocks_of_token) {
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     Owned owned[heads_in_flight];
     const auto read_heads = [&](int head) {
@@ -95,7 +93,7 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
       }
     };
     // The first rows are on their way before the position is known.
-    int head = launch.pairs > 0 ? begin + first_head : end;
+    int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
     const bool rotated = fill_angles(launch, token, [&](int pair, int64_t position) {
@@ -130,9 +128,8 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, capacity, form>(arguments);
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
+  return core::launch_error();
 }
 
 template <typename T, int size, bool interleaved>

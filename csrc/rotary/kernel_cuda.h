@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/device_vector.h"
 #include "rotary/decay.h"
 #include "rotary/kernel.h"
 #include "rotary/rounding.h"
@@ -24,11 +25,34 @@ constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
 
+/// What to divide by. The hardware cannot divide: a launch of few tokens would spend hundreds of
+/// cycles on it before it asks for its first row.
+struct Divisor {
+  int64_t value;
+  uint64_t inverse;  // 2^64 / value, rounded down
+
+  static Divisor of(int64_t value) { return {value, UINT64_MAX / static_cast<uint64_t>(value)}; }
+};
+
+struct Quotient {
+  int64_t quotient, remainder;
+};
+
+__device__ inline Quotient divide(int64_t number, const Divisor& by) {
+  // Exact, or one too small.
+  int64_t quotient =
+      static_cast<int64_t>(core::multiply_high(static_cast<uint64_t>(number), by.inverse));
+  const int64_t remainder = number - quotient * by.value;
+  if (remainder < by.value) return {quotient, remainder};
+  return {quotient + 1, remainder - by.value};
+}
+
 /// Everything a launch needs, by value: nothing on the device has to be prepared or kept alive.
 template <typename T, int capacity>
 struct Launch {
   Rows rows[2];
-  int64_t tokens, seq;
+  int64_t tokens;
+  Divisor seq;
   int64_t position_stride[3], offset;
   core::IndexView positions;
   Documents documents;
@@ -36,7 +60,8 @@ struct Launch {
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
   int query_heads, heads;  // heads: of query and key together
-  int splits;              // blocks that share the heads of a token
+  Divisor owners;          // threads that share a head
+  int heads_of_block;      // blocks (x: token, y) share the heads of a token
   int heads_per_pass;      // heads that a block's threads cover at a time
   int pairs;
   int start[2], outside[2];  // of query and of key: components before, and outside, the window
@@ -156,12 +181,8 @@ struct Token {
 
 template <typename T, int capacity>
 __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
-  if (launch.tokens <= UINT32_MAX) {  // dividing 64 bits takes a hundred instructions
-    const uint32_t batch = static_cast<uint32_t>(number) / static_cast<uint32_t>(launch.seq);
-    return {number, batch, number - batch * launch.seq};
-  }
-  const int64_t batch = number / launch.seq;
-  return {number, batch, number - batch * launch.seq};
+  const Quotient place = divide(number, launch.seq);
+  return {number, place.quotient, place.remainder};
 }
 
 __device__ inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -177,6 +198,18 @@ __device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, 
   return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride) + start,
           static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride) + start};
 }
+
+/// The threads that share a head, and this thread among them.
+struct Owners {
+  int count, owner;
+  int group;  // which of the heads that the block covers at a time
+
+  __device__ explicit Owners(const Divisor& owners) : count(static_cast<int>(owners.value)) {
+    const Quotient place = divide(threadIdx.x, owners);
+    group = static_cast<int>(place.quotient);
+    owner = static_cast<int>(place.remainder);
+  }
+};
 
 /// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
 /// well.
@@ -290,7 +323,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.rows[0] = arguments.rows[0];
   if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
   launch.tokens = arguments.batch * arguments.seq;
-  launch.seq = arguments.seq;
+  launch.seq = Divisor::of(std::max<int64_t>(1, arguments.seq));
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
@@ -337,25 +370,33 @@ inline int multiprocessors() {
   return count;
 }
 
+/// Whole warps, with a thread for each pair where a block can have so many.
+inline int angle_threads(int pairs) {
+  const int64_t warps = core::divide_up(pairs, core::warp_size);
+  return static_cast<int>(std::min<int64_t>(warps * core::warp_size, threads_wanted));
+}
+
 /// Shares the launch's heads among threads that own `size` pairs each, and among blocks; tells how
 /// many there are of both.
 template <typename T, int capacity>
 cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
   const int owners = std::max(1, launch->pairs / size);
+  launch->owners = Divisor::of(owners);
   const int passes_at_once = std::max(1, threads_wanted / owners);
   // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
   const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
-  const int64_t groups = (launch->heads + heads_in_flight - 1) / heads_in_flight;
-  launch->splits = static_cast<int>(std::clamp<int64_t>(wanted / launch->tokens, 1, groups));
-  const int heads_of_block = (launch->heads + launch->splits - 1) / launch->splits;
-  launch->heads_per_pass =
-      std::min(passes_at_once, (heads_of_block + heads_in_flight - 1) / heads_in_flight);
-
-  const int64_t blocks =
-      std::min<int64_t>(launch->tokens, INT32_MAX / launch->splits) * launch->splits;
+  const int64_t groups = core::divide_up(launch->heads, heads_in_flight);
+  const int64_t splits = std::clamp<int64_t>(wanted / launch->tokens, 1, groups);
+  launch->heads_of_block = static_cast<int>(core::divide_up(launch->heads, splits));
+  const int64_t passes = core::divide_up(launch->heads_of_block, heads_in_flight);
+  launch->heads_per_pass = static_cast<int>(std::min<int64_t>(passes_at_once, passes));
+  // A block of few heads still has all angles to compute.
+  const int threads = std::max(owners * launch->heads_per_pass, angle_threads(launch->pairs));
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(owners * launch->heads_per_pass));
+  config.gridDim =
+      dim3(static_cast<unsigned>(std::min<int64_t>(launch->tokens, INT32_MAX)),
+           static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block)));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
   return config;
 }

@@ -108,20 +108,19 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
   using Owned = rotary::Pairs<T, size, interleaved>;
   constexpr int in_flight = rotary::heads_in_flight;
   __shared__ core::Compute<T> sines[capacity], cosines[capacity];
-  const int owners = max(1, launch.pairs / size);  // threads that share a head
-  const int owner = threadIdx.x % owners, first_head = threadIdx.x / owners;
+  const rotary::Owners owners(launch.owners);
+  const int owner = owners.owner;
   const int first_place = owner * size * (interleaved ? 2 : 1);
   const int second_place = first_place + (interleaved ? size : launch.pairs);
 
-  const int64_t blocks_of_token = launch.splits;
-  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
-  const auto share = [&](int heads, int part) { return heads * part / launch.splits; };
-  const int begin = share(launch.heads, split), end = share(launch.heads, split + 1);
+  const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
+  const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
   const int value_heads = static_cast<int>(keeping.value.heads);
   const bool key_moves = launch.rows[1].out != nullptr;
 
-  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
-       number += gridDim.x / blocks_of_token) {
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     Owned owned[in_flight];
     const auto read_heads = [&](int head) {
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
       }
     };
     // The first rows are on their way before position and slot are known.
-    int head = launch.pairs > 0 ? begin + first_head : end;
+    int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
     const int64_t slot = slot_of(keeping, token, launch.error);
@@ -165,8 +164,8 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
     keep_outside<T, size, float8>(launch, keeping, token, slot, max(begin - queries, 0),
                                   end - queries);
     if (slot < 0) continue;
-    keep_values<T, size, float8>(keeping, token, slot, share(value_heads, split),
-                                 share(value_heads, split + 1));
+    keep_values<T, size, float8>(keeping, token, slot, value_heads * split / splits,
+                                 value_heads * (split + 1) / splits);
   }
 }
 
@@ -209,10 +208,9 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = rotary::make_launch<T, capacity>(arguments.rotation);
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
-  const cudaError_t error =
-      cudaLaunchKernelEx(&config, cache_kernel<T, size, interleaved, float8, capacity>, launch,
-                         make_keeping(arguments));
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  cudaLaunchKernelEx(&config, cache_kernel<T, size, interleaved, float8, capacity>, launch,
+                     make_keeping(arguments));
+  return core::launch_error();
 }
 
 template <typename T, int size, bool float8, bool interleaved>

@@ -10,6 +10,7 @@ namespace {
 
 using core::Compute;
 using rotary::Launch;
+using rotary::Owners;
 using rotary::Pack;
 using rotary::Rows;
 using rotary::Token;
@@ -74,17 +75,6 @@ __device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column)
   return pack;
 }
 
-/// The threads that share a head, and this thread among them.
-struct Owners {
-  int count, owner;
-  int group;  // which of the heads that the block covers at a time
-
-  __device__ explicit Owners(int pairs_of_thread, int pairs)
-      : count(max(1, pairs / pairs_of_thread)),
-        owner(threadIdx.x % count),
-        group(threadIdx.x / count) {}
-};
-
 /// Calls function(column) for the packs of a row outside the window that this thread has to do.
 template <int size, typename T, int capacity, typename Function>
 __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& owners,
@@ -127,23 +117,20 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
                 const __grid_constant__ Norms norms) {
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
-  const Owners owners(size, launch.pairs);
+  const Owners owners(launch.owners);
   const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
   const int second = first + (interleaved ? size : launch.pairs);
-  const int64_t blocks_of_token = launch.splits;
-  const int split = static_cast<int>(blockIdx.x % blocks_of_token);
-  const int begin = launch.heads * split / launch.splits;
-  const int end = launch.heads * (split + 1) / launch.splits;
+  const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
+  const int end = min(launch.heads, begin + launch.heads_of_block);
   bool turn = false;
 
-  for (int64_t number = blockIdx.x / blocks_of_token; number < launch.tokens;
-       number += gridDim.x / blocks_of_token) {
+  for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
     const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
                                          : rotary::Angles<C, size>{};
     for (int pass = begin; pass < end; pass += launch.heads_per_pass, turn = !turn) {
-      const bool active = pass + owners.group < end;
+      const bool active = owners.group < launch.heads_per_pass && pass + owners.group < end;
       const Head head(launch, token, active ? pass + owners.group : begin);
       const Rows& rows = launch.rows[head.r];
       const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
@@ -200,7 +187,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
   __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
-  const Owners owners(size, launch.pairs);
+  const Owners owners(launch.owners);
   const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
   const int second = first + (interleaved ? size : launch.pairs);
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
@@ -309,10 +296,6 @@ Norms make_norms(const Arguments& arguments) {
   return norms;
 }
 
-const char* text_of(cudaError_t error) {
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 struct Forward {
   const Arguments& arguments;
 
@@ -323,8 +306,9 @@ struct Forward {
     auto launch = rotary::make_launch<T, capacity>(rotation());
     if (launch.tokens == 0 || launch.heads == 0) return nullptr;
     const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
-    return text_of(cudaLaunchKernelEx(&config, norm_kernel<T, size, interleaved, capacity>, launch,
-                                      make_norms(arguments)));
+    cudaLaunchKernelEx(&config, norm_kernel<T, size, interleaved, capacity>, launch,
+                       make_norms(arguments));
+    return core::launch_error();
   }
 };
 
@@ -338,6 +322,7 @@ struct BackwardPass {
     auto launch = rotary::make_launch<T, capacity>(rotation());
     const int64_t dim = rotation().head_dim;
     const int owners = std::max(1, launch.pairs / size);
+    launch.owners = rotary::Divisor::of(owners);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
     launch.heads_per_pass = static_cast<int>(std::clamp<int64_t>(
@@ -350,13 +335,12 @@ struct BackwardPass {
     config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
     config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
     config.stream = stream;
-    const cudaError_t error =
-        cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
-                           make_norms(arguments.forward), backward);
-    if (error != cudaSuccess) return text_of(error);
+    cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
+                       make_norms(arguments.forward), backward);
     config.gridDim = dim3(static_cast<unsigned>((2 * dim + add_threads - 1) / add_threads));
     config.blockDim = dim3(add_threads);
-    return text_of(cudaLaunchKernelEx(&config, add_parts_kernel<T>, arguments));
+    cudaLaunchKernelEx(&config, add_parts_kernel<T>, arguments);
+    return core::launch_error();
   }
 };
 

@@ -3,7 +3,7 @@
 // is no table in memory.
 #include <algorithm>
 
-#include "core/device_vector.h"
+#include "core/device_store.h"
 #include "sinusoidal/kernel.h"
 
 namespace posembed::sinusoidal {
@@ -24,22 +24,16 @@ struct TurnBlock {
   TurnOf<T> turns[most_pairs<T>];
 };
 
-/// `width` neighbours that move as one memory access.
-template <typename T, int width>
-struct alignas(sizeof(T) * width) Pack {
-  T items[width];
-};
-
 template <typename T, int width>
 __device__ void apply(const Compute<T>* values, const T* in, T* out) {
-  Pack<T, width> pack;
-  if (in != nullptr) pack = *reinterpret_cast<const Pack<T, width>*>(in);
+  core::Vector<T, width> vector;
+  if (in != nullptr) vector = *reinterpret_cast<const core::Vector<T, width>*>(in);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const Compute<T> value = in == nullptr ? values[i] : core::load(pack.items[i]) + values[i];
-    core::store(value, pack.items + i);
+    const Compute<T> value = in == nullptr ? values[i] : core::load(vector.values[i]) + values[i];
+    core::store(value, vector.values + i);
   }
-  *reinterpret_cast<Pack<T, width>*>(out) = pack;
+  core::write_vector<T, width>(vector, out);
 }
 
 /// Adds to `count` columns, one at a time: what is left where a row does not come in packs.

@@ -6,6 +6,7 @@
 #include <cub/device/device_scan.cuh>
 
 #include "core/device_item.h"
+#include "core/device_store.h"
 #include "core/device_vector.h"
 #include "token/kernel.h"
 
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int6
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);
     }
-    *reinterpret_cast<Vector<T, width>*>(to + column) = vectors[i];
+    core::write_vector<T, width>(vectors[i], to + column);
   }
 }
 
@@ -205,8 +206,7 @@ __device__ void write_row(const BackwardArguments& a, const Workspace& w, int64_
   Vector<T, width> result;
 #pragma unroll
   for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
-  *reinterpret_cast<Vector<T, width>*>(static_cast<T*>(a.out) + row * a.embedding_dim + column) =
-      result;
+  core::write_vector<T, width>(result, static_cast<T*>(a.out) + row * a.embedding_dim + column);
 }
 
 /// Whether the group that begins at `begin` has more than one span.
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(threads)
     Vector<T, width> result = {};
 #pragma unroll
     for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
-    *reinterpret_cast<Vector<T, width>*>(out + column) = result;
+    core::write_vector<T, width>(result, out + column);
   }
 }
 

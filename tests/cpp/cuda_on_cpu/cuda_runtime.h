@@ -35,7 +35,10 @@ struct dim3 {
   constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1)  // NOLINT
       : x(width), y(height), z(depth) {}
 };
-struct uint4 {
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
 
