@@ -10,6 +10,7 @@ import mpmath
 import posembed as pe
 import pytest
 import torch
+import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close
 from support.sinusoidal import encode
 
