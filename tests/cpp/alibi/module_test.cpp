@@ -121,13 +121,11 @@ TEST(ALiBiModule, ClonesAndCastsKeepTheSlopes) {
 }
 
 TEST(ALiBiModule, CloneOnAnotherDeviceHasItsSlopesThere) {
-  for (const bool learned : {false, true}) {
-    const ALiBi alibi(ALiBiOptions(8).learned(learned));
-    const auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone(torch::kMeta));
-    EXPECT_TRUE(copy->slopes().is_meta());
-    EXPECT_TRUE(copy->forward(3).is_meta());
-    EXPECT_TRUE(alibi->slopes().is_cpu());
-  }
+  const ALiBi alibi(8);
+  const auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone(torch::kMeta));
+  EXPECT_TRUE(copy->slopes().is_meta());
+  EXPECT_TRUE(copy->forward(3).is_meta());
+  EXPECT_TRUE(alibi->slopes().is_cpu());
 }
 
 TEST(ALiBiModule, CloneOfLearnedSlopesIsApart) {
