@@ -151,6 +151,13 @@ void ALiBiImpl::follow(const torch::TensorOptions& like) {
   derived_ = derived_slopes();
 }
 
+std::shared_ptr<torch::nn::Module> ALiBiImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  const auto copy = std::dynamic_pointer_cast<ALiBiImpl>(Cloneable::clone(device));
+  if (device.has_value()) copy->follow(like_.device(*device));
+  return copy;
+}
+
 void ALiBiImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(device, dtype, non_blocking);
   follow(like_.device(device).dtype(dtype));

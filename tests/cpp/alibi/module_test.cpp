@@ -120,6 +120,14 @@ TEST(ALiBiModule, ClonesAndCastsKeepTheSlopes) {
   EXPECT_EQ(alibi->forward(3).scalar_type(), torch::kFloat32);
 }
 
+TEST(ALiBiModule, CloneOnAnotherDeviceHasItsSlopesThere) {
+  const ALiBi alibi(8);
+  const auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone(torch::kMeta));
+  EXPECT_TRUE(copy->slopes().is_meta());
+  EXPECT_TRUE(copy->forward(3).is_meta());
+  EXPECT_TRUE(alibi->slopes().is_cpu());
+}
+
 TEST(ALiBiModule, CloneOfLearnedSlopesIsApart) {
   ALiBi alibi(ALiBiOptions(2).learned(true));
   auto copy = std::dynamic_pointer_cast<posembed::ALiBiImpl>(alibi->clone());
