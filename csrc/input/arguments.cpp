@@ -1,0 +1,252 @@
+// The input operators' arguments: checked alike for eager and Meta kernels, then as the kernel
+// reads them.
+#include "input/arguments.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "learned/operator.h"
+#include "sinusoidal/specification.h"
+#include "token/operator.h"
+
+namespace posembed::input {
+namespace {
+
+/// A further table must match the token table.
+void check_like_token(const Tensor& tensor, const char* argument, const Tensor& token) {
+  dispatcher::check_same_dtype(tensor, argument, token, "token");
+  dispatcher::check_same_device(tensor, argument, token, "token");
+  dispatcher::check_size(tensor.sym_size(-1), token.sym_size(1), argument, "embedding_dim");
+}
+
+void check_token(const Input& in) {
+  // token: [num_embeddings, embedding_dim], ids: [batch, seq]
+  dispatcher::check_floating(in.token, "token");
+  dispatcher::check_rank(in.token, "token", 2, "[num_embeddings, embedding_dim]");
+  dispatcher::check_integers(in.ids, "ids");
+  dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
+  dispatcher::check_same_device(in.ids, "ids", in.token, "token");
+  if (!has_own_rows(in)) return token::check_gradient_form(in.gradient);
+  TORCH_CHECK_VALUE(in.padding_idx == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
+                    "gradient: expected no padding_idx and a row of token for each id with 'own', ",
+                    "got padding_idx ", in.padding_idx, ", ", in.token.sym_size(0), " rows and ",
+                    in.ids.sym_numel(), " ids");
+}
+
+void check_position(const Input& in) {
+  const bool sinusoidal = !in.sinusoid.empty();
+  TORCH_CHECK_VALUE(!sinusoidal || !in.position.has_value(),
+                    "position: expected no table beside a sinusoid");
+  TORCH_CHECK_VALUE(sinusoidal || in.position.has_value() || !in.positions.has_value(),
+                    "positions: expected none without position or sinusoid");
+  learned::check_positions(in.positions, in.ids.sym_size(0), in.ids.sym_size(1), in.offset);
+  if (in.positions.has_value()) {
+    dispatcher::check_same_device(*in.positions, "positions", in.token, "token");
+  }
+  if (sinusoidal) {
+    const int64_t width = sinusoidal::specification(in.sinusoid).spec.embedding_dim;
+    dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
+  }
+  TORCH_CHECK_VALUE(in.position_padding_idx >= -1 && in.position_padding_idx < in.first_row,
+                    "position_padding_idx: expected -1 (none) or a row before first_row, ",
+                    in.first_row, ", got ", in.position_padding_idx);
+  if (!in.position.has_value()) return;
+  learned::check_table(*in.position, "position", in.first_row);
+  check_like_token(*in.position, "position", in.token);
+}
+
+void check_type(const Input& in) {
+  TORCH_CHECK_VALUE(in.token_type.has_value() || !in.types.has_value(),
+                    "types: expected none without token_type");
+  if (!in.token_type.has_value()) return;
+  dispatcher::check_rank(*in.token_type, "token_type", 2, "[num_types, embedding_dim]");
+  check_like_token(*in.token_type, "token_type", in.token);
+  if (!in.types.has_value()) {
+    TORCH_CHECK_VALUE(in.token_type->sym_size(0) > 0, "token_type: expected a row for type 0");
+    return;
+  }
+  dispatcher::check_integers(*in.types, "types");
+  dispatcher::check_same_device(*in.types, "types", in.token, "token");
+  TORCH_CHECK_VALUE(in.types->sym_sizes() == in.ids.sym_sizes(),
+                    "types: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
+                    in.types->sym_sizes());
+}
+
+void check_norm(const Input& in) {
+  TORCH_CHECK_VALUE(in.norm == "none" || in.norm == "layer" || in.norm == "rms",
+                    "norm: expected 'none', 'layer' or 'rms', got '", in.norm, "'");
+  TORCH_CHECK_VALUE(norms(in) || !in.norm_weight.has_value(),
+                    "norm_weight: expected none where norm is 'none'");
+  TORCH_CHECK_VALUE(in.norm == "layer" || !in.norm_bias.has_value(),
+                    "norm_bias: expected none unless norm is 'layer'");
+  TORCH_CHECK_VALUE(in.norm_weight.has_value() || !in.norm_bias.has_value(),
+                    "norm_bias: expected none without norm_weight");
+  if (in.norm_weight.has_value()) {
+    dispatcher::check_rank(*in.norm_weight, "norm_weight", 1, "[embedding_dim]");
+    check_like_token(*in.norm_weight, "norm_weight", in.token);
+  }
+  if (in.norm_bias.has_value()) {
+    dispatcher::check_rank(*in.norm_bias, "norm_bias", 1, "[embedding_dim]");
+    check_like_token(*in.norm_bias, "norm_bias", in.token);
+  }
+}
+
+/// CPU indices are looked at before anything is written; a CUDA kernel records what it meets.
+void check_range(const Tensor& values, const char* argument, const Tensor& table,
+                 const char* table_name) {
+  const core::IndexView view = dispatcher::index_view(values);
+  const int64_t rows = table.size(0);
+  const int64_t place = core::find_outside(view, values.numel(), 0, rows);
+  TORCH_CHECK_INDEX(place < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
+                    table_name, " table of ", rows, ", got ", core::read(view, place), " at place ",
+                    place);
+}
+
+Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
+  Table result;
+  result.data = data.const_data_ptr();
+  result.rows = data.size(0);
+  result.stride = data.stride(0);
+  result.kind = kind;
+  if (index.defined()) result.index = dispatcher::index_view(index);
+  return result;
+}
+
+/// On the CPU: a row of its own for each id.
+void check_order(const Tensor& ids) {
+  const core::IndexView view = dispatcher::index_view(ids);
+  for (int64_t place = 0; place < ids.numel(); ++place) {
+    TORCH_CHECK_VALUE(core::read(view, place) == place,
+                      "ids: expected 0, 1, … with gradient 'own', ", "got ",
+                      core::read(view, place), " at place ", place);
+  }
+}
+
+void prepare_token(const Input& in, Prepared& prepared) {
+  prepared.token = token::with_dense_rows(in.token);
+  prepared.ids = in.ids.contiguous();
+  if (!in.token.is_cuda()) {
+    check_range(prepared.ids, "ids", in.token, "token");
+    if (has_own_rows(in)) check_order(prepared.ids);
+  }
+  Table& token = prepared.arguments.token;
+  token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
+  token.index_stride[0] = in.ids.size(1);
+  token.index_stride[1] = 1;
+}
+
+void prepare_type(const Input& in, Prepared& prepared) {
+  if (!in.token_type.has_value()) return;
+  prepared.token_type = token::with_dense_rows(*in.token_type);
+  const bool given = in.types.has_value();
+  // Type 0 for every token: one number, read again and again.
+  prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
+  if (given && !in.token.is_cuda())
+    check_range(prepared.types, "types", *in.token_type, "token type");
+  Table& type = prepared.arguments.type;
+  type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
+  type.index_stride[0] = given ? in.ids.size(1) : 0;
+  type.index_stride[1] = given ? 1 : 0;
+}
+
+/// Which places positions come from, for a table and for sinusoids alike.
+void prepare_places(const Input& in, Prepared& prepared) {
+  Table& position = prepared.arguments.position;
+  position.offset = in.offset.expect_int();
+  if (!in.positions.has_value()) return;
+  prepared.positions = in.positions->contiguous();
+  position.index = dispatcher::index_view(prepared.positions);
+  const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
+  position.index_stride[0] = shared ? 0 : in.ids.size(1);
+  position.index_stride[1] = 1;
+}
+
+void prepare_sinusoid(const Input& in, Prepared& prepared) {
+  if (in.sinusoid.empty()) return;
+  Arguments& arguments = prepared.arguments;
+  const sinusoidal::Sinusoid sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
+  if (!in.token.is_cuda() || sinusoid.pairs <= most_pairs_cuda(arguments.scalar)) {
+    arguments.sinusoid = sinusoid;
+    return;
+  }
+  prepared.encoding = encoding(in).contiguous();
+  arguments.encoding = prepared.encoding.const_data_ptr();
+  const bool shared = prepared.encoding.dim() == 2 || prepared.encoding.size(0) == 1;
+  arguments.encoding_stride[0] = shared ? 0 : in.ids.size(1) * in.token.size(1);
+  arguments.encoding_stride[1] = in.token.size(1);
+}
+
+void prepare_position(const Input& in, Prepared& prepared) {
+  if (!in.position.has_value()) return;
+  prepared.position = token::with_dense_rows(*in.position);
+  const int64_t rows = in.position->size(0);
+  if (!in.positions.has_value()) {
+    learned::check_length(in.offset.expect_int(), in.ids.size(1), rows, in.first_row);
+  } else if (!in.token.is_cuda()) {
+    learned::check_position_values(prepared.positions, rows, in.first_row);
+  }
+  Table& position = prepared.arguments.position;
+  position.data = prepared.position.const_data_ptr();
+  position.rows = rows;
+  position.stride = prepared.position.stride(0);
+  position.first_row = in.first_row;
+  position.kind = core::ErrorKind::position;
+}
+
+void prepare_norm(const Input& in, Prepared& prepared) {
+  Arguments& arguments = prepared.arguments;
+  arguments.norm = in.norm == "layer" ? Norm::layer : in.norm == "rms" ? Norm::rms : Norm::none;
+  arguments.eps = in.eps;
+  if (in.norm_weight.has_value()) {
+    prepared.weight = in.norm_weight->contiguous();
+    arguments.norm_weight = prepared.weight.const_data_ptr();
+  }
+  if (in.norm_bias.has_value()) {
+    prepared.bias = in.norm_bias->contiguous();
+    arguments.norm_bias = prepared.bias.const_data_ptr();
+  }
+}
+
+}  // namespace
+
+void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability) {
+  TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "dropout: expected 0 to 1, got ",
+                    probability);
+  if (!seed.has_value()) return;
+  TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed: expected int64, got ",
+                   seed->scalar_type());
+  TORCH_CHECK_VALUE(seed->sym_numel() == 1, "seed: expected one element, got ", seed->sym_sizes());
+  dispatcher::check_same_device(*seed, "seed", x, "the data");
+}
+
+void check(const Input& in) {
+  check_token(in);
+  check_position(in);
+  check_type(in);
+  check_norm(in);
+  check_dropout(in.token, in.seed, in.dropout);
+}
+
+Prepared prepare(const Input& in) {
+  Prepared prepared;
+  Arguments& arguments = prepared.arguments;
+  arguments.scalar = dispatcher::scalar_of(in.token);
+  arguments.batch = in.ids.size(0);
+  arguments.seq = in.ids.size(1);
+  arguments.embedding_dim = in.token.size(1);
+  arguments.scale = in.scale;
+  prepare_token(in, prepared);
+  prepare_type(in, prepared);
+  prepare_places(in, prepared);
+  prepare_sinusoid(in, prepared);
+  prepare_position(in, prepared);
+  prepare_norm(in, prepared);
+  if (drops(in)) {
+    arguments.dropout = in.dropout;
+    arguments.seed = in.seed->const_data_ptr<int64_t>();
+  }
+  return prepared;
+}
+
+}  // namespace posembed::input
