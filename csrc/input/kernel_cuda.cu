@@ -280,8 +280,7 @@ __device__ T* sum_target(const BackwardArguments& b, int64_t number) {
   return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
-/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's warps
-/// share the parts.
+/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's warps share the parts.
 template <typename T>
 __global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(BackwardArguments b) {
   using C = Compute<T>;

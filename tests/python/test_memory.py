@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import posembed as pe
 import pytest
@@ -16,17 +17,35 @@ import torch
 from torch import Tensor
 
 MEBIBYTE = 1 << 20
-# malloc maps blocks of this size from the system, whatever it has learned about smaller ones.
+# malloc maps blocks of this size from the system, whatever it has learned about smaller ones, unless
+# the heap has as much free.
 LARGE = (8192, 2048)  # float32: 64 MiB
 ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
 
 
+def heap() -> range:
+    """Where malloc's heap lies."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    place = next(line.split()[0] for line in lines if line.endswith("[heap]"))
+    return range(*(int(end, 16) for end in place.split("-")))
+
+
+def fill_heap() -> list[Tensor]:
+    """Blocks in what earlier tests have left free there."""
+    blocks = []
+    while (block := torch.empty(LARGE)).data_ptr() in heap():
+        blocks.append(block)
+    return blocks
+
+
 @pytest.fixture(autouse=True)
 def empty_cache() -> Iterator[None]:
-    """Every test begins with nothing kept and the usual limit."""
+    """Every test begins with nothing kept, the usual limit, and no room in the heap."""
     before = pe.set_cache_limit(512 * MEBIBYTE)
     pe.empty_cache()
+    blocks = fill_heap()
     yield
+    blocks.clear()
     pe.set_cache_limit(before)
 
 
