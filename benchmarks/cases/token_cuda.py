@@ -42,9 +42,14 @@ def zipf() -> torch.Tensor:
     return torch.multinomial(weights, TOKENS, replacement=True)
 
 
+def incoming(spread: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A gradient of looked-up rows, and their ids."""
+    ids = zipf() if spread == "Zipf" else torch.randint(VOCABULARY, (TOKENS,))
+    return torch.randn(TOKENS, DIM, **WHERE), ids.cuda()
+
+
 def dense(name: str, spread: str) -> Case:
-    ids = (zipf() if spread == "Zipf" else torch.randint(VOCABULARY, (TOKENS,))).cuda()
-    gradient = torch.randn(TOKENS, DIM, **WHERE)
+    gradient, ids = incoming(spread)
     ours = torch.ops.posembed.embedding_backward
     theirs = torch.ops.aten.embedding_dense_backward
     return Case(
@@ -59,8 +64,7 @@ def dense(name: str, spread: str) -> Case:
 
 
 def rows(name: str, spread: str) -> Case:
-    ids = (zipf() if spread == "Zipf" else torch.randint(VOCABULARY, (TOKENS,))).cuda()
-    gradient = torch.randn(TOKENS, DIM, **WHERE)
+    gradient, ids = incoming(spread)
     ours = torch.ops.posembed.embedding_backward_rows
     theirs = torch.ops.aten.embedding_sparse_backward
     return Case(

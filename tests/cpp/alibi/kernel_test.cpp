@@ -18,6 +18,7 @@
 #define write_slopes_cuda write_slopes_cuda_on_cpu
 #include "alibi/kernel_cuda.cu"
 #include "alibi/slopes.h"
+#include "values.h"
 
 namespace posembed::alibi {
 namespace {
@@ -124,14 +125,6 @@ const Case cases[] = {
 };
 
 const std::vector<float> two_sided = {0.5f, 0.25f, 0.7071f, 1.0f, 0.3f, 0.0625f};  // [2, 3]
-
-template <typename T>
-core::Scalar scalar_of() {
-  if (std::is_same_v<T, double>) return core::Scalar::float64;
-  if (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
-  if (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
-  return core::Scalar::float32;
-}
 
 template <typename T>
 class ALiBiKernel : public ::testing::Test {};

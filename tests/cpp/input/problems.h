@@ -10,19 +10,12 @@
 
 #include "core/philox.h"
 #include "input/kernel.h"
+#include "values.h"
 
 namespace posembed::input {
 
 using core::Scalar;
 using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
-
-template <typename T>
-constexpr Scalar scalar_of() {
-  if constexpr (std::is_same_v<T, double>) return Scalar::float64;
-  if constexpr (std::is_same_v<T, core::BFloat16>) return Scalar::bfloat16;
-  if constexpr (std::is_same_v<T, core::Float16>) return Scalar::float16;
-  return Scalar::float32;
-}
 
 /// Relative tolerance of one rounding to T, and of a few dozen in its compute type.
 template <typename T>
@@ -31,20 +24,6 @@ constexpr double tolerance() {
   if constexpr (std::is_same_v<T, core::BFloat16>) return 5e-3;
   if constexpr (std::is_same_v<T, core::Float16>) return 7e-4;
   return 3e-6;
-}
-
-template <typename T>
-std::vector<T> random_values(int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<T> values(static_cast<size_t>(count));
-  for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
-  return values;
-}
-
-template <typename T>
-double at(const std::vector<T>& values, int64_t index) {
-  return static_cast<double>(core::load(values[static_cast<size_t>(index)]));
 }
 
 /// A batch with every table, and what the kernels should make of it, in double.

@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "values.h"
+
 namespace posembed::learned {
 namespace {
 
@@ -28,28 +30,6 @@ std::vector<Copy> copies() {
     all.push_back({"avx512", avx512::add, avx512::sum_batch});
 #endif
   return all;
-}
-
-template <typename T>
-constexpr Scalar scalar_of() {
-  if constexpr (std::is_same_v<T, double>) return Scalar::float64;
-  if constexpr (std::is_same_v<T, core::BFloat16>) return Scalar::bfloat16;
-  if constexpr (std::is_same_v<T, core::Float16>) return Scalar::float16;
-  return Scalar::float32;
-}
-
-template <typename T>
-std::vector<T> random_values(int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<T> values(static_cast<size_t>(count));
-  for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
-  return values;
-}
-
-template <typename T>
-double at(const std::vector<T>& values, int64_t index) {
-  return static_cast<double>(core::load(values[static_cast<size_t>(index)]));
 }
 
 template <typename T>

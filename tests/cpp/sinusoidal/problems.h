@@ -7,6 +7,7 @@
 
 #include "sinusoidal/frequencies.h"
 #include "sinusoidal/kernel.h"
+#include "values.h"
 
 namespace posembed::sinusoidal {
 
@@ -34,14 +35,6 @@ struct Encoding {
   std::vector<core::Turn64> turns;
   std::vector<core::Turn128> wide_turns;
 };
-
-template <typename T>
-core::Scalar scalar_of() {
-  if (std::is_same_v<T, double>) return core::Scalar::float64;
-  if (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
-  if (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
-  return core::Scalar::float32;
-}
 
 /// Arguments for contiguous rows [batch, seq, dim] written to `out`.
 template <typename T>

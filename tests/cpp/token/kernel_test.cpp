@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/index_range.h"
+#include "values.h"
 
 namespace posembed::token {
 namespace {
@@ -92,14 +93,6 @@ Groups group(const Copy& copy, const std::vector<int64_t>& ids, int64_t rows,
 
 template <typename T>
 class TokenKernel : public testing::Test {};
-
-template <typename T>
-constexpr Scalar scalar_of() {
-  if constexpr (std::is_same_v<T, double>) return Scalar::float64;
-  if constexpr (std::is_same_v<T, core::BFloat16>) return Scalar::bfloat16;
-  if constexpr (std::is_same_v<T, core::Float16>) return Scalar::float16;
-  return Scalar::float32;
-}
 
 using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
 TYPED_TEST_SUITE(TokenKernel, Scalars);
