@@ -65,6 +65,7 @@ void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     // A row of sinusoids stays only until the next position needs its memory.
     if (tokens.makes_wave()) adder.flush();
+    if (streaming) tokens.expect(static_cast<const T*>(f.out));
     adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
   }
   adder.flush();

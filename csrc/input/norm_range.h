@@ -50,6 +50,7 @@ class NormRange {
         if (i >= delay) core::for_runs(dim_, writer(before));
         continue;
       }
+      if (streaming) tokens_.expect(static_cast<const T*>(f_.out));
       now = {memory_.row(i % (delay + 1)), row_of(a_, tokens_.token())};
       const auto add = adder(now.sum);
       const Sums<T> sums = i < delay ? core::fold_runs(dim_, Sums<T>{}, add, [](int64_t, auto) {})

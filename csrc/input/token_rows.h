@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "core/run.h"
+#include "core/stream.h"
 #include "input/kernel.h"
 
 namespace posembed::input::POSEMBED_ISA {
@@ -187,6 +188,12 @@ class TokenRows {
 
   /// The token whose rows are fetched meanwhile.
   const Token& soon() const { return soon_; }
+
+  /// Asks for the row of `out`, [batch, seq, embedding_dim], that is written then.
+  void expect(const T* out) const {
+    const int64_t dim = a_.embedding_dim;
+    core::expect_stream(out + row_of(a_, soon_) * dim, dim * static_cast<int64_t>(sizeof(T)));
+  }
 
   /// Whether rows() makes another row of sinusoids than before.
   bool makes_wave() const { return wave_.changes(index_of(a_.position, token_)); }
