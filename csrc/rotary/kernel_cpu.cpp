@@ -1,9 +1,12 @@
 // Rotary embedding on the CPU, compiled once per instruction set.
 // Tokens are walked in small tiles: sine and cosine of a tile are computed once, stay in the
 // first-level cache and serve all heads of query and key.
-#include "rotary/kernel_cpu.h"
-
 #include <cstdint>
+
+#include "rotary/angles_cpu.h"
+#include "rotary/kernel.h"
+#include "rotary/rotate_rows_cpu.h"
+#include "rotary/streaming_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {

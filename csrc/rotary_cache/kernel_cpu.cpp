@@ -1,9 +1,10 @@
 // A token's heads are rotated by angles that are computed once; keys are written where they are
 // kept, without passing through memory before.
-#include "rotary/kernel_cpu.h"
-
 #include "core/float8.h"
 #include "core/stream.h"
+#include "rotary/angles_cpu.h"
+#include "rotary/rotate_rows_cpu.h"
+#include "rotary/streaming_cpu.h"
 #include "rotary_cache/kernel.h"
 
 namespace posembed::rotary_cache::POSEMBED_ISA {

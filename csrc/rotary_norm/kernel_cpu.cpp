@@ -1,12 +1,13 @@
 // Heads are normed and rotated in one go; memory sees them once each way. Sums give the same bits
 // on every instruction set.
-#include "rotary/kernel_cpu.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "core/lane_sum.h"
 #include "core/run.h"
+#include "rotary/angles_cpu.h"
+#include "rotary/rotate_rows_cpu.h"
+#include "rotary/streaming_cpu.h"
 #include "rotary_norm/kernel.h"
 
 namespace posembed::rotary_norm::POSEMBED_ISA {

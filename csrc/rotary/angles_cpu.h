@@ -1,0 +1,215 @@
+// A token's sines and cosines, in the order in which vectors hold the pairs: computed once for all
+// its heads. Included by kernel_cpu.cpp files only; everything is internal to each of them, so that
+// the compiler sees every call.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/vector.h"
+#include "rotary/decay.h"
+#include "rotary/kernel.h"
+
+namespace posembed::rotary::POSEMBED_ISA {
+namespace {
+
+using core::Compute;
+using core::lanes;
+using core::TurnOf;
+
+/// Tables are padded so that vectors never need a tail.
+constexpr int64_t padded(int64_t pairs) {
+  return (pairs + 2 * lanes - 1) / (2 * lanes) * (2 * lanes);
+}
+constexpr int64_t max_padded_pairs = padded(max_pairs);
+
+/// Turns per position, in the order in which vectors hold the pairs.
+template <typename T>
+struct Turns {
+  alignas(64) TurnOf<T> of_slot[max_padded_pairs];
+  uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
+  double decay_of_slot[max_padded_pairs];  // xPos
+  bool has_nan = false;                    // a learned frequency has no turn
+};
+
+/// Sine and cosine of a token, in the same order.
+template <typename T>
+struct Angles {
+  alignas(64) Compute<T> cosine[max_padded_pairs];
+  alignas(64) Compute<T> sine[max_padded_pairs];
+  alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies what has been rotated
+};
+
+/// A token: where its rows begin and whether it is rotated at all.
+struct Token {
+  int64_t batch;
+  int64_t seq;
+  bool rotated;
+};
+
+template <typename T, bool interleaved>
+constexpr int64_t pair_of_slot(int64_t slot) {
+  if constexpr (std::is_same_v<T, double>) return slot;
+  constexpr int64_t block = interleaved ? lanes : 2 * lanes;
+  const int64_t place = slot % block;
+  return slot - place +
+         (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
+}
+
+/// `turn_of_pair` gives the turns of a pair.
+template <typename T, bool interleaved, typename Source>
+void place_turns(int64_t pairs, const Source& turn_of_pair, Turns<T>* turns) {
+  constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
+  const int64_t whole = pairs / block * block;
+  for (int64_t i = 0; i < whole; i += block) {
+    for (int64_t slot = 0; slot < block; ++slot) {
+      turns->of_slot[i + slot] = turn_of_pair(i + pair_of_slot<T, interleaved>(slot));
+    }
+  }
+  for (int64_t slot = whole; slot < padded(pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->of_slot[slot] = pair < pairs ? turn_of_pair(pair) : TurnOf<T>{};
+  }
+}
+
+/// Turns of the specification, or of learned frequencies.
+template <typename T, bool interleaved>
+void order_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.frequencies.data == nullptr) {
+    const TurnOf<T>* of_pair = core::turns_of<T>(arguments);
+    place_turns<T, interleaved>(
+        arguments.pairs, [=](int64_t pair) { return of_pair[pair]; }, turns);
+    return;
+  }
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+  }
+  const auto turn_of_pair = [&](int64_t pair) {
+    const core::Turn128 turn = turn_of(arguments.frequencies, pair);
+    if constexpr (std::is_same_v<T, double>) {
+      return turn;
+    } else {
+      return core::round_to_turn64(turn);
+    }
+  };
+  place_turns<T, interleaved>(arguments.pairs, turn_of_pair, turns);
+}
+
+template <typename T, bool interleaved>
+void order_axes(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.axes == 1) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
+  }
+}
+
+template <typename T, bool interleaved>
+void order_decay(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.decay == nullptr) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->decay_of_slot[slot] = pair < arguments.pairs ? arguments.decay[pair] : 0.0;
+  }
+}
+
+/// `position` tells the position of a slot.
+template <typename T, typename Position>
+void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
+                 Angles<T>* angles) {
+  const Compute<T> amplitude = static_cast<Compute<T>>(arguments.amplitude);
+  const Compute<T> sine_amplitude = arguments.reverse ? -amplitude : amplitude;
+  const int64_t slots = padded(arguments.pairs);
+  for (int64_t begin = 0; begin < slots; begin += lanes) {
+    for (int64_t slot = begin; slot < begin + lanes; ++slot) {
+      Compute<T> sine, cosine;
+      core::sincos_turn(core::phase(position(slot), turns.of_slot[slot]), &sine, &cosine);
+      angles->cosine[slot] = cosine * amplitude;
+      angles->sine[slot] = sine * sine_amplitude;
+    }
+  }
+}
+
+/// xPos: what the pairs of tensor `r` are multiplied by at their positions.
+template <typename T, typename Position>
+void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
+                 const Position& position, Angles<T>* angles) {
+  const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const double distance = static_cast<double>(position(slot)) - arguments.decay_center;
+    const Amplitude amplitude =
+        amplitude_at<Compute<T>>(turns.decay_of_slot[slot], sign * distance);
+    angles->cosine[slot] = static_cast<Compute<T>>(angles->cosine[slot] * amplitude.inner);
+    angles->sine[slot] = static_cast<Compute<T>>(angles->sine[slot] * amplitude.inner);
+    angles->outer[slot] = static_cast<Compute<T>>(amplitude.outer);
+  }
+}
+
+/// A frequency that is not a number has no angle, and must not pass for one.
+template <typename T, bool interleaved>
+void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    if (pair >= arguments.pairs || core::has_turn(read(arguments.frequencies, pair))) continue;
+    angles->sine[slot] = angles->cosine[slot] = std::numeric_limits<Compute<T>>::quiet_NaN();
+  }
+}
+
+/// What moves a rotated pair instead of what rotates it: see `tangent`.
+template <typename T, bool interleaved>
+void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    angles->cosine[slot] = angles->sine[slot] = 0;
+    if (pair >= arguments.pairs) continue;
+    const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
+    const auto position = static_cast<double>(position_of(arguments, token.batch, token.seq, axis));
+    const double angle = position * read(arguments.frequencies, pair);
+    angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
+  }
+}
+
+/// Reads the angles of a token, which are rotated in the order of the pairs.
+template <typename T>
+void read_table(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+  const int64_t row =
+      token.batch * arguments.table_stride[0] + token.seq * arguments.table_stride[1];
+  for (int64_t pair = 0; pair < arguments.pairs; ++pair) {
+    angles->cosine[pair] = arguments.cosines[row + pair];
+    angles->sine[pair] = arguments.sines[row + pair];
+  }
+}
+
+/// Angles of a token in tensor `r` at the positions of its slots.
+template <typename T, typename Position>
+void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                    const Position& position, int64_t r, Angles<T>* angles) {
+  if (arguments.cosines != nullptr) return read_table(arguments, token, angles);
+  fill_angles<T>(arguments, turns, position, angles);
+  if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
+}
+
+/// Angles of a token in tensor `r`; whether it is rotated at all.
+template <typename T>
+bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                 Angles<T>* angles, int64_t r = 0) {
+  if (arguments.axes == 1) {
+    const int64_t position = position_of(arguments, token.batch, token.seq, 0);
+    if (position == -1) return false;
+    begin_rotation<T>(
+        arguments, turns, token, [=](int64_t) { return position; }, r, angles);
+    return true;
+  }
+  int64_t of_axis[max_axes];
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
+    if (of_axis[axis] == -1) return false;
+  }
+  const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };
+  begin_rotation<T>(arguments, turns, token, position, r, angles);
+  return true;
+}
+
+}  // namespace
+}  // namespace posembed::rotary::POSEMBED_ISA
