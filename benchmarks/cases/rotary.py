@@ -72,9 +72,12 @@ def forward(
 ) -> Case:
     query, key = tensors(*size, setting.device)
     rope = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved)
+    heads_first = [t.transpose(1, 2).contiguous() for t in (query, key)]
+    rope_heads_first = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, layout="bhsd")
     candidates = {
         **copy_of(query, key),
         "posembed": lambda: rope(query, key),
+        "posembed, bhsd in memory": lambda: rope_heads_first(*heads_first),
         "posembed, in place": lambda: rope.rotate_(query, key),
     }
     # A table holds every peer, whatever its pairing: their arithmetic is the same.

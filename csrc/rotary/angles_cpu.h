@@ -33,11 +33,15 @@ struct Turns {
   bool has_nan = false;                    // a learned frequency has no turn
 };
 
+/// Arrays of a power of two would share a few sets of the first-level cache: the angles of a tile
+/// of tokens would not stay there.
+constexpr int64_t apart = 64;
+
 /// Sine and cosine of a token, in the same order.
 template <typename T>
 struct Angles {
-  alignas(64) Compute<T> cosine[max_padded_pairs];
-  alignas(64) Compute<T> sine[max_padded_pairs];
+  alignas(64) Compute<T> cosine[max_padded_pairs + apart];
+  alignas(64) Compute<T> sine[max_padded_pairs + apart];
   alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies what has been rotated
 };
 

@@ -229,6 +229,16 @@ void rotate_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pai
   }
 }
 
+/// Rows of tokens that follow each other: `first` is the first of as many angles.
+template <bool interleaved, bool streaming, typename T>
+void rotate_succession(const RowGroup<T>& group, const Angles<T>& first, int64_t pairs) {
+  const RowGroup<T> rows = group;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const RowGroup<T> one{rows.in + row * rows.in_step, rows.out + row * rows.out_step, 1, 0, 0};
+    rotate_each<interleaved, streaming>(one, AnglesInMemory((&first)[row]), pairs);
+  }
+}
+
 /// xPos.
 template <bool interleaved, typename T>
 void rotate_decaying_group(const RowGroup<T>& group, const Angles<T>& angles, int64_t pairs) {

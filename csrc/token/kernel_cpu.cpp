@@ -163,6 +163,7 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, con
     } else {
       const double divisor = a.scale_grad_by_freq ? static_cast<double>(count) : 1.0;
       const Times<Compute<T>> finish{static_cast<Compute<T>>(a.scale / divisor)};
+      if (streaming) core::expect_stream(out, a.embedding_dim * int64_t{sizeof(T)});
       core::sum_rows<streaming>(rows, a.embedding_dim, finish, out);
     }
   }

@@ -98,6 +98,7 @@ class RowMover {
       : dim_(dim), ahead_(std::min(dim - dim % step<T>, prefetch_ahead)), move_(move) {}
 
   void add(const T* from, T* to) {
+    if (streaming) core::expect_stream(to, dim_ * static_cast<int64_t>(sizeof(T)));
     from_[count_] = from;
     to_[count_++] = to;
     if (count_ == 2 * side_by_side) move_first();
