@@ -56,8 +56,9 @@ struct Block {
 };
 
 template <typename T, bool interleaved>
-void fill_block(const Sinusoid& sinusoid, const Position& position, const TurnOf<T>* turns,
-                int64_t count, Block<T, interleaved>& block) {
+POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& position,
+                                const TurnOf<T>* turns, int64_t count,
+                                Block<T, interleaved>& block) {
   using C = Compute<T>;
   if (sinusoid.order == 0 && position.part == 0) {
     const auto scale = static_cast<C>(scale_of(sinusoid) * position.scale);
@@ -168,8 +169,8 @@ POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
 
 /// Adds a block whose first pair is `pair` to rows.
 template <typename T, bool interleaved>
-void add_block(const Layout& layout, const Block<T, interleaved>& block, int64_t pair,
-               int64_t count, const Rows<T>& rows, bool streamed) {
+POSEMBED_INLINE void add_block(const Layout& layout, const Block<T, interleaved>& block,
+                               int64_t pair, int64_t count, const Rows<T>& rows, bool streamed) {
   const auto vector = [](const float* values) { return core::load_vector<Floats>(values); };
   const float* firsts = layout.cos_first ? block.cosines : block.sines;
   const float* seconds = layout.cos_first ? block.sines : block.cosines;
