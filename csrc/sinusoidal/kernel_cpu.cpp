@@ -133,14 +133,24 @@ POSEMBED_INLINE void add_run(Size size, const Rows<T>& rows, const ValueAt& valu
   }
 }
 
+/// Whether the next vectors are read from where, in another page, these are stored: then several
+/// rows at a time wait longer than one by one.
+template <typename T>
+bool loads_meet_stores(const Rows<T>& rows) {
+  constexpr uintptr_t page = 4096;
+  const auto from = reinterpret_cast<uintptr_t>(rows.in);
+  const uintptr_t ahead = (reinterpret_cast<uintptr_t>(rows.out) - from) % page;
+  return 0 < ahead && ahead <= 2 * sizeof(core::Words);
+}
+
+/// The same for all rows.
 template <bool streaming, typename T, typename Size, typename ValueAt>
 POSEMBED_INLINE void add_run(Size size, Rows<T> rows, const ValueAt& value_at) {
-  for (; rows.count >= 4; rows = rows.from(4)) add_run<4, streaming>(size, rows, value_at);
-  if (rows.count >= 2) {
-    add_run<2, streaming>(size, rows, value_at);
-    rows = rows.from(2);
+  if (!loads_meet_stores(rows)) {
+    for (; rows.count >= 4; rows = rows.from(4)) add_run<4, streaming>(size, rows, value_at);
+    for (; rows.count >= 2; rows = rows.from(2)) add_run<2, streaming>(size, rows, value_at);
   }
-  if (rows.count == 1) add_run<1, streaming>(size, rows, value_at);
+  for (; rows.count >= 1; rows = rows.from(1)) add_run<1, streaming>(size, rows, value_at);
 }
 
 /// Whether vectors of all rows are aligned.
