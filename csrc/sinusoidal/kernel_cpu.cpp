@@ -16,8 +16,9 @@ using core::Floats;
 using core::lanes;
 
 /// Neighbouring elements that take their values from a block: few, so that memory brings the rows'
-/// next elements while sines are worked out.
-constexpr int64_t block_run = 256;
+/// next elements while sines are worked out; not fewer, because loads of the next row may seem to
+/// need what was just stored (see loads_meet_stores).
+constexpr int64_t block_run = 512;
 
 /// Pairs of a block, a multiple of two vectors.
 template <bool interleaved>

@@ -134,7 +134,7 @@ TYPED_TEST(SinusoidalKernel, GroupsOfSequencesGiveWhatEachAloneGives) {
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-2, 2);
   for (const Preset preset : {Preset::vaswani, Preset::marian}) {
-    for (const int64_t dim : {64, 512, 779}) {
+    for (const int64_t dim : {64, 1024, 1291}) {
       const Encoding encoding(preset, dim, 10000, 0, false);
       std::vector<T> x(batch * seq * dim);
       for (T& value : x) core::store(Compute<T>(uniform(random)), &value);
