@@ -25,15 +25,20 @@ struct Arguments {
   PositionView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[2] = {0, 0};  // batch, seq; in elements
   int64_t offset = 0;
+  int64_t groups = 1;  // of sequences, where they share positions: each has its encodings made anew
 };
 
-/// Positions to encode: those of a sequence, once for the whole batch where the batch shares them.
-inline int64_t encodings(const Arguments& arguments) {
-  return arguments.position_stride[0] == 0 ? arguments.seq : arguments.batch * arguments.seq;
+/// Sequences of a group follow each other and share every encoding.
+inline int64_t groups_of(const Arguments& arguments) {
+  return arguments.position_stride[0] == 0 ? arguments.groups : arguments.batch;
 }
 
-/// Encodings are numbered by seq, or by batch * seq + place; applies encodings [begin, end) to
-/// their rows.
+/// Encodings to make.
+inline int64_t encodings(const Arguments& arguments) {
+  return groups_of(arguments) * arguments.seq;
+}
+
+/// Encodings are numbered by group * seq + place; applies encodings [begin, end) to their rows.
 POSEMBED_CPU_KERNEL(encode, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// All rows on `stream`. Returns nullptr, or the text of a CUDA error.

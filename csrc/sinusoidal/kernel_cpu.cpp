@@ -1,5 +1,5 @@
 // An encoding is made block by block of pairs, in registers and cache, and applied to the rows of
-// the whole batch at once: one sine and cosine serve all sequences that share a position.
+// a group of sequences at once: one sine and cosine serve all of them that share a position.
 #include <algorithm>
 #include <vector>
 
@@ -15,11 +15,14 @@ using core::FloatPair;
 using core::Floats;
 using core::lanes;
 
-/// Pairs whose values are in the first-level cache at a time; a multiple of two vectors. Few, so
-/// that memory brings the rows' next elements while sines are worked out: worth a quarter of the
-/// time with four bytes each. With two, memory takes less of the time and more blocks cost more.
-template <typename T>
-constexpr int64_t block_pairs = sizeof(T) == 2 ? 256 : 64;
+/// Neighbouring elements that take their values from a block: few, so that memory brings the rows'
+/// next elements while sines are worked out; not fewer, because loads of the next row may seem to
+/// need what was just stored (see loads_meet_stores).
+constexpr int64_t block_run = 512;
+
+/// Pairs of a block, a multiple of two vectors.
+template <bool interleaved>
+constexpr int64_t block_pairs = interleaved ? block_run / 2 : block_run;
 
 /// Which pair stands in a slot of a block: the order in which vectors of T take them
 /// (core/vector.h), so that values meet their elements without shuffles.
@@ -46,163 +49,236 @@ std::vector<TurnOf<T>> slot_turns(const Sinusoid& sinusoid) {
   return turns;
 }
 
-/// The values of a block of pairs, in slots; `first` belongs to the pairs' first columns.
-template <typename T>
+/// The values of a block of pairs, in slots.
+template <typename T, bool interleaved>
 struct Block {
-  alignas(64) Compute<T> first[block_pairs<T>];
-  alignas(64) Compute<T> second[block_pairs<T>];
+  alignas(64) Compute<T> sines[block_pairs<interleaved>];
+  alignas(64) Compute<T> cosines[block_pairs<interleaved>];
 };
 
-template <typename T>
-void fill_block(const Sinusoid& sinusoid, const Position& position, const TurnOf<T>* turns,
-                int64_t count, Block<T>& block) {
+template <typename T, bool interleaved>
+POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& position,
+                                const TurnOf<T>* turns, int64_t count,
+                                Block<T, interleaved>& block) {
   using C = Compute<T>;
-  const bool cos_first = sinusoid.layout.cos_first;
-  C* sines = cos_first ? block.second : block.first;
-  C* cosines = cos_first ? block.first : block.second;
   if (sinusoid.order == 0 && position.part == 0) {
     const auto scale = static_cast<C>(scale_of(sinusoid) * position.scale);
-    fill_waves(position.whole, turns, count, scale, sines, cosines);
+    // Lengths and factors that the compiler knows make the usual block faster.
+    constexpr int64_t whole = block_pairs<interleaved>;
+    if (count < whole) {
+      fill_waves(position.whole, turns, count, scale, block.sines, block.cosines);
+    } else if (scale == 1) {
+      fill_waves(position.whole, turns, whole, C(1), block.sines, block.cosines);
+    } else {
+      fill_waves(position.whole, turns, whole, scale, block.sines, block.cosines);
+    }
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
     const auto factor = static_cast<C>(position.scale * amplitude(sinusoid, turns[i]));
-    sincos_at(position, turns[i], sinusoid.order, factor, sines + i, cosines + i);
+    sincos_at(position, turns[i], sinusoid.order, factor, block.sines + i, block.cosines + i);
   }
 }
 
-template <bool streaming, typename T>
-void add_vectors(FloatPair value, const T* in, T* out) {
-  if (in != nullptr) {
-    const FloatPair before = core::load_pair(in);
-    value = {before.first + value.first, before.second + value.second};
-  }
-  core::store_pair<streaming>(value, out);
-}
-
-/// The first `count` of two vectors' elements.
+/// Rows that share a position: the first of them, and the steps from one to the next. `in` is null
+/// where there is nothing to add to.
 template <typename T>
-void add_vectors(FloatPair value, int64_t count, const T* in, T* out) {
-  T before[2 * lanes], after[2 * lanes];
-  if (in != nullptr) memcpy(before, in, static_cast<size_t>(count) * sizeof(T));
-  add_vectors<false>(value, in == nullptr ? nullptr : before, after);
-  memcpy(out, after, static_cast<size_t>(count) * sizeof(T));
+struct Rows {
+  const T* in;
+  T* out;
+  int64_t in_step, out_step;
+  int64_t count;
+
+  Rows at(int64_t column) const { return moved(column, column, count); }
+  Rows from(int64_t row) const { return moved(row * in_step, row * out_step, count - row); }
+
+ private:
+  Rows moved(int64_t read, int64_t written, int64_t left) const {
+    return {in == nullptr ? nullptr : in + read, out + written, in_step, out_step, left};
+  }
+};
+
+FloatPair sum(FloatPair a, FloatPair b) { return {a.first + b.first, a.second + b.second}; }
+
+/// Adds two vectors to `count` rows. Every load stands before the first store: rows are often whole
+/// pages apart, and a load seems to processors to need what was just stored to its place in another
+/// page: half the speed.
+template <int64_t count, bool streaming, typename T>
+POSEMBED_INLINE void add_vectors(FloatPair value, const Rows<T>& rows) {
+  FloatPair sums[count];
+  T* outs[count];
+  for (int64_t r = 0; r < count; ++r) {
+    sums[r] = rows.in == nullptr ? value : sum(core::load_pair(rows.in + r * rows.in_step), value);
+    outs[r] = rows.out + r * rows.out_step;
+  }
+  core::store_pairs<streaming>(sums, outs);
 }
 
-/// Adds to `count` neighbouring elements; value_at(i) gives those from i on, two vectors of them.
-template <bool streaming, typename T, typename ValueAt>
-void add_run(int64_t count, const T* in, T* out, ValueAt value_at) {
+/// Adds the first `size` elements of two vectors to a row.
+template <typename T>
+void add_rest(FloatPair value, int64_t size, const Rows<T>& row) {
+  core::store_pair(row.in == nullptr ? value : sum(core::load_pair(row.in, size), value), row.out,
+                   size);
+}
+
+/// Adds `size` neighbouring elements to `count` rows; value_at(i) gives those from i on, two
+/// vectors of them.
+template <int64_t count, bool streaming, typename T, typename Size, typename ValueAt>
+POSEMBED_INLINE void add_run(Size size, const Rows<T>& rows, const ValueAt& value_at) {
   int64_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    add_vectors<streaming>(value_at(i), in == nullptr ? nullptr : in + i, out + i);
+  for (; i + 2 * lanes <= size; i += 2 * lanes) {
+    add_vectors<count, streaming>(value_at(i), rows.at(i));
   }
-  if (i < count) add_vectors(value_at(i), count - i, in == nullptr ? nullptr : in + i, out + i);
+  for (int64_t r = 0; i < size && r < count; ++r) {
+    add_rest(value_at(i), size - i, rows.from(r).at(i));
+  }
+}
+
+/// Whether the next vectors are read from where, in another page, these are stored: then several
+/// rows at a time wait longer than one by one.
+template <typename T>
+bool loads_meet_stores(const Rows<T>& rows) {
+  constexpr uintptr_t page = 4096;
+  const auto from = reinterpret_cast<uintptr_t>(rows.in);
+  const uintptr_t ahead = (reinterpret_cast<uintptr_t>(rows.out) - from) % page;
+  return 0 < ahead && ahead <= 2 * sizeof(core::Words);
+}
+
+/// The same for all rows.
+template <bool streaming, typename T, typename Size, typename ValueAt>
+POSEMBED_INLINE void add_run(Size size, Rows<T> rows, const ValueAt& value_at) {
+  if (!loads_meet_stores(rows)) {
+    for (; rows.count >= 4; rows = rows.from(4)) add_run<4, streaming>(size, rows, value_at);
+    for (; rows.count >= 2; rows = rows.from(2)) add_run<2, streaming>(size, rows, value_at);
+  }
+  for (; rows.count >= 1; rows = rows.from(1)) add_run<1, streaming>(size, rows, value_at);
+}
+
+/// Whether vectors of all rows are aligned.
+template <typename T>
+bool is_aligned_to_vector(const Rows<T>& rows) {
+  constexpr auto width = static_cast<int64_t>(sizeof(core::Words) / sizeof(T));
+  return core::is_aligned_to_vector(rows.out) && rows.out_step % width == 0;
 }
 
 template <typename T, typename ValueAt>
-void add_run(int64_t count, const T* in, T* out, bool streamed, ValueAt value_at) {
-  if (streamed && core::is_aligned_to_vector(out)) {
-    add_run<true>(count, in, out, value_at);
-  } else {
-    add_run<false>(count, in, out, value_at);
-  }
-}
-
-/// One row of the batch and where it goes; `in` is null where there is nothing to add to.
-template <typename T>
-struct Row {
-  const T* in;
-  T* out;
-
-  Row at(int64_t column) const { return {in == nullptr ? nullptr : in + column, out + column}; }
-};
-
-/// Adds a block whose first pair is `pair` to a row.
-template <typename T>
-void add_block(const Layout& layout, const Block<T>& block, int64_t pair, int64_t count, Row<T> row,
-               bool streamed) {
-  const auto vector = [](const float* values) { return core::load_vector<Floats>(values); };
-  if (layout.interleaved) {
-    const Row<T> to = row.at(2 * pair);
-    add_run(std::min(2 * count, layout.filled - 2 * pair), to.in, to.out, streamed, [&](int64_t i) {
-      return core::join_neighbours<T>({vector(block.first + i / 2), vector(block.second + i / 2)});
-    });
-    return;
-  }
-  const int64_t second = second_column(layout, pair);
-  const auto add_half = [&](const float* values, int64_t column, int64_t size) {
-    const Row<T> to = row.at(column);
-    add_run(size, to.in, to.out, streamed, [&](int64_t i) {
-      return FloatPair{vector(values + i), vector(values + i + lanes)};
-    });
+POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
+                             const ValueAt& value_at) {
+  const auto add = [&](auto known_size) {
+    if (streamed && is_aligned_to_vector(rows)) {
+      add_run<true>(known_size, rows, value_at);
+    } else {
+      add_run<false>(known_size, rows, value_at);
+    }
   };
-  add_half(block.first, pair, count);
-  add_half(block.second, second, std::min(count, layout.filled - second));
+  if (size == block_run) {
+    add(std::integral_constant<int64_t, block_run>{});
+  } else {
+    add(size);
+  }
 }
 
-void add_block(const Layout& layout, const Block<double>& block, int64_t pair, int64_t count,
-               Row<double> row, bool) {
+/// Adds a block whose first pair is `pair` to rows.
+template <typename T, bool interleaved>
+POSEMBED_INLINE void add_block(const Layout& layout, const Block<T, interleaved>& block,
+                               int64_t pair, int64_t count, const Rows<T>& rows, bool streamed) {
+  const auto vector = [](const float* values) { return core::load_vector<Floats>(values); };
+  const float* firsts = layout.cos_first ? block.cosines : block.sines;
+  const float* seconds = layout.cos_first ? block.sines : block.cosines;
+  if constexpr (interleaved) {
+    const int64_t size = std::min(2 * count, layout.filled - 2 * pair);
+    add_run(size, rows.at(2 * pair), streamed, [&](int64_t i) {
+      return core::join_neighbours<T>({vector(firsts + i / 2), vector(seconds + i / 2)});
+    });
+  } else {
+    const int64_t second = second_column(layout, pair);
+    const auto add_half = [&](const float* values, int64_t column, int64_t size) {
+      add_run(size, rows.at(column), streamed, [&](int64_t i) {
+        return FloatPair{vector(values + i), vector(values + i + lanes)};
+      });
+    };
+    add_half(firsts, pair, count);
+    add_half(seconds, second, std::min(count, layout.filled - second));
+  }
+}
+
+template <bool interleaved>
+void add_block(const Layout& layout, const Block<double, interleaved>& block, int64_t pair,
+               int64_t count, const Rows<double>& rows, bool) {
   const auto add = [&](int64_t column, double value) {
-    if (column < layout.filled) row.out[column] = (row.in == nullptr ? 0 : row.in[column]) + value;
+    if (column >= layout.filled) return;
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const Rows<double> row = rows.from(r).at(column);
+      *row.out = (row.in == nullptr ? 0 : *row.in) + value;
+    }
   };
   for (int64_t i = 0; i < count; ++i) {
-    add(first_column(layout, pair + i), block.first[i]);
-    add(second_column(layout, pair + i), block.second[i]);
+    const int64_t first = first_column(layout, pair + i), second = second_column(layout, pair + i);
+    add(layout.cos_first ? second : first, block.sines[i]);
+    add(layout.cos_first ? first : second, block.cosines[i]);
   }
 }
 
 /// The columns that no pair fills: copied, or zero.
 template <typename T>
-void finish_row(const Layout& layout, Row<T> row) {
-  for (int64_t c = layout.filled; c < layout.columns; ++c) {
-    if (row.in == nullptr) {
-      core::store(Compute<T>(0), row.out + c);
-    } else {
-      row.out[c] = row.in[c];
+void finish_rows(const Layout& layout, const Rows<T>& rows) {
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const Rows<T> row = rows.from(r);
+    for (int64_t c = layout.filled; c < layout.columns; ++c) {
+      if (row.in == nullptr) {
+        core::store(Compute<T>(0), row.out + c);
+      } else {
+        row.out[c] = row.in[c];
+      }
     }
   }
 }
 
+/// `count` rows of the batch at `seq`, from `batch` on.
 template <typename T>
-Row<T> row_of(const Arguments& arguments, int64_t batch, int64_t seq) {
+Rows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t count) {
   const auto place = [&](const int64_t* stride) { return batch * stride[0] + seq * stride[1]; };
   const T* in = static_cast<const T*>(arguments.in);
   return {in == nullptr ? nullptr : in + place(arguments.in_stride),
-          static_cast<T*>(arguments.out) + place(arguments.out_stride)};
+          static_cast<T*>(arguments.out) + place(arguments.out_stride), arguments.in_stride[0],
+          arguments.out_stride[0], count};
 }
 
-/// Applies the encoding of `position` to rows [batch, last) at `seq`.
-template <typename T>
-void encode_position(const Arguments& arguments, const std::vector<TurnOf<T>>& turns,
-                     const Position& position, int64_t batch, int64_t last, int64_t seq,
-                     bool streamed) {
-  const Sinusoid& sinusoid = arguments.sinusoid;
-  Block<T> block;
+/// Applies the encoding of `position` to rows.
+template <typename T, bool interleaved>
+void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& turns,
+                     const Position& position, const Rows<T>& rows, bool streamed) {
+  constexpr int64_t most = block_pairs<interleaved>;
+  Block<T, interleaved> block;
   const auto slots = static_cast<int64_t>(turns.size());
-  for (int64_t begin = 0; begin < slots; begin += block_pairs<T>) {
-    const int64_t filled = std::min(block_pairs<T>, slots - begin);
-    fill_block<T>(sinusoid, position, turns.data() + begin, filled, block);
-    const int64_t count = std::min(block_pairs<T>, sinusoid.pairs - begin);
-    for (int64_t b = batch; b < last; ++b) {
-      add_block(sinusoid.layout, block, begin, count, row_of<T>(arguments, b, seq), streamed);
-    }
+  for (int64_t pair = 0; pair < sinusoid.pairs; pair += most) {
+    fill_block(sinusoid, position, turns.data() + pair, std::min(most, slots - pair), block);
+    const int64_t count = std::min(most, sinusoid.pairs - pair);
+    add_block(sinusoid.layout, block, pair, count, rows, streamed);
   }
-  for (int64_t b = batch; b < last; ++b) finish_row(sinusoid.layout, row_of<T>(arguments, b, seq));
+  finish_rows(sinusoid.layout, rows);
 }
+
+/// What one thread writes is streamed past the caches from this size on. Less stays in its share of
+/// them for whoever reads it next, and several threads are held up by memory sooner than one.
+constexpr int64_t streamed_bytes = int64_t{8} << 20;
 
 template <typename T>
 void encode_range(const Arguments& arguments, int64_t begin, int64_t end) {
-  const int64_t columns = arguments.sinusoid.layout.columns;
-  const int64_t bytes = arguments.batch * arguments.seq * columns * int64_t{sizeof(T)};
-  const bool streamed = arguments.in != arguments.out && bytes >= core::stream_bytes;
-  const bool shared = arguments.position_stride[0] == 0;
+  const int64_t groups = groups_of(arguments), row = arguments.sinusoid.layout.columns;
+  const int64_t bytes = (end - begin) * arguments.batch / groups * row * int64_t{sizeof(T)};
+  const bool streamed = arguments.in != arguments.out && bytes >= streamed_bytes;
   const std::vector<TurnOf<T>> turns = slot_turns<T>(arguments.sinusoid);
+  const auto encode =
+      arguments.sinusoid.layout.interleaved ? encode_position<T, true> : encode_position<T, false>;
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t batch = i / arguments.seq, seq = i % arguments.seq;
-    const int64_t place = batch * arguments.position_stride[0] + seq * arguments.position_stride[1];
+    const int64_t group = i / arguments.seq, seq = i % arguments.seq;
+    const int64_t first = group * arguments.batch / groups;
+    const int64_t last = (group + 1) * arguments.batch / groups;
+    const int64_t place = first * arguments.position_stride[0] + seq * arguments.position_stride[1];
     const Position position = position_of(arguments.positions, arguments.offset, seq, place);
-    encode_position<T>(arguments, turns, position, batch, shared ? arguments.batch : batch + 1, seq,
-                       streamed);
+    const Rows<T> rows = rows_of<T>(arguments, first, seq, last - first);
+    encode(arguments.sinusoid, turns, position, rows, streamed);
   }
   if (streamed) core::stream_fence();
 }

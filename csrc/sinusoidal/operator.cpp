@@ -104,7 +104,16 @@ Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
   return sinusoid;
 }
 
-void launch(const Arguments& call, const Tensor& out) {
+/// Threads take whole sequences, as those of other operators do: rows are then in the caches of the
+/// thread that wrote them or reads them next. For fewer than four of them an encoding costs more
+/// than that gains.
+int64_t groups_for_threads(int64_t batch, int64_t bytes) {
+  const int64_t threads =
+      std::min<int64_t>(at::get_num_threads(), bytes / dispatcher::bytes_per_task);
+  return std::max<int64_t>(1, std::min(threads, batch / 4));
+}
+
+void launch(Arguments call, const Tensor& out) {
   if (out.numel() == 0) return;
   if (out.is_cuda()) {
     if constexpr (core::built_with_cuda) {
@@ -115,6 +124,7 @@ void launch(const Arguments& call, const Tensor& out) {
   }
   const int64_t rows = call.batch * call.seq;
   const int64_t row_bytes = 2 * call.sinusoid.layout.columns * core::size_of(call.scalar);
+  call.groups = groups_for_threads(call.batch, rows * row_bytes);
   const int64_t count = encodings(call);
   dispatcher::parallel_for(count, row_bytes * (rows / count),
                            [&call](int64_t begin, int64_t end) { encode_cpu(call, begin, end); });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "sinusoidal/problems.h"
@@ -123,6 +124,67 @@ TYPED_TEST(SinusoidalKernel, AddsToTheWholeBatchInPlaceAndAside) {
       ASSERT_EQ(core::load(aside[i]), core::load(in_place[i]));
       ASSERT_EQ(core::load(values[i]), core::load(values[i % (seq * dim)]));
     }
+  }
+}
+
+/// Sums must not depend on which rows are added to at once, nor on how many share an encoding.
+TYPED_TEST(SinusoidalKernel, GroupsOfSequencesGiveWhatEachAloneGives) {
+  using T = TypeParam;
+  constexpr int64_t batch = 11, seq = 3;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-2, 2);
+  for (const Preset preset : {Preset::vaswani, Preset::marian}) {
+    for (const int64_t dim : {64, 1024, 1291}) {
+      const Encoding encoding(preset, dim, 10000, 0, false);
+      std::vector<T> x(batch * seq * dim);
+      for (T& value : x) core::store(Compute<T>(uniform(random)), &value);
+      for (const auto& [name, encode] : copies()) {
+        std::vector<T> alone;
+        Arguments one = rows(encoding.sinusoid, batch, seq, alone);
+        one.batch = 1;
+        for (int64_t b = 0; b < batch; ++b) {
+          one.in = x.data() + b * seq * dim;
+          one.out = alone.data() + b * seq * dim;
+          encode(one, 0, seq);
+        }
+        for (const int64_t groups : {1, 2, 3}) {
+          SCOPED_TRACE(testing::Message() << name << " dim " << dim << " groups " << groups);
+          std::vector<T> out;
+          Arguments grouped = rows(encoding.sinusoid, batch, seq, out);
+          grouped.in = x.data();
+          grouped.groups = groups;
+          ASSERT_EQ(encodings(grouped), groups * seq);
+          encode(grouped, 0, 2);
+          encode(grouped, 2, encodings(grouped));
+          for (size_t i = 0; i < out.size(); ++i) {
+            ASSERT_EQ(core::load(out[i]), core::load(alone[i])) << "place " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Outputs this large are written past the caches.
+TYPED_TEST(SinusoidalKernel, StreamedSumsAreThoseOfSmallParts) {
+  using T = TypeParam;
+  constexpr int64_t batch = 5, seq = 2048, dim = 448;
+  const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);
+  const std::vector<T> x(batch * seq * dim);
+  for (const auto& [name, encode] : copies()) {
+    SCOPED_TRACE(name);
+    std::vector<T> memory, parts;
+    Arguments arguments = rows(encoding.sinusoid, batch, seq, memory);
+    memory.resize(x.size() + 64);
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    T* whole = memory.data() + (64 - address % 64) % 64 / sizeof(T);
+    arguments.in = x.data();
+    arguments.out = whole;
+    encode(arguments, 0, seq);
+    Arguments small = rows(encoding.sinusoid, batch, seq, parts);
+    small.in = x.data();
+    for (int64_t begin = 0; begin < seq; begin += 256) encode(small, begin, begin + 256);
+    ASSERT_EQ(std::memcmp(whole, parts.data(), parts.size() * sizeof(T)), 0);
   }
 }
 
