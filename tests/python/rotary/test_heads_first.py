@@ -1,0 +1,44 @@
+"""[batch, heads, seq, head_dim] in memory: tokens of a head are neighbours, and are rotated together."""
+
+from __future__ import annotations
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor
+
+BATCH, SEQ, HEAD_DIM, ROTARY_DIM = 3, 517, 128, 96  # no whole number of tiles; something to copy
+
+
+def heads_first(tensor: Tensor) -> Tensor:
+    return tensor.transpose(1, 2).contiguous()
+
+
+def positions_with_gaps(device: torch.device) -> Tensor:
+    """Some tokens stay as they are, in some tiles only."""
+    positions = torch.arange(BATCH * SEQ, device=device).reshape(BATCH, SEQ) * 3
+    positions[1, 40:200:9] = -1
+    return positions
+
+
+# 24 heads are written past the caches, 2 are not.
+@pytest.mark.parametrize("heads", [24, 2])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_bits_as_tokens_first(
+    heads: int, interleaved: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(BATCH, SEQ, heads, HEAD_DIM, device=device).to(dtype)
+    key = torch.randn(BATCH, SEQ, 1, HEAD_DIM, device=device).to(dtype)
+    options = {"rotary_dim": ROTARY_DIM, "interleaved": interleaved}
+    tokens_first = pe.RotaryEmbedding(HEAD_DIM, **options)
+    rope = pe.RotaryEmbedding(HEAD_DIM, layout="bhsd", **options)
+    for positions in (None, positions_with_gaps(query.device)):
+        expected = [heads_first(x) for x in tokens_first(query, key, positions)]
+        found = heads_first(query), heads_first(key)
+        for ours, theirs in zip(rope(*found, positions), expected, strict=True):
+            assert torch.equal(ours, theirs)
+        rope.rotate_(*found, positions)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours, theirs)
