@@ -124,7 +124,7 @@ void add_rest(FloatPair value, int64_t size, const Rows<T>& row) {
 /// Adds `size` neighbouring elements to `count` rows; value_at(i) gives those from i on, two
 /// vectors of them.
 template <int64_t count, bool streaming, typename T, typename Size, typename ValueAt>
-POSEMBED_INLINE void add_run(Size size, const Rows<T>& rows, const ValueAt& value_at) {
+POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value_at) {
   int64_t i = 0;
   for (; i + 2 * lanes <= size; i += 2 * lanes) {
     add_vectors<count, streaming>(value_at(i), rows.at(i));
@@ -146,12 +146,12 @@ bool loads_meet_stores(const Rows<T>& rows) {
 
 /// The same for all rows.
 template <bool streaming, typename T, typename Size, typename ValueAt>
-POSEMBED_INLINE void add_run(Size size, Rows<T> rows, const ValueAt& value_at) {
+POSEMBED_INLINE void add_to_all(Size size, Rows<T> rows, const ValueAt& value_at) {
   if (!loads_meet_stores(rows)) {
-    for (; rows.count >= 4; rows = rows.from(4)) add_run<4, streaming>(size, rows, value_at);
-    for (; rows.count >= 2; rows = rows.from(2)) add_run<2, streaming>(size, rows, value_at);
+    for (; rows.count >= 4; rows = rows.from(4)) add_to<4, streaming>(size, rows, value_at);
+    for (; rows.count >= 2; rows = rows.from(2)) add_to<2, streaming>(size, rows, value_at);
   }
-  for (; rows.count >= 1; rows = rows.from(1)) add_run<1, streaming>(size, rows, value_at);
+  for (; rows.count >= 1; rows = rows.from(1)) add_to<1, streaming>(size, rows, value_at);
 }
 
 /// Whether vectors of all rows are aligned.
@@ -161,14 +161,15 @@ bool is_aligned_to_vector(const Rows<T>& rows) {
   return core::is_aligned_to_vector(rows.out) && rows.out_step % width == 0;
 }
 
+/// The same, where `streamed` past the caches if they are aligned.
 template <typename T, typename ValueAt>
 POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
                              const ValueAt& value_at) {
   const auto add = [&](auto known_size) {
     if (streamed && is_aligned_to_vector(rows)) {
-      add_run<true>(known_size, rows, value_at);
+      add_to_all<true>(known_size, rows, value_at);
     } else {
-      add_run<false>(known_size, rows, value_at);
+      add_to_all<false>(known_size, rows, value_at);
     }
   };
   if (size == block_run) {
