@@ -266,6 +266,28 @@ POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
 
 // ---- sums ----
 
+/// What rounds to -0 as T, in bits of its compute type, which grow with the magnitude: up to half
+/// of the smallest number.
+template <typename T>
+constexpr auto last_negative_zero() {
+  if constexpr (std::is_same_v<T, double>) {
+    return INT64_MIN;
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    return INT32_MIN + 0x33000000;  // 2^-25
+  } else {
+    return std::is_same_v<T, BFloat16> ? INT32_MIN + 0x8000 : INT32_MIN;  // 2^-134
+  }
+}
+
+/// The values as sums of them alone, which are never -0.
+template <typename T>
+POSEMBED_INLINE Run<T> as_sum(Run<T> values) {
+  constexpr auto last = last_negative_zero<T>();
+  typedef std::remove_const_t<decltype(last)> Bits __attribute__((vector_size(sizeof(Floats))));
+  return map(values, values,
+             [](auto x, auto) { return (decltype(x))((Bits)x & ((Bits)x > Bits{} + last)); });
+}
+
 /// The sum of all lanes, by halves: upper to lower.
 POSEMBED_INLINE double add_lanes(LanesOf<double>::Type value) {
   constexpr int64_t count = sizeof value / sizeof(double);

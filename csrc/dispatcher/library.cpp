@@ -89,6 +89,7 @@ TORCH_LIBRARY(posembed, m) {
   define("input_embedding(" + input + ") -> Tensor");
   define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
   define("input_embedding_backward(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("input_embedding_backward_rows(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
 
   define("check_errors() -> ()");

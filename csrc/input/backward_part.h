@@ -119,6 +119,7 @@ class BackwardPart {
                           memory_.row(2 * k),
                           memory_.row(2 * k + 1)};
     if (b_.sum_gradient != nullptr) result.out = static_cast<T*>(b_.sum_gradient) + row * dim_;
+    if (b_.sum_rows != nullptr) result.out = static_cast<T*>(b_.sum_rows[row]);
     if (b_.type_gradient != nullptr) {
       result.type = partial_ + (2 + index_of(a_.type, token)) * columns_;
     }
@@ -152,7 +153,7 @@ class BackwardPart {
     if (row.type != nullptr) {
       core::store_values(core::load_values<T>(row.type + i) + value, row.type + i);
     }
-    if (row.out != nullptr) core::store_run<streaming>(value, row.out + i, count);
+    if (row.out != nullptr) core::store_run<streaming>(core::as_sum(value), row.out + i, count);
   }
 
   /// Without a norm: only the sums take work.

@@ -88,7 +88,7 @@ Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, c
   if (has_few_types(in)) {
     type = token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
   }
-  return {norms(in) || drops(in) ? sum : none, weight, bias, position, type};
+  return {changes(in) ? sum : none, weight, bias, position, type};
 }
 
 Backward backward_chain(const Input& in, const Tensor& output_gradient) {
@@ -185,13 +185,17 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     if (!gradients[0].defined()) return result;
     const Input in = input();
     Tensor sum = gradients[0];
-    if (norms(in) || drops(in) || counts_positions(in) || has_few_types(in)) {
-      Backward found = call_input_embedding_backward(in, sum, mean.unpack(), rstd.unpack());
-      if (norms(in) || drops(in)) sum = std::get<0>(found);
-      if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
-      if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
-      if (counts_positions(in)) result[position_edge] = std::get<3>(found);
-      if (has_few_types(in)) result[type_edge] = std::get<4>(found);
+    if (needs_rows(in)) {
+      auto [row_ids, rows, weight, bias, position, type] =
+          call_input_embedding_backward_rows(in, sum, mean.unpack(), rstd.unpack());
+      take(in, {Tensor(), weight, bias, position, type}, result);
+      result[token_edge] = token::sparse_gradient(row_ids, rows, in.token.sym_size(0));
+      return result;
+    }
+    if (changes(in) || counts_positions(in) || has_few_types(in)) {
+      const Backward found = call_input_embedding_backward(in, sum, mean.unpack(), rstd.unpack());
+      if (changes(in)) sum = std::get<0>(found);
+      take(in, found, result);
     }
     sort_tables(in, sum, result);
     return result;
@@ -207,6 +211,26 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   std::string form;
 
  private:
+  bool sorts_positions(const Input& in) const {
+    return in.position.has_value() && in.positions.has_value() && needs(position_edge);
+  }
+  bool sorts_types(const Input& in) const {
+    return in.token_type.has_value() && !has_few_types(in) && needs(type_edge);
+  }
+  /// Whether the gradient of the sum serves the token table's rows alone.
+  bool needs_rows(const Input& in) const {
+    return in.gradient == "rows" && needs(token_edge) && changes(in) && !sorts_positions(in) &&
+           !sorts_types(in);
+  }
+
+  /// The gradients behind that of the sum.
+  static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
+    if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
+    if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
+    if (counts_positions(in)) result[position_edge] = std::get<3>(found);
+    if (has_few_types(in)) result[type_edge] = std::get<4>(found);
+  }
+
   /// The gradients of tables whose rows come in any order.
   void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
     if (needs(token_edge) && has_own_rows(in)) {
@@ -216,11 +240,11 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
       result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
                                                  in.scale, false, in.gradient);
     }
-    if (in.position.has_value() && in.positions.has_value() && needs(position_edge)) {
+    if (sorts_positions(in)) {
       result[position_edge] = token::call_embedding_backward(
           sum, position_rows(in), in.position->sym_size(0), in.position_padding_idx);
     }
-    if (in.token_type.has_value() && !has_few_types(in) && needs(type_edge)) {
+    if (sorts_types(in)) {
       result[type_edge] =
           token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
     }
@@ -271,12 +295,24 @@ Tensor input_embedding_autograd(const Input& in) {
   return output;
 }
 
+/// Whether the backward pass has derivatives itself.
+bool is_derived(const Input& in, const Tensor& gradient) {
+  return torch::autograd::compute_requires_grad(gradient) || requires_grad(in) ||
+         has_tangent(gradient) || has_tangent(in);
+}
+
 Backward input_embedding_backward_autograd(const Input& in, const Tensor& gradient,
                                            const Tensor& mean, const Tensor& rstd) {
-  const bool again = torch::autograd::compute_requires_grad(gradient) || requires_grad(in);
-  if (again || has_tangent(gradient) || has_tangent(in)) return backward_chain(in, gradient);
+  if (is_derived(in, gradient)) return backward_chain(in, gradient);
   const at::AutoDispatchBelowADInplaceOrView below;
   return call_input_embedding_backward(in, gradient, mean, rstd);
+}
+
+BackwardRows input_embedding_backward_rows_autograd(const Input& in, const Tensor& gradient,
+                                                    const Tensor& mean, const Tensor& rstd) {
+  if (is_derived(in, gradient)) return with_rows(in, gradient, backward_chain(in, gradient));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_input_embedding_backward_rows(in, gradient, mean, rstd);
 }
 
 /// Dropout is linear: tangents and gradients are dropped by the same mask.
@@ -322,6 +358,7 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("input_embedding", Spread<input_embedding_autograd>::call);
   m.impl("input_embedding_backward", Spread<input_embedding_backward_autograd>::call);
+  m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows_autograd>::call);
   m.impl("input_dropout", input_dropout_autograd);
 }
 

@@ -95,6 +95,9 @@ struct BackwardArguments {
   const void* rstd = nullptr;
   /// out [batch, seq, embedding_dim]: of the sum that the norm saw; nullptr: it is `gradient`.
   void* sum_gradient = nullptr;
+  /// CPU, instead of `sum_gradient`: [batch, seq], where each token's row of it goes; nullptr:
+  /// nowhere. Rows of whole vectors are aligned to them.
+  void* const* sum_rows = nullptr;
   int64_t parts = 1;
   /// [parts, sums_of(), partial_columns()] in the compute type; nullptr: none is wanted.
   void* partial = nullptr;

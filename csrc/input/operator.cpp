@@ -18,6 +18,8 @@
 #include "input/kernel.h"
 #include "learned/operator.h"
 #include "sinusoidal/operator.h"
+#include "token/operator.h"
+#include "token/row_targets.h"
 
 namespace posembed::input {
 namespace {
@@ -115,8 +117,8 @@ void launch(BackwardArguments& arguments, const Tensor& gradient) {
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
 }
 
-/// Uninitialised results; see Backward.
-Backward backward_results(const Input& in) {
+/// Uninitialised results; see Backward. `has_sum`: whether the first is wanted.
+Backward backward_results(const Input& in, bool has_sum) {
   const auto options = in.token.options();
   const c10::SymInt dim = in.token.sym_size(1);
   const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
@@ -125,7 +127,7 @@ Backward backward_results(const Input& in) {
   const auto table = [&](bool wanted, const MaybeTensor& rows) {
     return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
   };
-  return {make(norms(in) || drops(in), output_sizes(in)), make(in.norm_weight.has_value(), {dim}),
+  return {make(has_sum, output_sizes(in)), make(in.norm_weight.has_value(), {dim}),
           make(in.norm_bias.has_value(), {dim}), table(counts_positions(in), in.position),
           table(has_few_types(in), in.token_type)};
 }
@@ -159,14 +161,21 @@ void* begin_positions(const Input& in, const Tensor& out) {
   return target(out.narrow(0, first, in.ids.size(1)));
 }
 
-Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
-                                  const Tensor& rstd) {
-  check_backward(gradient, in);
+/// Whether the kernel sums the rows of positions; otherwise that is done when it has ended.
+bool sums_positions(const Input& in) {
+  return counts_positions(in) && !in.ids.is_cuda() && in.ids.numel() > 0 &&
+         in.ids.size(1) >= parts_cpu;
+}
+
+/// `sum_rows`: see BackwardArguments; the gradient of the sum goes there and is not among the
+/// results.
+Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
+                      const Tensor& rstd, void* const* sum_rows) {
   if (in.norm == "layer") check_statistic(mean, "mean", in);
   if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
-  Backward results = backward_results(in);
+  Backward results = backward_results(in, sum_rows == nullptr && changes(in));
   auto& [sum, weight, bias, position, type] = results;
   BackwardArguments arguments;
   arguments.input = prepared.arguments;
@@ -174,12 +183,12 @@ Backward input_embedding_backward(const Input& in, const Tensor& gradient, const
   if (in.norm == "layer") arguments.mean = means.const_data_ptr();
   if (norms(in)) arguments.rstd = rstds.const_data_ptr();
   arguments.sum_gradient = target(sum);
+  arguments.sum_rows = sum_rows;
   arguments.weight_gradient = target(weight);
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
   const int64_t most = gradient.is_cuda() ? parts_cuda : parts_cpu;
-  const bool fused =
-      counts_positions(in) && !gradient.is_cuda() && in.ids.numel() > 0 && in.ids.size(1) >= most;
+  const bool fused = sums_positions(in);
   if (fused) arguments.position_gradient = begin_positions(in, position);
   arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
   const Tensor partial = make_partial(arguments, rows);
@@ -188,6 +197,32 @@ Backward input_embedding_backward(const Input& in, const Tensor& gradient, const
     sum_positions(in, sum.numel() == 0 ? rows : sum, position);
   }
   return results;
+}
+
+Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
+                                  const Tensor& rstd) {
+  check_backward(gradient, in);
+  return run_backward(in, gradient, mean, rstd, nullptr);
+}
+
+/// Whether the kernel can write the token table's rows: as they are, and nobody else reads them.
+bool writes_rows(const Input& in) {
+  return !in.ids.is_cuda() && changes(in) && in.scale == 1.0 &&
+         (sums_positions(in) || !counts_positions(in));
+}
+
+BackwardRows input_embedding_backward_rows(const Input& in, const Tensor& gradient,
+                                           const Tensor& mean, const Tensor& rstd) {
+  check_backward(gradient, in);
+  token::check_sortable(in.ids, in.token.sym_size(0));
+  if (!writes_rows(in)) {
+    return with_rows(in, gradient, run_backward(in, gradient, mean, rstd, nullptr));
+  }
+  const auto rows = token::row_targets(in.token, in.ids.contiguous(), in.padding_idx);
+  auto [sum, weight, bias, position, type] =
+      run_backward(in, gradient, mean, rstd, rows.targets.data());
+  token::sum_repeated(rows);
+  return {rows.row_ids, rows.rows, weight, bias, position, type};
 }
 
 // ------------------------------------------------------------------------------------- dropout
@@ -228,7 +263,7 @@ Forward input_embedding_forward_meta(const Input& in) {
 Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, const Tensor&,
                                        const Tensor&) {
   check_backward(gradient, in);
-  return backward_results(in);
+  return backward_results(in, changes(in));
 }
 
 Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability) {
@@ -252,10 +287,18 @@ void register_kernels(torch::Library& m) {
   m.impl("input_embedding", Spread<input_embedding>::call);
   m.impl("input_embedding_forward", Spread<input_embedding_forward>::call);
   m.impl("input_embedding_backward", Spread<input_embedding_backward>::call);
+  m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows>::call);
   m.impl("input_dropout", input_dropout);
 }
 
 }  // namespace
+
+BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found) {
+  const auto& [sum, weight, bias, position, type] = found;
+  const auto [row_ids, rows] = token::call_embedding_backward_rows(
+      changes(in) ? sum : gradient, in.ids, in.token.sym_size(0), in.padding_idx, in.scale);
+  return {row_ids, rows, weight, bias, position, type};
+}
 
 Tensor encoding(const Input& in) {
   const Tensor positions = in.positions.has_value()

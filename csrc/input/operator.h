@@ -120,6 +120,20 @@ inline Backward call_input_embedding_backward(const Input& in, const Tensor& gra
   return call_spread(handle, in, gradient, mean, rstd);
 }
 
+/// Of the token table's gradient the ids of the touched rows, ascending, and the rows; then what
+/// Backward has behind the gradient of the sum.
+using BackwardRows = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+inline BackwardRows call_input_embedding_backward_rows(const Input& in, const Tensor& gradient,
+                                                       const Tensor& mean, const Tensor& rstd) {
+  using Signature = Operator<BackwardRows, const Tensor&, const Tensor&, const Tensor&>;
+  static const auto handle = dispatcher::find<Signature>("posembed::input_embedding_backward_rows");
+  return call_spread(handle, in, gradient, mean, rstd);
+}
+
+/// The same from the gradient of the output and what comes of it.
+BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
+
 /// x with the dropout that input_embedding applies under the same seed.
 inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability) {
   using Signature = Tensor(const Tensor&, const Tensor&, double);
@@ -129,6 +143,9 @@ inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double pro
 
 inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
 inline bool norms(const Input& in) { return in.norm != "none"; }
+
+/// Whether the gradient of the sum is another than that of the output.
+inline bool changes(const Input& in) { return norms(in) || drops(in); }
 
 /// Whether positions are a table's rows, one after the other: its gradient is a sum over the batch.
 inline bool counts_positions(const Input& in) {

@@ -187,8 +187,13 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
   }
   const auto [row_ids, rows] = call_embedding_backward_rows(
       gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start);
+  return sparse_gradient(row_ids, rows, num_embeddings);
+}
+
+Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
+                       const c10::SymInt& num_embeddings) {
   return at::_sparse_coo_tensor_unsafe_symint(row_ids.unsqueeze(0), rows,
-                                              {num_embeddings, gradient.sym_size(-1)},
+                                              {num_embeddings, rows.sym_size(-1)},
                                               rows.options().layout(at::kSparse),
                                               /*is_coalesced=*/true);
 }

@@ -16,6 +16,7 @@
 #include "dispatcher/output_memory.h"
 #include "dispatcher/parallel.h"
 #include "token/kernel.h"
+#include "token/sorted_ids.h"
 
 namespace posembed::token {
 namespace {
@@ -25,6 +26,10 @@ namespace {
 /// The row of id 0 in a table whose first row is that of id `vocabulary_start`; -1: the table is
 /// the whole vocabulary.
 int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
+
+SortedIds sorted_ids(const Gradient& of) {
+  return sort_ids(of.ids, of.num_embeddings, of.padding_idx, first_row(of.vocabulary_start));
+}
 
 /// Larger ones could overflow where ids are compared with them.
 constexpr int64_t max_vocabulary_start = int64_t{1} << 62;
@@ -84,43 +89,6 @@ Tensor embedding_meta(const Tensor& weight, const Tensor& ids, int64_t padding_i
 
 // ------------------------------------------------------------------------- the table's gradient
 
-/// The rows of ids on the CPU, sorted; keeps the memory that its pointers go to.
-struct SortedIds {
-  Tensor words, counts;
-  const uint64_t* entries;
-  const int64_t* starts;
-  int64_t groups = 0;
-
-  int64_t kept() const { return starts[groups]; }
-  int64_t row(int64_t group) const { return static_cast<int64_t>(entries[starts[group]] >> 32); }
-  /// The first group that begins at or after `entry`.
-  int64_t group_at(int64_t entry) const {
-    return std::lower_bound(starts, starts + groups + 1, entry) - starts;
-  }
-};
-
-SortedIds sort_ids(const Gradient& of) {
-  const int64_t count = of.ids.numel();
-  SortedIds sorted;
-  sorted.words = at::empty({2 * count}, at::kLong);
-  sorted.counts = at::empty({count + 1}, at::kLong);
-  auto* words = reinterpret_cast<uint64_t*>(sorted.words.mutable_data_ptr<int64_t>());
-  GroupArguments arguments;
-  arguments.ids = dispatcher::index_view(of.ids);
-  arguments.count = count;
-  arguments.num_embeddings = of.num_embeddings;
-  arguments.first_row = first_row(of.vocabulary_start);
-  arguments.padding_idx = of.padding_idx;
-  arguments.entries = words;
-  arguments.scratch = words + count;
-  arguments.starts = sorted.counts.mutable_data_ptr<int64_t>();
-  arguments.groups = &sorted.groups;
-  group_cpu(arguments);
-  sorted.entries = words;
-  sorted.starts = arguments.starts;
-  return sorted;
-}
-
 Sources sources_of(const Gradient& of) {
   Sources sources;
   if (of.sources.defined()) {
@@ -144,16 +112,8 @@ SumArguments sum_arguments(const Gradient& of, const SortedIds& sorted, const Te
   return arguments;
 }
 
-/// Threads share entries, not groups: some ids are far more frequent than others.
-void sum_groups(const SumArguments& arguments, const SortedIds& sorted) {
-  const int64_t row_bytes = arguments.embedding_dim * core::size_of(arguments.scalar);
-  dispatcher::parallel_for(sorted.kept(), 2 * row_bytes, [&](int64_t begin, int64_t end) {
-    sum_groups_cpu(arguments, sorted.group_at(begin), sorted.group_at(end));
-  });
-}
-
 Tensor dense_on_cpu(const Gradient& of) {
-  const SortedIds sorted = sort_ids(of);
+  const SortedIds sorted = sorted_ids(of);
   const auto [out, is_zero] =
       dispatcher::empty_table({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
   FillArguments arguments{sum_arguments(of, sorted, out), of.num_embeddings, sorted.groups};
@@ -170,7 +130,7 @@ Tensor dense_on_cpu(const Gradient& of) {
 }
 
 std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
-  const SortedIds sorted = sort_ids(of);
+  const SortedIds sorted = sorted_ids(of);
   Tensor row_ids = at::empty({sorted.groups}, at::kLong);
   Tensor rows = dispatcher::empty({sorted.groups, of.rows.size(-1)}, of.rows.options());
   auto* id = row_ids.mutable_data_ptr<int64_t>();

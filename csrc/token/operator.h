@@ -66,6 +66,10 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
                       int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
                       int64_t vocabulary_start = -1);
 
+/// The same from the touched rows, each once and ascending.
+Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
+                       const c10::SymInt& num_embeddings);
+
 /// What a gradient of the table is made of: what each place's row gets.
 struct Gradient {
   const Tensor&

@@ -5,6 +5,8 @@ All other operators have their Meta kernels in C++; only Python can name an unkn
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,27 @@ def token_bag_backward_rows(
     return embedding_backward_rows(gradient, ids, num_embeddings=num_embeddings)
 
 
+def input_embedding_backward_rows(
+    output_gradient: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    token: Tensor,
+    ids: Tensor,
+    *others: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """As for embedding_backward_rows; the other gradients are those of input_embedding_backward."""
+    found = torch.ops.posembed.input_embedding_backward(
+        output_gradient, mean, rstd, token, ids, *others, **options
+    )
+    rows = embedding_backward_rows(output_gradient, ids, num_embeddings=token.shape[0])
+    return *rows, *found[1:]
+
+
 def register() -> None:
     """Tells torch about every rule."""
     torch.library.register_fake("posembed::embedding_backward_rows", embedding_backward_rows)
+    torch.library.register_fake(
+        "posembed::input_embedding_backward_rows", input_embedding_backward_rows
+    )
     torch.library.register_fake("posembed::token_bag_backward_rows", token_bag_backward_rows)

@@ -1,5 +1,6 @@
 // The input kernels against plain loops in double, on every instruction set that the processor has.
 #include <cstring>
+#include <memory>
 
 #include "input/problems.h"
 #include "sinusoidal/problems.h"
@@ -213,6 +214,56 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       }
     }
   }
+}
+
+/// Each token's row at a place of its own, or nowhere; as a sum of it alone, which is never -0.
+template <typename T>
+void expect_rows_in_places(const Case<T>& given, const Copy& copy) {
+  const auto size = static_cast<size_t>(given.tokens * given.dim);
+  std::vector<T> whole(size), memory(size + 64);
+  void* aligned = memory.data();
+  size_t space = memory.size() * sizeof(T);
+  T* rows = static_cast<T*>(std::align(64, size * sizeof(T), aligned, space));
+  std::vector<core::Compute<T>> mean(10, 0), rstd(10, 1);
+  std::vector<void*> places;
+  for (int64_t row = 0; row < given.tokens; ++row) {
+    places.push_back(row % 4 == 3 ? nullptr : rows + (given.tokens - 1 - row) * given.dim);
+  }
+  BackwardArguments arguments;
+  arguments.input = given.arguments();
+  arguments.gradient = given.gradient.data();
+  arguments.mean = mean.data();
+  arguments.rstd = rstd.data();
+  arguments.parts = 3;
+  arguments.sum_gradient = whole.data();
+  copy.backward(arguments, 0, 3);
+  arguments.sum_gradient = nullptr;
+  arguments.sum_rows = places.data();
+  copy.backward(arguments, 0, 3);
+  for (int64_t row = 0; row < given.tokens; ++row) {
+    for (int64_t i = 0; i < given.dim; ++i) {
+      const double expected = row % 4 == 3 ? 0 : at(whole, row * given.dim + i);
+      const auto found =
+          static_cast<double>(core::load(rows[(given.tokens - 1 - row) * given.dim + i]));
+      ASSERT_EQ(found, expected) << copy.name << " row " << row << " column " << i;
+      ASSERT_FALSE(found == 0 && std::signbit(found)) << copy.name << " row " << row;
+    }
+  }
+}
+
+TYPED_TEST(InputKernel, WritesRowsWhereTheyBelong) {
+  for (Case<TypeParam>& given : cases<TypeParam>()) {
+    for (size_t i = 0; i < given.gradient.size(); i += 3) core::store(-0.0f, &given.gradient[i]);
+    for (const Copy& copy : copies()) {
+      expect_rows_in_places(given, copy);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TYPED_TEST(InputKernel, StreamsRowsWhereTheyBelong) {
+  const Case<TypeParam> given(int64_t{1} << 18, Norm::none, 0);
+  for (const Copy& copy : copies()) expect_rows_in_places(given, copy);
 }
 
 TYPED_TEST(InputKernel, WithoutNormAndDropoutTheGradientIsNotCopied) {
