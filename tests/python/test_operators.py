@@ -251,6 +251,7 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
 )
+@pytest.mark.filterwarnings("error:There is a performance drop")  # without a batching rule
 def test_vmap(case: OperatorCase, device: torch.device) -> None:
     """Each tensor mapped alone, and all together, along the first and the last but one dimension."""
     copies = [double(case, device) for _ in range(3)]
