@@ -89,7 +89,7 @@ function(_posembed_torch_targets root version)
   endif()
   set(standard 17)
   if(version VERSION_GREATER_EQUAL 2.13)
-    set(standard 20)  # its headers need it
+    set(standard 20)  # as its own CMake package asks; those of later versions need it
   endif()
   # GLOBAL: with add_subdirectory the targets are also needed in the folder above.
   add_library(PosEmbed::c10 SHARED IMPORTED GLOBAL)

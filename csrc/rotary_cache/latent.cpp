@@ -68,4 +68,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("mla_rotary_cache_", mla_rotary_cache);
 }
 
+// torch.func.vmap would run a composite operator copy by copy, and warn of it.
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", mla_rotary); }
+
 }  // namespace posembed::rotary_cache

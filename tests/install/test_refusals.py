@@ -183,14 +183,16 @@ def test_find_package_refuses_another_torch(tmp_path: Path) -> None:
 # Loading.
 
 
-def import_copy(folder: Path, *, library: bytes | None, torch_version: str = "") -> str:
+def import_copy(
+    folder: Path, *, library: bytes | None, built_for: str = "2.11.0", torch_version: str = ""
+) -> str:
     """The error of importing a copy of the package with this library, beside this torch."""
     copy = folder / "posembed"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "*.so"))
     if library is not None:
         (copy / "lib").mkdir()
         (copy / "lib" / "libposembed.so").write_bytes(library)
-        (copy / "lib" / "build.json").write_text(json.dumps({"torch_version": "2.11.0"}))
+        (copy / "lib" / "build.json").write_text(json.dumps({"torch_version": built_for}))
     if torch_version:
         (folder / "torch").mkdir()
         (folder / "torch" / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
@@ -216,5 +218,8 @@ def test_loading_without_a_library(tmp_path: Path) -> None:
 
 
 def test_loading_a_library_that_cannot_be_opened(tmp_path: Path) -> None:
-    error = import_copy(tmp_path, library=b"no library", torch_version="")
-    assert "libposembed.so was built for torch 2.11.0 and cannot be loaded beside torch" in error
+    version = torch.__version__
+    error = import_copy(tmp_path, library=b"no library", built_for=version)
+    assert (
+        f"libposembed.so was built for torch {version} and cannot be loaded beside torch" in error
+    )

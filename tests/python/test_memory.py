@@ -24,10 +24,10 @@ ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
 
 
 def heap() -> range:
-    """Where malloc's heap lies."""
+    """Where malloc's heap lies: several lines of the map, where NumPy asked for huge pages."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    place = next(line.split()[0] for line in lines if line.endswith("[heap]"))
-    return range(*(int(end, 16) for end in place.split("-")))
+    places = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
+    return range(int(places[0][0], 16), int(places[-1][1], 16))
 
 
 def fill_heap() -> list[Tensor]:

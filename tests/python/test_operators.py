@@ -113,7 +113,10 @@ def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
 
 @differentiable
 def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> None:
-    """Gradients in every dtype against the reference's own, from torch's autograd."""
+    """Gradients in every dtype against the reference's own, from torch's autograd.
+
+    ALiBi's slopes set the tolerance: rounded terms, each times a distance, that nearly cancel.
+    """
     for dtype in case.dtypes:
         torch.manual_seed(2)
         sample = case.sample(2, 3, device, dtype).requires_grad()
@@ -124,7 +127,7 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
         )
         for tensor, found, wanted in zip(sample.tensors(), actual, expected, strict=True):
             assert found.dtype == tensor.dtype
-            assert_close(found, wanted, 8 * TOLERANCE[dtype])
+            assert_close(found, wanted, 16 * TOLERANCE[dtype])
 
 
 @every
@@ -248,6 +251,7 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
 )
+@pytest.mark.filterwarnings("error:There is a performance drop")  # without a batching rule
 def test_vmap(case: OperatorCase, device: torch.device) -> None:
     """Each tensor mapped alone, and all together, along the first and the last but one dimension."""
     copies = [double(case, device) for _ in range(3)]
