@@ -104,6 +104,13 @@ class BackwardPart {
     });
   }
 
+  /// Where the gradient of a token's sum goes; nullptr: nowhere.
+  T* target(const Token& token) const {
+    const int64_t row = row_of(a_, token);
+    if (b_.sum_rows != nullptr) return static_cast<T*>(b_.sum_rows[row]);
+    return b_.sum_gradient == nullptr ? nullptr : static_cast<T*>(b_.sum_gradient) + row * dim_;
+  }
+
   /// The token at hand, as number `k` of its group; goes on to the next.
   GradientRow<T> take_row(int k) {
     const Token token = tokens_.token();
@@ -118,8 +125,8 @@ class BackwardPart {
                           1,
                           memory_.row(2 * k),
                           memory_.row(2 * k + 1)};
-    if (b_.sum_gradient != nullptr) result.out = static_cast<T*>(b_.sum_gradient) + row * dim_;
-    if (b_.sum_rows != nullptr) result.out = static_cast<T*>(b_.sum_rows[row]);
+    result.out = target(token);
+    if (streaming) core::expect_stream(target(tokens_.soon()), dim_ * int64_t{sizeof(T)});
     if (b_.type_gradient != nullptr) {
       result.type = partial_ + (2 + index_of(a_.type, token)) * columns_;
     }
