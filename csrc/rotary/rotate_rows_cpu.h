@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/stream.h"
 #include "core/vector.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/kernel.h"
@@ -204,12 +205,17 @@ POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Sour
   }
 }
 
-/// Rotates the window of every row.
+/// Rotates the window of every row. Rows of a token mostly follow each other, and the next token's
+/// follow them: the page behind is asked for.
 template <bool interleaved, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, int64_t pairs) {
   for (int64_t row = 0; row < rows.count; ++row) {
     const T* in = rows.in + row * rows.in_step;
     T* out = rows.out + row * rows.out_step;
+    if (streaming && rows.count > 1) {
+      constexpr auto size = static_cast<int64_t>(sizeof(T));
+      core::expect_stream(out + core::page / size, 2 * pairs * size);
+    }
     if constexpr (interleaved) {
       rotate_neighbours<streaming>(in, out, angles, pairs);
     } else {
