@@ -5,6 +5,7 @@
 
 #include "core/lane_sum.h"
 #include "core/run.h"
+#include "core/stream.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/rotate_rows_cpu.h"
 #include "rotary/streaming_cpu.h"
@@ -232,6 +233,8 @@ class Forward {
     norm_columns(in, out, weights, rstd, 0, before);
     if (!token.rotated) return;
     const NormingAngles<C> angles{rotary::POSEMBED_ISA::AnglesInMemory<C>(angles_), weights, rstd};
+    constexpr auto size = static_cast<int64_t>(sizeof(T));
+    if (streaming) core::expect_stream(out + core::page / size, rotation_.head_dim * size);
     const rotary::POSEMBED_ISA::RowGroup<T> row{in + start, out + start, 1, 0, 0};
     rotary::POSEMBED_ISA::rotate_each<interleaved, streaming>(row, angles, rotation_.pairs);
     norm_columns(in, out, weights, rstd, start + window, rotation_.head_dim);
