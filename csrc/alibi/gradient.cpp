@@ -246,11 +246,8 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
     node->two_sided = slopes.dim() == 2;
     node->dtype = code(slopes.scalar_type());
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_bias(slopes, queries, keys, places, form, dtype);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_bias(slopes, queries, keys, places, form, dtype); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(slopes); direction.defined()) {
     dispatcher::set_tangent(output, call_bias(direction, queries, keys, places,
@@ -266,12 +263,11 @@ void bias_out_autograd(const Tensor& out, const Tensor& slopes, c10::SymInt quer
                        bool hide) {
   dispatcher::check_inference_only(out, "out", "posembed::alibi_bias");
   dispatcher::check_inference_only(slopes, "slopes", "posembed::alibi_bias");
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
+  dispatcher::below_autograd([&] {
     call_bias_out(out, slopes, queries, keys,
                   {query_positions, key_positions, cu_seqlens, attention_mask},
                   {query_offset, causal, hide});
-  }
+  });
   torch::autograd::impl::bump_version(out);
 }
 
@@ -290,11 +286,8 @@ Tensor bias_backward_autograd(const Tensor& grad, const MaybeTensor& query_posit
     node->batch = node->batched ? grad.sym_size(0) : c10::SymInt(1);
     node->dtype = code(grad.scalar_type());
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_bias_backward(grad, places, form, two_sided, dtype);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_bias_backward(grad, places, form, two_sided, dtype); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(grad); direction.defined()) {
     dispatcher::set_tangent(
@@ -326,11 +319,8 @@ Tensor add_autograd(const Tensor& scores, const Tensor& slopes, const MaybeTenso
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   const Form form{query_offset, causal, hide, scale};
   auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_add(scores, slopes, places, form);
-  }
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_add(scores, slopes, places, form); });
   if (node) {
     node->call.keep(places, form);
     node->two_sided = slopes.dim() == 2;
@@ -348,11 +338,8 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes,
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   const Form form{query_offset, causal, hide, scale};
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_softmax(scores, slopes, places, form);
-  }
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, places, form); });
   if (node) {
     torch::autograd::set_history(output, node);
     node->weights = dispatcher::save_output(output);
@@ -376,7 +363,7 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, co
                                    const Tensor& of_slopes) {
   const Tensor dg = dispatcher::tangent(grad), dw = dispatcher::tangent(weights);
   if (!dg.defined() && !dw.defined()) return;
-  const Tensor g = grad._fw_primal(0), w = weights._fw_primal(0);
+  const Tensor g = dispatcher::primal(grad), w = dispatcher::primal(weights);
   Tensor direction, change;
   if (dg.defined()) {
     direction = w * dg;
@@ -404,12 +391,8 @@ std::tuple<Tensor, Tensor> softmax_backward_autograd(
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   const Form form{query_offset, causal, hide, scale};
   auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
-  Tensor of_scores, of_slopes;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    std::tie(of_scores, of_slopes) =
-        call_softmax_backward(grad, weights, places, form, sides, dtype);
-  }
+  auto [of_scores, of_slopes] = dispatcher::below_autograd(
+      [&] { return call_softmax_backward(grad, weights, places, form, sides, dtype); });
   if (node) {
     node->grad = dispatcher::save(grad);
     node->weights = dispatcher::save(weights);
@@ -426,10 +409,7 @@ void change_autograd(const Tensor& scores, const Tensor& slopes, const Places& p
                      const Form& form, Change change, const char* alternative) {
   dispatcher::check_inference_only(scores, "scores", alternative);
   dispatcher::check_inference_only(slopes, "slopes", alternative);
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    change(scores, slopes, places, form);
-  }
+  dispatcher::below_autograd([&] { change(scores, slopes, places, form); });
   torch::autograd::impl::bump_version(scores);
 }
 

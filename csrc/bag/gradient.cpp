@@ -1,7 +1,6 @@
 // Derivatives of the bag operators. A weighted sum is linear in the table and in the weights; with
 // its two gradients it makes a closed set, in which each one's derivatives are the others. A
 // maximum's places are kept; where they are, its derivative is a choice of elements.
-#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -9,6 +8,7 @@
 
 #include "bag/operator.h"
 #include "dispatcher/autograd.h"
+#include "token/operator.h"
 
 namespace posembed::bag {
 namespace {
@@ -56,26 +56,15 @@ class Unpacked {
 
 Tensor or_undefined(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
 
-/// Either may be undefined.
-Tensor sum(const Tensor& a, const Tensor& b) {
-  if (!a.defined()) return b;
-  return b.defined() ? a.add(b) : a;
-}
-
-/// `tensor` without its tangent: an operator that is called for a tangent must not meet another.
-Tensor primal(const Tensor& tensor) {
-  return dispatcher::tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
-}
-
 /// The tangent of a function that is linear in each of its two arguments.
 template <typename Function>
 Tensor product_rule(const Tensor& a, const Tensor& b, const Function& function) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(a); direction.defined()) {
-    result = function(direction, primal(b));
+    result = function(direction, dispatcher::primal(b));
   }
   if (const Tensor direction = dispatcher::tangent(b); direction.defined()) {
-    result = sum(result, function(primal(a), direction));
+    result = dispatcher::accumulate(result, function(dispatcher::primal(a), direction));
   }
   return result;
 }
@@ -89,9 +78,7 @@ Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeT
   }
   const auto [row_ids, values] =
       call_token_bag_backward_rows(gradient, places, weights, maxima, rows, mode);
-  return at::_sparse_coo_tensor_unsafe_symint(
-      row_ids.unsqueeze(0), values, {rows, gradient.sym_size(1)},
-      values.options().layout(at::kSparse), /*is_coalesced=*/true);
+  return token::sparse_gradient(row_ids, values, rows);
 }
 
 /// The elements of `table` that a maximum took; zeros for empty bags.
@@ -162,11 +149,8 @@ Tensor token_bag_autograd(const Tensor& weight, const Tensor& ids, const MaybeTe
     node->mode = mode;
     node->form = gradient;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_token_bag(weight, places, weights, mode, gradient);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_token_bag(weight, places, weights, mode, gradient); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output,
                           product_rule(weight, factors, [&](const Tensor& table, const Tensor& by) {
@@ -207,11 +191,8 @@ std::tuple<Tensor, Tensor> token_bag_max_autograd(const Tensor& weight, const Te
                                                   bool include_last_offset, Text gradient) {
   const Places places{ids, offsets, padding_idx, include_last_offset};
   auto node = dispatcher::node_for<TokenBagMaxBackward>(weight);
-  std::tuple<Tensor, Tensor> outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs = call_token_bag_max(weight, places, gradient);
-  }
+  std::tuple<Tensor, Tensor> outputs =
+      dispatcher::below_autograd([&] { return call_token_bag_max(weight, places, gradient); });
   auto& [output, maxima] = outputs;
   if (node) {
     node->places.save(places);
@@ -283,11 +264,7 @@ Tensor token_bag_backward_autograd(const Tensor& gradient, const Tensor& ids,
     const MaybeTensor given = by.defined() ? MaybeTensor(by) : std::nullopt;
     return call_token_bag_backward(rows, places, given, maxima, num_embeddings, mode);
   };
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call(gradient, factors);
-  }
+  Tensor output = dispatcher::below_autograd([&] { return call(gradient, factors); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, product_rule(gradient, factors, call));
   return output;
@@ -318,13 +295,10 @@ std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(
       !dispatcher::tangent(gradient).defined() && !dispatcher::tangent(factors).defined(),
       no_second_derivative);
   auto node = dispatcher::node_for<TokenBagRowsBackward>(gradient, factors);
-  std::tuple<Tensor, Tensor> outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs =
-        call_token_bag_backward_rows(gradient, {ids, offsets, padding_idx, include_last_offset},
-                                     weights, maxima, num_embeddings, mode);
-  }
+  std::tuple<Tensor, Tensor> outputs = dispatcher::below_autograd([&] {
+    return call_token_bag_backward_rows(gradient, {ids, offsets, padding_idx, include_last_offset},
+                                        weights, maxima, num_embeddings, mode);
+  });
   if (node) torch::autograd::set_history(std::get<1>(outputs), node);
   return outputs;
 }
@@ -373,11 +347,7 @@ Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor&
   const auto call = [&](const Tensor& rows, const Tensor& table) {
     return call_token_bag_weights_backward(rows, table, places);
   };
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call(gradient, weight);
-  }
+  Tensor output = dispatcher::below_autograd([&] { return call(gradient, weight); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, product_rule(gradient, weight, call));
   return output;

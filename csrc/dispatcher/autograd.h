@@ -3,6 +3,7 @@
 // names its members once, in members(), and gets release, compiled autograd and locking from here.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -197,6 +198,26 @@ inline at::Tensor tangent(const at::Tensor& tensor) {
 
 inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
   if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+/// `tensor` without its tangent. Operators that are called to compute a tangent take these, or they
+/// would differentiate again.
+inline at::Tensor primal(const at::Tensor& tensor) {
+  return tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
+}
+
+/// a + b, where either may be undefined.
+inline at::Tensor accumulate(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? a.add(b) : a;
+}
+
+/// Calls `function` with autograd's dispatch keys excluded: how an operator's Autograd kernel calls
+/// the operator itself.
+template <typename Function>
+auto below_autograd(const Function& function) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return function();
 }
 
 }  // namespace posembed::dispatcher

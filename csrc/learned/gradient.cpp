@@ -56,11 +56,8 @@ Tensor learned_add_autograd(const Tensor& x, const Tensor& weight, const MaybeTe
     node->offset = offset;
     node->first_row = first_row;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_learned_add(x, weight, positions, offset, first_row);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_learned_add(x, weight, positions, offset, first_row); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, add_tangent(x, weight, positions, offset, first_row));
   return output;
@@ -95,11 +92,8 @@ Tensor learned_encode_autograd(const Tensor& weight, const Tensor& positions, in
     node->rows = weight.sym_size(0);
     node->first_row = first_row;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_learned_encode(weight, positions, first_row);
-  }
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_learned_encode(weight, positions, first_row); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
     dispatcher::set_tangent(output, call_learned_encode(direction, positions, first_row));
@@ -146,11 +140,8 @@ Tensor learned_backward_autograd(const Tensor& gradient, const MaybeTensor& posi
     node->offset = offset;
     node->first_row = first_row;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_learned_backward(gradient, positions, rows, offset, first_row);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_learned_backward(gradient, positions, rows, offset, first_row); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
     dispatcher::set_tangent(output,

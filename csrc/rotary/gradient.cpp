@@ -77,16 +77,11 @@ class Unpacked {
   MaybeTensor positions_, frequencies_, cu_seqlens_;
 };
 
-/// The rotation of a tensor alone that was the key of two.
+/// Rotates a lone tensor as the key of a pair.
 Rotation of_key(const Rotation& by) {
-  return {by.positions, by.frequencies, by.cu_seqlens, specification(by.spec).for_keys,
-          by.layout,    by.offset,      by.inverse,    by.transpose};
-}
-
-/// Either may be undefined.
-Tensor sum(const Tensor& a, const Tensor& b) {
-  if (!a.defined()) return b;
-  return b.defined() ? a.add(b) : a;
+  Rotation result = by;
+  result.spec = specification(by.spec).for_keys;
+  return result;
 }
 
 /// Gradient of rotary and of rotary_pair.
@@ -121,7 +116,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
       if (!gradients[i].defined()) continue;
       const Tensor part = call_rotary_frequencies_backward(
           gradients[i], *dispatcher::unpack(*rotated[i]), by.forward());
-      gradients[count] = sum(gradients[count], part);
+      gradients[count] = dispatcher::accumulate(gradients[count], part);
     }
     return std::move(gradients);
   }
@@ -203,15 +198,8 @@ auto backward_node(const Rotation& by, const Tensor& query, const Keys&... key) 
   return node;
 }
 
-// Forward mode: products of tangents and values. A value must come without its own tangent, or the
-// operators called here would take the derivative again.
-
-Tensor primal(const Tensor& tensor) {
-  return dispatcher::tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
-}
-
 MaybeTensor primal(const MaybeTensor& tensor) {
-  return tensor.has_value() ? MaybeTensor(primal(*tensor)) : std::nullopt;
+  return tensor.has_value() ? MaybeTensor(dispatcher::primal(*tensor)) : std::nullopt;
 }
 
 MaybeTensor tangent_of(const MaybeTensor& tensor) {
@@ -233,18 +221,15 @@ Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& by) 
     result = call_rotary(direction, with_frequencies(by, frequencies));
   }
   if (const MaybeTensor direction = tangent_of(by.frequencies); direction.has_value()) {
-    result = sum(result, call_rotary_tangent(out, with_frequencies(by, direction)));
+    result =
+        dispatcher::accumulate(result, call_rotary_tangent(out, with_frequencies(by, direction)));
   }
   return result;
 }
 
 Tensor rotary_autograd(const Tensor& query, const Rotation& by) {
   auto node = backward_node(by, query);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_rotary(query, by);
-  }
+  Tensor output = dispatcher::below_autograd([&] { return call_rotary(query, by); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, rotated_tangent(query, output, by));
   return output;
@@ -253,11 +238,8 @@ Tensor rotary_autograd(const Tensor& query, const Rotation& by) {
 std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tensor& key,
                                                 const Rotation& by) {
   auto node = backward_node(by, query, key);
-  std::tuple<Tensor, Tensor> outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs = call_rotary_pair(query, key, by);
-  }
+  std::tuple<Tensor, Tensor> outputs =
+      dispatcher::below_autograd([&] { return call_rotary_pair(query, key, by); });
   auto& [query_out, key_out] = outputs;
   const Rotation by_key = of_key(by);
   for (const auto& [in, out, rotation] :
@@ -274,11 +256,7 @@ Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
     node->rotation.save(by);
     node->rotated = dispatcher::save(rotated);
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_rotary_tangent(rotated, by);
-  }
+  Tensor output = dispatcher::below_autograd([&] { return call_rotary_tangent(rotated, by); });
   if (node) torch::autograd::set_history(output, node);
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(rotated); direction.defined()) {
@@ -286,7 +264,8 @@ Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
     result = call_rotary_tangent(direction, with_frequencies(by, frequencies));
   }
   if (const MaybeTensor direction = tangent_of(by.frequencies); direction.has_value()) {
-    result = sum(result, call_rotary_tangent(primal(rotated), with_frequencies(by, direction)));
+    result = dispatcher::accumulate(
+        result, call_rotary_tangent(dispatcher::primal(rotated), with_frequencies(by, direction)));
   }
   dispatcher::set_tangent(output, result);
   return output;
@@ -302,18 +281,16 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
   }
   const MaybeTensor frequencies = primal(by.frequencies);  // only their dtype counts
   const Rotation plain = with_frequencies(by, frequencies);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_rotary_frequencies_backward(gradient, query, plain);
-  }
+  Tensor output = dispatcher::below_autograd(
+      [&] { return call_rotary_frequencies_backward(gradient, query, plain); });
   if (node) torch::autograd::set_history(output, node);
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
-    result = call_rotary_frequencies_backward(direction, primal(query), plain);
+    result = call_rotary_frequencies_backward(direction, dispatcher::primal(query), plain);
   }
   if (const Tensor direction = dispatcher::tangent(query); direction.defined()) {
-    result = sum(result, call_rotary_frequencies_backward(primal(gradient), direction, plain));
+    result = dispatcher::accumulate(
+        result, call_rotary_frequencies_backward(dispatcher::primal(gradient), direction, plain));
   }
   dispatcher::set_tangent(output, result);
   return output;
@@ -330,20 +307,14 @@ void check_inference_only(const Tensor& rotated, const char* argument, const Rot
 
 void rotary_in_place_autograd(const Tensor& query, const Rotation& by) {
   check_inference_only(query, "query", by, "posembed::rotary");
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_rotary_in_place(query, by);
-  }
+  dispatcher::below_autograd([&] { call_rotary_in_place(query, by); });
   torch::autograd::impl::bump_version(query);
 }
 
 void rotary_pair_in_place_autograd(const Tensor& query, const Tensor& key, const Rotation& by) {
   check_inference_only(query, "query", by, "posembed::rotary_pair");
   check_inference_only(key, "key", by, "posembed::rotary_pair");
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_rotary_pair_in_place(query, key, by);
-  }
+  dispatcher::below_autograd([&] { call_rotary_pair_in_place(query, key, by); });
   torch::autograd::impl::bump_version(query);
   torch::autograd::impl::bump_version(key);
 }
@@ -351,10 +322,7 @@ void rotary_pair_in_place_autograd(const Tensor& query, const Tensor& key, const
 void rotary_out_autograd(const Tensor& out, const Tensor& query, const Rotation& by) {
   check_inference_only(out, "out", by, "posembed::rotary");
   check_inference_only(query, "query", by, "posembed::rotary");
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_rotary_out(out, query, by);
-  }
+  dispatcher::below_autograd([&] { call_rotary_out(out, query, by); });
   torch::autograd::impl::bump_version(out);
 }
 
@@ -364,10 +332,7 @@ void rotary_pair_out_autograd(const Tensor& query_out, const Tensor& key_out, co
   check_inference_only(key_out, "key_out", by, "posembed::rotary_pair");
   check_inference_only(query, "query", by, "posembed::rotary_pair");
   check_inference_only(key, "key", by, "posembed::rotary_pair");
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_rotary_pair_out(query_out, key_out, query, key, by);
-  }
+  dispatcher::below_autograd([&] { call_rotary_pair_out(query_out, key_out, query, key, by); });
   torch::autograd::impl::bump_version(query_out);
   torch::autograd::impl::bump_version(key_out);
 }

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
+#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "rotary_cache/operator.h"
 
@@ -22,10 +23,7 @@ void check_inference_only(const Call& call) {
 
 void rotary_cache_autograd(const Call& call) {
   check_inference_only(call);
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_rotary_cache(call);
-  }
+  dispatcher::below_autograd([&] { call_rotary_cache(call); });
   torch::autograd::impl::bump_version(call.rotated_query());
   if (call.rotate_key) torch::autograd::impl::bump_version(call.key);
   torch::autograd::impl::bump_version(call.key_cache);

@@ -155,16 +155,9 @@ Two norm_rotary_autograd(const Call& call) {
   if (has_tangent(call)) return forward_chain(call);
   auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
                                                        call.key_weight);
-  if (!node) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return call_norm_rotary(call);
-  }
-  Four outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs = call_norm_rotary_forward(call);
-  }
-  auto& [query, key, query_rstd, key_rstd] = outputs;
+  if (!node) return dispatcher::below_autograd([&] { return call_norm_rotary(call); });
+  auto [query, key, query_rstd, key_rstd] =
+      dispatcher::below_autograd([&] { return call_norm_rotary_forward(call); });
   node->keep(call);
   node->query_rstd = dispatcher::save(query_rstd);
   node->key_rstd = dispatcher::save(key_rstd);
@@ -181,8 +174,9 @@ Four norm_rotary_backward_autograd(const Call& call, const Tensor& query_gradien
   if (again || has_tangent(call) || have_tangent(query_gradient, key_gradient)) {
     return backward_chain(call, query_gradient, key_gradient);
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_norm_rotary_backward(call, query_gradient, key_gradient, query_rstd, key_rstd);
+  return dispatcher::below_autograd([&] {
+    return call_norm_rotary_backward(call, query_gradient, key_gradient, query_rstd, key_rstd);
+  });
 }
 
 void norm_rotary_in_place_autograd(const Call& call) {
@@ -191,10 +185,7 @@ void norm_rotary_in_place_autograd(const Call& call) {
   dispatcher::check_inference_only(call.key, "key", alternative);
   dispatcher::check_inference_only(call.query_weight, "query_weight", alternative);
   dispatcher::check_inference_only(call.key_weight, "key_weight", alternative);
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    call_norm_rotary_in_place(call);
-  }
+  dispatcher::below_autograd([&] { call_norm_rotary_in_place(call); });
   torch::autograd::impl::bump_version(call.query);
   torch::autograd::impl::bump_version(call.key);
 }

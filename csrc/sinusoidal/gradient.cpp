@@ -27,11 +27,10 @@ struct Encoded {
   Tensor unscaled(at::ScalarType dtype) const {
     return call_encode(positions, std::nullopt, spec, order, dtype);
   }
-  /// The same without tangents: encoding along them would ask for the next derivative, and so on
-  /// for ever.
+  /// The same without tangents: with them, each derivative would ask for the next one.
   Encoded primal() const {
-    const auto strip = [](const Tensor& given) { return given._fw_primal(/*level=*/0); };
-    return {strip(positions), scale.has_value() ? MaybeTensor(strip(*scale)) : scale, spec, order};
+    return {dispatcher::primal(positions),
+            scale.has_value() ? MaybeTensor(dispatcher::primal(*scale)) : scale, spec, order};
   }
 };
 
@@ -61,8 +60,7 @@ Tensor encoding_tangent(const Encoded& encoded, at::ScalarType dtype) {
   }
   const Tensor along = encoded.scale.has_value() ? dispatcher::tangent(*encoded.scale) : Tensor();
   if (along.defined()) {
-    const Tensor part = plain.unscaled(dtype).mul(along.reshape({}).to(dtype));
-    result = result.defined() ? result.add(part) : part;
+    result = dispatcher::accumulate(result, plain.unscaled(dtype).mul(along.reshape({}).to(dtype)));
   }
   return result;
 }
@@ -150,11 +148,6 @@ class SinusoidalEncodeBackward : public dispatcher::OperatorNode<SinusoidalEncod
   Saved saved;
 };
 
-Tensor sum_of_tangents(const Tensor& first, const Tensor& second) {
-  if (!first.defined()) return second;
-  return second.defined() ? first.add(second) : first;
-}
-
 bool requires_grad(const MaybeTensor& tensor) {
   return tensor.has_value() && tensor->requires_grad();
 }
@@ -166,16 +159,13 @@ Tensor add_autograd(const Tensor& x, const MaybeTensor& positions, const MaybeTe
   auto node = dispatcher::node_for<SinusoidalAddBackward>(x, places, factor);
   if (node && (requires_grad(positions) || requires_grad(scale))) node->saved.save(encoded);
   if (node) node->saved.offset = offset;
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_add(x, positions, scale, spec, offset);
-  }
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_add(x, positions, scale, spec, offset); });
   if (node) torch::autograd::set_history(output, node);
   if (dispatcher::tangent(places).defined() || dispatcher::tangent(factor).defined()) {
     const Encoded at_rows{places.defined() ? places : counted(x, offset), scale, spec, 0};
     const Tensor along = encoding_tangent(at_rows, x.scalar_type()).expand_symint(x.sym_sizes());
-    dispatcher::set_tangent(output, sum_of_tangents(dispatcher::tangent(x), along));
+    dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), along));
   } else {
     dispatcher::set_tangent(output, dispatcher::tangent(x));
   }
@@ -187,11 +177,8 @@ Tensor encode_autograd(const Tensor& positions, const MaybeTensor& scale, Text s
   const Encoded encoded{positions, scale, spec, order};
   auto node = dispatcher::node_for<SinusoidalEncodeBackward>(positions, scale.value_or(Tensor()));
   if (node) node->saved.save(encoded);
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_encode(positions, scale, spec, order, dtype);
-  }
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_encode(positions, scale, spec, order, dtype); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, encoding_tangent(encoded, output.scalar_type()));
   return output;

@@ -58,12 +58,10 @@ Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t paddi
     node->form = gradient;
     node->vocabulary_start = vocabulary_start;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
-                            vocabulary_start);
-  }
+  Tensor output = dispatcher::below_autograd([&] {
+    return call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
+                          vocabulary_start);
+  });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
     dispatcher::set_tangent(output, call_embedding(direction, ids, padding_idx, scale,
@@ -130,12 +128,10 @@ Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
     node->scale_grad_by_freq = scale_grad_by_freq;
     node->vocabulary_start = vocabulary_start;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
-                                     scale_grad_by_freq, vocabulary_start);
-  }
+  Tensor output = dispatcher::below_autograd([&] {
+    return call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
+                                   scale_grad_by_freq, vocabulary_start);
+  });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
     dispatcher::set_tangent(
@@ -166,12 +162,10 @@ std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(
                               "posembed: gradient='rows' has no second derivative; use ",
                               "gradient='dense'");
   auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);
-  std::tuple<Tensor, Tensor> outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs = call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
-                                           scale_grad_by_freq, vocabulary_start);
-  }
+  std::tuple<Tensor, Tensor> outputs = dispatcher::below_autograd([&] {
+    return call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
+                                        scale_grad_by_freq, vocabulary_start);
+  });
   if (node) torch::autograd::set_history(std::get<1>(outputs), node);
   return outputs;
 }
