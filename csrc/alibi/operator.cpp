@@ -1,6 +1,5 @@
 // The ALiBi operators on matrices: the bias, the bias added to scores, their softmax, and
-// gradients. Shapes are checked in one place for eager and Meta kernels; the arithmetic is the
-// kernel's.
+// gradients. Eager and Meta kernels share their checks.
 #include "alibi/operator.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -33,9 +32,7 @@ void check_slopes(const Tensor& slopes) {
 
 at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
   const at::ScalarType type = dtype.value_or(tensor.scalar_type());
-  TORCH_CHECK_TYPE(
-      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
-      "dtype: expected float32, float64, bfloat16 or float16, got ", type);
+  dispatcher::check_floating(type, "dtype");
   return type;
 }
 
@@ -99,15 +96,14 @@ void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& 
                     c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
 }
 
-/// What kernels ask of memory that they are given to write to.
+/// Checks memory that a caller gives for a result.
 void check_memory(const Tensor& tensor, const char* argument) {
-  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
-                    ": expected a contiguous last dimension, got strides ", tensor.strides());
+  dispatcher::check_dense_rows(tensor, argument);
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
                     ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
-/// Of the gradient of slopes; sides 0: none.
+/// The shape of the gradient of slopes; sides is 0 if it is not needed.
 c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
   if (sides == 0) return {0};
   const c10::SymInt heads = scores.sym_size(-3);
@@ -127,15 +123,10 @@ Slopes slopes_view(const Tensor& slopes) {
 
 int64_t batch_of(const Tensor& scores) { return scores.dim() == 4 ? scores.size(0) : 1; }
 
-/// Without a batch, there is one. Kernels write to those that are results only.
+/// The matrices of scores, with batch 1 if they have none. Kernels write to results only.
 Matrices matrices_of(const Tensor& scores) {
   return {const_cast<void*>(scores.const_data_ptr()),
           {scores.dim() == 4 ? scores.stride(0) : 0, scores.stride(-3), scores.stride(-2)}};
-}
-
-/// The kernels ask for a contiguous last dimension.
-Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
 /// Runs a kernel over all rows: on the stream of `tensor`'s device, or on the CPU's threads.
@@ -154,7 +145,7 @@ void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_
                            [&](int64_t begin, int64_t end) { cpu(call, begin, end); });
 }
 
-// A launcher is named inside `if constexpr` alone: without CUDA there is no such function.
+// Launchers must be named inside `if constexpr` only: without CUDA they do not exist.
 #define POSEMBED_CUDA_LAUNCHER(launcher)                                \
   [](const auto& call, core::CudaStream stream) -> const char* {        \
     if constexpr (core::built_with_cuda) return launcher(call, stream); \
@@ -198,7 +189,7 @@ void bias_out(const Tensor& out, const Tensor& slopes, int64_t queries, int64_t 
   fill(slopes, Layout(places, query_offset, causal, hide, queries, keys), out);
 }
 
-/// What add and softmax have in common: the call of their kernels.
+/// Calls the kernel of add or softmax.
 struct ScoreCall {
   ScoreCall(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
             const Tensor& out)
@@ -251,7 +242,7 @@ Tensor new_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor&
   check_scores(scores, slopes, places, symbolic(query_offset));
   const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
   Tensor out = dispatcher::empty(scores.sizes(), scores.options());
-  write(with_dense_rows(scores), slopes, layout, scale, out);
+  write(dispatcher::with_dense_rows(scores), slopes, layout, scale, out);
   return out;
 }
 
@@ -267,7 +258,7 @@ void change_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor
   write(scores, slopes, layout, scale, scores);
 }
 
-/// The gradient of slopes, which a kernel sums up row by row.
+/// Memory for the gradient of slopes, which kernels sum first by rows.
 class SlopeSum {
  public:
   SlopeSum(const Tensor& grad, int64_t sides, const MaybeType& dtype)
@@ -284,7 +275,7 @@ class SlopeSum {
 
   const SlopeGradient& gradient() const { return gradient_; }
 
-  /// The sum; kernels for CUDA have made it.
+  /// The sum over rows, which CUDA kernels have already made.
   Tensor finish(int64_t batch, int64_t queries) const {
     if (gradient_.sides > 0 && out_.is_cpu()) reduce_heads_cpu(gradient_, batch, queries);
     return out_;
@@ -303,7 +294,7 @@ Tensor bias_backward(const Tensor& grad, const MaybeTensor& query_positions,
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   check_matrices(grad, "grad", places, symbolic(query_offset));
   const Layout layout(places, query_offset, causal, true, grad.size(-2), grad.size(-1));
-  const Tensor in = with_dense_rows(grad);
+  const Tensor in = dispatcher::with_dense_rows(grad);
   const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
   ReduceArguments call;
   call.distances = layout.distances();
@@ -327,7 +318,8 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
   const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
   check_softmax_backward(grad, weights, places, symbolic(query_offset), sides);
   const Layout layout(places, query_offset, causal, hide, grad.size(-2), grad.size(-1));
-  const Tensor of_output = with_dense_rows(grad), output = with_dense_rows(weights);
+  const Tensor of_output = dispatcher::with_dense_rows(grad),
+               output = dispatcher::with_dense_rows(weights);
   Tensor out = dispatcher::empty(grad.sizes(), grad.options());
   const SlopeSum sum(grad, sides, dtype);
   SoftmaxBackwardArguments call;

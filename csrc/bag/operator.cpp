@@ -1,6 +1,5 @@
 // The bag operators: rows of a table pooled by bags of ids, and the gradients of the table and of
-// the weights. Which row of the gradient each place gets is a list, and the token family adds them
-// up by ids.
+// the weights. The token family's kernels sum gradients by ids, given the row that each place gets.
 #include "bag/operator.h"
 
 #include <ATen/ops/cat.h>
@@ -99,13 +98,13 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
 
 // ----------------------------------------------------------------------------- what kernels see
 
-/// Contiguous ids and offsets, whose values have been looked at on the CPU; and the kernels' view.
+/// Contiguous ids and offsets, with values checked on the CPU, and their form for kernels.
 struct Layout {
   Tensor ids, offsets;
   Bags bags;
 };
 
-/// The first offset must be 0, none less than the one before it, and the last within the ids.
+/// Checks that offsets start at 0, do not decrease and stay within the ids.
 void check_offsets(const Bags& bags, int64_t count) {
   int64_t before = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -141,17 +140,13 @@ Layout lay_out(const Places& in, int64_t num_embeddings) {
   return layout;
 }
 
-at::ScalarType compute_type(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 // --------------------------------------------------------------------------------------- pool
 
-/// Writes `out`, and for a maximum `maxima` where that is defined.
+/// Writes `out` and, for a maximum, `maxima` if it is defined.
 void pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Mode mode,
           const Tensor& out, const Tensor& maxima) {
   const Layout layout = lay_out(in, weight.size(0));
-  const Tensor table = token::with_dense_rows(weight);
+  const Tensor table = dispatcher::with_dense_rows(weight);
   const Tensor factors = weights.has_value() ? weights->contiguous() : Tensor();
   PoolArguments arguments;
   arguments.table = table.const_data_ptr();
@@ -232,7 +227,7 @@ Tensor bag_sizes(const Places& in) {
   if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
   const int64_t bags = bags_of(in).expect_int();
   const at::TensorOptions options = in.ids.options().dtype(at::kLong);
-  // Offsets that do not fit, on a CUDA device, must not lead outside.
+  // Wrong offsets on a CUDA device must not lead outside the ids.
   const Tensor offsets = in.offsets->to(at::kLong).clamp(0, in.ids.numel());
   const Tensor bounds = at::cat({offsets, at::full({1}, in.ids.numel(), options)});
   const Tensor before = at::cat({at::zeros({1}, options), kept.cumsum(0)});
@@ -258,16 +253,16 @@ Tensor bags_of_places(const Layout& layout) {
   return out;
 }
 
-/// What each place's row gets times, undefined for ones.
+/// The factor of the gradient for each place's row; undefined for ones.
 Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights, Mode mode,
                   const Tensor& bags) {
-  const at::ScalarType type = compute_type(gradient);
+  const at::ScalarType type = dispatcher::compute_type(gradient);
   if (weights.has_value()) return weights->to(type).contiguous();
   if (mode == Mode::sum) return {};
   return bag_sizes(in).clamp_min(1).view(-1).to(type).reciprocal().index_select(0, bags);
 }
 
-/// What the row of each place gets of a maximum's gradient: [ids, embedding_dim].
+/// The part of a maximum's gradient that goes to the row of each place: [ids, embedding_dim].
 Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout) {
   const Tensor from = gradient.contiguous(), chosen = maxima.contiguous();
   Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
@@ -291,8 +286,8 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   return out;
 }
 
-/// Checks, and calls `make` with what the table's gradient is made of: rows of the bags, which
-/// places share; or a maximum's rows, of which each place has one.
+/// Checks the arguments, and calls `make` with the rows that the table's gradient sums: those of
+/// the bags, which places share, or for a maximum one row for each place.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
                    const MaybeTensor& maxima, int64_t num_embeddings, Text mode_text,
@@ -355,7 +350,7 @@ Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, 
   const Places in{ids, offsets, padding_idx, include_last_offset};
   check_weights_backward(gradient, weight, in);
   const Layout layout = lay_out(in, weight.size(0));
-  const Tensor from = gradient.contiguous(), table = token::with_dense_rows(weight);
+  const Tensor from = gradient.contiguous(), table = dispatcher::with_dense_rows(weight);
   Tensor out = at::empty(ids.sizes(), weight.options());
   DotArguments arguments;
   arguments.gradient = from.const_data_ptr();

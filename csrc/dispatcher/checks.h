@@ -1,23 +1,25 @@
-// Argument checks of all operators, run by eager and Meta kernels alike, so that both fail in the
-// same words: the argument, what was expected, what came. ValueError for shapes, options and
-// layouts, TypeError for dtypes, IndexError for ids and positions.
+// Argument checks of all operators, run by eager and Meta kernels alike. A message names the
+// argument, what was expected and what was given: ValueError for shapes, options and layouts,
+// TypeError for dtypes, IndexError for ids and positions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include "core/index.h"
-#include "core/scalar.h"
+#include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {
 
 /// float32, float64, bfloat16 or float16.
-inline void check_floating(const at::Tensor& tensor, const char* argument) {
-  const at::ScalarType type = tensor.scalar_type();
+inline void check_floating(at::ScalarType type, const char* argument) {
   TORCH_CHECK_TYPE(
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
       argument, ": expected float32, float64, bfloat16 or float16, got ", type);
+}
+
+inline void check_floating(const at::Tensor& tensor, const char* argument) {
+  check_floating(tensor.scalar_type(), argument);
 }
 
 /// int32 or int64.
@@ -52,7 +54,13 @@ inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, con
                     size);
 }
 
-/// A mutable operator's argument: neither a leaf nor part of a graph may be overwritten.
+/// Memory that a kernel is to write: kernels ask for a contiguous last dimension.
+inline void check_dense_rows(const at::Tensor& tensor, const char* argument) {
+  TORCH_CHECK_VALUE(has_dense_rows(tensor), argument,
+                    ": expected a contiguous last dimension, got strides ", tensor.strides());
+}
+
+/// Throws if an argument that is written in place requires a gradient or has a tangent.
 inline void check_inference_only(const at::Tensor& tensor, const char* argument,
                                  const char* alternative) {
   TORCH_CHECK_VALUE(!(at::GradMode::is_enabled() && tensor.requires_grad()), argument,
@@ -61,26 +69,6 @@ inline void check_inference_only(const at::Tensor& tensor, const char* argument,
   TORCH_CHECK_VALUE(!tensor._fw_grad(/*level=*/0).defined(), argument,
                     ": has a forward-mode tangent, which an in-place operator would not change; ",
                     "use ", alternative);
-}
-
-/// The kernel's name of a dtype that check_floating() has let through.
-inline core::Scalar scalar_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return core::Scalar::float64;
-    case at::kBFloat16:
-      return core::Scalar::bfloat16;
-    case at::kHalf:
-      return core::Scalar::float16;
-    default:
-      return core::Scalar::float32;
-  }
-}
-
-/// The kernel's view of a tensor that check_integers() has let through.
-inline core::IndexView index_view(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr(),
-          tensor.scalar_type() == at::kInt ? core::Index::int32 : core::Index::int64};
 }
 
 }  // namespace posembed::dispatcher

@@ -1,5 +1,5 @@
-// Everything around a CUDA launch: the right device, its current stream, the errors that earlier
-// kernels recorded. Needs no CUDA header, so operators build the same with and without CUDA.
+// Around a CUDA launch: the device, its current stream, and errors that earlier kernels recorded.
+// Includes no CUDA header, so operators build the same without CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,13 @@
 
 namespace posembed::dispatcher {
 
-/// Makes `tensor`'s device the current one for as long as it lives.
-/// Raises IndexError where an earlier kernel recorded a bad id or position.
+/// Makes `tensor`'s device the current one while it lives. Throws c10::IndexError if an earlier
+/// kernel recorded a bad id or position.
 class CudaScope {
  public:
   explicit CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) {
     raise_device_error();
-    use_device(tensor.device().index());
+    mark_device_used(tensor.device().index());
   }
 
   /// The current stream of that device.
@@ -32,7 +32,7 @@ class CudaScope {
   c10::DeviceGuard guard_;
 };
 
-/// Raises where a launch returned the text of a CUDA error.
+/// Throws if a launch returned the text of a CUDA error.
 inline void check_launch(const char* error) {
   TORCH_CHECK(error == nullptr, "posembed: a CUDA kernel could not be launched: ", error);
 }

@@ -48,11 +48,11 @@ std::atomic<uint32_t>& state_of(core::DeviceError& error) {
   return reinterpret_cast<std::atomic<uint32_t>&>(error.state);
 }
 
-// Null until the first launch: a process that never uses CUDA must not wake the driver.
+// Null until the first launch: a process that never uses CUDA must not start the driver.
 std::atomic<core::DeviceError*> record{nullptr};
 
-// Waiting for a device starts the driver there, which takes memory: those that are not used are
-// left alone.
+// Only devices that were used: waiting for another would start the driver there, which takes
+// memory.
 std::array<std::atomic<bool>, std::numeric_limits<c10::DeviceIndex>::max() + 1> used{};
 
 core::DeviceError* make_record() {
@@ -69,7 +69,7 @@ core::DeviceError* device_error() {
   return made;
 }
 
-void use_device(c10::DeviceIndex device) {
+void mark_device_used(c10::DeviceIndex device) {
   used[static_cast<size_t>(device)].store(true, std::memory_order_relaxed);
 }
 

@@ -1,4 +1,4 @@
-// Bad ids and positions that CUDA kernels met: recorded without stopping anything, raised on the
+// Bad ids and positions that CUDA kernels met: recorded without stopping the kernel, thrown on the
 // host at the next call or by posembed.check_errors().
 #pragma once
 
@@ -8,17 +8,18 @@
 
 namespace posembed::dispatcher {
 
-/// Where kernels record: pinned memory that every device can write. Null in a CPU-only build.
+/// The record that kernels write: pinned memory that every device can reach. Null in a CPU-only
+/// build.
 core::DeviceError* device_error();
 
-/// Raises IndexError for the recorded error, if there is one, and clears it. Waits for nothing:
-/// kernels in flight may still record.
+/// Throws c10::IndexError for the recorded error, if there is one, and clears it. Does not wait for
+/// kernels that still run.
 void raise_device_error();
 
-/// Notes that kernels run on a CUDA device.
-void use_device(c10::DeviceIndex device);
+/// Notes that kernels were launched on a CUDA device.
+void mark_device_used(c10::DeviceIndex device);
 
-/// Waits for every device that was used, then raises as above: the operator posembed::check_errors.
+/// Waits for every device that was used, then throws as above: the operator posembed::check_errors.
 void check_errors();
 
 }  // namespace posembed::dispatcher

@@ -1,8 +1,8 @@
 // Every operator's schema on one screen. "(a!)" marks a tensor that the operator writes to; such
 // operators return nothing, which is what functionalization and Inductor's re-inplacing expect.
-// `spec` is the JSON text of a specification: plain numbers that no dtype cast or checkpoint can
-// change. Lengths and offsets are SymInt, so that a compiled graph serves every length. What makes
-// tensors from text alone takes a device, which is what FakeTensorMode asks of constructors.
+// `spec` is the JSON text of a specification: numbers that no dtype cast can change. Lengths and
+// offsets are SymInt, so that a compiled graph serves every length. Operators without tensor
+// arguments take a device, as FakeTensorMode requires.
 #include <torch/library.h>
 
 #include <string>
@@ -36,9 +36,9 @@ TORCH_LIBRARY(posembed, m) {
   define("rotary_sections(int[] sizes, bool interleaved) -> int[]");
 
   const std::string norm_rotary = "Tensor key, Tensor query_weight, Tensor key_weight, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, float eps=1e-6, float weight_offset=0.0";
-  define(("norm_rotary(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor)").c_str());
-  define(("norm_rotary_forward(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)").c_str());
-  define(("norm_rotary_backward(Tensor query_gradient, Tensor key_gradient, Tensor query_rstd, Tensor key_rstd, Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)").c_str());
+  define("norm_rotary(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor)");
+  define("norm_rotary_forward(Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)");
+  define("norm_rotary_backward(Tensor query_gradient, Tensor key_gradient, Tensor query_rstd, Tensor key_rstd, Tensor query, " + norm_rotary + ") -> (Tensor, Tensor, Tensor, Tensor)");
   define("norm_rotary_(Tensor(a!) query, Tensor(b!) key, Tensor query_weight, Tensor key_weight, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, float eps=1e-6, float weight_offset=0.0) -> ()");
   define("rotary_cache_(Tensor(a!) query, Tensor(b!) key, Tensor value, Tensor(c!) key_cache, Tensor(d!) value_cache, Tensor slot_mapping, Tensor? positions=None, Tensor(e!)? query_out=None, *, str spec, str layout=\"thd\", str cache_layout=\"nhd\", SymInt offset=0, bool rotate_key=False, float key_scale=1.0, float value_scale=1.0, Tensor? key_scale_tensor=None, Tensor? value_scale_tensor=None) -> ()");
   define("mla_rotary(Tensor query, Tensor key_rope, Tensor? positions=None, *, str spec, str layout=\"bshd\", SymInt offset=0, bool inverse=False) -> (Tensor, Tensor)");
@@ -75,14 +75,14 @@ TORCH_LIBRARY(posembed, m) {
   define("alibi_positions(Tensor attention_mask) -> Tensor");
   const std::string places = "Tensor? query_positions=None, Tensor? key_positions=None, Tensor? cu_seqlens=None, Tensor? attention_mask=None, *, SymInt? query_offset=None, bool causal=True, ";
   const std::string scores = "Tensor slopes, " + places + "bool hide=True, float scale=1.0) -> ";
-  define(("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor").c_str());
-  define(("alibi_bias_out(Tensor(a!) out, Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True) -> ()").c_str());
-  define(("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor").c_str());
-  define(("alibi_add(Tensor scores, " + scores + "Tensor").c_str());
-  define(("alibi_add_(Tensor(a!) scores, " + scores + "()").c_str());
-  define(("alibi_softmax(Tensor scores, " + scores + "Tensor").c_str());
-  define(("alibi_softmax_(Tensor(a!) scores, " + scores + "()").c_str());
-  define(("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)").c_str());
+  define("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor");
+  define("alibi_bias_out(Tensor(a!) out, Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True) -> ()");
+  define("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor");
+  define("alibi_add(Tensor scores, " + scores + "Tensor");
+  define("alibi_add_(Tensor(a!) scores, " + scores + "()");
+  define("alibi_softmax(Tensor scores, " + scores + "Tensor");
+  define("alibi_softmax_(Tensor(a!) scores, " + scores + "()");
+  define("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)");
   define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
 
   const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\"";

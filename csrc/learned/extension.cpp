@@ -1,5 +1,5 @@
-// A table of positions made longer, and the positions that padding leaves to the other tokens.
-// Interpolation is torch's own; rows before position 0 (padding's) stay as they are.
+// Longer tables of positions, by torch's interpolation (rows before position 0, for padding, stay
+// as they are); and the positions of tokens among padding.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
@@ -14,17 +14,16 @@
 namespace posembed::learned {
 namespace {
 
-/// Row p is row p mod length.
+/// Row p of the result is row p mod length.
 Tensor repeat(const Tensor& rows, int64_t count) {
   const Tensor places = at::arange(count, at::TensorOptions(rows.device()).dtype(at::kLong));
   return rows.index_select(0, at::remainder(places, rows.size(0)));
 }
 
-/// The first and the last row stay, the others are stretched between them.
+/// The first and the last row stay; the others are interpolated between them.
 Tensor stretch(const Tensor& rows, int64_t count, const std::string& method) {
   // In float32 at least, as images: [1, embedding_dim, length, 1].
-  const at::ScalarType type = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor image = rows.to(type).t().unsqueeze(0).unsqueeze(-1);
+  const Tensor image = rows.to(dispatcher::compute_type(rows)).t().unsqueeze(0).unsqueeze(-1);
   const Tensor result = method == "cubic"
                             ? at::upsample_bicubic2d(image, {count, 1}, /*align_corners=*/true)
                             : at::upsample_bilinear2d(image, {count, 1}, /*align_corners=*/true);

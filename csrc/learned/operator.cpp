@@ -22,8 +22,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// The length is left to check_length: a Meta kernel would turn it into a bound on what a graph
-/// serves.
+/// Not the length, which check_length checks: in a Meta kernel it would bound the lengths that a
+/// graph serves.
 void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                const c10::SymInt& offset, int64_t first_row) {
   // x: [batch, seq, embedding_dim]
@@ -90,7 +90,7 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
                    int64_t offset, int64_t first_row) {
   check_add(x, weight, positions, offset, first_row);
   if (!positions.has_value()) check_length(offset, x.size(1), weight.size(0), first_row);
-  const Tensor in = token::with_dense_rows(x), table = token::with_dense_rows(weight);
+  const Tensor in = dispatcher::with_dense_rows(x), table = dispatcher::with_dense_rows(weight);
   Tensor out = dispatcher::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
@@ -131,7 +131,7 @@ Tensor learned_encode_meta(const Tensor& weight, const Tensor& positions, int64_
 
 // ----------------------------------------------------------------------- the table's gradient
 
-/// The gradient of consecutive rows, into those rows of `out`.
+/// Writes the gradient of consecutive rows into those rows of `out`.
 void sum_batch(const Tensor& gradient, const Tensor& out) {
   SumArguments arguments;
   arguments.gradient = gradient.const_data_ptr();
@@ -179,7 +179,7 @@ void register_kernels(torch::Library& m) {
   m.impl("learned_backward", learned_backward);
 }
 
-/// What a layer made in a lower precision keeps it: the table follows.
+/// Data that a layer made in a lower precision keep it: the table is cast.
 Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                             c10::SymInt offset, int64_t first_row) {
   const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);

@@ -1,5 +1,5 @@
-// Word vectors as tensors: one thread walks through the rows, which is fast, all decode their
-// numbers, which is not; pages that are done with are given back.
+// Reads word vectors as tensors: one thread finds the rows, which is fast, and all threads decode
+// numbers, which is slow. Pages that have been read are released.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
@@ -23,7 +23,7 @@ void check_name(const std::string& name) {
                     "', the only one of a file of words, got '", name, "'");
 }
 
-/// Rows that wait for being decoded, and where each goes.
+/// Rows that wait to be decoded, and the destination of each.
 class Batch {
  public:
   Batch(const MappedFile& file, const RowReader& reader, torch::Tensor& out,
@@ -110,7 +110,7 @@ class WordSource : public Source {
 
   std::vector<int64_t> shape(const std::string& name) const override {
     check_name(name);
-    return {row_count(nullptr), layout_.dim};
+    return {row_count(), layout_.dim};
   }
 
   torch::Dtype dtype(const std::string& name) const override {
@@ -124,7 +124,7 @@ class WordSource : public Source {
   }
 
   torch::Tensor table(const ReadOptions& options) const override {
-    torch::Tensor result = make_result(row_count(nullptr), options);
+    torch::Tensor result = make_result(row_count(), options);
     int64_t place = 0;
     read(options.progress(), &result, [&](const Row&) { return place++; });
     return result;
@@ -161,7 +161,7 @@ class WordSource : public Source {
     return result;
   }
 
-  /// Walks through all rows. `place_of` tells the row of `out` that a row goes to, or -1.
+  /// Reads all rows. `place_of` gives the row of `out` that a row goes to, or -1.
   template <typename PlaceOf>
   void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
     with_path(path(), [&] {
@@ -177,12 +177,12 @@ class WordSource : public Source {
     });
   }
 
-  /// GloVe does not tell: its lines are counted once.
-  int64_t row_count(const Progress& progress) const {
+  /// Files without a header have their lines counted, once.
+  int64_t row_count() const {
     if (layout_.rows >= 0) return layout_.rows;
     std::call_once(counted_, [&] {
       row_count_ = 0;  // an earlier try may have met an error
-      read(progress, nullptr, [&](const Row&) {
+      read(nullptr, nullptr, [&](const Row&) {
         ++row_count_;
         return -1;
       });

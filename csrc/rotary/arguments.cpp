@@ -19,7 +19,7 @@ std::string or_window(const RotarySpec& spec) {
   return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
 }
 
-/// A tensor has whole heads, or the rotated window alone.
+/// Rows are whole heads, or only their rotated window.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
                    const RotarySpec& spec) {
   dispatcher::check_floating(tensor, argument);
@@ -102,8 +102,8 @@ core::StridedMemory memory_of(const Tensor& tensor) {
           tensor.strides().data(), tensor.dim()};
 }
 
-/// Prefix sums of the lengths of documents that make up `tokens`; on CUDA taken as they are, the
-/// kernel reads nothing outside.
+/// Checks that `cu_seqlens` are prefix sums of document lengths that add up to `tokens`. Not on
+/// CUDA, where it would wait for the device; kernels stay in bounds whatever the values.
 void check_document_values(const Tensor& cu_seqlens, int64_t tokens) {
   const int64_t last = cu_seqlens.size(0) - 1;
   TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
@@ -133,7 +133,7 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   }
 }
 
-/// With the strides of at::empty_like, in kept memory.
+/// As at::empty_like, from the memory that posembed keeps: see output_memory.h.
 Tensor empty_on_cpu(const Tensor& input) {
   if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
   const auto strides = input.is_non_overlapping_and_dense()
@@ -184,20 +184,20 @@ void check_out(const Tensor& out, const char* argument, const Tensor& in, const 
                     in_argument, ", ", in.sym_sizes(), ", got ", out.sym_sizes());
 }
 
-Given look_at(const Rotation& by, int64_t tokens) {
-  Given given;
+Inputs checked_inputs(const Rotation& by, int64_t tokens) {
+  Inputs inputs;
   if (by.positions.has_value()) {
-    given.positions = *by.positions;
-    if (!given.positions.is_cuda()) {
-      check_position_values(given.positions = given.positions.contiguous());
+    inputs.positions = *by.positions;
+    if (!inputs.positions.is_cuda()) {
+      check_position_values(inputs.positions = inputs.positions.contiguous());
     }
   }
   if (by.cu_seqlens.has_value()) {
-    given.cu_seqlens = by.cu_seqlens->contiguous();
-    check_document_values(given.cu_seqlens, tokens);
+    inputs.cu_seqlens = by.cu_seqlens->contiguous();
+    check_document_values(inputs.cu_seqlens, tokens);
   }
-  if (by.frequencies.has_value()) given.frequencies = by.frequencies->contiguous();
-  return given;
+  if (by.frequencies.has_value()) inputs.frequencies = by.frequencies->contiguous();
+  return inputs;
 }
 
 Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
@@ -213,7 +213,7 @@ Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
   return result;
 }
 
-Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
   const Specification& found = specification(by.spec);
   const Dimensions where = dimensions(by.layout);
   const Tensor& query = *job.in[0];
@@ -240,13 +240,13 @@ Arguments arguments(const Job& job, const Given& given, const Rotation& by) {
   }
   result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
   result.offset = by.offset.expect_int();
-  if (given.positions.defined()) set_positions(given.positions, found, where, &result);
-  if (given.cu_seqlens.defined()) {
-    result.documents = {dispatcher::index_view(given.cu_seqlens), given.cu_seqlens.size(0) - 1};
+  if (inputs.positions.defined()) set_positions(inputs.positions, found, where, &result);
+  if (inputs.cu_seqlens.defined()) {
+    result.documents = {dispatcher::index_view(inputs.cu_seqlens), inputs.cu_seqlens.size(0) - 1};
   }
-  if (given.frequencies.defined()) {
-    result.frequencies = {given.frequencies.const_data_ptr(),
-                          dispatcher::scalar_of(given.frequencies)};
+  if (inputs.frequencies.defined()) {
+    result.frequencies = {inputs.frequencies.const_data_ptr(),
+                          dispatcher::scalar_of(inputs.frequencies)};
   }
   return result;
 }
@@ -266,13 +266,8 @@ Tensor empty_result(const Tensor& input) {
   return dense ? result : at::empty_symint(input.sym_sizes(), input.options());
 }
 
-Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
-}
-
 void check_writable(const Tensor& tensor, const char* argument) {
-  TORCH_CHECK_VALUE(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, argument,
-                    ": expected a contiguous last dimension, got strides ", tensor.strides());
+  dispatcher::check_dense_rows(tensor, argument);
   TORCH_CHECK_VALUE(
       tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
       ": expected elements that do not share memory, got strides ", tensor.strides());

@@ -1,5 +1,5 @@
-// From tensors to the rotary kernels' arguments: what every operator that rotates checks, and how
-// it reads layouts, positions and strides.
+// From tensors to the rotary kernels' arguments: the checks, and the reading of layouts, positions
+// and strides, that all operators that rotate share.
 #pragma once
 
 #include "rotary/kernel.h"
@@ -8,30 +8,30 @@
 
 namespace posembed::rotary {
 
-/// Where a layout keeps its dimensions; batch -1: there is none.
+/// The index of each dimension of a layout; batch is -1 if it has none.
 struct Dimensions {
   int64_t rank, batch, seq, heads;
   const char* shape;
 };
 
-/// Raises ValueError for a layout that is not known.
+/// Throws c10::ValueError for an unknown layout.
 Dimensions dimensions(Text layout);
 
-/// Everything that eager and Meta kernels check alike.
+/// The checks that need no values, which eager and Meta kernels share.
 void check(const Tensor& query, const Tensor* key, const Rotation& by);
 
-/// Dtype, device and shape of memory for the rotated `in`.
+/// Checks that `out` has the dtype, device and shape of `in`.
 void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);
 
-/// The tensors that say where tokens are and how fast they turn, as the kernel reads them;
+/// The optional tensors of a Rotation as kernels read them: contiguous where they must be,
 /// undefined where not given.
-struct Given {
+struct Inputs {
   Tensor positions, cu_seqlens, frequencies;
 };
 
-/// Values are looked at where the CPU can see them, before anything is written; a CUDA kernel
-/// records bad positions that it meets.
-Given look_at(const Rotation& by, int64_t tokens);
+/// Checks the values of CPU tensors, before anything is written; CUDA kernels record bad positions
+/// as they meet them.
+Inputs checked_inputs(const Rotation& by, int64_t tokens);
 
 Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where);
 
@@ -42,27 +42,23 @@ struct Job {
   int64_t count;
 };
 
-Arguments arguments(const Job& job, const Given& given, const Rotation& by);
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by);
 
-/// For operators whose kernels know exact angles and nothing else: raises ValueError for xPos, and
-/// for numerics that reproduce a program's bits.
+/// For operators whose kernels compute only exact angles: throws c10::ValueError for xPos and for
+/// numerics other than exact.
 void check_exact_angles(Text spec, const char* operator_name);
 
-/// Strides as the input's where they leave the last dimension contiguous, which the kernel asks
-/// for.
+/// Like at::empty_like, but always with the contiguous last dimension that kernels need.
 Tensor empty_result(const Tensor& input);
 
-/// The kernel asks for a contiguous last dimension; gradients come expanded now and then.
-Tensor with_dense_rows(const Tensor& tensor);
-
-/// What is written in place: a contiguous last dimension, and no element twice.
+/// Checks that `tensor` can be written in place: contiguous last dimension, no element twice.
 void check_writable(const Tensor& tensor, const char* argument);
 
-/// Raises ValueError where an element belongs to both: exact also for views that interleave.
+/// Throws c10::ValueError if the tensors share an element; exact even for interleaved views.
 void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
                  const char* other_argument);
 
-/// The same for an output that may be its input, which is then rotated in place.
+/// The same, but `out` may be `in`, which is then rotated in place.
 void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
                          const char* in_argument);
 

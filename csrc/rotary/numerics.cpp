@@ -1,5 +1,5 @@
-// Every line is the ATen call behind one Python expression of the reference, in its order: rounding
-// is the point. A number over a tensor is Python's reciprocal times the number.
+// Each line is the ATen call behind one Python expression of the reference, in its order, so that
+// every rounding is the same. Python computes number / tensor as reciprocal times number.
 #include "rotary/numerics.h"
 
 #include <ATen/Functions.h>
@@ -22,7 +22,7 @@ Tensor powers(double base, int64_t dim, int64_t count) {
   return at::pow(base, even / dim);
 }
 
-/// The same for all pairs; where axes restart, each with a series of its own.
+/// The same for all pairs; with restarting axes, one series for each.
 Tensor powers(const RotarySpec& spec, double base) {
   const int64_t pairs = spec.rotary_dim / 2;
   if (!spec.sections.has_value() || !spec.sections->restart) {
@@ -91,7 +91,7 @@ Tensor frequencies(const RotarySpec& spec, const LongRopeScaling& scaling) {
 
 Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(spec); }
 
-/// The frequencies on the device of `like`, computed once on the CPU, where models compute them.
+/// The frequencies on the device of `like`, computed once on the CPU as models do.
 Tensor frequencies_beside(const Specification& spec, const Tensor& like) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<const Specification*, c10::DeviceIndex>, at::Tensor>;
@@ -104,22 +104,22 @@ Tensor frequencies_beside(const Specification& spec, const Tensor& like) {
 // ----------------------------------------------------------------------------------------- tables
 
 /// Positions of tokens that are given none: [seq].
-Tensor counted_positions(const Given& given, const Arguments& call, const Tensor& query) {
+Tensor counted_positions(const Inputs& inputs, const Arguments& call, const Tensor& query) {
   const Tensor tokens = at::arange(call.seq, query.options().dtype(at::kLong));
-  if (!given.cu_seqlens.defined()) return tokens + call.offset;
-  const Tensor document = at::bucketize(tokens, given.cu_seqlens, false, /*right=*/true) - 1;
-  const Tensor start = given.cu_seqlens.index_select(0, document.clamp_min(0));
+  if (!inputs.cu_seqlens.defined()) return tokens + call.offset;
+  const Tensor document = at::bucketize(tokens, inputs.cu_seqlens, false, /*right=*/true) - 1;
+  const Tensor start = inputs.cu_seqlens.index_select(0, document.clamp_min(0));
   return tokens - start + call.offset;
 }
 
 /// Positions as [..., seq, 1], or [..., seq, pairs] where pairs have axes of their own.
-Tensor positions_of_pairs(const Specification& spec, const Given& given, const Arguments& call,
+Tensor positions_of_pairs(const Specification& spec, const Inputs& inputs, const Arguments& call,
                           const Tensor& query) {
-  if (!given.positions.defined()) return counted_positions(given, call, query).unsqueeze(-1);
-  if (call.axes == 1) return given.positions.unsqueeze(-1);
+  if (!inputs.positions.defined()) return counted_positions(inputs, call, query).unsqueeze(-1);
+  if (call.axes == 1) return inputs.positions.unsqueeze(-1);
   const Tensor axis = at::tensor(at::IntArrayRef(spec.spec.sections->axis_of_pair),
-                                 given.positions.options().dtype(at::kLong));
-  return given.positions.index_select(0, axis).movedim(0, -1);
+                                 inputs.positions.options().dtype(at::kLong));
+  return inputs.positions.index_select(0, axis).movedim(0, -1);
 }
 
 AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
@@ -144,10 +144,10 @@ Tensor float32_frequencies(const RotarySpec& spec) {
   return std::visit([&](const auto& scaling) { return frequencies(spec, scaling); }, spec.scaling);
 }
 
-AngleTables use_tables(const Specification& spec, const Tensor& query, const Given& given,
+AngleTables use_tables(const Specification& spec, const Tensor& query, const Inputs& inputs,
                        Arguments* call) {
   const Numerics numerics = spec.spec.numerics;
-  const Tensor places = positions_of_pairs(spec, given, *call, query);
+  const Tensor places = positions_of_pairs(spec, inputs, *call, query);
   const Tensor angles = places.to(at::kFloat) * frequencies_beside(spec, query);
   const AngleTables whole = sines_and_cosines(angles, numerics);
   const bool rounded =

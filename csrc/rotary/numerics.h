@@ -1,5 +1,6 @@
-// Angles as PyTorch programs compute them: float32 frequencies times float32 positions, torch's own
-// sine and cosine. Models were trained with those; docs/guide/rotary_bits.md says who computes how.
+// Angles as PyTorch programs compute them: float32 frequencies times float32 positions, torch's
+// sine and cosine. Models were trained with these; docs/guide/rotary_bits.md lists which program
+// computes what.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +12,13 @@ namespace posembed::rotary {
 /// Radians per position as transformers' ROPE_INIT_FUNCTIONS give them: float32 [pairs].
 at::Tensor float32_frequencies(const RotarySpec& spec);
 
-/// Sines and cosines of tokens, and what keeps their memory.
+/// Sines and cosines of tokens.
 struct AngleTables {
   at::Tensor cosines, sines;  // float32 [seq, pairs] or [batch, seq, pairs]
 };
 
-/// The tables that turn `call` by the specification's numerics, which are not exact; `call` then
-/// points into them.
-AngleTables use_tables(const Specification& spec, const Tensor& query, const Given& given,
+/// Computes the tables for numerics other than exact, and points `call` to them.
+AngleTables use_tables(const Specification& spec, const Tensor& query, const Inputs& inputs,
                        Arguments* call);
 
 }  // namespace posembed::rotary

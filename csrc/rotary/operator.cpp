@@ -1,6 +1,5 @@
 // The rotary operators: query, or query and key, rotated by position; functional, in place, and
-// into given memory. Shapes are checked in one place for eager and Meta kernels; the arithmetic is
-// the kernel's.
+// into given memory. Eager and Meta kernels share their checks.
 #include "rotary/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -36,16 +35,16 @@ void launch(const Arguments& call, const Tensor& query) {
 
 void rotate(const Job& job, const Rotation& by) {
   const Specification& spec = specification(by.spec);
-  const Given given = look_at(by, job.in[0]->size(dimensions(by.layout).seq));
-  Arguments call = arguments(job, given, by);
+  const Inputs inputs = checked_inputs(by, job.in[0]->size(dimensions(by.layout).seq));
+  Arguments call = arguments(job, inputs, by);
   AngleTables tables;
-  if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], given, &call);
+  if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], inputs, &call);
   launch(call, *job.in[0]);
 }
 
 Tensor rotary(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  const Tensor in = with_dense_rows(query);
+  const Tensor in = dispatcher::with_dense_rows(query);
   Tensor out = empty_result(in);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
@@ -53,8 +52,8 @@ Tensor rotary(const Tensor& query, const Rotation& by) {
 
 std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  const Tensor query_in = with_dense_rows(query);
-  const Tensor key_in = with_dense_rows(key);
+  const Tensor query_in = dispatcher::with_dense_rows(query);
+  const Tensor key_in = dispatcher::with_dense_rows(key);
   Tensor query_out = empty_result(query_in);
   Tensor key_out = empty_result(key_in);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
@@ -80,7 +79,7 @@ void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
   check_out(out, "out", query, "query");
   check_writable(out, "out");
   check_apart_or_same(out, "out", query, "query");
-  const Tensor in = with_dense_rows(query);
+  const Tensor in = dispatcher::with_dense_rows(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
 }
 
@@ -96,8 +95,8 @@ void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tenso
   check_apart(key_out, "key_out", query, "query");
   check_apart_or_same(query_out, "query_out", query, "query");
   check_apart_or_same(key_out, "key_out", key, "key");
-  const Tensor query_in = with_dense_rows(query);
-  const Tensor key_in = with_dense_rows(key);
+  const Tensor query_in = dispatcher::with_dense_rows(query);
+  const Tensor key_in = dispatcher::with_dense_rows(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
 }
 
@@ -111,10 +110,10 @@ void check_tangent(const Tensor& rotated, const Rotation& by) {
 
 Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
   check_tangent(rotated, by);
-  const Tensor in = with_dense_rows(rotated);
+  const Tensor in = dispatcher::with_dense_rows(rotated);
   Tensor out = empty_result(in).zero_();
-  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
-  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, given, by);
+  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by);
   call.tangent = true;
   call.amplitude = 1;
   call.decay = nullptr;
@@ -157,9 +156,10 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
 Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
                                    const Rotation& by) {
   check_frequencies_backward(gradient, query, by);
-  const Tensor in = with_dense_rows(query), dense = with_dense_rows(gradient);
-  const Given given = look_at(by, in.size(dimensions(by.layout).seq));
-  const Arguments call = arguments({{&in, &dense}, {&in, &dense}, 2}, given, by);
+  const Tensor in = dispatcher::with_dense_rows(query),
+               dense = dispatcher::with_dense_rows(gradient);
+  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
+  const Arguments call = arguments({{&in, &dense}, {&in, &dense}, 2}, inputs, by);
   Tensor out = empty_frequencies(query, by);
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <shared_mutex>
+#include <utility>
 
+#include "dispatcher/text_cache.h"
 #include "rotary/json.h"
 #include "rotary/kernel.h"
 #include "rotary/scaling.h"
@@ -94,57 +92,34 @@ RotarySpec RotarySpec::from_json(const std::string& text) {
 bool RotarySpec::operator==(const RotarySpec& other) const { return to_json() == other.to_json(); }
 
 namespace rotary {
-namespace {
 
-using Known = std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
-
-std::unique_ptr<const Specification> read(std::string_view text) {
-  const RotarySpec spec = RotarySpec::from_json(std::string(text));
-  const Scaled numbers = scaled(spec);
-  auto result = std::make_unique<Specification>(Specification{spec,
-                                                              numbers.frequencies,
-                                                              {},
-                                                              {},
-                                                              numbers.attention_factor,
-                                                              {},
-                                                              1,
-                                                              numbers.decay,
-                                                              numbers.decay_center,
-                                                              spec.for_keys().to_json()});
+Specification::Specification(std::string_view text)
+    : spec(RotarySpec::from_json(std::string(text))) {
+  Scaled numbers = scaled(spec);
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
-    result->wide_turns.push_back(core::turn_from_radians(frequency));
-    result->turns.push_back(core::round_to_turn64(result->wide_turns.back()));
+    wide_turns.push_back(core::turn_from_radians(frequency));
+    turns.push_back(core::round_to_turn64(wide_turns.back()));
   }
+  frequencies = std::move(numbers.frequencies);
+  attention_factor = numbers.attention_factor;
+  decay = std::move(numbers.decay);
+  decay_center = numbers.decay_center;
+  for_keys = spec.for_keys().to_json();
   if (spec.sections.has_value()) {
     for (const int64_t axis : spec.sections->axis_of_pair) {
-      result->axis_of_pair.push_back(static_cast<uint8_t>(axis));
-      result->axes = std::max(result->axes, axis + 1);
+      axis_of_pair.push_back(static_cast<uint8_t>(axis));
+      axes = std::max(axes, axis + 1);
     }
   }
-  return result;
 }
-
-/// The specification of `text` with its text, both of which live as long as the process.
-const Known::value_type& look_up(std::string_view text) {
-  static std::shared_mutex mutex;
-  static auto& known = *new Known;
-  {
-    std::shared_lock<std::shared_mutex> lock(mutex);
-    const auto found = known.find(text);
-    if (found != known.end()) return *found;
-  }
-  auto made = read(text);
-  std::unique_lock<std::shared_mutex> lock(mutex);
-  return *known.try_emplace(std::string(text), std::move(made)).first;
-}
-
-}  // namespace
 
 const Specification& specification(std::string_view text) {
+  using Cache = dispatcher::TextCache<Specification>;
+  static auto& cache = *new Cache;
   // A model's layers ask for the same one again and again.
-  thread_local const Known::value_type* last = nullptr;
-  if (last == nullptr || last->first != text) last = &look_up(text);
-  return *last->second;
+  thread_local const Cache::Entry* last = nullptr;
+  if (last == nullptr || last->first != text) last = &cache.find(text);
+  return last->second;
 }
 
 }  // namespace rotary

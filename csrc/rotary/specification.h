@@ -1,4 +1,4 @@
-// What the operator reads out of a specification's text: numbers checked, frequencies as turns.
+// A specification's text as the operators need it: checked, with frequencies as turns.
 #pragma once
 
 #include <string>
@@ -13,15 +13,18 @@ namespace posembed::rotary {
 
 /// A specification ready for the kernel.
 struct Specification {
+  /// Raises c10::ValueError for text or numbers that are not a specification.
+  explicit Specification(std::string_view text);
+
   RotarySpec spec;
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
   std::vector<core::Turn64> turns;              // the same as fractions of a turn
   std::vector<core::Turn128> wide_turns;
-  double attention_factor;            // what rotated pairs are multiplied by
+  double attention_factor = 1.0;      // what rotated pairs are multiplied by
   std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
-  int64_t axes;                       // of positions: 1 without sections
+  int64_t axes = 1;                   // of positions
   std::vector<double> decay;          // xPos: see Arguments; empty otherwise
-  double decay_center;
+  double decay_center = 0.0;
   std::string for_keys;  // the text that rotates a tensor alone as keys
 };
 

@@ -21,7 +21,7 @@ using rotary::Dimensions;
 
 // ------------------------------------------------------------------------------------- checks
 
-/// Where a cache's layout keeps its dimensions; pages are first and head_dim is last.
+/// The index of each dimension of a cache's layout; pages are first and head_dim is last.
 struct CacheDimensions {
   int64_t place, heads;
   const char* shape;
@@ -98,7 +98,7 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
   dispatcher::check_same_device(*tensor, argument, call.query, "query");
 }
 
-/// Everything that eager and Meta kernels check alike.
+/// The checks that need no values, which eager and Meta kernels share.
 void check(const Call& call) {
   rotary::check(call.query, &call.key, rotation_of(call));
   rotary::check_exact_angles(call.spec, "rotary_cache_");
@@ -115,7 +115,7 @@ void check(const Call& call) {
   }
 }
 
-/// What is written must be writable, and apart from all else.
+/// Checks that each tensor that is written is writable and shares no memory with another.
 void check_memory(const Call& call) {
   struct Named {
     const Tensor& tensor;
@@ -138,7 +138,8 @@ void check_memory(const Call& call) {
   rotary::check_apart_or_same(query, query_name, call.query, "query");
 }
 
-/// CPU slots are looked at before anything is written; a CUDA kernel records what it meets.
+/// Checks slots on the CPU before anything is written; CUDA kernels record bad ones as they meet
+/// them.
 Tensor checked_slots(const Call& call, int64_t slot_count) {
   if (call.slot_mapping.is_cuda()) return call.slot_mapping;
   const Tensor slots = call.slot_mapping.contiguous();
@@ -197,13 +198,13 @@ void rotary_cache(const Call& call) {
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
   const rotary::Rotation by = rotation_of(call);
-  const rotary::Given given = rotary::look_at(by, call.query.size(where.seq));
+  const rotary::Inputs inputs = rotary::checked_inputs(by, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
-  const Tensor query = rotary::with_dense_rows(call.query);
-  const Tensor key = rotary::with_dense_rows(call.key);
-  const Tensor value = rotary::with_dense_rows(call.value);
+  const Tensor query = dispatcher::with_dense_rows(call.query);
+  const Tensor key = dispatcher::with_dense_rows(call.key);
+  const Tensor value = dispatcher::with_dense_rows(call.value);
   arguments.rotation =
-      rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2}, given, by);
+      rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2}, inputs, by);
   if (!call.rotate_key) arguments.rotation.rows[1].out = nullptr;
   arguments.value = rotary::rows(value, value, where);
   arguments.value_dim = value.size(-1);

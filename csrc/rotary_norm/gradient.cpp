@@ -1,6 +1,5 @@
-// Derivatives of the QK-norm operators. The usual backward pass is one kernel. Where derivatives of
-// derivatives or tangents are asked for, the same formulas run as a chain of differentiable
-// operators instead.
+// Derivatives of the QK-norm operators. The usual backward pass is one kernel. For second
+// derivatives and tangents the same formulas run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
@@ -30,13 +29,13 @@ struct Normed {
 };
 
 Normed normed(const Call& call, const Tensor& tensor) {
-  const Tensor wide = tensor.to(compute_type(tensor));
+  const Tensor wide = tensor.to(dispatcher::compute_type(tensor));
   const Tensor rstd = at::rsqrt(at::add(at::square(wide).mean(-1, true), call.eps));
   return {at::mul(wide, rstd), rstd};
 }
 
 Tensor factor(const Call& call, const Tensor& weight) {
-  return at::add(weight.to(compute_type(weight)), call.weight_offset);
+  return at::add(weight.to(dispatcher::compute_type(weight)), call.weight_offset);
 }
 
 Tensor rotate(const Call& call, const Tensor& tensor, bool transpose) {
@@ -58,7 +57,7 @@ Two forward_chain(const Call& call) {
 Two backward_chain(const Call& call, const Tensor& tensor, const Tensor& weight,
                    const Tensor& output_gradient) {
   const Normed x = normed(call, tensor);
-  const Tensor rotated = rotate(call, output_gradient.to(compute_type(tensor)), true);
+  const Tensor rotated = rotate(call, output_gradient.to(dispatcher::compute_type(tensor)), true);
   std::vector<int64_t> all_but_last(static_cast<size_t>(tensor.dim() - 1));
   for (size_t i = 0; i < all_but_last.size(); ++i) all_but_last[i] = static_cast<int64_t>(i);
   const Tensor weight_gradient = at::mul(rotated, x.rows).sum(all_but_last);

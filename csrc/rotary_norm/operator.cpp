@@ -1,5 +1,5 @@
-// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel, and the
-// way back in another. Checks are shared by eager and Meta kernels.
+// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel; their
+// gradients in another. Eager and Meta kernels share their checks.
 #include "rotary_norm/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -29,7 +29,7 @@ void check_weight(const Tensor& weight, const char* argument, const Call& call) 
   dispatcher::check_size(weight.sym_size(0), call.query.sym_size(-1), argument, "head_dim");
 }
 
-/// Everything that eager and Meta kernels check alike.
+/// The checks that need no values, which eager and Meta kernels share.
 void check(const Call& call) {
   rotary::check(call.query, &call.key, rotation_of(call));
   rotary::check_exact_angles(call.spec, "norm_rotary");
@@ -48,7 +48,7 @@ void check(const Call& call) {
 
 // --------------------------------------------------------------------------------- the kernel
 
-/// [batch, seq, heads] of query or key; batch is 1 where there is none.
+/// [batch, seq, heads] of query or key; batch is 1 for layouts without one.
 c10::SymDimVector rstd_sizes(const Tensor& tensor, const Dimensions& where) {
   return {where.batch < 0 ? c10::SymInt(1) : tensor.sym_size(where.batch),
           tensor.sym_size(where.seq), tensor.sym_size(where.heads)};
@@ -56,29 +56,30 @@ c10::SymDimVector rstd_sizes(const Tensor& tensor, const Dimensions& where) {
 
 Tensor empty_rstd(const Tensor& tensor, Text layout) {
   return at::empty_symint(rstd_sizes(tensor, rotary::dimensions(layout)),
-                          tensor.options().dtype(compute_type(tensor)));
+                          tensor.options().dtype(dispatcher::compute_type(tensor)));
 }
 
 /// The arguments as the kernel reads them, and the tensors that they point into.
 struct Prepared {
   Arguments arguments;
-  rotary::Given given;
+  rotary::Inputs inputs;
   Tensor query, key, weight[2];
 };
 
-/// `in` are the rows to read, `out` those to write: of query and key, or of their gradients.
+/// Reads rows of `in` and writes rows of `out`: query and key, or their gradients.
 Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose) {
   Prepared prepared;
   const rotary::Rotation by = rotation_of(call, transpose);
-  prepared.given = rotary::look_at(by, call.query.size(rotary::dimensions(call.layout).seq));
-  prepared.query = rotary::with_dense_rows(std::get<0>(in));
-  prepared.key = rotary::with_dense_rows(std::get<1>(in));
+  prepared.inputs =
+      rotary::checked_inputs(by, call.query.size(rotary::dimensions(call.layout).seq));
+  prepared.query = dispatcher::with_dense_rows(std::get<0>(in));
+  prepared.key = dispatcher::with_dense_rows(std::get<1>(in));
   prepared.weight[0] = call.query_weight.contiguous();
   prepared.weight[1] = call.key_weight.contiguous();
   Arguments& arguments = prepared.arguments;
   const rotary::Job job{
       {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
-  arguments.rotation = rotary::arguments(job, prepared.given, by);
+  arguments.rotation = rotary::arguments(job, prepared.inputs, by);
   for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
   arguments.weight_offset = call.weight_offset;
   arguments.eps = call.eps;
@@ -145,10 +146,10 @@ void check_gradient(const Tensor& gradient, const char* argument, const Tensor& 
                     of_argument, ", ", of.sym_sizes(), ", got ", gradient.sym_sizes());
 }
 
-/// What forward kept: [batch, seq, heads] in the type of the arithmetic.
+/// Checks the rstd that forward kept: [batch, seq, heads] in the compute type.
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
-  TORCH_CHECK_TYPE(rstd.scalar_type() == compute_type(of), argument, ": expected ",
-                   compute_type(of), ", got ", rstd.scalar_type());
+  TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
+                   dispatcher::compute_type(of), ", got ", rstd.scalar_type());
   dispatcher::check_same_device(rstd, argument, of, "query");
   const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.layout));
   TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
@@ -194,7 +195,8 @@ Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
   const Prepared prepared =
       prepare(call, {query_gradient, key_gradient}, {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.layout);
-  const Tensor normed[] = {rotary::with_dense_rows(call.query), rotary::with_dense_rows(call.key)};
+  const Tensor normed[] = {dispatcher::with_dense_rows(call.query),
+                           dispatcher::with_dense_rows(call.key)};
   const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
   BackwardArguments arguments;
   arguments.forward = prepared.arguments;
@@ -205,8 +207,9 @@ Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
   const rotary::Arguments& rotation = arguments.forward.rotation;
   const int64_t most = call.query.is_cuda() ? parts_cuda : parts_cpu;
   arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, most);
-  const Tensor partial = at::empty({arguments.parts, 2, rotation.head_dim},
-                                   call.query.options().dtype(compute_type(call.query)));
+  const Tensor partial =
+      at::empty({arguments.parts, 2, rotation.head_dim},
+                call.query.options().dtype(dispatcher::compute_type(call.query)));
   arguments.partial = partial.mutable_data_ptr();
   arguments.weight_gradient[0] = query_weight.mutable_data_ptr();
   arguments.weight_gradient[1] = key_weight.mutable_data_ptr();

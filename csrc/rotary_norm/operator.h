@@ -1,5 +1,5 @@
-// How C++ code calls the QK-norm operators: through the dispatcher, as Python does. They share a
-// list of arguments, which C++ code passes as one struct.
+// How C++ code calls the QK-norm operators: through the dispatcher, as Python does. Their common
+// arguments become one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,14 +33,14 @@ struct Call {
   double weight_offset = 0.0;  // added to the weights
 };
 
-/// How the heads of a call are rotated. It views the call.
+/// The rotation of a call. Only references to the call.
 inline rotary::Rotation rotation_of(const Call& call, bool transpose = false) {
   static const MaybeTensor none;
   return {call.positions, none, none, call.spec, call.layout, call.offset, false, transpose};
 }
 
-/// A kernel with a struct for its arguments, as one with a parameter for each; what the kernel
-/// takes besides comes first there.
+/// Turns a kernel that takes the struct into one with a parameter for each of its fields; further
+/// arguments come first.
 template <auto kernel>
 struct Spread;
 
@@ -94,11 +94,6 @@ inline Four call_norm_rotary_backward(const Call& call, const Tensor& query_grad
 inline void call_norm_rotary_in_place(const Call& call) {
   static const auto handle = dispatcher::find<Operator<void>>("posembed::norm_rotary_");
   call_spread(handle, call);
-}
-
-/// float64 for float64, float32 for everything else.
-inline at::ScalarType compute_type(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 }  // namespace posembed::rotary_norm

@@ -1,11 +1,12 @@
-// Derivatives of the sinusoidal operators. x passes its gradient through; a position's derivative
-// is again a sinusoid, a quarter turn on and a frequency larger: sinusoidal_encode of the next
-// order. A learned scale multiplies them all.
+// Derivatives of the sinusoidal operators. x gets the gradient as it is. The derivative by a
+// position is again a sinusoid, a quarter turn ahead and times the frequency: sinusoidal_encode of
+// the next order. A learned scale multiplies it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/tensors.h"
 #include "sinusoidal/operator.h"
 
 namespace posembed::sinusoidal {
@@ -13,7 +14,7 @@ namespace {
 
 using dispatcher::variable_list;
 
-/// What encodings are made of.
+/// The inputs of encodings.
 struct Encoded {
   Tensor positions;
   MaybeTensor scale;
@@ -23,7 +24,7 @@ struct Encoded {
   Tensor derivative(at::ScalarType dtype) const {
     return call_encode(positions, scale, spec, order + 1, dtype);
   }
-  /// Encodings where the scale is 1.
+  /// Encodings with scale 1.
   Tensor unscaled(at::ScalarType dtype) const {
     return call_encode(positions, std::nullopt, spec, order, dtype);
   }
@@ -45,7 +46,7 @@ Tensor position_gradient(const Tensor& gradient, const Encoded& encoded) {
 
 /// Sum of gradient * encoding, in float32 for 16-bit data.
 Tensor scale_gradient(const Tensor& gradient, const Encoded& encoded) {
-  const at::ScalarType type = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType type = dispatcher::compute_type(gradient);
   const Tensor rows = at::sum(gradient.to(type).mul(encoded.unscaled(type)), -1);
   return at::sum(rows).reshape_symint(encoded.scale->sym_sizes()).to(encoded.scale->scalar_type());
 }
@@ -65,13 +66,13 @@ Tensor encoding_tangent(const Encoded& encoded, at::ScalarType dtype) {
   return result;
 }
 
-/// The positions that were not given: offset, offset + 1, …
+/// The default positions: offset, offset + 1, …
 Tensor counted(const Tensor& x, const c10::SymInt& offset) {
   const auto options = at::TensorOptions(x.device()).dtype(at::kLong);
   return at::arange(offset, offset + x.sym_size(-2), options);
 }
 
-/// What both nodes keep.
+/// The members that both nodes share.
 struct Saved {
   template <typename Visitor>
   void members(Visitor& visit) {
@@ -89,7 +90,7 @@ struct Saved {
     order = encoded.order;
   }
 
-  /// Positions that were not given are counted along `gradient` [..., seq, embedding_dim].
+  /// The saved inputs; default positions are as many as `gradient` [..., seq, embedding_dim] has.
   Encoded encoded(const Tensor& gradient) const {
     const MaybeTensor given = dispatcher::unpack(positions);
     return {given.has_value() ? *given : counted(gradient, offset), dispatcher::unpack(scale), spec,

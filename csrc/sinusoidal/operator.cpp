@@ -1,6 +1,5 @@
 // The sinusoidal operators: encodings added to embeddings, encodings alone, and the matrix that
-// shifts them. Shapes are checked in one place for eager and Meta kernels; the arithmetic is the
-// kernel's.
+// shifts them. Eager and Meta kernels share their checks.
 #include "sinusoidal/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -70,9 +69,7 @@ void check_add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor&
 at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
   const at::ScalarType usual = positions.is_floating_point() ? positions.scalar_type() : at::kFloat;
   const at::ScalarType type = dtype.value_or(usual);
-  TORCH_CHECK_TYPE(
-      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
-      "dtype: expected float32, float64, bfloat16 or float16, got ", type);
+  dispatcher::check_floating(type, "dtype");
   return type;
 }
 
@@ -104,9 +101,9 @@ Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
   return sinusoid;
 }
 
-/// Threads take whole sequences, as those of other operators do: rows are then in the caches of the
-/// thread that wrote them or reads them next. For fewer than four of them an encoding costs more
-/// than that gains.
+/// Gives threads whole sequences, as other operators do, so that rows are in the caches of the
+/// thread that wrote them or reads them next. For fewer than four sequences, computing encodings
+/// anew costs more than that gains.
 int64_t groups_for_threads(int64_t batch, int64_t bytes) {
   const int64_t threads =
       std::min<int64_t>(at::get_num_threads(), bytes / dispatcher::bytes_per_task);
@@ -130,7 +127,7 @@ void launch(Arguments call, const Tensor& out) {
                            [&call](int64_t begin, int64_t end) { encode_cpu(call, begin, end); });
 }
 
-/// Strides of batch and seq; without a batch, there is one row of it.
+/// Strides of batch and seq; without a batch dimension, as if batch were 1.
 void copy_strides(const Tensor& rows, int64_t* stride) {
   stride[0] = rows.dim() == 3 ? rows.stride(0) : 0;
   stride[1] = rows.stride(-2);
@@ -139,7 +136,7 @@ void copy_strides(const Tensor& rows, int64_t* stride) {
 Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
            int64_t offset) {
   check_add(x, positions, scale, text, offset);
-  const Tensor in = x.size(-1) <= 1 || x.stride(-1) == 1 ? x : x.contiguous();
+  const Tensor in = dispatcher::with_dense_rows(x);
   const Tensor out = dispatcher::empty(x.sizes(), x.options());
   Arguments call;
   call.sinusoid = with_scale(specification(text).sinusoid(), scale);
@@ -200,7 +197,7 @@ void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosin
       "shift_matrix: expected an even embedding_dim, because a sine without its cosine "
       "cannot be shifted, got ",
       dim);
-  // sin(a + b) = sin a cos b + cos a sin b, and where cosines come first the sign goes over.
+  // sin(a + b) = sin a cos b + cos a sin b; if cosines come first, the sign changes sides.
   const double sign = layout.cos_first ? -1.0 : 1.0;
   matrix[first * dim + first] = matrix[second * dim + second] = cosine;
   matrix[first * dim + second] = sign * sine;
@@ -244,7 +241,7 @@ std::vector<Content> contents(const Specification& spec) {
   return result;
 }
 
-/// Where each column of `other` stands in `spec`.
+/// The column of `spec` that equals each column of `other`.
 Tensor permutation(Text text, Text other_text) {
   const Specification& spec = specification(text);
   const Specification& other = specification(other_text);

@@ -3,12 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <shared_mutex>
 
+#include "dispatcher/text_cache.h"
 #include "sinusoidal/frequencies.h"
 
 namespace posembed {
@@ -108,22 +105,16 @@ bool SinusoidalSpec::operator==(const SinusoidalSpec& other) const {
 }
 
 namespace sinusoidal {
-namespace {
 
-std::unique_ptr<const Specification> read(std::string_view text) {
-  const SinusoidalSpec spec = SinusoidalSpec::from_json(std::string(text));
-  const Layout layout =
-      layout_of(preset_of(spec.preset), spec.embedding_dim, spec.cos_first.value_or(false));
-  auto result = std::make_unique<Specification>(Specification{spec, layout, {}, {}, {}});
-  result->frequencies = frequencies(spec.base, posembed::divisor_of(spec), pairs_of(layout));
-  for (const core::DoubleDouble& frequency : result->frequencies) {
-    result->wide_turns.push_back(core::turn_from_radians(frequency));
-    result->turns.push_back(core::round_to_turn64(result->wide_turns.back()));
+Specification::Specification(std::string_view text)
+    : spec(SinusoidalSpec::from_json(std::string(text))) {
+  layout = layout_of(preset_of(spec.preset), spec.embedding_dim, spec.cos_first.value_or(false));
+  frequencies = sinusoidal::frequencies(spec.base, posembed::divisor_of(spec), pairs_of(layout));
+  for (const core::DoubleDouble& frequency : frequencies) {
+    wide_turns.push_back(core::turn_from_radians(frequency));
+    turns.push_back(core::round_to_turn64(wide_turns.back()));
   }
-  return result;
 }
-
-}  // namespace
 
 Sinusoid Specification::sinusoid(int64_t order) const {
   Sinusoid result;
@@ -137,17 +128,8 @@ Sinusoid Specification::sinusoid(int64_t order) const {
 }
 
 const Specification& specification(std::string_view text) {
-  static std::shared_mutex mutex;
-  static auto& known =
-      *new std::map<std::string, std::unique_ptr<const Specification>, std::less<>>;
-  {
-    std::shared_lock<std::shared_mutex> lock(mutex);
-    const auto found = known.find(text);
-    if (found != known.end()) return *found->second;
-  }
-  auto made = read(text);
-  std::unique_lock<std::shared_mutex> lock(mutex);
-  return *known.try_emplace(std::string(text), std::move(made)).first->second;
+  static auto& cache = *new dispatcher::TextCache<Specification>;
+  return cache.find(text).second;
 }
 
 }  // namespace sinusoidal

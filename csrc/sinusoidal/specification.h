@@ -1,4 +1,4 @@
-// What the operators read out of a specification's text: numbers checked, frequencies as turns.
+// A specification's text as the operators need it: checked, with frequencies as turns.
 #pragma once
 
 #include <string_view>
@@ -13,6 +13,9 @@ namespace posembed::sinusoidal {
 
 /// A specification ready for the kernel.
 struct Specification {
+  /// Raises c10::ValueError for text or numbers that are not a specification.
+  explicit Specification(std::string_view text);
+
   SinusoidalSpec spec;
   Layout layout;
   std::vector<core::DoubleDouble> frequencies;  // [pairs], radians per position

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/tensors.h"
 #include "token/operator.h"
 
 namespace posembed::token {
@@ -70,20 +71,19 @@ Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t paddi
   return output;
 }
 
-/// How often each id stands among `ids`, for each of them: [..., 1], in a type that can count. 1
-/// for ids outside the table, whose rows are zeros.
+/// The count of each id among `ids`: [..., 1], in a dtype that can hold it. 1 for ids outside the
+/// table, whose rows are zeros.
 Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like,
               int64_t vocabulary_start) {
   c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
   sizes.push_back(1);
-  const at::ScalarType wide = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor ones = at::ones_symint(sizes, like.options().dtype(wide));
+  const Tensor ones = at::ones_symint(sizes, like.options().dtype(dispatcher::compute_type(like)));
   const Tensor table =
       call_embedding_backward(ones, ids, num_embeddings, -1, 1.0, false, vocabulary_start);
   return call_embedding(table, ids, -1, 1.0, false, "dense", vocabulary_start).clamp_min(1);
 }
 
-/// The gradient of embedding_backward: what it summed is looked up again.
+/// The gradient of embedding_backward: a look-up of the rows that it summed into.
 class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackwardBackward> {
  public:
   static constexpr const char* label = "EmbeddingBackwardBackward";
@@ -141,7 +141,7 @@ Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
   return output;
 }
 
-/// Sparse gradients end here: who needs second derivatives takes gradient="dense".
+/// Sparse gradients have no derivative: second derivatives need gradient="dense".
 class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackward> {
  public:
   static constexpr const char* label = "EmbeddingRowsBackward";

@@ -23,8 +23,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// The row of id 0 in a table whose first row is that of id `vocabulary_start`; -1: the table is
-/// the whole vocabulary.
+/// The row of id 0 in a table whose first row is of id `vocabulary_start`; -1: the whole
+/// vocabulary.
 int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
 
 SortedIds sorted_ids(const Gradient& of) {
@@ -188,7 +188,7 @@ Tensor dense_on_cuda(const Gradient& of) {
   return out;
 }
 
-/// Checks, and calls `make` with contiguous tensors.
+/// Checks the arguments, and calls `make` with contiguous tensors.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                    int64_t padding_idx, double scale, bool scale_grad_by_freq,
@@ -258,12 +258,8 @@ void check_ids(const Tensor& ids, int64_t num_embeddings) {
                     place);
 }
 
-Tensor with_dense_rows(const Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
-}
-
 Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
-  const Tensor table = with_dense_rows(weight);
+  const Tensor table = dispatcher::with_dense_rows(weight);
   c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(weight.size(1));
   Tensor out = dispatcher::empty(sizes, weight.options());

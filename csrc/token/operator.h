@@ -10,6 +10,7 @@
 
 #include "core/device_error.h"
 #include "dispatcher/call.h"
+#include "dispatcher/tensors.h"
 
 namespace posembed::token {
 
@@ -70,7 +71,7 @@ Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymI
 Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
                        const c10::SymInt& num_embeddings);
 
-/// What a gradient of the table is made of: what each place's row gets.
+/// The rows that a gradient of the table sums, one for each place.
 struct Gradient {
   const Tensor&
       rows;           // [..., embedding_dim], contiguous: one for each place, or those of `sources`
@@ -97,8 +98,8 @@ void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings);
 /// Raises c10::ValueError unless `gradient` is "dense" or "rows".
 void check_gradient_form(Text gradient);
 
-/// Raises c10::IndexError for the first of contiguous ids on the CPU that is no row of the table;
-/// nothing has been written then. CUDA kernels record what they meet.
+/// Throws c10::IndexError for the first id on the CPU that is no row of the table, before anything
+/// is written; `ids` is contiguous. CUDA kernels record bad ids as they meet them.
 void check_ids(const Tensor& ids, int64_t num_embeddings);
 
 /// How a table is read: rows [first_row, …) are those of index 0, 1, …
@@ -109,11 +110,10 @@ struct Lookup {
   bool partial = false;  // a part of a vocabulary: an index outside is no error
 };
 
-/// weight[ids + first_row] * scale, on either device; zeros for an index outside, which on CUDA is
-/// recorded. On the CPU they must have been looked for before.
+/// weight[ids + first_row] * scale, on either device; zeros for an index outside, which is recorded
+/// on CUDA. On the CPU ids must have been checked.
 Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup);
 
-/// `tensor` with a contiguous last dimension, as kernels read rows.
-Tensor with_dense_rows(const Tensor& tensor);
+using dispatcher::with_dense_rows;
 
 }  // namespace posembed::token

@@ -23,8 +23,7 @@ using Generator = std::optional<at::Generator>;
 
 /// In float32 at least: [1, embedding_dim].
 Tensor mean_of(const Tensor& weight) {
-  const at::ScalarType type = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return at::mean(weight, {0}, /*keepdim=*/true, type);
+  return at::mean(weight, {0}, /*keepdim=*/true, dispatcher::compute_type(weight));
 }
 
 /// N(mean, scale * covariance) of the rows of `weight`. A mixture of centred rows with normal

@@ -1,0 +1,46 @@
+// How kernels see a tensor: its element type, its integers, its rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "core/index.h"
+#include "core/scalar.h"
+
+namespace posembed::dispatcher {
+
+/// The kernel's name of a dtype that check_floating() has let through.
+inline core::Scalar scalar_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return core::Scalar::float64;
+    case at::kBFloat16:
+      return core::Scalar::bfloat16;
+    case at::kHalf:
+      return core::Scalar::float16;
+    default:
+      return core::Scalar::float32;
+  }
+}
+
+/// The dtype that arithmetic on `tensor` runs in: float64 for float64, float32 for everything else.
+inline at::ScalarType compute_type(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+/// The kernel's view of a tensor that check_integers() has let through.
+inline core::IndexView index_view(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(),
+          tensor.scalar_type() == at::kInt ? core::Index::int32 : core::Index::int64};
+}
+
+/// Whether the last dimension is contiguous, as kernels require.
+inline bool has_dense_rows(const at::Tensor& tensor) {
+  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1;
+}
+
+/// `tensor`, copied if its last dimension is not contiguous.
+inline at::Tensor with_dense_rows(const at::Tensor& tensor) {
+  return has_dense_rows(tensor) ? tensor : tensor.contiguous();
+}
+
+}  // namespace posembed::dispatcher
