@@ -81,7 +81,6 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
 }  // namespace
 
 void bind_alibi(py::module_& module) {
-  using release = py::call_guard<py::gil_scoped_release>;
   const auto offset = py::arg("query_offset") = py::none();
   const auto queries = py::arg("query_positions") = py::none();
   const auto keys = py::arg("key_positions") = py::none();
@@ -89,7 +88,7 @@ void bind_alibi(py::module_& module) {
   const auto mask = py::arg("attention_mask") = py::none();
   const auto def_on_scores = [&](auto& bound, const char* name, auto method) {
     bound.def(name, method, py::arg("scores"), py::kw_only(), py::arg("scale") = 1.0, offset,
-              queries, keys, documents, mask, release());
+              queries, keys, documents, mask, without_gil());
   };
   auto bound = bind<ALiBiImpl>(module, "ALiBi");
   bound
@@ -98,15 +97,16 @@ void bind_alibi(py::module_& module) {
            py::arg("head_start") = 0, py::arg("factor") = 1.0, py::arg("train_length") = py::none(),
            py::arg("learned") = false)
       .def("alibi_slopes", &ALiBiImpl::alibi_slopes, py::arg("batch_size") = py::none(),
-           py::arg("key_length") = py::none(), release())
+           py::arg("key_length") = py::none(), without_gil())
       .def("forward", &forward, py::arg("query_length"), py::arg("key_length") = py::none(),
            py::kw_only(), py::arg("dtype") = py::none(), offset, queries, keys, documents, mask,
-           release())
+           without_gil())
       .def("lse_correction", &ALiBiImpl::lse_correction, py::arg("query_length"), py::kw_only(),
-           py::arg("query_start"), py::arg("key_start"), py::arg("form") = "distance", release())
+           py::arg("query_start"), py::arg("key_start"), py::arg("form") = "distance",
+           without_gil())
       .def("attention", &attention, py::arg("query"), py::arg("key"), py::arg("value"),
            py::kw_only(), py::arg("scale") = py::none(), py::arg("dropout") = 0.0, offset, queries,
-           keys, documents, mask, release());
+           keys, documents, mask, without_gil());
   def_maker(module, "ALiBi", "from_preset", &from_preset, py::arg("name"), py::arg("num_heads"),
             py::kw_only(), py::arg("head_dim") = py::none());
   def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);

@@ -25,13 +25,12 @@ std::shared_ptr<TokenBagImpl> make(int64_t num_embeddings, int64_t embedding_dim
 }  // namespace
 
 void bind_bag(py::module_& module) {
-  using released = py::call_guard<py::gil_scoped_release>;
   bind<TokenBagImpl>(module, "TokenBag")
       .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("mode") = "sum", py::arg("padding_idx") = py::none(), py::kw_only(),
            py::arg("include_last_offset") = false, py::arg("gradient") = "dense")
       .def("forward", &TokenBagImpl::forward, py::arg("ids"), py::arg("offsets") = py::none(),
-           py::arg("weights") = py::none(), released());
+           py::arg("weights") = py::none(), without_gil());
 }
 
 }  // namespace posembed::python

@@ -1,5 +1,5 @@
-// The Python module posembed._C: the C++ modules (posembed.cpp) and build information.
-// Operators are not bound here: Python enters them through torch.ops, as every caller does.
+// The Python module posembed._C: the C++ modules (posembed.cpp) and build information. Operators
+// are not bound here: Python calls them through torch.ops.
 #include "bindings.h"
 
 #include "posembed/build_info.h"
@@ -26,7 +26,7 @@ py::dict build_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("build_info", &posembed::python::build_info);
-  module.def("empty_cache", &posembed::empty_cache, py::call_guard<py::gil_scoped_release>());
+  module.def("empty_cache", &posembed::empty_cache, posembed::python::without_gil());
   module.def("set_cache_limit", &posembed::set_cache_limit, py::arg("bytes"));
   posembed::python::bind_alibi(module);
   posembed::python::bind_bag(module);

@@ -13,6 +13,9 @@ namespace posembed::python {
 
 namespace py = pybind11;
 
+/// Calls a bound function with Python's global lock released.
+using without_gil = py::call_guard<py::gil_scoped_release>;
+
 void bind_alibi(py::module_& module);
 void bind_bag(py::module_& module);
 void bind_input(py::module_& module);
@@ -25,10 +28,10 @@ void bind_token(py::module_& module);
 /// A number, or "sqrt_dim"; raises ValueError for any other text.
 double table_scale(const py::object& scale, int64_t embedding_dim);
 
-/// From the name that Python gives; raises ValueError for any other.
+/// From its name; raises ValueError for an unknown one.
 TableGradient table_gradient(const std::string& text);
 
-/// How to read a table, in Python's words; control-C ends the reading.
+/// Read options from Python's arguments; Control-C stops the reading.
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
                                      const std::string& missing, const py::object& progress);
 
@@ -44,7 +47,8 @@ auto bind(py::module_& module, const char* name) {
   return bound.def("__repr__", print, py::prepend());  // before torch's own, which says no options
 }
 
-/// Adds a static method that makes such a module: torch's own binding gives them to instances only.
+/// Adds a static method that makes a module: torch's binding of modules has methods for instances
+/// only.
 template <typename Function, typename... Extra>
 void def_maker(const py::module_& module, const char* type, const char* name, Function&& make,
                const Extra&... extra) {

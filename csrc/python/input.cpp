@@ -52,7 +52,6 @@ std::shared_ptr<InputEmbeddingImpl> make(
 }  // namespace
 
 void bind_input(py::module_& module) {
-  using released = py::call_guard<py::gil_scoped_release>;
   bind<InputEmbeddingImpl>(module, "InputEmbedding")
       .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
@@ -62,7 +61,7 @@ void bind_input(py::module_& module) {
            py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
       .def("forward", &InputEmbeddingImpl::forward, py::arg("ids"),
            py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
-           py::arg("offset") = 0, py::arg("attention_mask") = py::none(), released());
+           py::arg("offset") = 0, py::arg("attention_mask") = py::none(), without_gil());
 }
 
 }  // namespace posembed::python

@@ -14,15 +14,14 @@ std::shared_ptr<LearnedPositionalEmbeddingImpl> make(int64_t max_positions, int6
 }  // namespace
 
 void bind_learned(py::module_& module) {
-  using released = py::call_guard<py::gil_scoped_release>;
   bind<LearnedPositionalEmbeddingImpl>(module, "LearnedPositionalEmbedding")
       .def(py::init(&make), py::arg("max_positions"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("first_row") = 0)
       .def("forward", &LearnedPositionalEmbeddingImpl::forward, py::arg("x"),
-           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0, released())
-      .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), released())
+           py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0, without_gil())
+      .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), without_gil())
       .def("extend", &LearnedPositionalEmbeddingImpl::extend, py::arg("max_positions"),
-           py::arg("method") = "linear", released());
+           py::arg("method") = "linear", without_gil());
 }
 
 }  // namespace posembed::python

@@ -22,16 +22,15 @@ std::shared_ptr<Module> make(int64_t embedding_dim, double base, const std::stri
 }  // namespace
 
 void bind_sinusoidal(py::module_& module) {
-  using release = py::call_guard<py::gil_scoped_release>;
   bind<Module>(module, "SinusoidalPositionalEmbedding")
       .def(py::init(&make), py::arg("embedding_dim"), py::kw_only(), py::arg("base") = 10000.0,
            py::arg("preset") = "vaswani", py::arg("cos_first") = py::none(),
            py::arg("shift") = py::none(), py::arg("scale") = 1.0, py::arg("learned_scale") = false)
       .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
-           py::kw_only(), py::arg("offset") = 0, release())
+           py::kw_only(), py::arg("offset") = 0, without_gil())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),
-           py::arg("dtype") = py::none(), release())
-      .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), release());
+           py::arg("dtype") = py::none(), without_gil())
+      .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), without_gil());
 }
 
 }  // namespace posembed::python

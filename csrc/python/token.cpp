@@ -60,7 +60,6 @@ TableGradient table_gradient(const std::string& text) {
 }
 
 void bind_token(py::module_& module) {
-  using released = py::call_guard<py::gil_scoped_release>;
   bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
       .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),
@@ -69,9 +68,9 @@ void bind_token(py::module_& module) {
            py::arg("gradient") = "dense")
       .def("resize", &resize, py::arg("num_embeddings"), py::arg("initialization") = "mean",
            py::kw_only(), py::arg("covariance_scale") = 1e-9, py::arg("generator") = py::none(),
-           released())
-      .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), released())
-      .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), released());
+           without_gil())
+      .def("forward", &TokenEmbeddingImpl::forward, py::arg("ids"), without_gil())
+      .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), without_gil());
   def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),
             py::arg("tensor") = "", py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
             py::arg("dtype") = py::none(), py::arg("freeze") = true);
