@@ -13,7 +13,7 @@
 
 namespace posembed::alibi {
 
-/// Stands for the distance of a key that the query does not see.
+/// The distance that marks a key as hidden from the query.
 inline constexpr int32_t hidden = std::numeric_limits<int32_t>::min();
 
 /// The bias of one head as a function of distance = key position - query position: two half-lines
@@ -48,14 +48,14 @@ POSEMBED_INLINE C slope_at(const Line<C>& line, int32_t distance) {
   return distance > 0 ? line.after : line.before;
 }
 
-/// Computed from the distance itself, so that it is right at any position: slope * key position, as
-/// some models do, has lost its last bits when positions are large.
+/// Computed from the distance, so that it is exact at any position: slope * key position, as in
+/// some models, loses precision at large positions.
 template <typename C>
 POSEMBED_INLINE C bias(const Line<C>& line, int32_t distance) {
   return distance == hidden ? line.hidden : slope_at(line, distance) * static_cast<C>(distance);
 }
 
-/// A score with its bias. A hidden score is not read: padding may hold anything, NaN included.
+/// A score with its bias. Hidden scores are not used: padding may hold NaN.
 template <typename C>
 POSEMBED_INLINE C biased(const Line<C>& line, int32_t distance, C score, C scale) {
   const C scaled = score * scale;
@@ -63,7 +63,7 @@ POSEMBED_INLINE C biased(const Line<C>& line, int32_t distance, C score, C scale
   return core::fma(slope_at(line, distance), static_cast<C>(distance), scaled);
 }
 
-/// The distance that counts where only the order of positions says what is seen.
+/// The distance, or hidden, if only the order of positions decides what is visible.
 POSEMBED_INLINE int32_t seen(const Distances& distances, int32_t distance) {
   return distances.causal && distance > 0 ? hidden : distance;
 }

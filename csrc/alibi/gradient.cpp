@@ -1,6 +1,5 @@
-// Derivatives of the ALiBi operators. Bias is linear in slopes and so is its gradient: each is the
-// other's derivative, with bias 0 where a key is hidden, because there it does not depend on
-// slopes.
+// Derivatives of the ALiBi operators. Bias and its gradient are linear, and each is the derivative
+// of the other, with bias 0 for hidden keys, where it does not depend on slopes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -20,7 +19,7 @@ using dispatcher::variable_list;
 int64_t code(at::ScalarType type) { return static_cast<int64_t>(type); }
 at::ScalarType type_of(int64_t code) { return static_cast<at::ScalarType>(code); }
 
-/// The form of a derivative: hidden keys contribute nothing.
+/// The form of a derivative, to which hidden keys contribute nothing.
 Form without_hiding(Form form) {
   form.hide = false;
   return form;
@@ -30,7 +29,7 @@ Tensor scaled(const Tensor& tensor, double scale) {
   return scale == 1.0 ? tensor : at::mul(tensor, scale);
 }
 
-/// What every node keeps of its call.
+/// The members that all nodes share.
 struct Call {
   template <typename Visitor>
   void members(Visitor& visit) {
@@ -298,7 +297,7 @@ Tensor bias_backward_autograd(const Tensor& grad, const MaybeTensor& query_posit
 
 // --------------------------------------------------------------------------- alibi_add and softmax
 
-/// The tangent of scores * scale + bias; undefined where neither has one.
+/// The tangent of scores * scale + bias; undefined if neither has one.
 Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, const Places& places,
                       const Form& form) {
   const Tensor of_scores = dispatcher::tangent(scores), of_slopes = dispatcher::tangent(slopes);

@@ -21,8 +21,8 @@ struct Slopes {
   int64_t sides = 1;
 };
 
-/// Where queries and keys stand, and which keys a query does not see. Query row r is at position
-/// offset + r and key column k at position k unless positions are given. Distances fit in 31 bits.
+/// The positions of queries and keys, and which keys a query does not see. By default query row r
+/// is at position offset + r and key column k at position k. Distances fit in 31 bits.
 struct Distances {
   int64_t queries = 0;
   int64_t keys = 0;
@@ -78,8 +78,8 @@ struct ScoreArguments {
   Matrices out;
 };
 
-/// The gradient of the slopes is the gradient of the bias, weighted by distance and summed up: over
-/// keys into `partial`, then over queries and batch.
+/// The gradient of the slopes: that of the bias times distance, summed over keys into `partial`,
+/// then over queries and batch.
 struct SlopeGradient {
   int64_t sides = 1;  // 0: none is asked for
   int64_t heads = 0;
@@ -132,8 +132,8 @@ const char* softmax_backward_cuda(const SoftmaxBackwardArguments& arguments,
                                   core::CudaStream stream);
 const char* reduce_cuda(const ReduceArguments& arguments, core::CudaStream stream);
 
-/// Writes `count` host numbers to device memory as kernel arguments: no copy that a CUDA graph
-/// would refuse.
+/// Writes `count` host numbers to device memory, passed as kernel arguments: a CUDA graph cannot
+/// capture a copy from the host.
 const char* write_slopes_cuda(const float* slopes, int64_t count, float* out,
                               core::CudaStream stream);
 

@@ -1,5 +1,5 @@
-// The bias, the bias added to scores, and the gradient of slopes. A head's plain bias depends on
-// key - query only: every row of it is a window of one ramp, a step further along.
+// The bias, the bias added to scores, and the gradient of slopes. A head's plain bias depends only
+// on key - query: each row is a window of one ramp, one step further along.
 #include "alibi/rows.h"
 #include "core/stream.h"
 
@@ -107,8 +107,7 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
 
 // ------------------------------------------------------------------------------------------ add
 
-/// No software prefetch, and rows one after the other: what the processor prefetches by itself is
-/// the fastest here.
+/// No software prefetch, and one row after the other: the hardware's prefetcher is fastest here.
 template <typename T>
 void add_plain_row(const T* in, const Line<float>& line, const Distances& distances, int64_t query,
                    float scale, T* out) {

@@ -38,7 +38,7 @@ __device__ T* elements(const Matrices& matrices, const Row& row) {
          row.head * matrices.stride[1] + row.query * matrices.stride[2];
 }
 
-/// A row's query, ready to meet keys. Plain: its distances depend on key - query alone.
+/// The query of a row, which gives biases of keys. Plain: distances depend only on key - query.
 template <bool plain>
 class Query {
  public:
@@ -89,7 +89,7 @@ struct Larger {
   }
 };
 
-/// Joins the threads' values in a fixed order; every thread must call it, and gets the result.
+/// Combines the threads' values in a fixed order. Every thread must call it and gets the result.
 template <typename Join, typename V>
 __device__ V over_block(V value, Join join) {
   __shared__ V values[block_size];
@@ -161,7 +161,7 @@ __global__ void add_kernel(ScoreArguments arguments) {
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
-/// Bytes of a row that stay in shared memory between the passes; what is beyond is read again.
+/// Bytes of a row that stay in shared memory between passes; the rest is read again.
 constexpr int64_t kept_bytes = 40 * 1024;
 
 template <typename T, int width, bool plain>
@@ -179,7 +179,7 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
     const T* in = elements<const T>(arguments.in, row);
     T* out = elements<T>(arguments.out, row);
     const int64_t end = query.visible_end();
-    // A thread visits the same keys in every pass, so that it needs no word of the others.
+    // A thread visits the same keys in every pass, so that passes need no barrier.
     const auto each_pack = [&](auto visit) {
       for (int64_t key = int64_t{threadIdx.x} * width; key < end; key += block_size * width) {
         visit(key);
@@ -346,7 +346,7 @@ bool in_vectors(const Matrices& matrices, int64_t keys) {
   });
 }
 
-/// Returns launch(width, plain) with both as types, so that a kernel can have them as constants.
+/// Returns launch(width, plain) with both as types, for kernels to use as constants.
 template <typename T, typename Launch>
 const char* with_form(bool vectors, const Distances& distances, Launch launch) {
   using Whole = std::integral_constant<int, core::vector_width<T>>;

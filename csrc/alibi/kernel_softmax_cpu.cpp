@@ -1,5 +1,5 @@
-// Softmax of biased scores, and its gradients. A row's scores are read once; what becomes of them
-// on the way waits in the cache, in float32.
+// Softmax of biased scores, and its gradients. A row's scores are read once; intermediate results
+// stay in the cache in float32.
 #include <vector>
 
 #include "alibi/rows.h"
@@ -22,7 +22,7 @@ class RowBuffer {
 
 POSEMBED_INLINE FloatPair read_pair(const float* in) { return core::load_pair(in); }
 
-/// Keeps a pair as it is, whatever the order of its elements.
+/// Stores a pair in the order of its vectors, without rounding.
 POSEMBED_INLINE void write_pair(FloatPair pair, float* out) { core::store_pair(pair, out); }
 
 POSEMBED_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
@@ -189,7 +189,7 @@ class SoftmaxBackward {
     load(elements<T>(arguments_.grad, row), end, grad_.data());
     load(elements<T>(arguments_.weights, row), end, weights_.data());
     const auto mean = static_cast<C>(dot(end));
-    // The gradient of biased scores takes the place of the weights, which are done with.
+    // The gradient of biased scores overwrites the weights, which are no longer needed.
     for (int64_t key = 0; key < end; ++key) weights_[at(key)] *= grad_[at(key)] - mean;
     write(elements<T>(arguments_.out, row), end);
     if (arguments_.slopes.sides > 0) sum_up(row, number, end);

@@ -1,4 +1,4 @@
-// ALiBi and the functions for C++: options kept, the operators called.
+// ALiBi and the functional interface: thin wrappers of the operators.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
@@ -177,7 +177,7 @@ torch::Tensor ALiBiImpl::slopes() const {
   return options.learned() ? parameter_ : derived_.clone();
 }
 
-/// The module's own tensor: not to be given away.
+/// The module's own tensor, which callers must not change.
 torch::Tensor ALiBiImpl::slopes_for(int64_t key_length) const {
   const torch::Tensor& all = options.learned() ? parameter_ : derived_;
   const auto train_length = options.train_length();
@@ -198,8 +198,8 @@ torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
 
 namespace {
 
-/// The call with the module's own options, and where there is a mask, with positions that count
-/// visible keys only.
+/// The call with the module's options and, if there is a mask, positions that count only visible
+/// keys.
 functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t queries,
                                int64_t keys) {
   call.causal = causal;
@@ -260,7 +260,8 @@ torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_star
 torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tensor& key,
                                    const torch::Tensor& value, functional::AlibiCall call,
                                    std::optional<double> scale, double dropout) const {
-  // [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of the keys.
+  // [batch, key heads, queries of a group, head_dim]: keys need not be copied for each query of a
+  // group.
   const int64_t key_heads = key.size(-3), queries = query.size(-2), keys = key.size(-2);
   const auto batch = query.size(0), heads = query.size(1), head_dim = query.size(3);
   TORCH_CHECK_VALUE(key_heads > 0 && heads % key_heads == 0,

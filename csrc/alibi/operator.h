@@ -18,7 +18,7 @@ using MaybeTensor = std::optional<Tensor>;
 using MaybeOffset = std::optional<c10::SymInt>;
 using MaybeType = std::optional<at::ScalarType>;
 
-/// Where queries and keys stand, if not one after the other, and which keys are seen.
+/// The positions of queries and keys, and which keys are visible.
 struct Places {
   MaybeTensor query_positions;
   MaybeTensor key_positions;

@@ -1,4 +1,4 @@
-// Positions, documents and masks of a call: their checks, and the kernels' view of them.
+// Positions, documents and masks of a call: checks, and their form for kernels.
 #pragma once
 
 #include <optional>
@@ -17,10 +17,10 @@ using MaybeSize = std::optional<c10::SymInt>;
 void check_places(const Places& places, const MaybeOffset& query_offset, const MaybeSize& batch,
                   const c10::SymInt& queries, const c10::SymInt& keys, c10::Device device);
 
-/// The batch that positions or mask have; none where all have no such dimension.
+/// The batch size of positions or mask; none if none of them has that dimension.
 MaybeSize batch_of_places(const Places& places);
 
-/// The kernels' view of a call's places, and the tensors that it looks into.
+/// The places of a call as kernels read them, and the tensors that own the memory.
 class Layout {
  public:
   /// Checks what depends on values: lengths and distances of 31 bits, and on the CPU positions and

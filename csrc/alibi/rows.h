@@ -1,6 +1,6 @@
-// What the CPU kernels share: rows of matrices, and the biases and distances along a row. Where a
-// row's biases depend on key - query alone they are made in registers; otherwise its distances are
-// written out first. Included by kernel_*cpu.cpp only.
+// Shared by the CPU kernels: rows of matrices, and the biases and distances along a row. If biases
+// depend only on key - query they are made in registers; otherwise the distances of the row are
+// written to a buffer first. Included by kernel_*cpu.cpp only.
 #pragma once
 
 #include <algorithm>
@@ -98,7 +98,7 @@ struct Biases {
   }
 };
 
-/// A block that is not whole, or has hidden keys.
+/// A block that is not whole or has hidden keys.
 struct Edge {
   int64_t count;  // elements of the row
   WordPair away;  // not zero: hidden, or beyond the row
@@ -142,8 +142,8 @@ POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& dis
   return std::min(key, keys);
 }
 
-/// The distances along any row, hidden keys marked. No std::vector: its members would be shared
-/// between instruction sets.
+/// The distances along any row, with hidden keys marked. Not a std::vector, whose inline functions
+/// would be shared between instruction sets.
 class DistanceRows {
  public:
   explicit DistanceRows(const Distances& distances) : distances_(distances) {}
@@ -195,7 +195,7 @@ struct SlopeSums {
   double after = 0;
 };
 
-/// Parts of a sum: they fix its order, whatever the width of the processor's vectors.
+/// Parts of a sum, which fix its order for any width of vectors.
 inline constexpr int64_t parts = 32;
 
 inline double total(const double* sums) {

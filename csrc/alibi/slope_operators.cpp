@@ -1,5 +1,5 @@
-// What ALiBi's biases are made from: the slopes of heads, positions among padding, and what a block
-// of scores with positions of its own lacks.
+// Operators for the inputs of ALiBi's biases: slopes of heads, positions among padding, and the
+// correction for a block of scores that was given local positions.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
@@ -82,7 +82,7 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return out;
 }
 
-/// As Bloom counts: visible keys alone, from 0.
+/// Counts only visible keys, from 0, as Bloom does.
 Tensor positions(const Tensor& attention_mask) {
   TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
                    "attention_mask: expected bool or integers, got ", attention_mask.scalar_type());
@@ -92,8 +92,8 @@ Tensor positions(const Tensor& attention_mask) {
   return (visible.cumsum(-1) - 1) * visible;
 }
 
-/// A block's scores with local indices miss the bias from its first key to its queries, which does
-/// not change along a row: "distance" has slope * (key - query), "key" slope * key.
+/// Scores of a block with local indices lack the bias between the starts of keys and queries, which
+/// is constant along a row: "distance" has slope * (key - query), "key" slope * key.
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",

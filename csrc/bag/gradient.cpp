@@ -1,6 +1,6 @@
-// Derivatives of the bag operators. A weighted sum is linear in the table and in the weights; with
-// its two gradients it makes a closed set, in which each one's derivatives are the others. A
-// maximum's places are kept; where they are, its derivative is a choice of elements.
+// Derivatives of the bag operators. A weighted sum is linear in the table and in the weights; the
+// derivatives of it and of its two gradients are again these three. A maximum keeps its places; its
+// derivative selects their elements.
 #include <ATen/ops/gather.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -16,7 +16,7 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// Places that outlive the call, as a node's members.
+/// Places that outlive the call, for the members of a node.
 struct SavedPlaces {
   SavedVariable ids, offsets;
   int64_t padding_idx = -1;
@@ -273,7 +273,7 @@ Tensor token_bag_backward_autograd(const Tensor& gradient, const Tensor& ids,
 constexpr const char* no_second_derivative =
     "posembed: gradient='rows' has no second derivative; use gradient='dense'";
 
-/// Sparse gradients end here: who needs second derivatives takes gradient="dense".
+/// Sparse gradients have no derivative: second derivatives need gradient="dense".
 class TokenBagRowsBackward : public dispatcher::OperatorNode<TokenBagRowsBackward> {
  public:
   static constexpr const char* label = "TokenBagRowsBackward";

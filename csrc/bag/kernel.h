@@ -1,6 +1,6 @@
-// Bags of ids: forwards, the rows of a bag are added, averaged or compared, in float32 (float64 for
-// float64), and rounded once; backwards, the token kernels add up what each id gets, and read it
-// from the gradient's row of the place's bag.
+// Bags of ids. Forward: the sum, mean or maximum of a bag's rows in float32 (float64 for float64),
+// rounded once. Backward: the token kernels sum the gradients of each id, reading for each place
+// the row of its bag.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace posembed::bag {
 
-/// Which places belong to which bag: `size` to each, or from its offset up to the next one's.
+/// Which places belong to which bag: `size` each, or from a bag's offset to the next one's.
 struct Bags {
   core::IndexView ids;      // [count]
   core::IndexView offsets;  // [bags], and the end of the last one on request
@@ -36,7 +36,7 @@ POSEMBED_INLINE Range range_of(const Bags& bags, int64_t bag) {
   return {read(bags.offsets, bag), open ? bags.count : read(bags.offsets, bag + 1)};
 }
 
-/// The bag of a place; -1 where there is none.
+/// The bag of a place; -1 if it is in none.
 POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
   if (bags.size >= 0) return place / bags.size;
   int64_t low = 0, high = bags.bags;  // bags [0, low) begin at or before the place
@@ -73,11 +73,11 @@ struct PoolArguments {
 /// Pools bags [begin, end). Ids and offsets must have been checked.
 POSEMBED_CPU_KERNEL(pool, void(const PoolArguments& arguments, int64_t begin, int64_t end));
 
-/// Pools all bags. An id outside the table is left out and recorded; a bag whose offsets do not fit
-/// is empty, and they are recorded.
+/// Pools all bags. Ids outside the table are left out and recorded. A bag with wrong offsets is
+/// empty, and they are recorded.
 const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream);
 
-/// out[place] = the bag of a place; 0 where there is none.
+/// out[place] = the bag of a place; 0 if it is in none.
 struct FindArguments {
   uint32_t* out = nullptr;  // [count]
   Bags bags;

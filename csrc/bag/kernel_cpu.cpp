@@ -1,5 +1,5 @@
-// Sums of rows, maxima of blocks of columns; the rows of later places are prefetched. Sums have one
-// order, whatever the instruction set and the number of threads.
+// Pools bags on the CPU: sums row by row, maxima by blocks of columns, with later rows prefetched.
+// The order of a sum depends neither on the instruction set nor on threads.
 #include <algorithm>
 #include <type_traits>
 
@@ -107,7 +107,7 @@ void add_rows(const PoolArguments& a, int64_t bag) {
   }
 }
 
-/// The first of equal maxima counts; a NaN is greater than everything.
+/// The first of equal maxima wins; NaN is the greatest of all.
 template <typename T, typename Width>
 void compare_columns(const PoolArguments& a, int64_t bag, int64_t column, Width width) {
   const Range range = range_of(a.bags, bag);

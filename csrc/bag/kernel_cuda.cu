@@ -1,6 +1,6 @@
-// A warp pools 16 bytes per lane of a bag's row, place after place, in the CPU kernel's order and
-// so to its bits. Backwards a warp or a thread takes a place and finds its bag by bisection: long
-// bags then cost no more than short ones.
+// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, and so gives its bits.
+// Backward, a warp or a thread takes a place and finds its bag by bisection, so that long bags cost
+// no more than short ones.
 #include "bag/kernel.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
@@ -33,7 +33,7 @@ __device__ Vector<T, width> read_vector(const T* from) {
 
 // ---- pool ----
 
-// Where offsets do not fit, the first that does not is recorded and the bag is empty.
+// If offsets are wrong, the first wrong one is recorded and the bag is empty.
 __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records) {
   const Bags& bags = a.bags;
   const Range range = range_of(bags, bag);
@@ -49,7 +49,7 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-// The row of a place, or nullptr where it does not count.
+// The row of a place, or nullptr if it is left out.
 template <typename T>
 __device__ const T* row_of(const PoolArguments& a, int64_t place, bool records) {
   const int64_t id = read(a.bags.ids, place);
@@ -142,7 +142,7 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
 
 // ---- backward ----
 
-// Offsets that do not fit, which forward has recorded, may leave a place to no bag or to any.
+// Wrong offsets, which forward has recorded, may put a place into any bag or none.
 __global__ void __launch_bounds__(threads) find_kernel(FindArguments a) {
   const int64_t place = int64_t{blockIdx.x} * threads + threadIdx.x;
   if (place >= a.bags.count) return;

@@ -1,4 +1,4 @@
-// TokenBag and functional::token_bag for C++: options and the table kept, the operator called.
+// TokenBag and functional::token_bag: thin wrappers of the operators.
 #include <ostream>
 
 #include "bag/operator.h"

@@ -15,7 +15,7 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// Ids and what tells which of them belong together.
+/// Ids, and which of them form a bag.
 struct Places {
   const Tensor& ids;           // [bags, size]; or [count], beside offsets
   const MaybeTensor& offsets;  // [bags], where each begins
@@ -54,7 +54,7 @@ inline Tensor call_token_bag_backward(const Tensor& gradient, const Places& plac
                      places.padding_idx, places.include_last_offset);
 }
 
-/// The same as ids of the touched rows, ascending, and the rows.
+/// The same as ids of the rows that are not zero, ascending, and these rows.
 inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(
     const Tensor& gradient, const Places& places, const MaybeTensor& weights,
     const MaybeTensor& maxima, const c10::SymInt& num_embeddings, Text mode) {

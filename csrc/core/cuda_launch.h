@@ -1,4 +1,4 @@
-// What operators and CUDA kernels agree on without including each other's headers.
+// Shared by operators, which include no CUDA header, and CUDA kernels.
 #pragma once
 
 struct CUstream_st;

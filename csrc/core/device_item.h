@@ -1,4 +1,4 @@
-// How the rows of a table are dealt to warps: in items, each a row or one piece of a long row.
+// How rows are divided among warps: as items, each a row or a piece of a long row.
 #pragma once
 
 #include "core/device_vector.h"

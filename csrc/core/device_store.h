@@ -1,5 +1,5 @@
-// How device code writes vectors: the compiler reads 16 bytes in one instruction, but now and then
-// it writes them in four or eight, which costs half of the memory's speed.
+// Stores of 16-byte vectors in device code, as one instruction: the compiler sometimes splits such
+// a store into four or eight, at half the memory's speed.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Device code's vectors of 16 bytes, and what every launcher needs.
+// 16-byte vectors for device code, and helpers of all launchers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,7 +33,7 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-/// Runs `kernel` in `blocks` blocks of `threads` threads, with so many bytes of
+/// Runs `kernel` in `blocks` blocks of `threads` threads with `shared_bytes` of
 /// dynamic_shared_memory().
 template <typename... Parameters, typename... Arguments>
 void launch_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, size_t shared_bytes,
@@ -54,7 +54,7 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
               arguments...);
 }
 
-/// nullptr, or the text of the error of the launch before.
+/// nullptr, or the text of the error of the last launch.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
@@ -71,8 +71,7 @@ const char* checked_launch(void (*kernel)(Parameters...), unsigned blocks, unsig
 }
 
 #if defined(__NVCC__)
-/// The shared memory whose size the launch tells. Where tests run a kernel's source on the CPU,
-/// their stand-in for the CUDA runtime has it.
+/// The shared memory whose size a launch gives. Tests that run kernels on the CPU bring their own.
 __device__ inline unsigned char* dynamic_shared_memory() {
   extern __shared__ __align__(16) unsigned char memory[];
   return memory;

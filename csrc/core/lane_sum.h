@@ -8,7 +8,7 @@
 
 namespace posembed::core {
 
-/// Two of the widest registers: one addition does not wait for the one before.
+/// Two of the widest registers, so that an addition need not wait for the last one.
 inline constexpr int64_t sum_lanes = 32;
 
 /// Adds the upper half of `lane` to the lower one, until one is left.

@@ -1,6 +1,6 @@
-// Qualifiers of the small functions that kernels share between host and device.
-// They are static: each instruction set's copy of a kernel file must keep its own, or the linker
-// could hand AVX-512 code to an older processor.
+// Qualifiers of the small functions that kernels share between host and device. They are static, so
+// that each instruction set's copy of a kernel file has its own: otherwise the linker could give
+// AVX-512 code to a processor without it.
 #pragma once
 
 #if defined(__CUDACC__)

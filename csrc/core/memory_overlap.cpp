@@ -11,7 +11,7 @@ struct Term {
   int64_t factor, most;
 };
 
-/// A sum of terms, the largest factor first, and which numbers the rest of it can reach.
+/// A sum of terms, largest factor first, and the numbers that its remaining terms can reach.
 class Sum {
  public:
   void add(int64_t factor, int64_t most) {
@@ -69,7 +69,7 @@ int64_t span(const StridedMemory& memory) {
   return result;
 }
 
-/// Every stride steps over all that the others up to its length reach.
+/// Whether every stride steps over all elements that the smaller strides reach.
 bool strides_nest(const StridedMemory& memory) {
   for (int64_t i = 0; i < memory.rank; ++i) {
     if (memory.size[i] == 1) continue;

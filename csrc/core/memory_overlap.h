@@ -18,11 +18,11 @@ struct StridedMemory {
 
 inline constexpr int64_t max_rank = 8;
 
-/// Whether an element of `a` and one of `b`, of the same item size, share a byte. Exact, unless the
-/// strides are so odd that 100,000 candidates do not decide: then true.
+/// Whether an element of `a` and one of `b`, of the same item size, share a byte. Exact, unless
+/// 100,000 candidates do not decide it: then true.
 bool overlap(const StridedMemory& a, const StridedMemory& b);
 
-/// Whether two indices lead to the same element. Exact in the same way.
+/// Whether two indices lead to the same element; as exact.
 bool overlaps_itself(const StridedMemory& memory);
 
 }  // namespace posembed::core

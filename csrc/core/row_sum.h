@@ -1,7 +1,7 @@
-// Sums of rows that lie anywhere, in float32 (float64 for float64). A block of columns stays in
-// registers while the rows pass by, and the same block of the rows to come is on its way. The order
-// of a sum is one for every instruction set: spans of 64 rows, then the spans' sums. Included by
-// kernels only, once for each instruction set.
+// Sums of rows at arbitrary addresses, in float32 (float64 for float64). A block of columns stays
+// in registers while rows are added, and later rows are prefetched. The order of a sum is the same
+// on every instruction set: spans of 64 rows, then the spans' sums. Included by kernels only, once
+// for each instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
-/// How many rows ahead of the one that is added are prefetched, into the second-level cache: that
-/// is worth a quarter. Into the first level it only holds up the loads of the sum itself.
+/// How many rows ahead to prefetch, into the second-level cache: 25 % faster. Prefetches into the
+/// first level would delay the loads of the sum itself.
 inline constexpr int64_t rows_ahead = 16;
 
 // What a sum reads is told by a type `Rows`:
@@ -81,7 +81,7 @@ POSEMBED_INLINE void sum_block(const Rows& rows, int64_t column, const Finish& f
 
 inline constexpr int64_t narrow = 64;
 
-/// The same for at most `narrow` columns, and for float64, in loops that compilers vectorise.
+/// The same for at most `narrow` columns and for float64, in loops that the compiler vectorises.
 template <typename Rows, typename Width, typename Finish>
 POSEMBED_INLINE void sum_columns(const Rows& rows, int64_t column, Width width,
                                  const Finish& finish, ElementOf<Rows>* out) {

@@ -12,7 +12,8 @@
 #include "core/scalar.h"
 #include "core/vector.h"
 
-// Of lambdas that work on runs, behind their parameters: runs must stay in registers.
+// For lambdas that work on runs, after their parameters: they must be inlined to keep runs in
+// registers.
 #define POSEMBED_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace posembed::core {
@@ -20,7 +21,7 @@ inline namespace POSEMBED_ISA {
 
 inline constexpr int64_t run = 32;
 
-/// Whether registers are so wide, and so many, that several runs stay in them.
+/// Whether there are enough wide registers to hold several runs.
 inline constexpr bool wide = lanes >= 16;
 
 /// Memory for a row of runs needs this many elements.
@@ -54,7 +55,7 @@ struct Run {
   Lanes part[count];
 };
 
-/// The parts' numbers as constants: what loops over registers must not lack.
+/// The indices of the parts as constants, without which loops over registers are not unrolled.
 template <typename T>
 using Parts = std::make_index_sequence<Run<T>::count>;
 
@@ -94,7 +95,7 @@ POSEMBED_INLINE Run<T> operator*(Run<T> a, Compute<T> b) {
   return map(a, a, [b](auto x, auto) { return x * b; });
 }
 
-// Where no instruction does it, it is long: one copy of it is enough.
+// Not inlined without an instruction for it: the code is long.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define POSEMBED_FMA POSEMBED_INLINE
 #else
@@ -119,10 +120,10 @@ POSEMBED_INLINE Run<T> fill(Compute<T> value) {
   return map(zeros, zeros, [value](auto zero, auto) { return value - zero; });
 }
 
-/// A run's length where a row has a whole one, which lets compilers drop the tests for less.
+/// The length of a whole run, as a type: the compiler can drop the tests for shorter ones.
 using Whole = std::integral_constant<int64_t, run>;
 
-/// Calls body(i, count) for each run of a row; `count` is Whole{} but for a shorter last one.
+/// Calls body(i, count) for each run of a row; `count` is Whole{} except for a shorter last run.
 template <typename Body>
 POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
   int64_t i = 0;
@@ -130,9 +131,9 @@ POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
   if (i < columns) body(i, columns - i);
 }
 
-/// The last of state = first(state, i, count) over the runs of a row. Calls second(i, count) for
-/// each of them as well, four runs of one after four of the other: enough at a time for the memory
-/// that each of them walks through. The state goes by value to stay in registers.
+/// Folds state = first(state, i, count) over the runs of a row and calls second(i, count) for each
+/// too. They alternate after every four runs, so that each reads enough memory in one go. The state
+/// is passed by value to stay in registers.
 template <typename State, typename First, typename Second>
 POSEMBED_INLINE State fold_runs(int64_t columns, State state, const First& first,
                                 const Second& second) {
@@ -181,13 +182,14 @@ POSEMBED_INLINE void store_values(Run<T> values, Compute<T>* out) {
   store_values<streaming>(values, out, Parts<T>{});
 }
 
-/// Which element of a run of T its value `slot` belongs to.
+/// The index, in a run of T, of the element that `slot` holds.
 template <typename T>
 constexpr int64_t element_of_value(int64_t slot) {
   return slot / (2 * lanes) * (2 * lanes) + element_of_slot<T>(slot % (2 * lanes));
 }
 
-/// Brings numbers in the order of memory into that of runs of T. `columns`: whole runs.
+/// Reorders numbers from the order of memory to that of runs of T. `columns` is a multiple of a
+/// run.
 template <typename T, typename C>
 POSEMBED_INLINE void order_values(const C* POSEMBED_RESTRICT in, int64_t columns,
                                   C* POSEMBED_RESTRICT out) {
@@ -196,7 +198,7 @@ POSEMBED_INLINE void order_values(const C* POSEMBED_RESTRICT in, int64_t columns
   }
 }
 
-/// Zeros instead of all values but those of the first `count` elements.
+/// The first `count` elements, and zeros in place of the others.
 template <typename T>
 POSEMBED_INLINE Run<T> keep(Run<T> values, int64_t count) {
   alignas(64) Compute<T> value[run];
@@ -266,8 +268,8 @@ POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
 
 // ---- sums ----
 
-/// What rounds to -0 as T, in bits of its compute type, which grow with the magnitude: up to half
-/// of the smallest number.
+/// The bits, in the compute type, of the largest magnitude that rounds to -0 as T: half of its
+/// smallest number.
 template <typename T>
 constexpr auto last_negative_zero() {
   if constexpr (std::is_same_v<T, double>) {
@@ -279,7 +281,7 @@ constexpr auto last_negative_zero() {
   }
 }
 
-/// The values as sums of them alone, which are never -0.
+/// The values, with 0 for -0: as a sum of one term that starts at 0 gives.
 template <typename T>
 POSEMBED_INLINE Run<T> as_sum(Run<T> values) {
   constexpr auto last = last_negative_zero<T>();

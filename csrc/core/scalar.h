@@ -45,7 +45,7 @@ POSEMBED_INLINE float load(BFloat16 value) { return float_from_bits(uint32_t{val
 
 POSEMBED_INLINE float load(Float16 value) {
   // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends
-  // it and normalises denormals. Infinity and NaN have to be given float32's own exponent.
+  // it and normalises denormals. Infinity and NaN get float32's own exponent.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits(0x77800000u));
   const uint32_t result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;

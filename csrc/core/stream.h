@@ -1,5 +1,5 @@
-// Copies into memory that nobody reads soon: non-temporal stores write whole cache lines without
-// reading them first, which saves a third of the traffic of a copy and half of that of a fill.
+// Copies to memory that is not read soon. Non-temporal stores do not read a cache line before they
+// write it, which saves a third of the traffic of a copy and half of that of a fill.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ POSEMBED_INLINE bool is_aligned_to_vector(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Words) == 0;
 }
 
-/// What a translation from virtual addresses covers.
+/// Bytes of a page of virtual memory.
 inline constexpr int64_t page = 4096;
 
-/// Asks for the pages that begin in `bytes` from `out` on, before they are streamed to: a store
-/// that has to wait for the address of its page holds up all that follow it. Measured on rows that
-/// are gathered, summed or normed: a tenth to a third less time.
+/// Loads the address translations of the pages that begin in the `bytes` at `out`, before they are
+/// streamed to: a store that waits for one holds up all later stores. Measured on rows that are
+/// gathered, summed or normed: 10 % to 30 % less time.
 POSEMBED_INLINE void expect_stream(const void* out, int64_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(out);
   const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
@@ -30,8 +30,8 @@ POSEMBED_INLINE void expect_stream(const void* out, int64_t bytes) {
   }
 }
 
-/// Calls stream_vector(i) for each whole vector of `bytes` at `out` from byte `begin` on; returns
-/// how far they go.
+/// Calls stream_vector(i) for each whole vector of the `bytes` at `out` from byte `begin` on;
+/// returns the byte after the last.
 template <typename StreamVector>
 POSEMBED_INLINE int64_t stream_vectors(char* out, int64_t begin, int64_t bytes,
                                        const StreamVector& stream_vector) {

@@ -5,8 +5,8 @@
 
 namespace posembed::core {
 
-/// Outputs from this size on are streamed past the caches; smaller ones are likely to be read from
-/// them.
+/// Outputs of this many bytes or more are streamed past the caches; smaller ones are likely to be
+/// read from there soon.
 inline constexpr int64_t stream_bytes = int64_t{4} << 20;
 
 }  // namespace posembed::core

@@ -22,7 +22,7 @@ struct Turn128 {
   uint64_t low = 0;
 };
 
-/// The width that data of type T needs.
+/// The width that results of type T need.
 template <typename T>
 using TurnOf = std::conditional_t<std::is_same_v<T, double>, Turn128, Turn64>;
 
@@ -59,8 +59,7 @@ POSEMBED_INLINE Turn128 phase(int64_t position, Turn128 turn) {
   return {turn.high * factor + multiply_high(turn.low, factor) - excess, turn.low * factor};
 }
 
-/// Whether turn_from_radians() takes the angle: NaN and infinity have no turn, and 2^63 radians are
-/// no frequency.
+/// Whether turn_from_radians() accepts the angle: finite, and below 2^63.
 POSEMBED_INLINE bool has_turn(double radians) { return radians > -0x1p63 && radians < 0x1p63; }
 
 /// The angle `radians`, taken as an exact number, as a fraction of a turn with whole turns dropped:

@@ -78,8 +78,8 @@ POSEMBED_INLINE void store_pair(FloatPair value, Float16* out) {
   store_vector<streaming>(join_half(value.first, value.second), out);
 }
 
-/// NaN must have empty lower halves, as those have that come from bfloat16 data or from arithmetic:
-/// then rounding cannot carry into the sign.
+/// The lower half of a NaN must be 0, as it is in NaNs from bfloat16 data or arithmetic: otherwise
+/// rounding could carry into the sign.
 template <bool streaming = false>
 POSEMBED_INLINE void store_pair(FloatPair value, BFloat16* out) {
   store_vector<streaming>(join_bfloat16(words(value.first), words(value.second)), out);
@@ -109,8 +109,8 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* con
   for (size_t i = 0; i < count; ++i) store_vector<streaming>(joined[i], outs[i]);
 }
 
-/// Neighbours (2i, 2i + 1) of 2 * lanes elements apart: all first members, all second members.
-/// Pairs come in the order that the cheapest shuffle gives; pair_of_lane tells it.
+/// Separates the first from the second members of the pairs (2i, 2i + 1) of 2 * lanes elements.
+/// Pairs come in the order of the cheapest shuffle: see pair_of_lane.
 template <typename T>
 POSEMBED_INLINE FloatPair split_neighbours(FloatPair value) {
   if constexpr (std::is_same_v<T, BFloat16>) return value;  // load_pair did it

@@ -57,8 +57,7 @@ POSEMBED_INLINE float add_lanes(Floats value) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-/// The indices that shuffle bytes within each word: `pattern` tells those of the first word of a
-/// quarter.
+/// Indices that shuffle bytes within each word; `pattern` has those of the first word of a quarter.
 POSEMBED_INLINE __m512i word_shuffle(int pattern) {
   const __m512i words_of_quarter = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
   return _mm512_add_epi8(_mm512_set1_epi32(pattern), words_of_quarter);

@@ -19,7 +19,7 @@ POSEMBED_INLINE Floats fma(Floats a, Floats b, Floats c) {
                 core::fma(a[2], b[2], c[2]), core::fma(a[3], b[3], c[3])};
 }
 
-/// No store past the caches here: an ordinary one.
+/// An ordinary store: portable code cannot bypass the caches.
 POSEMBED_INLINE void stream(Words value, void* out) { memcpy(out, &value, sizeof value); }
 
 POSEMBED_INLINE void stream_fence() {}
@@ -52,7 +52,7 @@ POSEMBED_INLINE float add_lanes(Floats value) {
   return (value[0] + value[2]) + (value[1] + value[3]);
 }
 
-/// Adds what rounds the upper half of each word to nearest even.
+/// Rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 
 /// The upper halves of even and odd words side by side.

@@ -1,12 +1,12 @@
-// Autocast where data and parameters share a dtype: data come from layers that autocast has
-// lowered, and the parameters, which it leaves in float32, follow them.
+// Autocast for operators whose data and parameters share a dtype: the float32 parameters are cast
+// to the dtype that autocast gave the data.
 #pragma once
 
 #include <ATen/autocast_mode.h>
 
 namespace posembed::dispatcher {
 
-/// While this lives, calls go past autocast.
+/// While this lives, autocast is off.
 using PastAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
 /// A parameter, or an optional one, in the dtype of `data`; cast once while autocast lasts.

@@ -1,6 +1,6 @@
-// The backward half of an operator: a hand-made autograd node, as PyTorch's own generated code
-// makes them. torch::autograd::Function would be shorter, but it refuses torch.func. A derived node
-// names its members once, in members(), and gets release, compiled autograd and locking from here.
+// Base class of autograd nodes, which are written as PyTorch's own generated code writes them:
+// torch::autograd::Function would be shorter but does not support torch.func. A derived node lists
+// its members once, in members(), and inherits release, compiled autograd and locking.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,8 +27,8 @@ inline SavedVariable save(const std::optional<at::Tensor>& tensor) {
   return tensor.has_value() ? save(*tensor) : SavedVariable();
 }
 
-/// A saved result of the operator itself: it belongs to the node that saves it, which must not own
-/// itself in turn.
+/// A saved result of the operator itself: the result owns the node, so the node must not own the
+/// result.
 class SavedOutput : public SavedVariable {
  public:
   SavedOutput() = default;
@@ -38,7 +38,7 @@ class SavedOutput : public SavedVariable {
 /// Call after set_history().
 inline SavedOutput save_output(const at::Tensor& tensor) { return SavedVariable(tensor, true); }
 
-/// What was saved; nullopt where nothing was given.
+/// The saved tensor; nullopt if there was none.
 inline std::optional<at::Tensor> unpack(const SavedVariable& saved) {
   at::Tensor tensor = saved.unpack();
   return tensor.defined() ? std::optional<at::Tensor>(std::move(tensor)) : std::nullopt;
@@ -77,8 +77,8 @@ class OperatorNode : public torch::autograd::Node {
     const_cast<OperatorNode*>(this)->derived().members(collect);
   }
 
-  /// Compiled autograd traces with placeholders instead of gradients, so nothing may look at them
-  /// here: the node's work goes into its graph as one call, with the members as arguments.
+  /// Compiled autograd traces with placeholders for gradients, which must not be read here: the
+  /// node becomes one call in its graph, with the members as arguments.
   variable_list apply_with_saved(const variable_list& gradients,
                                  torch::dynamo::autograd::SwapSavedVariables& saved) override {
     const auto& compiler = torch::dynamo::autograd::getPyCompilerInterface();
@@ -95,7 +95,7 @@ class OperatorNode : public torch::autograd::Node {
   }
 
  protected:
-  /// Whether the gradient of input `edge` is asked for; backward() may leave the others undefined.
+  /// Whether the gradient of input `edge` is needed; backward() may leave the others undefined.
   bool needs(size_t edge) const {
     return needed_.has_value() ? (*needed_ >> edge & 1) != 0 : task_should_compute_output(edge);
   }
@@ -115,7 +115,7 @@ class OperatorNode : public torch::autograd::Node {
 
   Derived& derived() { return static_cast<Derived&>(*this); }
 
-  /// The members as a compiled graph carries them; first, which inputs need a gradient.
+  /// The members as arguments of a call in a compiled graph, after which inputs need a gradient.
   Arguments pack() {
     int64_t needed = 0;
     for (size_t edge = 0; edge < num_outputs(); ++edge) needed |= int64_t{needs(edge)} << edge;
@@ -146,7 +146,7 @@ class OperatorNode : public torch::autograd::Node {
     return types;
   }
 
-  /// What a compiled graph calls: a node made of the packed members does the work.
+  /// The function that a compiled graph calls: makes a node from packed members and runs it.
   static variable_list apply_packed(const variable_list& gradients,
                                     const std::vector<at::IValue>& packed) {
     Arguments arguments(packed);
@@ -180,7 +180,7 @@ auto make_node() {
   }
 }
 
-/// A node whose edges lead to `inputs`, or null where none of them needs a gradient.
+/// A node whose edges lead to `inputs`, or null if none of them needs a gradient.
 template <typename Derived, typename... Inputs>
 auto node_for(const Inputs&... inputs) {
   decltype(make_node<Derived>()) node;

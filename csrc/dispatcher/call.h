@@ -1,5 +1,5 @@
-// The door through which C++ code enters an operator: the same as Python's, so that autograd, Meta
-// kernels, autocast and functionalization treat both alike.
+// C++ code calls operators as Python does, through the dispatcher: autograd, Meta kernels, autocast
+// and functionalization see both alike.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -32,8 +32,8 @@ int64_t initial_limit() {
   return text == nullptr ? int64_t{512} << 20 : std::max<int64_t>(0, std::atoll(text));
 }
 
-/// Freed blocks, the newest last. Locks are only tried for: a process forked while another thread
-/// held the lock would wait for ever, and malloc serves as well.
+/// Freed blocks, the newest last. Never waits for its lock: in a process that was forked while
+/// another thread held it, it would wait for ever. malloc serves instead.
 class KeptBlocks {
  public:
   /// The newest block that fits and is at most a quarter larger; none if there is none.
@@ -98,7 +98,7 @@ KeptBlocks& kept_blocks() {
   return *blocks;
 }
 
-/// Whether the page of `data` has been used. Only a hint: it may be lost or gained at any time.
+/// Whether the page of `data` is resident. Only a hint: it may change at any time.
 bool is_resident(const void* data) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   unsigned char resident = 1;
@@ -111,7 +111,7 @@ bool is_fresh(const Block& block) {
   return !is_resident(static_cast<const char*>(block.memory.get()) + block.bytes / 2);
 }
 
-/// Memory whose freeing keeps it.
+/// Memory that is kept when it is freed.
 c10::DataPtr owner_of(Block block) {
   void* const data = block.memory.get();
   const auto keep = [](void* owned) {
@@ -121,7 +121,7 @@ c10::DataPtr owner_of(Block block) {
   return {data, new Block(std::move(block)), keep, at::kCPU};
 }
 
-/// As torch's own CPU allocator, which it asks where no kept memory fits.
+/// An allocator that falls back on torch's own where no kept memory fits.
 class OutputAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size) override {
@@ -172,7 +172,7 @@ Block zero_block(int64_t bytes) {
 at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) return at::empty(sizes, options);
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  // Past torch's dispatcher, where allocating for one token costs more than rotating it.
+  // Not through torch's dispatcher, where an allocation for one token costs more than its rotation.
   if (!is_large_on_cpu(sizes, options)) return at::detail::empty_cpu(sizes, dtype);
   return at::detail::empty_generic(sizes, &output_allocator, cpu_keys, dtype, std::nullopt);
 }

@@ -1,5 +1,5 @@
 // Derivatives of the learned-position operators. Adding rows and summing them are each other's
-// transpose; positions are all that is kept.
+// transpose; nodes keep only positions.
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -37,7 +37,7 @@ class LearnedAddBackward : public dispatcher::OperatorNode<LearnedAddBackward> {
   int64_t first_row = 0;
 };
 
-/// The tangent of x + rows of weight, from those of either.
+/// The tangent of x + rows of weight, from the tangents of both.
 Tensor add_tangent(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                    const c10::SymInt& offset, int64_t first_row) {
   Tensor direction = dispatcher::tangent(x);

@@ -1,5 +1,5 @@
 // The learned-position kernels: rows of a table are added to x at consecutive or given positions.
-// Looking rows up alone, and the gradient for given positions, are the token table's kernels.
+// Plain look-ups, and the gradient for given positions, use the token table's kernels.
 #pragma once
 
 #include <cstdint>

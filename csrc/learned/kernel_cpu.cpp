@@ -1,5 +1,4 @@
-// One pass over x: a position's row is read once and added for the whole batch while it is in
-// cache.
+// One pass over x: a position's row is read once and added to the whole batch while it is in cache.
 #include "learned/kernel.h"
 
 namespace posembed::learned::POSEMBED_ISA {

@@ -1,4 +1,4 @@
-// LearnedPositionalEmbedding for C++: options and the table kept, the operators called.
+// LearnedPositionalEmbedding and the functional interface: thin wrappers of the operators.
 #include <torch/nn/init.h>
 #include <torch/utils.h>
 

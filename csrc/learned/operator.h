@@ -56,10 +56,10 @@ void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
 
-/// Positions offset, offset + 1, … of a sequence must have a row each.
+/// Checks that positions offset, offset + 1, … of a sequence have rows.
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row);
 
-/// Given positions, on the CPU, must have a row each.
+/// Checks that given positions, on the CPU, have rows.
 void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row);
 
 }  // namespace posembed::learned

@@ -1,4 +1,4 @@
-// What readers throw: where a file is wrong, and why. Its path is known to their caller only.
+// The exception of readers: where a file is wrong, and why. Only their caller knows its path.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace posembed::pretrained {
 
-/// A file that is not what it should be: the byte where that shows, and the reason.
+/// A malformed file: the byte where that shows, and the reason.
 struct BadFile : std::runtime_error {
   BadFile(int64_t offset, const std::string& reason) : std::runtime_error(reason), offset(offset) {}
   int64_t offset;
 };
 
-/// What a file says, for a message: control characters, of which zero would end it, and bytes that
-/// are not UTF-8 become question marks.
+/// Text of a file for a message: control characters and bytes that are not UTF-8 become question
+/// marks.
 inline std::string readable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = '?';

@@ -1,4 +1,4 @@
-// Files that people take for vectors, told by their first bytes, and what to do with them.
+// Recognises other formats by their first bytes, to say how to convert them.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace posembed::pretrained {
 
-/// Throws BadFile where the first bytes are another format's.
+/// Throws BadFile if the first bytes are those of another format.
 inline void refuse_foreign(std::string_view file) {
   struct Signature {
     std::string_view bytes;

@@ -12,10 +12,10 @@ namespace {
 
 using nlohmann::json;
 
-/// Deeper nesting than any header has is refused, before memory follows it.
+/// Deeper than any real header; refused before it takes memory.
 constexpr int max_depth = 16;
 
-/// Reads on behalf of the parser, which tells places of its own errors only.
+/// Counts the bytes that the parser reads, which tells places only for its own errors.
 class Cursor {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -43,7 +43,7 @@ class Cursor {
   const char** furthest_;
 };
 
-/// Follows the parser's events: hands over whole members of the outermost object.
+/// Handles the parser's events; passes on whole members of the outermost object.
 class Walk {
  public:
   Walk(const Member& member, const std::function<int64_t()>& place)

@@ -9,12 +9,12 @@
 
 namespace posembed::pretrained {
 
-/// Takes a member's name, its value, and the byte where its name ends.
+/// A function of a member's name, its value, and the byte where its name ends.
 using Member = std::function<void(const std::string&, const nlohmann::json&, int64_t)>;
 
-/// Calls `member` for each member of the object that `text` is, and keeps none of them: memory does
-/// not grow with their number. `begin` is where `text` begins in its file.
-/// Throws BadFile for what is not JSON, or no object, or names a member twice on any level.
+/// Calls `member` for each member of the object `text` without keeping them, so that memory does
+/// not grow with their number. `begin` is the place of `text` in its file. Throws BadFile for what
+/// is not JSON, or no object, or names a member twice on any level.
 void visit_members(std::string_view text, int64_t begin, const Member& member);
 
 }  // namespace posembed::pretrained

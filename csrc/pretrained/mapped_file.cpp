@@ -24,15 +24,15 @@ int64_t page_size() {
 }
 
 int open_for_reading(const std::string& path) {
-  // The system would open what stands before the zero.
+  // The system would open the path up to the zero.
   if (path.find('\0') != std::string::npos) refuse("open", path, EINVAL);
-  // A pipe must not be waited for: it is refused below.
+  // Do not wait for a pipe, which is refused below.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) refuse("open", path, errno);
   return descriptor;
 }
 
-/// A file's size; 0 with errno set where it is not an ordinary file.
+/// A file's size; 0 with errno set if it is not a regular file.
 int64_t size_of(int descriptor, int* error) {
   struct stat status {};
   *error = fstat(descriptor, &status) != 0 ? errno : 0;

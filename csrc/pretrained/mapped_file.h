@@ -1,4 +1,4 @@
-// A file in memory without reading it: pages come when they are touched and go when told to.
+// A memory-mapped file: pages are read when they are touched and released on request.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace posembed::pretrained {
 
-/// An open file, mapped for reading. A file that another process shortens meanwhile ends this one
-/// with SIGBUS where bytes() is read, as with every mapped file; read() raises instead.
+/// An open file, mapped for reading. As with every mapped file, if another process shortens it,
+/// reading bytes() ends this process with SIGBUS; read() throws instead.
 class MappedFile {
  public:
-  /// Throws std::filesystem::filesystem_error where the path is no file that can be read.
+  /// Throws std::filesystem::filesystem_error if the path is not a readable file.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -22,7 +22,7 @@ class MappedFile {
   int64_t size() const { return size_; }
   std::string_view bytes() const { return {data_, static_cast<size_t>(size_)}; }
 
-  /// Gives back the memory of [begin, end), which is read again when it is touched again.
+  /// Releases the memory of [begin, end), which is read again when it is next touched.
   void forget(int64_t begin, int64_t end) const;
 
   /// Copies [begin, begin + size) to `out` without touching the map.

@@ -1,4 +1,5 @@
-// Safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by rows.
+// Reads safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by
+// rows.
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
@@ -52,7 +53,7 @@ bool is_table(const TensorEntry& entry) {
   return is_floating && entry.shape.size() == 2;
 }
 
-/// One file and what it has.
+/// A file and its tensors.
 struct Shard {
   explicit Shard(const std::string& path)
       : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {}
@@ -182,7 +183,7 @@ class TensorSource : public Source {
     return candidates[0];
   }
 
-  /// The names of tables, as many as a message bears.
+  /// The first few names of tables, for a message.
   std::string tables() const {
     constexpr int shown = 8;
     std::string text;
@@ -209,7 +210,8 @@ class TensorSource : public Source {
     return at::from_blob(data, entry.shape, keep, torch::dtype(dtype_of(entry)));
   }
 
-  /// In parts: neither the file's pages nor a copy in its dtype are held beside the result.
+  /// In parts, so that memory holds neither the whole file nor a copy in its dtype beside the
+  /// result.
   static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
     const TensorEntry& entry = *found.entry;
     torch::Tensor result = torch::empty(entry.shape, dtype);

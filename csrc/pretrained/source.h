@@ -1,5 +1,5 @@
-// What a format has to answer, behind VectorFile: one implementation for files of tensors, one for
-// files of words. Readers throw BadFile; with_path() gives it the file's name.
+// The interface behind VectorFile, with one implementation for files of tensors and one for files
+// of words. Readers throw BadFile; with_path() adds the file's name.
 #pragma once
 
 #include <string>
@@ -23,13 +23,13 @@ class Source {
                                const Progress& progress) const = 0;
   virtual torch::Tensor table(const ReadOptions& options) const = 0;
   virtual std::vector<std::string> words() const = 0;
-  /// Meets the file's words.
+  /// Looks up the file's words.
   virtual void look_up(Vocabulary& vocabulary, const Progress& progress) const = 0;
-  /// Meets the file's words and copies their rows; rows that are not met are zeros.
+  /// Looks up the file's words and copies their rows; the others are zeros.
   virtual torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const = 0;
 };
 
-/// Calls `read`; what it finds wrong with the file becomes a FileFormatError.
+/// Calls `read`; turns BadFile into FileFormatError.
 template <typename Read>
 auto with_path(const std::string& path, const Read& read) {
   try {

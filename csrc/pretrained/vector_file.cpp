@@ -27,7 +27,7 @@ Coverage coverage_of(const Vocabulary& vocabulary) {
   return {vocabulary.count_met(), vocabulary.met(0), vocabulary.met(2)};
 }
 
-/// "'one', 'two', 'three', ...": as many as a message bears.
+/// The first few words, for a message: "'one', 'two', 'three', ...".
 std::string some_of(const std::vector<std::string>& words) {
   constexpr size_t shown = 5;
   std::ostringstream text;
@@ -37,8 +37,8 @@ std::string some_of(const std::vector<std::string>& words) {
   return text.str() + (words.size() > shown ? ", ..." : "");
 }
 
-/// The mean of `count` rows; all others are zeros. In parts, because a sum in float64 would
-/// otherwise copy the whole table.
+/// The mean of `count` rows; all others are zeros. In parts, because a sum in float64 would copy
+/// the whole table.
 torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
   constexpr int64_t part = 4096;
   torch::Tensor sum = torch::zeros({vectors.size(1)}, torch::kDouble);
@@ -49,7 +49,7 @@ torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
   return (sum / static_cast<double>(count)).to(vectors.scalar_type());
 }
 
-/// Gives rows without a word, or whose word was not met, what `missing` says.
+/// Fills rows whose word the file lacks as `missing` says.
 void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, const Coverage& coverage,
                   Missing missing, const std::string& path) {
   const auto count = static_cast<int64_t>(coverage.missing.size());

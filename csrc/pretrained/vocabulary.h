@@ -1,4 +1,4 @@
-// Which rows of a file a vocabulary asks for, and what became of its words.
+// Finds the rows of a file for the words of a vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace posembed::pretrained {
 /// The words asked for, met in a file's order.
 class Vocabulary {
  public:
-  /// Looks at `words` as long as it lives. An empty word is a place that no word names.
+  /// Keeps a reference to `words`. An empty word marks a place without a word.
   explicit Vocabulary(const std::vector<std::string>& words) : words_(words), times_(words.size()) {
     places_.reserve(words.size());
     for (size_t i = 0; i < words.size(); ++i) {
@@ -30,8 +30,8 @@ class Vocabulary {
     return nullptr;
   }
 
-  /// The place of a word that a file has; -1 where nobody asks for it, or it was met before: a
-  /// word's first row counts, as in gensim.
+  /// The place of a word of the file; -1 if it is not wanted or was met before: the first row of a
+  /// word counts, as in gensim.
   int64_t meet(std::string_view word) {
     const auto found = places_.find(word);
     if (found == places_.end()) return -1;

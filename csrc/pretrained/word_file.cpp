@@ -20,7 +20,7 @@
 namespace posembed::pretrained {
 namespace {
 
-/// A first line that is longer is no row: a file of other bytes must not be split into parts.
+/// A longer first line is not a row: the file has another format.
 constexpr size_t max_first_line = 1 << 22;
 constexpr std::string_view separators = " \t";
 
@@ -36,7 +36,8 @@ std::string_view line_at(std::string_view file, int64_t begin) {
   return rest.substr(0, rest.find('\n'));
 }
 
-/// Separators in a line. Sums of 8 bits, so that the compiler counts 16 characters or more at once.
+/// The separators in a line, summed in 8 bits so that the compiler counts 16 characters or more at
+/// once.
 int64_t count_separators(std::string_view line) {
   constexpr size_t block = 128;
   int64_t total = 0;
@@ -62,7 +63,7 @@ std::vector<std::string_view> split(std::string_view line) {
 
 template <typename Number>
 std::from_chars_result parse_number(std::string_view text, Number& number) {
-  // from_chars knows no plus sign, which other writers put.
+  // from_chars does not accept a plus sign, which some writers put.
   const size_t sign = text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0;
   return std::from_chars(text.data() + sign, text.data() + text.size(), number);
 }
@@ -87,7 +88,7 @@ bool is_component(std::string_view text) {
 
 // ------------------------------------------------------------------------------------------ layout
 
-/// Some editors put it before a text; it is no part of the first word.
+/// The byte order mark, which some editors write, is not part of the first word.
 constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 
 /// Where a text begins.
@@ -113,8 +114,8 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   return layout;
 }
 
-/// Whether rows are float32 numbers: the bytes after the header do not read as text. Only a few are
-/// looked at, because a binary file need not have a single newline.
+/// Whether rows are binary float32: the bytes after the header are not text. Looks at a few only,
+/// because a binary file need not have any newline.
 bool is_binary(std::string_view file, const WordLayout& layout) {
   constexpr size_t enough = 4096;
   const std::string_view sample = file.substr(static_cast<size_t>(layout.begin), enough);
@@ -129,7 +130,7 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
   return last == std::string_view::npos || !is_number(line.substr(last + 1));
 }
 
-/// Refuses a header that asks for more than the file can hold, before memory is taken for it.
+/// Throws for a header that needs more than the file holds, before memory is allocated for it.
 void check_promise(std::string_view file, const WordLayout& layout) {
   const bool sane = layout.rows >= 0 && layout.dim > 0;
   const uint64_t held = file.size() + 1;  // the last line's end may be missing
@@ -146,7 +147,7 @@ void check_promise(std::string_view file, const WordLayout& layout) {
   }
 }
 
-/// GloVe has no header: the first line's numbers, from the right, are a row's.
+/// The width of a row without a header (GloVe): the numbers at the end of the first line.
 WordLayout read_first_row(std::string_view file) {
   WordLayout layout;
   layout.begin = text_begin(file);

@@ -10,7 +10,7 @@
 
 namespace posembed::pretrained {
 
-/// What the first bytes of a file tell.
+/// The format of a file, from its first bytes.
 struct WordLayout {
   bool binary = false;  ///< float32 numbers instead of text
   int64_t rows = -1;    ///< -1: there is no header that tells
@@ -18,10 +18,10 @@ struct WordLayout {
   int64_t begin = 0;    ///< of the first row
 };
 
-/// Throws BadFile where the bytes are none of the formats, or too few for what the header says.
+/// Throws BadFile for an unknown format, and if the file is too short for its header.
 WordLayout detect_layout(std::string_view file);
 
-/// A row as it stands in the file.
+/// A row as the file has it.
 struct Row {
   std::string_view word;
   std::string_view numbers;

@@ -1,4 +1,4 @@
-// posembed.pretrained stands on this; it turns vocabularies into words and draws progress bars.
+// The basis of posembed.pretrained, which turns vocabularies into words and draws progress bars.
 #include "posembed/pretrained.h"
 
 #include <filesystem>
@@ -19,7 +19,7 @@ using pretrained::VectorFile;
 
 using Words = std::vector<std::string>;
 
-/// Python's classes for what is wrong with a file; all else is left to torch.
+/// Translates errors of files to Python's classes; torch translates the others.
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);

@@ -20,7 +20,7 @@ Layout layout(std::string_view text) {
                         std::string(text) + "'");
 }
 
-/// Takes what Python's RotaryEmbedding takes; RotarySpec of Python reads the options.
+/// Takes the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
 std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
                                           bool learned_frequencies, const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
@@ -108,7 +108,8 @@ void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
 }  // namespace
 
 void bind_rotary(py::module_& module) {
-  // A shorter way to the dispatcher than torch.ops, for eager calls: it halves the cost of a token.
+  // For eager calls: a shorter way to the dispatcher than torch.ops, which halves the time for one
+  // token.
   module.def("rotary", &rotary);
   module.def("rotary_", &rotary_in_place);
   module.def("rotary_out", &rotary_out);

@@ -61,7 +61,7 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-/// `turn_of_pair` gives the turns of a pair.
+/// Fills the turns of all slots; turn_of_pair(i) are those of pair i.
 template <typename T, bool interleaved, typename Source>
 void place_turns(int64_t pairs, const Source& turn_of_pair, Turns<T>* turns) {
   constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
@@ -150,7 +150,7 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
   }
 }
 
-/// A frequency that is not a number has no angle, and must not pass for one.
+/// Makes sine and cosine NaN where a frequency is.
 template <typename T, bool interleaved>
 void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
@@ -160,7 +160,7 @@ void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
   }
 }
 
-/// What moves a rotated pair instead of what rotates it: see `tangent`.
+/// For Arguments::tangent: the factor that moves a rotated pair, in place of sine and cosine.
 template <typename T, bool interleaved>
 void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {

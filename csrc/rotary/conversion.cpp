@@ -1,4 +1,5 @@
-// Weights for the other pairing, and cached keys for other positions or another specification.
+// Converts projection weights to the other pairing, and cached keys to other positions or another
+// specification.
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -90,7 +91,7 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, bool interleaved,
 
 }  // namespace
 
-// Made of other operators, which know what autograd, compilers and devices ask for.
+// Composite: autograd, compilers and devices handle the operators that these are made of.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("rotary_rerotate_", rerotate);
   m.impl("rotary_permute_weight", permute_weight);

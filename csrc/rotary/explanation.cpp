@@ -1,5 +1,4 @@
-// A specification in words, the same in C++ and Python: what it does to which pairs, and how two
-// differ.
+// explain() and the comparison of two specifications in words, the same for C++ and Python.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Angles that differ by more than this are told apart: about what bfloat16 keeps of a cosine.
+// Angles count as different from here on: about the precision of a cosine in bfloat16.
 constexpr double tolerance = 1e-3;
 constexpr int64_t pairs_shown = 16;
 constexpr double two_pi = core::constants::two_pi.high;
@@ -42,7 +41,7 @@ std::vector<double> unscaled_frequencies(RotarySpec spec) {
   return frequencies(spec);
 }
 
-/// A JSON value for a line of text: long lists by their length.
+/// A JSON value in a line of text; only the length of a long list.
 std::string brief(json value) {
   if (value.is_array() && value.size() > 8) return std::to_string(value.size()) + " numbers";
   if (value.is_object()) {
@@ -55,7 +54,7 @@ std::string brief(json value) {
 
 // ---------------------------------------------------------------------------------------- explain
 
-/// The context that a scaling is made for, where it says: 0 otherwise.
+/// The context that a scaling is made for; 0 if it names none.
 int64_t trained_length(const json& scaling) {
   if (!scaling.is_object() || !scaling.contains("original_max_positions")) return 0;
   const json factor = scaling.value("factor", json());
@@ -83,7 +82,7 @@ std::string pairs_line(const RotarySpec& spec, int64_t pairs) {
          std::to_string(spec.head_dim);
 }
 
-/// How many times longer a pair's wavelength became; pairs that stand are infinitely stretched.
+/// How many times longer a pair's wavelength became; infinity for pairs that do not turn.
 double stretch(double plain, double frequency) {
   return frequency == 0.0 ? INFINITY : plain / frequency;
 }
@@ -129,7 +128,7 @@ std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
                         std::ceil(turn / 2.0));
 }
 
-/// All pairs, or as many evenly spread ones as fit a screen.
+/// All pairs, or evenly spread ones, as many as fit a screen.
 std::string table(const RotarySpec& spec, const std::vector<double>& plain,
                   const std::vector<double>& scaled) {
   const auto pairs = static_cast<int64_t>(scaled.size());

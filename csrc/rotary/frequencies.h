@@ -1,4 +1,4 @@
-// Rotary frequencies to more than double precision: a position multiplies their error.
+// Rotary frequencies in more than double precision, because positions multiply their error.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ using Series = std::vector<core::DoubleDouble>;
 /// Requires base > 0 and an even rotary_dim >= 0.
 Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim);
 
-/// The same where pairs belong to axes and each axis has the whole series for itself.
+/// The same with a whole series for the pairs of each axis.
 Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>& axis_of_pair);
 
 /// The base whose longest wavelength is `factor` times as long: base * factor^(d / (d - 2)).
@@ -25,8 +25,8 @@ Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>
 /// Requires rotary_dim > 2.
 core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
 
-/// The pairs between which YaRN blends: from what makes `fast` turns within
-/// `original_max_positions` to what makes `slow` ones, rounded outwards to whole pairs where
+/// The pairs between which YaRN blends: from the one that makes `fast` turns within
+/// `original_max_positions` to the one that makes `slow`, rounded outwards to whole pairs if
 /// `truncate`.
 struct YarnRange {
   double begin, end;

@@ -1,7 +1,7 @@
-// The gradient of rotary frequencies. Turning faster by one radian per position moves a rotated
-// pair at right angles to itself, as far as its position is: the gradient of a frequency is the sum
-// over tokens of position times the moment of the gradient about the pair. Tokens are summed in
-// chunks whose size depends on nothing but their number: same bits for any number of threads.
+// The gradient of rotary frequencies. A rotated pair y = (y0, y1) moves by position * (-y1, y0) per
+// radian of frequency, so a frequency's gradient is the sum over tokens of position times the
+// moment g1 y0 - g0 y1. Tokens are summed in chunks whose size depends only on their number: the
+// same bits for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace posembed::rotary {
 
-/// Tokens that are summed in one go: enough chunks for every multiprocessor, few enough to add up.
+/// Tokens of a chunk: small enough that every multiprocessor has one, large enough to add few sums.
 POSEMBED_INLINE int64_t tokens_of_chunk(int64_t tokens) {
   constexpr int64_t least = 16, most_chunks = 512;
   const int64_t size = (tokens + most_chunks - 1) / most_chunks;

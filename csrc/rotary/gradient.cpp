@@ -16,7 +16,7 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// A Rotation that outlives the call, as a node's members.
+/// A Rotation that outlives the call, for the members of a node.
 struct SavedRotation {
   SavedVariable positions, frequencies, cu_seqlens;
   std::string spec;
@@ -213,7 +213,7 @@ Rotation with_frequencies(const Rotation& by, const MaybeTensor& frequencies) {
           by.layout,    by.offset,   by.inverse,    by.transpose};
 }
 
-/// Undefined where neither what is rotated nor frequencies have a tangent.
+/// Undefined if neither the rotated tensor nor the frequencies have a tangent.
 Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& by) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
@@ -296,7 +296,7 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
   return output;
 }
 
-/// A mutable operator keeps no history, of none of its arguments.
+/// In-place operators record no history for any argument.
 void check_inference_only(const Tensor& rotated, const char* argument, const Rotation& by,
                           const char* alternative) {
   dispatcher::check_inference_only(rotated, argument, alternative);

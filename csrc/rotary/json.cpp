@@ -100,8 +100,7 @@ void fields(Visitor& visit, XPosScaling& scaling) {
   visit("center", scaling.center);
 }
 
-// ------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 template <typename T>
 json value(const T& given) {
@@ -137,10 +136,9 @@ json write(const std::optional<Sections>& sections) {
   return {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
 }
 
-// ------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
-/// Takes known keys out of an object; done() refuses those that are left.
+/// Removes keys as they are read; done() throws for keys that are left.
 class Reader {
  public:
   Reader(const char* what, json object) : what_(what), object_(std::move(object)) {
@@ -173,7 +171,7 @@ class Reader {
   }
 
   static void read(const json& from, int64_t& given) {
-    // get_to() alone would cut fractions off.
+    // get_to() alone would truncate fractions.
     if (!from.is_number_integer()) throw json::type_error::create(302, "no whole number", &from);
     from.get_to(given);
   }
@@ -256,8 +254,7 @@ std::optional<Sections> read_sections(const json& object) {
   return sections;
 }
 
-// -----------------------------------------------------------------------------------------
-// printing
+// ---------------------------------------------------------------------------------------- printing
 
 template <typename T>
 void print(std::ostream& stream, const T& given) {
@@ -276,7 +273,7 @@ void print(std::ostream& stream, const std::optional<T>& given) {
   if (given.has_value()) print(stream, *given);
 }
 
-/// Prints the fields whose values are not those of another walk: the defaults.
+/// Prints the fields that differ from their defaults.
 struct Printer {
   std::ostream& stream;
   const json defaults;

@@ -1,4 +1,4 @@
-// A specification out of its canonical JSON text.
+// Reads a specification from its canonical JSON text.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace posembed::rotary {
 
-/// Reads what RotarySpec::to_json() wrote; missing keys have their defaults. Raises c10::ValueError
-/// for text that is not JSON and for keys that are not fields; values are not looked at.
+/// Reads what RotarySpec::to_json() wrote; missing keys have their defaults. Throws c10::ValueError
+/// for text that is not JSON and for unknown keys; does not check values.
 RotarySpec parse(const std::string& text);
 
 }  // namespace posembed::rotary

@@ -1,6 +1,6 @@
-// The rotary kernel: rotates pairs of components of query and key by position times frequency.
-// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
-// The backward pass is the same kernel with the rotation turned round.
+// The rotary kernel: rotates pairs of components of query and key by position times frequency. Su
+// et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021. The backward pass
+// is the same kernel with the opposite angles.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ inline constexpr int64_t max_pairs = 512;
 /// Axes that positions can have: time, height, width and one more.
 inline constexpr int64_t max_axes = 4;
 
-/// Documents packed one behind the other; positions restart with each of them.
+/// Documents packed one after the other; positions restart at 0 in each.
 struct Documents {
   core::IndexView starts;  // [count]: the first token of each; data == nullptr: there is one
   int64_t count = 0;
 };
 
-/// The first token of the document that holds `token`. Whatever starts hold, nothing is read but
-/// starts[0] and starts[0, count).
+/// The first token of the document that holds `token`. Reads within starts[0, count) whatever they
+/// hold.
 POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token) {
   int64_t first = 0, last = documents.count - 1;
   while (first < last) {
@@ -54,8 +54,8 @@ POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
              : static_cast<const float*>(frequencies.data)[pair];
 }
 
-/// Turns per position of a pair; none where the frequency is NaN or as good as infinite, which
-/// kernels answer with NaN.
+/// Turns per position of a pair; none if the frequency is NaN or too large, for which kernels write
+/// NaN.
 POSEMBED_INLINE core::Turn128 turn_of(const Frequencies& frequencies, int64_t pair) {
   const double frequency = read(frequencies, pair);
   return core::has_turn(frequency) ? core::turn_from_radians(frequency) : core::Turn128{};
@@ -108,12 +108,12 @@ POSEMBED_INLINE int64_t row_dim(const Arguments& arguments, const Rows& rows) {
   return rows.window_only ? 2 * arguments.pairs : arguments.head_dim;
 }
 
-/// The first of them that is rotated.
+/// The first component of a row that is rotated.
 POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const Rows& rows) {
   return rows.window_only ? 0 : arguments.start;
 }
 
-/// Where a token stands on an axis. `call` is Arguments, or what has the same members.
+/// The position of a token on an axis. `call` is Arguments, or has the same members.
 template <typename Call>
 POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq, int64_t axis) {
   if (call.positions.data == nullptr) {
@@ -128,9 +128,9 @@ POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq
 /// Tokens are numbered batch * seq + place; the kernel rotates tokens [begin, end) of every tensor.
 /// A token at position -1 (on any axis) stays as it is.
 ///
-/// With `tangent`, `frequencies` are the direction in which frequencies move, and rows.in has been
-/// rotated: rows.out becomes what it changes by, pair by pair position * frequency * (-y, x). What
-/// does not turn is not written: rows.out comes as zeros.
+/// With `tangent`, `frequencies` are the frequencies' tangents and rows.in holds rotated pairs (x,
+/// y): rows.out becomes their tangents, position * frequency * (-y, x). Components that do not turn
+/// are not written, so rows.out must hold zeros.
 POSEMBED_CPU_KERNEL(rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Rotates all tokens on `stream`. Returns nullptr, or the text of a CUDA error.

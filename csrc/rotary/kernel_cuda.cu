@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
     };
-    // The first rows are on their way before the position is known.
+    // Loads of the first rows are issued before the position is known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
@@ -140,7 +140,7 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
   }
-  // Most models have at most 64 pairs; a small launch is quicker to hand over.
+  // Most models have at most 64 pairs, and fewer kernel arguments make a quicker launch.
   return arguments.pairs <= 64
              ? launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream)
              : launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);

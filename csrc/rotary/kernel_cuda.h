@@ -1,5 +1,5 @@
-// What CUDA kernels that rotate share: a launch's arguments by value, 16-byte packs, a token's
-// sines and cosines computed once for all heads, and pairs of which a thread owns both members.
+// Shared by CUDA kernels that rotate: a launch's arguments by value, 16-byte packs, a token's sines
+// and cosines computed once for all heads, and threads that own both members of their pairs.
 // Included by kernel_cuda.cu files only; everything is internal to each of them.
 #pragma once
 
@@ -25,8 +25,8 @@ constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
 
-/// What to divide by. The hardware cannot divide: a launch of few tokens would spend hundreds of
-/// cycles on it before it asks for its first row.
+/// A divisor. GPUs have no division instruction: a short launch would spend hundreds of cycles on
+/// one before it loads its first row.
 struct Divisor {
   int64_t value;
   uint64_t inverse;  // 2^64 / value, rounded down
@@ -39,7 +39,7 @@ struct Quotient {
 };
 
 __device__ inline Quotient divide(int64_t number, const Divisor& by) {
-  // Exact, or one too small.
+  // This quotient is exact or one too small.
   int64_t quotient =
       static_cast<int64_t>(core::multiply_high(static_cast<uint64_t>(number), by.inverse));
   const int64_t remainder = number - quotient * by.value;
@@ -78,7 +78,7 @@ enum class Form {
   table,     // memory
 };
 
-/// What forms beyond the exact one need; it does not pay for the longer launch.
+/// The arguments of the other forms only: the exact one need not carry them to the device.
 template <typename T, int capacity>
 struct DecayingLaunch : Launch<T, capacity> {
   double decay_center, decay_sign;
@@ -152,7 +152,7 @@ struct Pairs {
     }
   }
 
-  /// As PyTorch does it: see rounding.h.
+  /// In PyTorch's steps: see rounding.h.
   template <bool round_products>
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
@@ -211,8 +211,7 @@ struct Owners {
   }
 };
 
-/// Whether the token is rotated. -1 leaves it as it is; what is below is an error and leaves it as
-/// well.
+/// Whether the token is rotated: not at position -1, and not below, which is recorded as an error.
 template <typename T, int capacity>
 __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
                            const Token& token) {
@@ -237,8 +236,8 @@ __device__ void copy_outside(const Launch<T, capacity>& launch, const Token& tok
   }
 }
 
-/// Sine and cosine at a learned frequency, NaN where it is no number; or what stands in for them in
-/// a tangent.
+/// Sine and cosine at a learned frequency, NaN if it is NaN; for a tangent, the factor that
+/// replaces them.
 template <typename T>
 __device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int64_t position,
                                int pair, Compute<T>* sine, Compute<T>* cosine) {
@@ -256,8 +255,8 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int
   if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
 }
 
-/// Calls fill(pair, position) for the pairs of a token: all threads of the block see what it wrote
-/// afterwards. Whether the token is rotated at all.
+/// Calls fill(pair, position) for the pairs of a token; afterwards all threads of the block see
+/// what it wrote. Returns whether the token is rotated.
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
@@ -290,7 +289,7 @@ __device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t po
   *cosine *= launch.amplitude;
 }
 
-/// Fills in the exact angles of a token. Whether it is rotated at all.
+/// Fills in the exact angles of a token. Returns whether it is rotated.
 template <typename T, int capacity>
 __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
                             Compute<T>* sines, Compute<T>* cosines) {
@@ -299,8 +298,7 @@ __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& toke
   });
 }
 
-/// Whether every row, and every window in it, begins at a multiple of 16 bytes and consists of
-/// such.
+/// Whether every row, and every window in it, begins at a multiple of 16 bytes and is one long.
 template <typename T>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
@@ -376,8 +374,8 @@ inline int angle_threads(int pairs) {
   return static_cast<int>(std::min<int64_t>(warps * core::warp_size, threads_wanted));
 }
 
-/// Shares the launch's heads among threads that own `size` pairs each, and among blocks; tells how
-/// many there are of both.
+/// Divides the launch's heads among threads, which own `size` pairs each, and blocks; returns the
+/// number of both.
 template <typename T, int capacity>
 cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
   const int owners = std::max(1, launch->pairs / size);
@@ -401,7 +399,7 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   return config;
 }
 
-/// Angles of the pairs that the owner's place in a head says.
+/// The angles of an owner's pairs.
 template <typename T, int size>
 __device__ Angles<T, size> angles_of(int owner, const Compute<T>* sines,
                                      const Compute<T>* cosines) {

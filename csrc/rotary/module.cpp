@@ -1,4 +1,4 @@
-// RotaryEmbedding and the functions for C++: options kept, the operator called.
+// RotaryEmbedding and the functional interface: thin wrappers of the operators.
 #include <ostream>
 
 #include "core/double_double.h"

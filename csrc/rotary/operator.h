@@ -1,5 +1,5 @@
-// How C++ code calls the rotary operators: through the dispatcher, as Python does. Their schemas
-// end alike; that long tail is written here once, and everything else takes it as one Rotation.
+// How C++ code calls the rotary operators: through the dispatcher, as Python does. The schemas
+// share a long tail of arguments; here it becomes one struct, Rotation, for all other code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// What a rotary operator takes beside the tensors that it rotates. It views its caller's
-/// arguments, so it lives no longer than the call.
+/// The arguments that say how to rotate. Only references: lives no longer than the caller's
+/// arguments.
 struct Rotation {
   const MaybeTensor& positions;
   const MaybeTensor& frequencies;  // radians per position instead of the specification's
@@ -30,8 +30,8 @@ struct Rotation {
   bool transpose = false;
 };
 
-/// A schema's argument list around functions that take it grouped: kernels are registered with the
-/// long list and written with the short one; calls go the other way.
+/// Converts between a schema's long argument list, with which kernels are registered, and the
+/// struct with which they are written.
 template <typename Result, typename... Tensors>
 struct Grouped {
   using Signature = Result(Tensors..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
@@ -82,7 +82,8 @@ inline void call_rotary_pair_in_place(const Tensor& query, const Tensor& key, co
   RotaryPairInPlace::call(handle, query, key, by);
 }
 
-/// What `rotated`, the result of a rotation, moves by as its frequencies move by `by.frequencies`.
+/// The tangent of `rotated`, a result of a rotation, for the tangent `by.frequencies` of its
+/// frequencies.
 inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
   static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary_tangent");
   return Rotary::call(handle, rotated, by);

@@ -1,12 +1,12 @@
-// A pair turned as PyTorch's elementwise operators turn it: products and sums apart, without fused
-// multiply-add, each rounded to the data's type or all kept until the result. For numerics that
-// reproduce a program's bits; see docs/guide/rotary_bits.md.
+// Rotates a pair as PyTorch's elementwise operators do: separate products and sums without fused
+// multiply-add, rounded to the data's type each or only at the end. For numerics that reproduce
+// another program's bits; see docs/guide/rotary_bits.md.
 #pragma once
 
 #include "core/scalar.h"
 
-/// On functions that call rotate_in_steps in a loop: GCC 12 makes fused multiply-adds of
-/// neighbouring differences and sums, whatever -ffp-contract says.
+/// For functions that call rotate_in_steps in a loop: GCC 12 fuses neighbouring multiplications and
+/// additions there in spite of -ffp-contract=off.
 #if defined(__GNUC__) && !defined(__clang__)
 #define POSEMBED_IN_STEPS __attribute__((optimize("no-tree-slp-vectorize")))
 #else
@@ -15,7 +15,7 @@
 
 namespace posembed::rotary {
 
-/// `value` as it would come back from memory of type T.
+/// `value` rounded to T.
 template <typename T>
 POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
   T kept;

@@ -1,4 +1,4 @@
-// From a specification's scaling to frequencies and attention factor: which formula, which numbers.
+// The frequencies and the attention factor that a specification's scaling gives.
 #pragma once
 
 #include "posembed/rotary_specification.h"
@@ -13,8 +13,8 @@ struct Scaled {
   double decay_center = 0.0;
 };
 
-/// Frequencies of a specification that RotarySpec::check() lets pass; of a dynamic one, those of
-/// sequences within the original context.
+/// The frequencies of a specification that passes RotarySpec::check(); for dynamic scalings, those
+/// within the original context.
 Scaled scaled(const RotarySpec& spec);
 
 /// Raises c10::ValueError, naming the scaling's field, where its numbers make no sense.

@@ -8,7 +8,7 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Outputs from this size on are written past the caches: they would not stay in them.
+/// Outputs of this size or more would not stay in the caches and are written past them.
 constexpr int64_t streaming_bytes = int64_t{8} << 20;
 
 template <typename T>
@@ -34,7 +34,7 @@ int64_t elements_of(const Arguments& arguments, const Rows& rows) {
   return arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
 }
 
-/// Whether rows are so many that they come from memory.
+/// Whether the rows are too large to come from a cache.
 template <typename T>
 bool is_far(const Arguments& arguments, const Rows& rows) {
   return elements_of(arguments, rows) * static_cast<int64_t>(sizeof(T)) >= streaming_bytes;

@@ -1,4 +1,4 @@
-// A cache keeps no history: rotary_cache_ is for inference and says so where a gradient would be
+// A cache has no gradient: rotary_cache_ is for inference, and throws where a gradient would be
 // lost.
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>

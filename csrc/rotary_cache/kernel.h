@@ -12,8 +12,7 @@
 
 namespace posembed::rotary_cache {
 
-/// Where rows of key or value are kept: [pages, page_size, heads, dim] with a contiguous last
-/// dimension.
+/// The cache of keys or of values: [pages, page_size, heads, dim] with a contiguous last dimension.
 struct Cache {
   void* data = nullptr;
   int64_t stride[3] = {0, 0, 0};  // page, place in the page, head; in elements

@@ -1,5 +1,4 @@
-// A token's heads are rotated by angles that are computed once; keys are written where they are
-// kept, without passing through memory before.
+// A token's angles are computed once for all its heads, and rotated keys go straight to the cache.
 #include "core/float8.h"
 #include "core/stream.h"
 #include "rotary/angles_cpu.h"
@@ -16,7 +15,7 @@ using rotary::POSEMBED_ISA::RotateGroup;
 using rotary::POSEMBED_ISA::RowGroup;
 using rotary::POSEMBED_ISA::Token;
 
-/// How rows of T are kept: as they are, or divided and rounded to float8.
+/// Stores rows of T: as they are, or divided and rounded to float8.
 template <typename T, bool float8>
 class Keeper {
  public:
@@ -79,7 +78,7 @@ void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
   }
 }
 
-/// Everything that stays the same from token to token.
+/// What all tokens share.
 template <typename T, bool float8>
 struct Walk {
   const Arguments& arguments;
@@ -96,8 +95,8 @@ struct Walk {
     rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
   }
 
-  /// A key that is kept in float8 is rotated window by window, and rounded to T in between, as if
-  /// it came from memory.
+  /// A key for a float8 cache is rotated window by window and rounded to T in between, as if it
+  /// came from memory.
   void keep_windows(const Token& token, const Angles<T>& angles, const RowGroup<T>& key,
                     int64_t slot) const {
     const rotary::Arguments& rotary = arguments.rotation;

@@ -1,6 +1,6 @@
-// As the rotary kernel: a block takes some or all heads of one token, a thread owns both members of
-// its pairs. What a thread has rotated it writes to every place where it is wanted, so that keys
-// and values are read once.
+// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
+// members of its pairs. A thread writes what it has rotated to all its destinations, so keys and
+// values are read once.
 #include "core/float8.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_cache/kernel.h"
@@ -12,7 +12,7 @@ using rotary::Launch;
 using rotary::Pack;
 using rotary::Token;
 
-/// What a launch needs beside the rotation's.
+/// Arguments of a launch beside those of the rotation.
 struct Keeping {
   rotary::Rows value;
   Cache key_cache, value_cache;
@@ -57,7 +57,7 @@ struct Keeper {
   }
 };
 
-/// The token's slot, -1 where it is not kept. One outside the cache is recorded.
+/// The token's slot, -1 if it is not kept. Records a slot outside the cache.
 __device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
                                   core::DeviceError* error) {
   const int64_t slot = core::read(
@@ -69,7 +69,7 @@ __device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
   return -1;
 }
 
-/// What lies outside the window of keys [begin, end): to where rotated keys go, and to the cache.
+/// Copies what lies outside the window of keys [begin, end) to the rotated keys and the cache.
 template <typename T, int size, bool float8, int capacity>
 __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
                              const Token& token, int64_t slot, int begin, int end) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
     };
-    // The first rows are on their way before position and slot are known.
+    // Loads of the first rows are issued before position and slot are known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 

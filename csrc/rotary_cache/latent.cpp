@@ -1,6 +1,6 @@
-// Multi-head latent attention: the key's rotated part is one for all heads and stands beside what
-// was compressed of keys and values. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Both operators
-// are views and one call.
+// Multi-head latent attention: all heads share the key's rotated part, which is cached beside the
+// compressed keys and values. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Both operators are
+// views and one call.
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
@@ -10,7 +10,7 @@
 namespace posembed::rotary_cache {
 namespace {
 
-/// A tensor that all heads share, with a dimension of heads: with one head, or made so.
+/// A tensor that all heads share, with a dimension of one head, added if it is missing.
 Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dimensions& where) {
   if (tensor.dim() == where.rank - 1) return tensor.unsqueeze(where.heads);
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
@@ -68,7 +68,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("mla_rotary_cache_", mla_rotary_cache);
 }
 
-// torch.func.vmap would run a composite operator copy by copy, and warn of it.
+// Not composite: torch.func.vmap would run it copy by copy, with a warning.
 TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", mla_rotary); }
 
 }  // namespace posembed::rotary_cache

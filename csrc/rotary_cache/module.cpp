@@ -1,4 +1,4 @@
-// The cache functions for C++: options read, the operator called.
+// The functional interface of the cache: thin wrappers of the operators.
 #include "posembed/rotary_cache.h"
 #include "rotary_cache/operator.h"
 

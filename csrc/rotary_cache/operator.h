@@ -1,6 +1,5 @@
 // How C++ code calls the operators that write rotated keys to a paged cache: through the
-// dispatcher, as Python does. They share one long list of arguments, which C++ code passes as one
-// struct.
+// dispatcher, as Python does. Their long list of arguments becomes one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,17 +39,17 @@ struct Call {
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
 
-  /// Where the rotated query goes.
+  /// The tensor that gets the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
 };
 
-/// How query and key of a call are rotated. It views the call.
+/// The rotation of a call. Only references to the call.
 inline rotary::Rotation rotation_of(const Call& call) {
   static const MaybeTensor none;
   return {call.positions, none, none, call.spec, call.layout, call.offset};
 }
 
-/// A kernel with a struct for its arguments, as one with a parameter for each.
+/// Turns a kernel that takes the struct into one with a parameter for each of its fields.
 template <void (*kernel)(const Call&)>
 struct Spread {
   static void call(const Tensor& query, const Tensor& key, const Tensor& value,

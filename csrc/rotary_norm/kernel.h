@@ -1,6 +1,7 @@
-// RMSNorm of each head of query and key, then rotary, in one pass over memory each way. Henry et
-// al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich, "Root Mean Square
-// Layer Normalization", 2019. Forward keeps only rstd; backward norms query and key again.
+// RMSNorm of each head of query and key, then rotary, in one pass over memory, forward and
+// backward. Henry et al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich,
+// "Root Mean Square Layer Normalization", 2019. Forward keeps only 1 / RMS (rstd); backward norms
+// query and key again.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +33,14 @@ POSEMBED_CPU_KERNEL(norm_and_rotate, void(const Arguments& arguments, int64_t be
 /// All tokens on `stream`.
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream);
 
-/// The weights get their gradients from a fixed number of partial sums, whatever the number of
-/// threads, so that the same bits come out each time.
+/// The weights' gradients are made of a fixed number of partial sums: the same bits for any number
+/// of threads.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 512;
 
 struct BackwardArguments {
-  /// What forward took, but that the rotation is the transposed one, and that its rows are
-  /// gradients: of the results in, of query and key out.
+  /// As in forward, but with the transposed rotation, and rows of gradients: those of the results
+  /// in, those of query and key out.
   Arguments forward;
   rotary::Rows normed[2];  // query and key; `out` is not used
   int64_t parts = 1;

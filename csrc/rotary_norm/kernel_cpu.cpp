@@ -1,5 +1,5 @@
-// Heads are normed and rotated in one go; memory sees them once each way. Sums give the same bits
-// on every instruction set.
+// Norms and rotates a head while it is in cache: memory is read once and written once. Sums have
+// the same bits on every instruction set.
 #include <algorithm>
 #include <cmath>
 
@@ -48,8 +48,8 @@ int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
-/// Everything that stays the same from token to token, and the angles of one. The rotation works
-/// on buffers in the compute type, whatever the data.
+/// What all tokens share, and the angles of the current one. The rotation works on buffers in the
+/// compute type.
 template <typename T>
 class Walk {
  public:
@@ -147,7 +147,7 @@ struct Weights {
   alignas(64) C second[rotary::POSEMBED_ISA::max_padded_pairs];
 };
 
-/// Norms what it rotates.
+/// Norms rows while it rotates them.
 template <typename C>
 struct NormingAngles {
   rotary::POSEMBED_ISA::AnglesInMemory<C> angles;

@@ -1,7 +1,7 @@
-// As the rotary kernel: a block takes some or all heads of one token, a thread owns both members of
-// its pairs, and a share of what lies outside the window. The threads of a head add up their
-// squares through shared memory. Backwards each of a fixed number of blocks works through its share
-// of the tokens and keeps its part of the weights' gradients to itself; no atomics.
+// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
+// members of its pairs and a share of the components outside the window. The threads of a head add
+// their squares in shared memory. Backward, each of a fixed number of blocks takes a share of the
+// tokens and sums the weights' gradients for itself; no atomics.
 #include "rotary/kernel_cuda.h"
 #include "rotary_norm/kernel.h"
 
@@ -15,7 +15,7 @@ using rotary::Pack;
 using rotary::Rows;
 using rotary::Token;
 
-/// What a launch needs beside the rotation's; index 0 is query, 1 is key.
+/// Arguments of a launch beside those of the rotation; index 0 is query, 1 is key.
 struct Norms {
   const void* weight[2];
   void* rstd[2];
@@ -23,7 +23,7 @@ struct Norms {
   int head_dim;
 };
 
-/// What the backward launch needs besides.
+/// More arguments of the backward launch.
 struct Backward {
   Rows normed[2];
   void* partial;
@@ -75,7 +75,7 @@ __device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column)
   return pack;
 }
 
-/// Calls function(column) for the packs of a row outside the window that this thread has to do.
+/// Calls function(column) for this thread's packs of a row outside the window.
 template <int size, typename T, int capacity, typename Function>
 __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& owners,
                             const Function& function) {
@@ -87,7 +87,7 @@ __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& own
 }
 
 /// The sum of `value` over the threads that share a head, always in the same order. All threads of
-/// the block call it; `turn` is every time another than the last time.
+/// the block must call it, each time with another `turn` than the last.
 template <typename C>
 __device__ C head_sum(const Owners& owners, C value, bool turn) {
   __shared__ C values[2][rotary::max_pairs];

@@ -1,4 +1,4 @@
-// The QK-norm functions for C++: options read, the operator called.
+// The functional interface of QK-norm: thin wrappers of the operators.
 #include "posembed/rotary_norm.h"
 #include "rotary_norm/operator.h"
 

@@ -1,5 +1,5 @@
-// An encoding is made block by block of pairs, in registers and cache, and applied to the rows of
-// a group of sequences at once: one sine and cosine serve all of them that share a position.
+// Encodings are computed in blocks of pairs and added at once to all rows of a group of sequences
+// that share a position.
 #include <algorithm>
 #include <vector>
 
@@ -15,17 +15,17 @@ using core::FloatPair;
 using core::Floats;
 using core::lanes;
 
-/// Neighbouring elements that take their values from a block: few, so that memory brings the rows'
-/// next elements while sines are worked out; not fewer, because loads of the next row may seem to
-/// need what was just stored (see loads_meet_stores).
+/// Neighbouring elements that take their values from a block: few, so that the rows' next elements
+/// arrive from memory while sines are computed; not fewer, because loads of the next row may
+/// falsely depend on the last stores (see loads_meet_stores).
 constexpr int64_t block_run = 512;
 
 /// Pairs of a block, a multiple of two vectors.
 template <bool interleaved>
 constexpr int64_t block_pairs = interleaved ? block_run / 2 : block_run;
 
-/// Which pair stands in a slot of a block: the order in which vectors of T take them
-/// (core/vector.h), so that values meet their elements without shuffles.
+/// The pair in a slot of a block, in the order in which vectors of T hold pairs (core/vector.h), so
+/// that values meet their elements without shuffles.
 template <typename T>
 int64_t pair_of_slot(int64_t slot, bool interleaved) {
   if constexpr (std::is_same_v<T, double>) {
@@ -63,7 +63,7 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
   using C = Compute<T>;
   if (sinusoid.order == 0 && position.part == 0) {
     const auto scale = static_cast<C>(scale_of(sinusoid) * position.scale);
-    // Lengths and factors that the compiler knows make the usual block faster.
+    // Constant lengths and factors make the usual block faster.
     constexpr int64_t whole = block_pairs<interleaved>;
     if (count < whole) {
       fill_waves(position.whole, turns, count, scale, block.sines, block.cosines);
@@ -80,8 +80,8 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
   }
 }
 
-/// Rows that share a position: the first of them, and the steps from one to the next. `in` is null
-/// where there is nothing to add to.
+/// Rows that share a position: the first, and the steps from one to the next. `in` is null if
+/// encodings are only written.
 template <typename T>
 struct Rows {
   const T* in;
@@ -100,9 +100,9 @@ struct Rows {
 
 FloatPair sum(FloatPair a, FloatPair b) { return {a.first + b.first, a.second + b.second}; }
 
-/// Adds two vectors to `count` rows. Every load stands before the first store: rows are often whole
-/// pages apart, and a load seems to processors to need what was just stored to its place in another
-/// page: half the speed.
+/// Adds two vectors to `count` rows. All loads come before the first store. Rows are often whole
+/// pages apart, and processors then take a load to depend on an earlier store at the same place of
+/// another page, which halves the speed.
 template <int64_t count, bool streaming, typename T>
 POSEMBED_INLINE void add_vectors(FloatPair value, const Rows<T>& rows) {
   FloatPair sums[count];
@@ -134,8 +134,8 @@ POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value
   }
 }
 
-/// Whether the next vectors are read from where, in another page, these are stored: then several
-/// rows at a time wait longer than one by one.
+/// Whether the next vectors are read from the place, in another page, where these are stored: then
+/// several rows at a time are slower than one by one.
 template <typename T>
 bool loads_meet_stores(const Rows<T>& rows) {
   constexpr uintptr_t page = 4096;
@@ -220,7 +220,7 @@ void add_block(const Layout& layout, const Block<double, interleaved>& block, in
   }
 }
 
-/// The columns that no pair fills: copied, or zero.
+/// Fills the columns after the last pair: copied, or zero.
 template <typename T>
 void finish_rows(const Layout& layout, const Rows<T>& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -260,8 +260,8 @@ void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& tur
   finish_rows(sinusoid.layout, rows);
 }
 
-/// What one thread writes is streamed past the caches from this size on. Less stays in its share of
-/// them for whoever reads it next, and several threads are held up by memory sooner than one.
+/// If a thread writes this many bytes or more, it streams them past the caches; less stays in its
+/// share of the caches for the next reader.
 constexpr int64_t streamed_bytes = int64_t{8} << 20;
 
 template <typename T>

@@ -1,6 +1,5 @@
-// Sinusoids on CUDA: a thread keeps the turns of a few pairs in registers and walks down the rows,
-// so that a row costs arithmetic and its own traffic only. Turns travel as kernel arguments: there
-// is no table in memory.
+// Sinusoids on CUDA: a thread keeps the turns of a few pairs in registers and walks down the rows.
+// Turns are kernel arguments: there is no table in memory.
 #include <algorithm>
 
 #include "core/device_store.h"
@@ -36,7 +35,7 @@ __device__ void apply(const Compute<T>* values, const T* in, T* out) {
   core::write_vector<T, width>(vector, out);
 }
 
-/// Adds to `count` columns, one at a time: what is left where a row does not come in packs.
+/// Adds to `count` columns one by one, where they are not whole packs.
 template <typename T>
 __device__ void apply(const Compute<T>* values, int64_t count, const T* in, T* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -118,7 +117,7 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   }
 }
 
-/// The columns that no pair fills: copied, or zero.
+/// Fills the columns after the last pair: copied, or zero.
 template <typename T>
 __global__ void rest_kernel(Arguments arguments) {
   const Layout& layout = arguments.sinusoid.layout;

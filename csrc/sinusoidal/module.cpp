@@ -1,4 +1,4 @@
-// SinusoidalPositionalEmbedding and the functions for C++: options kept, the operators called.
+// SinusoidalPositionalEmbedding and the functional interface: thin wrappers of the operators.
 #include <ostream>
 
 #include "posembed/sinusoidal.h"

@@ -1,6 +1,6 @@
-// The sinusoids themselves, shared by every kernel that adds them: which column holds the sine or
-// the cosine of which pair, and the phase of a pair at an integer or a fractional position. Vaswani
-// et al., "Attention Is All You Need", 2017, section 3.5.
+// Shared by all sinusoidal kernels: which column holds which sine or cosine, and the phase of a
+// pair at an integer or fractional position. Vaswani et al., "Attention Is All You Need", 2017,
+// section 3.5.
 #pragma once
 
 #include <cmath>
@@ -13,8 +13,8 @@
 
 namespace posembed::sinusoidal {
 
-/// Where sines and cosines stand in a row. Interleaved: pair i in columns 2i and 2i + 1, the last
-/// column of an odd row without its partner. In halves: pair i in columns i and `half` + i.
+/// The columns of sines and cosines. Interleaved: pair i in columns 2i and 2i + 1; the last pair of
+/// an odd row has one column. In halves: pair i in columns i and `half` + i.
 struct Layout {
   int64_t columns = 0;  // embedding_dim
   int64_t filled = 0;   // columns from here on are zero
@@ -38,8 +38,7 @@ struct Sinusoid {
 using core::TurnOf;
 using core::turns_of;
 
-/// Positions as they come: int32, int64 or any floating type; without data they count up from an
-/// offset.
+/// Positions of type int32, int64 or any floating type; without data they count up from an offset.
 struct PositionView {
   const void* data = nullptr;
   bool floating = false;
@@ -58,12 +57,12 @@ POSEMBED_INLINE Position split(double position) {
   const double whole = floor(position);
   if (!(fabs(whole) < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
   const double part = position - whole;
-  // Just below a whole number the difference rounds up to one, which has no place in 64 bits.
+  // Just below a whole number the difference rounds up to 1, which 64 bits of fraction cannot hold.
   if (part == 1.0) return {static_cast<int64_t>(whole) + 1, 0, 1.0};
   return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
 }
 
-/// Number `place` of floating data.
+/// Element `place` of floating data.
 POSEMBED_INLINE double read(const void* data, core::Scalar type, int64_t place) {
   switch (type) {
     case core::Scalar::float64:
@@ -105,14 +104,13 @@ POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn
   return {whole.high + high + (sum < low) + (static_cast<uint64_t>(order) << 62), sum};
 }
 
-/// What multiplies every value.
+/// The factor of every value.
 POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
   if (sinusoid.learned_scale == nullptr) return sinusoid.scale;
   return sinusoid.scale * read(sinusoid.learned_scale, sinusoid.learned_type, 0);
 }
 
-/// What multiplies sine and cosine of a pair: the scale, and the frequency once for each
-/// derivative.
+/// The factor of sine and cosine of a pair: the scale, times the frequency for each derivative.
 POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
   double result = scale_of(sinusoid);
   for (int64_t i = 0; i < sinusoid.order; ++i) {

@@ -14,7 +14,7 @@
 
 namespace posembed::token {
 
-/// out[place] = scale * weight[ids[place] + first_row], zeros where that is no row. first_row is
+/// out[place] = scale * weight[ids[place] + first_row], zeros if there is no such row. first_row is
 /// positive for learned positions, negative for a part of a vocabulary.
 struct GatherArguments {
   const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
@@ -58,7 +58,7 @@ struct GroupArguments {
 
 POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
 
-/// Which row of a gradient the row of a place gets, and times what.
+/// Which row of a gradient goes to the row of a place, and its factor.
 struct Sources {
   const uint32_t* rows = nullptr;  // [count]; nullptr: row 0, 1, …
   const void* factors = nullptr;   // [count], float64 for float64, otherwise float32; nullptr: ones

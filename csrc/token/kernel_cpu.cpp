@@ -49,7 +49,7 @@ void gather_rows(const GatherArguments& a, int64_t begin, int64_t end) {
 
 constexpr int max_digit_bits = 11;  // counts stay in the first-level cache
 
-/// How a least-significant-digit radix sort goes over a key.
+/// The digits of a key in a least-significant-digit radix sort.
 struct Passes {
   int count;
   int digit_bits;
@@ -146,8 +146,8 @@ struct Times {
   }
 };
 
-/// Groups [begin, end); before each, `gap(row)` hears of the row of `out` that it will write. Rows
-/// without a factor that are all of their group are moved.
+/// Writes groups [begin, end), calling gap(row) with the row of `out` before each. A row that is
+/// alone in its group and has no factor is copied.
 template <typename T, bool streaming, bool weighted, typename Move, typename Gap>
 void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, const Gap& gap) {
   RowMover<T, streaming, Move> mover(a.embedding_dim, move);
@@ -182,7 +182,8 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap
   }
 }
 
-/// Where a step of FillArguments' work lies: the first row and the first group at or after it.
+/// The beginning of a step of FillArguments' work: the first row and the first group at or after
+/// it.
 struct Cut {
   int64_t row, group;
 };

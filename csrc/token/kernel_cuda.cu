@@ -214,7 +214,7 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
   return begin + span < a.count && keys[begin + span] == keys[begin];
 }
 
-// What the row of a place gets: a row of the gradient times a factor.
+// The gradient of the row of a place: a row of `gradient` times a factor.
 template <typename T>
 struct Share {
   const T* row;

@@ -1,5 +1,4 @@
-// TokenEmbedding and functional::embedding for C++: options and the table kept, the operator
-// called.
+// TokenEmbedding and functional::embedding: thin wrappers of the operators.
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
 

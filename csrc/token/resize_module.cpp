@@ -1,5 +1,4 @@
-// TokenEmbedding::resize: a module's table of another length, and what an optimizer remembers of
-// it.
+// TokenEmbedding::resize: a longer or shorter table for a module, and for its optimizer's state.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
@@ -20,7 +19,7 @@ namespace {
 using torch::Tensor;
 using torch::optim::OptimizerParamState;
 
-/// Rows that stay, then zeros.
+/// The rows that stay, then zeros.
 Tensor with_rows(const Tensor& state, int64_t rows) {
   const int64_t kept = std::min(rows, state.size(0));
   return at::cat(
@@ -53,7 +52,7 @@ bool holds(torch::optim::Optimizer& optimizer, const Tensor& parameter) {
   return false;
 }
 
-/// What `optimizer` keeps of `parameter`; none before its first step.
+/// The state that `optimizer` has for `parameter`; none before its first step.
 std::vector<Tensor*> states_of(torch::optim::Optimizer* optimizer, const Tensor& parameter) {
   if (optimizer == nullptr) return {};
   TORCH_CHECK_VALUE(holds(*optimizer, parameter),

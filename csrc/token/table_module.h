@@ -1,5 +1,4 @@
-// What the modules over a table of tokens share: checks of their options, and the table as a
-// parameter.
+// Shared by the modules over a table of tokens: checks of options, and the table as a parameter.
 #pragma once
 
 #include <torch/nn/init.h>
@@ -10,8 +9,8 @@
 
 namespace posembed::token {
 
-/// Raises c10::ValueError for sizes or a padding_idx that do not fit; the latter is counted from
-/// the front afterwards.
+/// Throws c10::ValueError for bad sizes or padding_idx; makes a negative padding_idx count from the
+/// start.
 template <typename Options>
 void check_table_options(Options& options) {
   TORCH_CHECK_VALUE(options.num_embeddings() >= 0, "num_embeddings: expected 0 or more, got ",
@@ -30,7 +29,7 @@ void check_table_options(Options& options) {
 template <typename Module>
 void reset_table(Module& module) {
   auto& options = module.options;
-  // A clone is reset while it still holds the original's table: frozen stays frozen.
+  // A clone is reset while it still holds the original's table: a frozen one stays frozen.
   const bool trainable = !module.weight.defined() || module.weight.requires_grad();
   const std::vector<int64_t> sizes = {options.num_embeddings(), options.embedding_dim()};
   if (!options._weight().defined()) {

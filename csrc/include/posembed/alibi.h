@@ -1,6 +1,6 @@
-/// ALiBi: attention with linear biases. Every head subtracts a slope of its own times the distance
-/// between query and key from its scores; no position embedding is added anywhere.
-/// Press, Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
+/// ALiBi: attention with linear biases. Each head subtracts its own slope times the distance
+/// between query and key from the attention scores; no position embedding is added anywhere. Press,
+/// Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 #pragma once
 
 #include <torch/arg.h>
@@ -17,10 +17,12 @@
 
 namespace posembed {
 
-/// Which series the slopes of the heads are.
+/// The series that the heads' slopes follow.
 enum class Slopes {
-  press,  ///< the paper's; head counts that are no power of two take every second slope of the next
-  geometric,  ///< one ratio for every head count
+  /// The paper's: for n = 2^k heads, head h has slope 2^(-max_bias (h + 1) / n). Other head counts
+  /// take the series of the power of two below, then every second slope of the one above.
+  press,
+  geometric,  ///< 2^(-max_bias (h + 1) / n) for any number n of heads
 };
 
 /// "press" or "geometric".
@@ -28,13 +30,13 @@ POSEMBED_API const char* name(Slopes slopes);
 
 namespace functional {
 
-/// How scores become biased scores.
+/// What the ALiBi functions have in common: where queries and keys are, and which keys are seen.
 struct AlibiCall {
   std::optional<int64_t>
-      query_offset;    ///< position of the first query; none: last query at last key
+      query_offset;    ///< position of the first query; default: the last query is at the last key
   bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
-  bool hide = true;    ///< hidden keys get -infinity, otherwise bias 0
-  double scale = 1.0;  ///< multiplies scores, not the bias
+  bool hide = true;    ///< whether hidden keys get -infinity; otherwise their bias is 0
+  double scale = 1.0;  ///< multiplies the scores, not the bias
   std::optional<torch::Tensor> query_positions;  ///< int32 or int64 [query] or [batch, query]
   std::optional<torch::Tensor> key_positions;    ///< int32 or int64 [key] or [batch, key]
   std::optional<torch::Tensor> cu_seqlens;       ///< [documents + 1]: other documents are hidden
@@ -50,9 +52,8 @@ POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes:
                                         int64_t head_start = 0,
                                         std::optional<torch::Device> device = std::nullopt);
 
-/// Positions that count visible keys alone, from 0; those of others are 0: int64, as
-/// attention_mask, [key_length] or [batch, key_length]. With left padding and holes, as Bloom
-/// counts.
+/// Positions as Bloom counts them: visible keys are numbered from 0, and padding, on either side or
+/// in between, gets 0. int64, in the shape of attention_mask: [key_length] or [batch, key_length].
 POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
 
 /// The bias [heads, query_length, key_length] that SDPA takes as attn_mask, with a batch in front
@@ -64,8 +65,8 @@ POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query
                                       int64_t key_length, const AlibiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
-/// The same into memory at hand, for inference: raises where a gradient would be lost.
-/// @param out  shaped as the result, any strides with a contiguous last dimension
+/// alibi_bias() into existing memory. For inference: raises if a gradient would be lost.
+/// @param out  in the shape of the result, any strides with a contiguous last dimension
 POSEMBED_API void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
                                  const AlibiCall& call = {});
 
@@ -74,23 +75,27 @@ POSEMBED_API void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& 
 POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                                      const AlibiCall& call = {});
 
-/// The same in place, for inference: raises where a gradient would be lost.
+/// alibi_add() in place. For inference: raises if a gradient would be lost.
 POSEMBED_API void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
                              const AlibiCall& call = {});
 
-/// Attention weights, softmax(scores * scale + bias) over keys; scores are read once. Gradients
-/// flow to both. A query that sees no key has weights 0.
+/// Attention weights: softmax(scores * scale + bias) over keys, in one pass over the scores;
+/// gradients flow to both. A query that sees no key has weights 0.
 POSEMBED_API torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
                                          const AlibiCall& call = {});
 
-/// The same in place, for inference: raises where a gradient would be lost.
+/// alibi_softmax() in place. For inference: raises if a gradient would be lost.
 POSEMBED_API void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
                                  const AlibiCall& call = {});
 
-/// What the log-sum-exp of a block lacks whose biases were made from indices i of queries and j of
-/// keys within the block: float [heads, query_length], to add to it before blocks are merged.
-/// @param form  what was added to scores: "distance": slope (j - i); "key": slope j
-/// @throws c10::ValueError form
+/// For ring and blocked attention, which merges blocks of keys by their log-sum-exp. A kernel that
+/// computes biases from query index i and key index j within its block gets every log-sum-exp wrong
+/// by a constant for each query. Returns those constants, [heads, query_length], to be added before
+/// the blocks are merged.
+/// @param query_start  position of the block's first query
+/// @param key_start  position of the block's first key
+/// @param form  what the kernel added to the scores: "distance": slope (j - i); "key": slope j
+/// @throws c10::ValueError an unknown form
 POSEMBED_API torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
                                                 int64_t query_start, int64_t key_start,
                                                 const std::string& form = "distance",
@@ -105,36 +110,36 @@ struct POSEMBED_API ALiBiOptions {
   /* implicit */ ALiBiOptions(int64_t num_heads);
 
   /// The options that a family of models was trained with: "bloom", "mpt", "falcon", "baichuan",
-  /// "jais", "mosaicbert". All heads of the model are meant: shards set total_heads and head_start
-  /// of the result.
-  /// @param head_dim  falcon: the bias is added before scores are scaled by 1 / sqrt(head_dim)
-  /// @throws c10::ValueError another name, or falcon without head_dim
+  /// "jais", "mosaicbert". The result covers the whole model; for a shard, set num_heads,
+  /// total_heads and head_start of it.
+  /// @param head_dim  needed for falcon, which adds the bias before scaling by 1 / sqrt(head_dim)
+  /// @throws c10::ValueError an unknown name, or falcon without head_dim
   static ALiBiOptions preset(const std::string& name, int64_t total_heads,
                              std::optional<int64_t> head_dim = std::nullopt);
 
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
-  /// A series, or the slopes themselves: [total_heads]; [2, total_heads]: left and right of the
-  /// query.
+  /// A series, or the slopes themselves: [total_heads], or [2, total_heads] for keys left and right
+  /// of the query.
   TORCH_ARG(SlopesOption, slopes) = Slopes::press;
-  /// The last of a power of two of heads has slope 2^-max_bias.
+  /// With 2^k heads, the last one has slope 2^-max_bias.
   TORCH_ARG(double, max_bias) = 8.0;
   /// -slope (i - j), keys after the query hidden; otherwise -slope |i - j|.
   TORCH_ARG(bool, causal) = true;
-  /// Heads of the whole model, where this module has a part of them; default: num_heads.
+  /// Heads of the whole model, if this module has only some of them; default: num_heads.
   TORCH_ARG(std::optional<int64_t>, total_heads) = std::nullopt;
   /// The first head of this module among them.
   TORCH_ARG(int64_t, head_start) = 0;
   /// Slopes are divided by factor (JAIS's alibi_scaling).
   TORCH_ARG(double, factor) = 1.0;
-  /// Slopes are divided by key_length / train_length where there are more keys than that.
+  /// With more keys than this, slopes are divided by key_length / train_length.
   TORCH_ARG(std::optional<int64_t>, train_length) = std::nullopt;
   /// Slopes are a parameter.
   TORCH_ARG(bool, learned) = false;
 };
 
-/// Biases of attention scores. Unless learned, slopes come from the options whenever the module
-/// moves: there is no state to cast or save.
+/// Biases attention scores. Unless learned, slopes are derived from the options, again whenever the
+/// module moves: there is no state to cast or save.
 ///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));
@@ -146,7 +151,7 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// Slopes follow the module to devices, and to dtypes where they are learned.
+  /// Slopes move with the module; learned ones also take its dtype.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
@@ -156,37 +161,41 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   /// float32 [num_heads] or [2, num_heads]; the parameter where they are learned.
   torch::Tensor slopes() const;
 
-  /// Slopes as FlashAttention-2 takes them, positive: float32 [num_heads], or
-  /// [batch_size, num_heads]. No gradient reaches learned slopes through it.
-  /// @param key_length  needed with train_length
-  /// @throws c10::ValueError slopes with two sides
+  /// Slopes for FlashAttention-2, positive: float32 [num_heads], or [batch_size, num_heads]. No
+  /// gradient flows back to learned slopes.
+  /// @param key_length  required with train_length
+  /// @throws c10::ValueError slopes that differ left and right of the query
   torch::Tensor alibi_slopes(std::optional<int64_t> batch_size = std::nullopt,
                              std::optional<int64_t> key_length = std::nullopt) const;
 
-  /// The bias [num_heads, query_length, key_length]; key_length: default query_length.
-  /// dtype: default that of the module. See functional::alibi_bias; causal is the module's.
+  /// The bias [num_heads, query_length, key_length]; see functional::alibi_bias. `call.causal` is
+  /// replaced by the module's option.
+  /// @param key_length  default: query_length
+  /// @param dtype  default: the module's
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
                         functional::AlibiCall call = {},
                         std::optional<torch::Dtype> dtype = std::nullopt) const;
 
-  /// The same into memory at hand, for inference. See functional::alibi_bias_out.
+  /// forward() into existing memory, for inference; see functional::alibi_bias_out.
   void forward_out(const torch::Tensor& out, functional::AlibiCall call = {}) const;
 
-  /// scores [batch, num_heads, query, key] * scale + bias in place, for inference.
+  /// scores [batch, num_heads, query, key] = scores * scale + bias, in place, for inference.
   void add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
   /// Attention weights: softmax(scores * scale + bias). See functional::alibi_softmax.
   torch::Tensor softmax(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
-  /// The same in place, for inference.
+  /// softmax() in place, for inference.
   void softmax_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
   /// See functional::alibi_lse_correction.
   torch::Tensor lse_correction(int64_t query_length, int64_t query_start, int64_t key_start,
                                const std::string& form = "distance") const;
 
-  /// softmax(query key^T scale + bias) value; query [batch, num_heads, seq, head_dim], key and
-  /// value with num_heads or a divisor of it. call.scale is not read.
+  /// softmax(query key^T scale + bias) value.
+  /// @param query  [batch, num_heads, seq, head_dim]
+  /// @param key, value  [batch, heads, keys, head_dim], heads being num_heads or a divisor of it
+  /// @param call  its scale is not read
   /// @param scale  default: 1 / sqrt(head_dim)
   /// @param dropout  probability with which weights are zeroed
   torch::Tensor attention(const torch::Tensor& query, const torch::Tensor& key,
@@ -201,8 +210,8 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   torch::Tensor slopes_for(int64_t key_length) const;
   void follow(const torch::TensorOptions& like);
 
-  torch::Tensor parameter_;  // defined where slopes are learned
-  torch::Tensor derived_;    // otherwise: on the module's device
+  torch::Tensor parameter_;  // defined if slopes are learned
+  torch::Tensor derived_;    // the slopes of the options, on the module's device
   torch::TensorOptions like_ = torch::TensorOptions(torch::kFloat).device(torch::kCPU);
 };
 

@@ -1,6 +1,6 @@
-/// Bags of tokens: the rows of several ids added, averaged or compared to one vector.
-/// What torch::nn::EmbeddingBag offers, with float32 accumulation rounded once, gradients that have
-/// the same bits for any number of threads, and ids and offsets that are checked.
+/// Bags of tokens: the rows of several ids pooled into one vector, their sum, mean or maximum.
+/// Offers what torch::nn::EmbeddingBag does, but accumulates in float32 and rounds once, has
+/// gradients with the same bits for any number of threads, and checks ids and offsets.
 #pragma once
 
 #include <torch/arg.h>
@@ -16,11 +16,11 @@
 
 namespace posembed {
 
-/// What becomes of a bag's rows.
+/// How a bag's rows are pooled.
 enum class BagMode {
-  sum,   ///< their sum, each times its weight where weights are given
-  mean,  ///< their mean
-  max,   ///< the greatest of each component
+  sum,   ///< the sum of the rows, each times its weight if weights are given
+  mean,  ///< the mean of the rows
+  max,   ///< the maximum of each component
 };
 
 /// "sum", "mean" or "max".
@@ -28,7 +28,7 @@ POSEMBED_API const char* name(BagMode mode);
 
 namespace functional {
 
-/// How token_bag() pools.
+/// Options of token_bag().
 struct BagCall {
   BagMode mode = BagMode::sum;
   int64_t padding_idx = -1;          ///< an id that is left out of every bag; -1: none
@@ -37,11 +37,12 @@ struct BagCall {
 };
 
 /// The rows of each bag pooled; gradients flow to `weight` and `weights`.
-/// @param ids  int32/int64 [bags, size]; or [count], cut into bags by `offsets`
+/// @param ids  int32/int64 [bags, size]; or [count], split into bags by `offsets`
 /// @param weight  floating [num_embeddings, embedding_dim]
-/// @param offsets  int32/int64 [bags]: where each bag begins; the first is 0, none less than the
-///     one before it. Equal ones leave a bag empty.
-/// @param weights  [as ids], in the dtype of `weight`: factors of the rows of a sum
+/// @param offsets  int32/int64 [bags]: where each bag begins. The first is 0 and they never
+/// decrease;
+///     a bag whose offset equals the next one is empty.
+/// @param weights  in the shape of `ids` and the dtype of `weight`: factors of the rows, for sums
 /// @return [bags, embedding_dim]; zeros for a bag without ids
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids, offsets
 POSEMBED_API torch::Tensor token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
@@ -60,9 +61,10 @@ struct POSEMBED_API TokenBagOptions {
   TORCH_ARG(int64_t, num_embeddings);
   /// Components of a row.
   TORCH_ARG(int64_t, embedding_dim);
-  /// What becomes of a bag's rows.
+  /// How a bag's rows are pooled.
   TORCH_ARG(BagMode, mode) = BagMode::sum;
-  /// An id that is left out of every bag; its row starts as zeros. Negative: counted from the end.
+  /// An id that is left out of every bag; its row starts as zeros. A negative one counts from the
+  /// end of the table.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
   /// Offsets have one more element: the number of ids.
   TORCH_ARG(bool, include_last_offset) = false;
@@ -72,7 +74,7 @@ struct POSEMBED_API TokenBagOptions {
   TORCH_ARG(torch::Tensor, _weight) = torch::Tensor();
 };
 
-/// A table of token vectors that are pooled by bags; `weight` is [num_embeddings, embedding_dim].
+/// A table of token vectors, pooled by bags; `weight` is [num_embeddings, embedding_dim].
 ///
 ///     posembed::TokenBag bag(posembed::TokenBagOptions(30522, 384));
 ///     auto documents = bag->forward(ids, offsets, tf_idf);   // [documents, 384]
@@ -92,7 +94,7 @@ class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
                         const std::optional<torch::Tensor>& offsets = std::nullopt,
                         const std::optional<torch::Tensor>& weights = std::nullopt);
 
-  /// Read at construction; padding_idx counted from the start.
+  /// Read at construction, which makes a negative padding_idx positive.
   TokenBagOptions options;
   torch::Tensor weight;
 };

@@ -12,12 +12,12 @@ namespace posembed {
 struct BuildInfo {
   /// posembed's version, "0.1.0".
   std::string version;
-  /// The torch that it was built for, "2.11.0". Another minor version will not do.
+  /// The torch that it was built for, "2.11.0"; it works with no other minor version.
   std::string torch_version;
-  /// The CUDA toolkit that built the kernels, "13.0". Empty: built for the CPU only.
+  /// The CUDA toolkit that built the kernels, "13.0"; empty in a CPU-only build.
   std::string cuda_version;
-  /// What the kernels were compiled for, in CMake's words: {"80-real", "90-real", "100-real",
-  /// "100-virtual"}.
+  /// The architectures that the kernels were compiled for, as CMake writes them: {"80-real",
+  /// "90-real", "100-real", "100-virtual"}.
   std::vector<std::string> cuda_architectures;
   /// The compiler and its version, "GNU 12.2.0".
   std::string compiler;

@@ -7,9 +7,10 @@ namespace posembed {
 
 /// Waits for the CUDA devices and raises the first id or position error that a kernel recorded.
 ///
-/// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and goes
-/// on; the error is raised here or at posembed's next CUDA call, and the CUDA context stays usable.
-/// @throws c10::IndexError naming what was out of range, its value, its place and the range
+/// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
+/// continues; the error is raised here or at posembed's next CUDA call, and the CUDA context stays
+/// usable.
+/// @throws c10::IndexError names what was out of range, its value, its place and the valid range
 ///
 ///     embed->forward(ids);
 ///     posembed::check_errors();

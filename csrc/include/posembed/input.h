@@ -1,5 +1,5 @@
-/// The whole input of a Transformer: token, position and type rows added up, normed and dropped
-/// out, in one kernel forwards and one backwards. Devlin et al., "BERT", arXiv:1810.04805; Vaswani
+/// The whole input of a Transformer, one kernel forward and one backward: the sum of token,
+/// position and type rows, then norm and dropout. Devlin et al., "BERT", arXiv:1810.04805; Vaswani
 /// et al., "Attention Is All You Need", arXiv:1706.03762.
 #pragma once
 
@@ -22,14 +22,14 @@ namespace posembed {
 /// Where InputEmbedding's positions come from.
 enum class Positions { none, learned, sinusoidal };
 
-/// How tokens get positions where none are given.
+/// How tokens get positions if none are given.
 enum class PositionRule {
-  consecutive,  ///< one after the other
+  consecutive,  ///< offset, offset + 1, … for every token
   roberta,      ///< padding is not counted: it has position -1, whose row gets no gradient
-  opt,          ///< the same from an attention mask, with a row of padding that learns
+  opt,          ///< the same, but padding is told by an attention mask, and its row is trained
 };
 
-/// What InputEmbedding does with the sum.
+/// How InputEmbedding normalises the sum.
 enum class InputNorm {
   none,
   layer,  ///< LayerNorm: Ba et al., arXiv:1607.06450
@@ -49,26 +49,25 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(Positions, positions) = Positions::learned;
   /// Rows of the position table, for learned positions.
   TORCH_ARG(std::optional<int64_t>, max_positions) = std::nullopt;
-  /// Rows of the table of token types (segments); 0: there is none.
+  /// Rows of the table of token types (segments); 0: no such table.
   TORCH_ARG(int64_t, num_types) = 0;
   /// Multiplies the token rows.
   TORCH_ARG(double, scale) = 1.0;
-  /// What is done with the sum.
+  /// How the sum is normalised.
   TORCH_ARG(InputNorm, norm) = InputNorm::none;
   /// Added to the norm's variance.
   TORCH_ARG(double, eps) = 1e-5;
-  /// Probability with which training drops a component.
+  /// Probability of dropping a component, in training.
   TORCH_ARG(double, dropout) = 0.0;
   /// A token row that starts as zeros and gets no gradient.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
-  /// How tokens get positions. roberta: padding_idx rows and one of padding stand before position
-  /// 0; opt: two rows.
+  /// How tokens get positions. The row of position 0 is padding_idx + 1 with roberta, 2 with opt.
   TORCH_ARG(PositionRule, position_rule) = PositionRule::consecutive;
-  /// Components of a token's row where they are not embedding_dim: `projection`, a Linear without a
-  /// bias, brings them there (OPT-350m).
+  /// Components of a row of the token table, if not embedding_dim: `projection`, a Linear without
+  /// bias, maps them to embedding_dim (OPT-350m).
   TORCH_ARG(std::optional<int64_t>, token_dim) = std::nullopt;
-  /// Components of the result: `projection`, a Linear, brings them there after norm and dropout
-  /// (ELECTRA, ALBERT).
+  /// Components of the result, if not embedding_dim: `projection`, a Linear, maps to them after
+  /// norm and dropout (ELECTRA, ALBERT).
   TORCH_ARG(std::optional<int64_t>, output_dim) = std::nullopt;
   /// The form of the token table's gradient.
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
@@ -78,7 +77,7 @@ struct POSEMBED_API InputOptions {
   InputOptions& sqrt_dim() { return scale(std::sqrt(static_cast<double>(embedding_dim_))); }
 };
 
-/// The parameters of InputEmbedding's norm: `weight` of ones and, for a LayerNorm, `bias` of zeros.
+/// The parameters of InputEmbedding's norm: `weight`, ones, and for a LayerNorm `bias`, zeros.
 class POSEMBED_API InputNormImpl : public torch::nn::Cloneable<InputNormImpl> {
  public:
   InputNormImpl(InputNorm kind, int64_t embedding_dim, double eps);
@@ -101,7 +100,7 @@ class POSEMBED_API InputProjectionImpl : public torch::nn::LinearImpl {
   void pretty_print(std::ostream& stream) const override;
 };
 
-/// Ids in, vectors out: what stands before the first block of a Transformer.
+/// Turns ids into the vectors that enter the first block of a Transformer.
 ///
 ///     posembed::InputEmbedding embed(posembed::InputOptions(30522, 768).max_positions(512)
 ///                                        .num_types(2).norm(posembed::InputNorm::layer));
@@ -114,14 +113,16 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   void pretty_print(std::ostream& stream) const override;
 
   /// @param ids  int32/int64 [batch, seq]
-  /// @param positions  int32/int64 [seq] or [batch, seq]; none: offset, offset + 1, …, or as
-  /// position_rule counts from offset
-  /// @param types  int32/int64 [batch, seq]; none: type 0
-  /// @param attention_mask  bool, int32 or int64 [batch, offset + seq], 0 for padding: for
-  /// PositionRule::opt
+  /// @param positions  int32/int64 [seq] or [batch, seq]; default: counted from `offset` as
+  ///     position_rule says
+  /// @param types  int32/int64 [batch, seq]; default: type 0
+  /// @param offset  position of the first token if no positions are given: tokens in a cache
+  /// @param attention_mask  for PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0
+  /// for
+  ///     padding
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
-  /// positions, types
+  ///     positions, types
   torch::Tensor forward(const torch::Tensor& ids,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         const std::optional<torch::Tensor>& types = std::nullopt,

@@ -1,5 +1,5 @@
-// Memory of large CPU results. Pages that are new to a process cost more than the arithmetic that
-// fills them, and malloc gives large blocks back at once; posembed keeps some for its next results.
+// Memory of large CPU results. The first touch of a new page costs more than the arithmetic that
+// fills it, and malloc returns large blocks to the system at once; posembed keeps some to reuse.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,19 @@
 
 namespace posembed {
 
-/// Gives the kept memory back, as torch::cuda's empty_cache does on a device. Results in use are
-/// not touched. Returns the bytes that were given back.
+/// Returns the kept memory to the system, as torch.cuda.empty_cache() does on a device. Results in
+/// use are not touched. Returns the number of bytes that were freed.
 ///
 ///     posembed::empty_cache();
 POSEMBED_API int64_t empty_cache();
 
-/// How many bytes may be kept, for the whole process; 0 keeps none. 512 MiB without this call, or
-/// what the environment variable POSEMBED_CACHE_LIMIT says. Returns the limit before.
+/// Limits the bytes that are kept, in the whole process; 0 keeps none. The default is 512 MiB, or
+/// the environment variable POSEMBED_CACHE_LIMIT. Returns the previous limit.
 ///
-/// Only results of 4 MiB and more on the CPU are kept, and only where their memory came fresh from
-/// the system: an allocator that reuses memory by itself (jemalloc, tcmalloc) is left to it.
-/// Raises c10::ValueError if `bytes` is negative.
+/// Only CPU results of 4 MiB and more are kept, and only if their memory came fresh from the
+/// system: with an allocator that reuses memory itself (jemalloc, tcmalloc), posembed keeps
+/// nothing.
+/// @throws c10::ValueError `bytes` is negative
 ///
 ///     posembed::set_cache_limit(int64_t{1} << 30);
 POSEMBED_API int64_t set_cache_limit(int64_t bytes);

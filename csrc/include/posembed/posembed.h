@@ -1,4 +1,4 @@
-/// All of posembed for C++: what `find_package(PosEmbed)` and `PosEmbed::posembed` give a program.
+/// All of posembed for C++. Link `PosEmbed::posembed`, from `find_package(PosEmbed)`.
 #pragma once
 
 #include "posembed/alibi.h"

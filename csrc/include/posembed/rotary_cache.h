@@ -1,5 +1,6 @@
-/// Rotary position embedding and paged key-value caches: query and key are rotated, key and value
-/// written to the cache, in one launch. For inference.
+/// Rotary position embedding with a paged key-value cache: rotates query and key and writes key and
+/// value to the cache, in one launch. For inference. Pages as in Kwon et al., "Efficient Memory
+/// Management for Large Language Model Serving with PagedAttention", arXiv:2309.06180.
 #pragma once
 
 #include <torch/types.h>
@@ -15,7 +16,7 @@
 
 namespace posembed {
 
-/// Which dimension is which in a paged cache.
+/// The order of the dimensions of a paged cache.
 enum class CacheLayout {
   nhd,  ///< [pages, page_size, heads, head_dim]
   hnd,  ///< [pages, heads, page_size, head_dim]
@@ -26,17 +27,17 @@ POSEMBED_API const char* name(CacheLayout layout);
 
 namespace functional {
 
-/// What rows are divided by before they become float8_e4m3fn: a number, or a float32 tensor of one
-/// element on the data's device, which no host has to wait for.
+/// What rows are divided by before conversion to float8_e4m3fn: a number, or a float32 tensor with
+/// one element on the data's device, which is read without a host synchronisation.
 using CacheScale = std::variant<double, torch::Tensor>;
 
-/// How rotary_cache_() reads its arguments.
+/// Options of rotary_cache_().
 struct RotaryCacheCall {
   Layout layout = Layout::thd;  ///< of query, key and value
   CacheLayout cache_layout = CacheLayout::nhd;
-  int64_t offset = 0;       ///< position of the first token where no positions are given
-  bool rotate_key = false;  ///< the key in place also, for attention that reads it there
-  std::optional<torch::Tensor> query_out = std::nullopt;  ///< instead of the query in place
+  int64_t offset = 0;       ///< position of the first token if no positions are given
+  bool rotate_key = false;  ///< also rotate the key in place, for attention that reads it there
+  std::optional<torch::Tensor> query_out = std::nullopt;  ///< default: rotate the query in place
   CacheScale key_scale = 1.0;
   CacheScale value_scale = 1.0;
 };
@@ -47,13 +48,15 @@ struct RotaryCacheCall {
 ///                                         positions, spec.to_json());
 ///
 /// @param query  floating, in `call.layout`: [tokens, heads, head_dim]
-/// @param key  the same with any number of heads
-/// @param value  the key's heads, any head_dim
-/// @param key_cache  in `call.cache_layout`, any strides with a contiguous last dimension; the
-///     data's dtype, or float8_e4m3fn: key / scale in float32, rounded to nearest even, beyond 448
-///     saturated
+/// @param key  like query, with any number of heads
+/// @param value  like key, with any head_dim
+/// @param key_cache  in `call.cache_layout`, any strides with a contiguous last dimension; in the
+///     dtype of the data, or in float8_e4m3fn, which holds key / scale, computed in float32,
+///     rounded to nearest even and saturated at 448
+/// @param value_cache  like key_cache, with the head_dim of value
 /// @param slot_mapping  int32/int64 [tokens] ([batch, seq] in other layouts): page * page_size +
-///     place, each slot once; -1 keeps a token out of the cache
+/// place
+///     in the page, no slot twice; a token with -1 is not written
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions and
 ///     slots
 POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
@@ -62,17 +65,18 @@ POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor&
                                 const std::optional<torch::Tensor>& positions,
                                 const std::string& spec, const RotaryCacheCall& call = {});
 
-/// Multi-head latent attention: rotates the window of `query` that `spec` names, and the key's
-/// rotated part, which all heads share. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434.
-/// @param query  [batch, seq, heads, head_dim] in `call.layout`
-/// @param key_rope  the same with one head, or without the dimension of heads; rotary_dim
-/// components
+/// For multi-head latent attention: rotates the rotary window of `query`, and the rotary part of
+/// the key, which all heads share. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
+/// both.
+/// @param query  in `call.layout`: [batch, seq, heads, head_dim]
+/// @param key_rope  rotary_dim components: [batch, seq, 1, rotary_dim] or [batch, seq, rotary_dim]
+/// @param positions, spec  as in rotary()
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(
     const torch::Tensor& query, const torch::Tensor& key_rope,
     const std::optional<torch::Tensor>& positions, const std::string& spec,
     const RotaryCall& call = {});
 
-/// How mla_rotary_cache_() reads its arguments.
+/// Options of mla_rotary_cache_(); see RotaryCacheCall.
 struct MlaRotaryCacheCall {
   Layout layout = Layout::thd;
   int64_t offset = 0;
@@ -80,9 +84,12 @@ struct MlaRotaryCacheCall {
   CacheScale scale = 1.0;
 };
 
-/// The same in place, and [latent, rotated key_rope] written to the slots of the cache.
-/// @param latent  what was compressed of keys and values, [tokens, latent_dim], or with one head
-/// @param cache  [pages, page_size, latent_dim + rotary_dim]
+/// mla_rotary() with the query in place; writes [latent, rotated key_rope] to the slots of the
+/// cache.
+/// @param latent  the compressed keys and values: [tokens, latent_dim] or [tokens, 1, latent_dim]
+/// @param key_rope  [tokens, rotary_dim] or [tokens, 1, rotary_dim]; not changed
+/// @param cache  [pages, page_size, latent_dim + rotary_dim]; dtypes as in rotary_cache_()
+/// @param slot_mapping, positions, spec  as in rotary_cache_()
 POSEMBED_API void mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
                                     const torch::Tensor& key_rope, const torch::Tensor& cache,
                                     const torch::Tensor& slot_mapping,

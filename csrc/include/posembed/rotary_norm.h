@@ -1,6 +1,6 @@
-/// QK-norm and rotary position embedding: each head of query and key is divided by its root mean
-/// square, multiplied by a learned weight and rotated, in one launch. Henry et al., "Query-Key
-/// Normalization for Transformers", arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others.
+/// QK-norm and rotary position embedding in one launch: RMSNorm of each head of query and key with
+/// a learned weight, then the rotation. Henry et al., "Query-Key Normalization for Transformers",
+/// arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others.
 #pragma once
 
 #include <torch/types.h>
@@ -15,31 +15,31 @@
 
 namespace posembed::functional {
 
-/// How norm_rotary() reads its arguments.
+/// Options of norm_rotary() and norm_rotary_().
 struct NormRotaryCall {
   Layout layout = Layout::bshd;
-  int64_t offset = 0;          ///< position of the first token where no positions are given
+  int64_t offset = 0;          ///< position of the first token if no positions are given
   double eps = 1e-6;           ///< added to the mean square
   double weight_offset = 0.0;  ///< added to the weights: 1 for Gemma
 };
 
-/// Norms each head of `query` and `key`, then rotates it; gradients flow to both and to the
+/// Normalises each head of `query` and `key`, then rotates it; gradients flow to both and to the
 /// weights.
 ///
 ///     auto [q, k] = posembed::functional::norm_rotary(query, key, query_weight, key_weight,
 ///                                                     std::nullopt, spec.to_json());
 ///
 /// @param query  floating, in `call.layout`: [batch, seq, heads, head_dim]
-/// @param key  the same with any number of heads
-/// @param query_weight  [head_dim], dtype of query
-/// @param positions  as rotary() takes them; a token at -1 is normed and not rotated
+/// @param key  like query, with any number of heads
+/// @param query_weight, key_weight  [head_dim], in the dtype of query
+/// @param positions  as in rotary(); a token at -1 is normalised but not rotated
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> norm_rotary(
     const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
     const torch::Tensor& key_weight, const std::optional<torch::Tensor>& positions,
     const std::string& spec, const NormRotaryCall& call = {});
 
-/// The same in place, for inference: raises where a gradient would be lost.
+/// norm_rotary() in place. For inference: raises if a gradient would be lost.
 POSEMBED_API void norm_rotary_(const torch::Tensor& query, const torch::Tensor& key,
                                const torch::Tensor& query_weight, const torch::Tensor& key_weight,
                                const std::optional<torch::Tensor>& positions,

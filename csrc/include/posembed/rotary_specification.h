@@ -1,5 +1,6 @@
-/// What distinguishes one model's rotary embedding from another's, as plain data: RotarySpec, the
-/// scalings that stretch its frequencies to longer contexts, and position axes of its pairs.
+/// Everything that distinguishes one model's rotary embedding from another's, as plain data:
+/// RotarySpec, the scalings that stretch its frequencies to longer contexts, and the position axes
+/// of its pairs.
 #pragma once
 
 #include <torch/types.h>
@@ -31,22 +32,23 @@ struct DynamicNtkScaling {
   int64_t original_max_positions = 0;
 };
 
-/// YaRN: pairs with more than beta_fast turns in the original context stay, those with fewer than
-/// beta_slow are divided by `factor`, those between are blended. Peng et al., arXiv:2309.00071.
-/// With an attention factor of 1 this is "NTK by parts", the method before YaRN.
+/// YaRN: the frequencies of pairs with more than beta_fast turns in the original context stay,
+/// those with fewer than beta_slow turns are divided by `factor`, those in between are blended.
+/// Peng et al., arXiv:2309.00071. With an attention factor of 1 this is "NTK by parts", the method
+/// before YaRN.
 struct YarnScaling {
   double factor = 1.0;
   int64_t original_max_positions = 0;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  std::optional<double> mscale = std::nullopt;          ///< DeepSeek's, with mscale_all_dim
-  std::optional<double> mscale_all_dim = std::nullopt;  ///< both given: their ratio is the factor
+  std::optional<double> mscale = std::nullopt;          ///< DeepSeek's; needs mscale_all_dim
+  std::optional<double> mscale_all_dim = std::nullopt;  ///< with both, attention_factor is a ratio
   bool truncate = true;  ///< round the ends of the blend outwards to whole pairs
   std::optional<double> attention_factor = std::nullopt;  ///< default: 0.1 log(factor) + 1
 };
 
 /// Llama 3.1: wavelengths over original_max_positions / low_freq_factor are stretched by `factor`,
-/// those under original_max_positions / high_freq_factor stay, those between are blended.
+/// those under original_max_positions / high_freq_factor stay, those in between are blended.
 struct Llama3Scaling {
   double factor = 1.0;
   double low_freq_factor = 1.0;
@@ -54,21 +56,23 @@ struct Llama3Scaling {
   int64_t original_max_positions = 0;
 };
 
-/// Gemma: the first `proportion` of the pairs turn, with exponents over all of rotary_dim; the
-/// others stand still. All frequencies are divided by `factor`.
+/// Gemma: only the first `proportion` of the pairs rotate, with exponents over the whole
+/// rotary_dim; the others stand still. All frequencies are divided by `factor`.
 struct ProportionalScaling {
   double proportion = 1.0;
   double factor = 1.0;
 };
 
-/// LongRoPE: each pair's frequency divided by its own searched factor, one list up to
-/// original_max_positions and one beyond: see RotarySpec::resolve. Ding et al., arXiv:2402.13753.
+/// LongRoPE: each pair's frequency is divided by a factor of its own, from one list up to
+/// original_max_positions and from another beyond: see RotarySpec::resolve. Ding et al.,
+/// arXiv:2402.13753.
 struct LongRopeScaling {
   std::vector<double> short_factor;
   std::vector<double> long_factor;
   int64_t original_max_positions = 0;
-  /// Of the context; default attention factor: sqrt(1 + log(factor) / log(original_max_positions)).
+  /// How many times longer the context becomes.
   std::optional<double> factor = std::nullopt;
+  /// Default: sqrt(1 + log(factor) / log(original_max_positions)).
   std::optional<double> attention_factor = std::nullopt;
   std::optional<double> long_attention_factor = std::nullopt;  ///< default: attention_factor
 };
@@ -77,19 +81,20 @@ struct LongRopeScaling {
 /// zeta^((position - center) / scale_base), zeta = (2i / rotary_dim + 0.4) / 1.4, and that of a key
 /// by its inverse, so that scores fade with distance. Sun et al., arXiv:2212.10554.
 ///
-/// One tensor alone is a query; for keys alone see RotarySpec::for_keys.
+/// A tensor rotated without a key counts as a query; to rotate keys alone, see
+/// RotarySpec::for_keys.
 struct XPosScaling {
-  double scale_base = 512.0;  ///< negative: query and key change places
+  double scale_base = 512.0;  ///< in positions; if negative, query and key swap roles
   double center = 0.0;        ///< the position where nothing is multiplied
 };
 
-/// std::monostate: frequencies as they are.
+/// std::monostate: no scaling.
 using RotaryScaling =
     std::variant<std::monostate, LinearScaling, NtkScaling, DynamicNtkScaling, YarnScaling,
                  Llama3Scaling, ProportionalScaling, LongRopeScaling, XPosScaling>;
 
-/// How angles and products are rounded. Everything but `exact` gives a PyTorch program's bits:
-/// frequencies and angles in float32, products and sums without fused multiply-add.
+/// How angles and products are rounded. All but `exact` reproduce a PyTorch program bit for bit:
+/// frequencies and angles are float32, products and sums are not fused.
 enum class Numerics {
   exact,                  ///< exact angles at every position, one rounding of the result
   float32,                ///< cosine and sine in the data's dtype, each step rounded to it
@@ -101,19 +106,19 @@ enum class Numerics {
 /// "exact", "float32", "float32_product", "float32_rounded_table" or "float32_polar".
 POSEMBED_API const char* name(Numerics numerics);
 
-/// Positions with several axes (time, height, width): the axis that turns each pair.
+/// For positions with several axes (time, height, width): the axis that rotates each pair.
 struct POSEMBED_API Sections {
   std::vector<int64_t> axis_of_pair;  ///< [rotary_dim / 2]
   bool restart = false;               ///< each axis has the whole series of frequencies
 
-  /// sizes[a] pairs for axis a: one axis after the other, or in turns (`interleaved`) where those
-  /// that are left over belong to axis 0.
+  /// sizes[a] pairs for axis a: one axis after the other; or, `interleaved`, the axes take turns
+  /// and the remaining pairs belong to axis 0.
   static Sections of(const std::vector<int64_t>& sizes, bool interleaved = false,
                      bool restart = false);
 };
 
-/// The numbers that fix a rotation: everything that distinguishes one model's RoPE from another's.
-/// Plain data; equal numbers give equal text from to_json() in C++ and in Python.
+/// The numbers that define a rotation: everything that distinguishes one model's RoPE from
+/// another's. Plain data; equal specifications have equal to_json() text, in C++ and in Python.
 ///
 ///     posembed::RotarySpec spec(128);
 ///     spec.base = 500000.0;
@@ -123,53 +128,54 @@ struct POSEMBED_API RotarySpec {
   explicit RotarySpec(int64_t head_dim);
 
   int64_t head_dim;          ///< components of one head
-  double base = 10000.0;     ///< pair i turns by base^(-2i / rotary_dim) radians per position
+  double base = 10000.0;     ///< pair i rotates by base^(-2i / rotary_dim) radians per position
   int64_t rotary_dim;        ///< components that are rotated; default: head_dim
   int64_t rotary_start = 0;  ///< the first of them
   bool interleaved = false;  ///< pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2)
-  bool reverse = false;      ///< rotate the other way
+  bool reverse = false;      ///< rotate by minus the angle
   RotaryScaling scaling;
   std::optional<Sections> sections = std::nullopt;
-  /// Radians per position [rotary_dim / 2], instead of a series; no scaling beside them.
+  /// Radians per position [rotary_dim / 2], instead of the series of `base`; excludes scaling.
   std::optional<std::vector<double>> custom_frequencies = std::nullopt;
 
   Numerics numerics = Numerics::exact;
 
-  /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
+  /// @throws c10::ValueError the numbers do not fit together; the text names the field
   void check() const;
 
   std::string to_json() const;
+  /// @throws c10::ValueError text that is not JSON, unknown keys, and what check() refuses
   static RotarySpec from_json(const std::string& text);
 
-  /// Whether frequencies depend on the length of the sequence; only resolve() makes them fixed.
+  /// Whether frequencies depend on the length of the sequence. resolve() fixes them.
   bool is_dynamic() const;
 
-  /// The specification for sequences of that length, with fixed frequencies. Keys rotated by one
-  /// are not comparable with those rotated by another: a cache belongs to one resolved
-  /// specification.
+  /// The specification for sequences of one length, with fixed frequencies. Keys that were rotated
+  /// by different ones are not comparable: use the same one for a whole cache.
   RotarySpec resolve(int64_t seq_len) const;
 
-  /// The specification that rotates a tensor alone as keys: what is given without a key is a query
-  /// otherwise. Differs for xPos only.
+  /// The specification for rotating keys alone, because a lone tensor counts as a query. Differs
+  /// for xPos only.
   RotarySpec for_keys() const;
 
-  /// Radians per position: float64 [rotary_dim / 2]. No seq_len: as up to the original context.
+  /// Radians per position: float64 [rotary_dim / 2].
+  /// @param seq_len  as in resolve(); default: within the original context
   torch::Tensor frequencies(std::optional<int64_t> seq_len = std::nullopt) const;
 
   /// Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand still.
   torch::Tensor wavelengths(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// What rotated queries and keys are multiplied by.
+  /// The factor that rotated queries and keys are multiplied by.
   double attention_factor(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// "128, base=500000, scaling=linear(factor=8)": what differs from the defaults.
+  /// One line with what differs from the defaults: "128, base=500000, scaling=linear(factor=8)".
   std::string describe() const;
 
-  /// What the specification does, for people: pairs, wavelengths, which pairs are stretched by how
-  /// much, what float32 angles would lose. A text of several lines.
+  /// A report of several lines for people: pairs, wavelengths, which pairs are stretched by how
+  /// much, the error that float32 angles would have.
   std::string explain(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// In words what differs, and from which position on angles differ by more than 1e-3 rad.
+  /// The differences in words, and the position from which angles differ by more than 1e-3 rad.
   std::string diff(const RotarySpec& other) const;
 
   bool operator==(const RotarySpec& other) const;

@@ -16,27 +16,28 @@
 
 namespace posembed {
 
-/// The numbers that fix an encoding. Plain data; equal numbers give equal text from to_json() in
+/// The numbers that define an encoding. Plain data; equal numbers give equal text from to_json() in
 /// C++ and in Python.
 struct POSEMBED_API SinusoidalSpec {
   explicit SinusoidalSpec(int64_t embedding_dim);
 
   int64_t embedding_dim;           ///< components of an encoding
-  double base = 10000.0;           ///< ratio of the longest to the shortest wavelength, about
-  std::string preset = "vaswani";  ///< vaswani, marian, tensor2tensor or ddpm (the same)
+  double base = 10000.0;           ///< about longest / shortest wavelength
+  std::string preset = "vaswani";  ///< vaswani, marian, tensor2tensor or ddpm
   std::optional<bool> cos_first;   ///< cosines before sines; default: false
-  std::optional<double>
-      shift;           ///< exponent -i / (embedding_dim / 2 - shift); default: the preset's
+  /// Frequency i is base^(-i / (embedding_dim / 2 - shift)); default: the preset's shift.
+  std::optional<double> shift;
   double scale = 1.0;  ///< multiplies the encoding
 
-  /// Raises c10::ValueError, naming the field, where the numbers do not fit together.
+  /// Throws c10::ValueError, which names the field, if the numbers do not fit together.
   void check() const;
 
   std::string to_json() const;
   static SinusoidalSpec from_json(const std::string& text);
 
-  /// int64 [embedding_dim]: an encoding of `other` is one of this with its columns in this order.
-  /// Raises c10::ValueError where frequencies or scale differ: no order makes them equal.
+  /// The column order p, int64 [embedding_dim], for which encoding.index_select(-1, p) of this
+  /// specification is the encoding of `other`. Throws c10::ValueError if there is none, because
+  /// their frequencies or scales differ.
   torch::Tensor permutation_to(const SinusoidalSpec& other) const;
 
   bool operator==(const SinusoidalSpec& other) const;
@@ -45,18 +46,18 @@ struct POSEMBED_API SinusoidalSpec {
 
 namespace functional {
 
-/// x + encodings; gradients flow to x, to floating positions and to `scale`.
+/// Adds the encodings of the positions to x. Gradients flow to x, floating positions and scale.
 /// @param x  floating [batch, seq, embedding_dim] or [seq, embedding_dim]
-/// @param positions  int32, int64 or floating [seq] or [batch, seq]; none: offset, offset + 1, …
+/// @param positions  int32, int64 or floating [seq] or [batch, seq]; default: offset, offset + 1, …
 /// @param spec  SinusoidalSpec::to_json()
-/// @param scale  floating, one number that multiplies the encodings
-/// @throws c10::ValueError shapes and options; c10::TypeError dtypes
+/// @param scale  floating, one element: multiplies the encodings
+/// @throws c10::ValueError for shapes and options, c10::TypeError for dtypes
 POSEMBED_API torch::Tensor sinusoidal(const torch::Tensor& x,
                                       const std::optional<torch::Tensor>& positions,
                                       const std::string& spec, int64_t offset = 0,
                                       const std::optional<torch::Tensor>& scale = std::nullopt);
 
-/// Encodings [..., embedding_dim] of positions [...]; float32 unless `dtype` says otherwise.
+/// The encodings [..., embedding_dim] of positions [...]; float32 by default.
 POSEMBED_API torch::Tensor sinusoidal_encode(
     const torch::Tensor& positions, const std::string& spec,
     std::optional<torch::Dtype> dtype = std::nullopt,
@@ -70,14 +71,14 @@ struct POSEMBED_API SinusoidalOptions {
 
   /// Components of an encoding.
   TORCH_ARG(int64_t, embedding_dim);
-  /// Ratio of the longest to the shortest wavelength, about.
+  /// About longest / shortest wavelength.
   TORCH_ARG(double, base) = 10000.0;
-  /// "vaswani": interleaved. "marian": the same in halves. "tensor2tensor", "ddpm": halves,
-  /// exponent over embedding_dim / 2 - 1.
+  /// "vaswani": sines and cosines alternate. "marian": all sines, then all cosines.
+  /// "tensor2tensor" and its synonym "ddpm": as marian, with shift 1.
   TORCH_ARG(std::string, preset) = "vaswani";
   /// Cosines before sines.
   TORCH_ARG(std::optional<bool>, cos_first) = std::nullopt;
-  /// Overrides what the preset takes off embedding_dim / 2 in the exponent's divisor.
+  /// Frequency i is base^(-i / (embedding_dim / 2 - shift)); default: the preset's shift.
   TORCH_ARG(std::optional<double>, shift) = std::nullopt;
   /// Multiplies the encoding.
   TORCH_ARG(double, scale) = 1.0;
@@ -88,7 +89,7 @@ struct POSEMBED_API SinusoidalOptions {
   SinusoidalSpec spec() const;
 };
 
-/// Adds sinusoidal encodings. Holds no tensor but a learned scale: nothing to cast, move or save.
+/// Adds sinusoidal encodings. Without a learned scale it has no tensor to cast, move or save.
 ///
 ///     posembed::SinusoidalPositionalEmbedding position(512);
 ///     auto y = position->forward(x);  // x [batch, seq, 512]
@@ -102,21 +103,22 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// x + encodings; see functional::sinusoidal for shapes and errors.
+  /// Adds encodings to x; see functional::sinusoidal for shapes and errors.
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         int64_t offset = 0);
 
-  /// Encodings of positions; see functional::sinusoidal_encode.
+  /// The encodings of positions; see functional::sinusoidal_encode.
   torch::Tensor encode(const torch::Tensor& positions,
                        std::optional<torch::Dtype> dtype = std::nullopt);
 
-  /// M with encode(p + distance) = encode(p) M^T: float64 [embedding_dim, embedding_dim].
+  /// The M, float64 [embedding_dim, embedding_dim], for which encode(p + distance) is
+  /// encode(p) M^T.
   torch::Tensor shift_matrix(double distance) const;
 
   /// Read at construction and by reset().
   SinusoidalOptions options;
-  torch::Tensor scale;  ///< [1], undefined unless it is learned
+  torch::Tensor scale;  ///< [1]; undefined without learned_scale
 
  private:
   std::optional<torch::Tensor> learned_scale() const;
