@@ -1,4 +1,4 @@
-"""What this posembed was built from, and what it uses on this machine."""
+"""Facts about this build of posembed and the instruction set in use."""
 
 from typing import TypedDict
 
@@ -25,7 +25,7 @@ class BuildInfo(TypedDict):
 
 
 def build_info() -> BuildInfo:
-    """Tells versions, compiler, CUDA architectures and the instruction set in use.
+    """Versions, compiler, CUDA architectures and the instruction set in use.
 
     Examples:
         >>> import posembed as pe

@@ -1,6 +1,6 @@
-"""Loads libposembed.so, which registers the operators, or says in plain words why it cannot.
+"""Loads libposembed.so, which registers the operators, or explains why it cannot.
 
-A build belongs to one minor version of torch, whose C++ classes it contains. Beside another one it
+A build belongs to one minor version of torch, whose C++ classes it contains. With another one it
 would crash or compute nonsense, so versions are compared before the library is opened.
 """
 

@@ -4,12 +4,12 @@ from posembed import _C
 
 
 def empty_cache() -> int:
-    """Gives the kept memory back, as `torch.cuda.empty_cache` does on a device.
+    """Releases the kept memory, as `torch.cuda.empty_cache` does on a device.
 
-    Results in use are not touched.
+    Results in use are not affected.
 
     Returns:
-        The bytes that were given back.
+        The number of released bytes.
 
     Examples:
         >>> import posembed as pe
@@ -21,16 +21,16 @@ def empty_cache() -> int:
 
 
 def set_cache_limit(bytes: int) -> int:
-    """Says how many bytes posembed may keep, in the whole process; 0 keeps none.
+    """Sets how many bytes posembed may keep in this process; 0 keeps none.
 
     A large result on the CPU is new memory, and its first touch costs more than the arithmetic that
-    fills it. posembed therefore keeps results of 4 MiB and more when they are freed, and fills them
-    again. It does so only with memory that came fresh from the system: an allocator that reuses
-    memory by itself (jemalloc, tcmalloc) is left to it.
+    fills it. posembed therefore keeps results of 4 MiB and more when they are freed, and reuses
+    them. It does so only with memory that came fresh from the system, so that it does not interfere
+    with allocators that reuse memory themselves (jemalloc, tcmalloc).
 
     Args:
         bytes: The limit. Without this call it is 512 MiB, or what the environment variable
-            `POSEMBED_CACHE_LIMIT` says.
+            `POSEMBED_CACHE_LIMIT`.
 
     Returns:
         The limit before.

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from posembed import configuration, functional
+from posembed._validation import finite, whole
 from posembed.configuration import alibi as presets
-from posembed.scaling import finite, whole
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -33,17 +33,17 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Places(TypedDict, total=False):
-    """Where queries and keys stand, and which keys are seen: arguments of all methods of ALiBi.
+    """Positions of queries and keys, and which keys are visible: arguments of all ALiBi methods.
 
     Attributes:
-        query_offset: Position of the first query among the keys; default: the last query stands at
-            the last key.
+        query_offset: Position of the first query among the keys; default: the last query is at the
+            last key.
         query_positions: Positions of the queries, int32 or int64 [query] or [batch, query].
         key_positions: Those of the keys, [key] or [batch, key].
         cu_seqlens: Boundaries [documents + 1] of documents packed one after the other; keys of
             other documents are hidden.
-        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Positions
-            that are not given count the others alone, as in Bloom.
+        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Default
+            positions count only visible keys, as in Bloom.
         hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
     """
 
@@ -58,26 +58,26 @@ class Places(TypedDict, total=False):
 class ALiBi(nn.Module):
     """Biases of attention scores: minus a slope for each head times the distance of query and key.
 
-    Slopes come from the options whenever the module moves; only learned ones are state.
+    Only learned slopes are state; others are made from the options, again when the module moves.
 
     Args:
         num_heads: Heads of this module.
-        slopes: ``"press"``: the paper's series, interleaved where heads are no power of two.
-            ``"geometric"``: one ratio for every head count. Or the slopes themselves: a tensor
+        slopes: ``"press"``: the paper's series, interleaved if heads are no power of two.
+            ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a tensor
             [total_heads], or [2, total_heads] for keys left and right of the query.
-        max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
+        max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
         causal: Bias ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
-        total_heads: Heads of the whole model, where this module has a part of them.
-        head_start: The first head of this module among them.
+        total_heads: Heads of the whole model, if this module has a part of them.
+        head_start: The index of this module's first head in the whole model.
         factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS).
-        train_length: Slopes are divided by ``key_length / train_length`` where there are more keys
+        train_length: Slopes are divided by ``key_length / train_length`` if there are more keys
             than that (``alibi_scaling={"train_seq_len": …}`` of JAIS).
         learned: Slopes are a parameter, ``slopes``.
         device, dtype: Of learned slopes, and of the bias that :meth:`forward` returns.
 
     Raises:
-        ValueError: No heads; heads outside total_heads; slopes of another number.
+        ValueError: No heads, heads outside total_heads, or a wrong number of slopes.
 
     Examples:
         >>> import torch, posembed as pe
@@ -123,7 +123,7 @@ class ALiBi(nn.Module):
     def from_preset(
         cls, name: str, num_heads: int, *, head_dim: int | None = None, **options: Any
     ) -> ALiBi:
-        """ALiBi as a family of models was trained with it.
+        """ALiBi as a family of models uses it.
 
         Args:
             name: "bloom", "mpt" (give ``max_bias=alibi_bias_max``), "baichuan" (13B), "jais" (give
@@ -135,7 +135,7 @@ class ALiBi(nn.Module):
             **options: As in ALiBi.
 
         Raises:
-            ValueError: Another name, or "falcon" without head_dim.
+            ValueError: An unknown name, or "falcon" without head_dim.
 
         Examples:
             >>> import posembed as pe
@@ -160,12 +160,12 @@ class ALiBi(nn.Module):
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
-            num_heads: Heads of this module, where it has a part of the model's.
-            **options: As in ALiBi; ``head_start`` tells which part.
+            num_heads: Heads of this module, if it has a part of the model's.
+            **options: As in ALiBi; ``head_start`` selects the part.
 
         Raises:
-            ValueError: The model type is not known, the model does not use ALiBi, or a key that
-                concerns it is missing or not known.
+            ValueError: The model type is unknown, the model does not use ALiBi, or a key about it
+                is missing or unknown.
 
         Examples:
             >>> import posembed as pe
@@ -199,25 +199,25 @@ class ALiBi(nn.Module):
         )
 
     def _follow(self, like: Tensor) -> None:
-        """Slopes where ``like`` is. They are made here once, not in each call."""
+        """Makes the slopes on the device of ``like``, once instead of in each call."""
         self._device, self._dtype = like.device, like.dtype
         with torch.inference_mode(False):
             self._derived = self._derived_slopes()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ALiBi:
-        """What moves or casts a module calls this: nothing but device and dtype is taken over."""
+        """Moves and casts the module; slopes that are not learned are made again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._follow(fn(torch.empty(0, device=self._device, dtype=self._dtype)))
         return self
 
     def reset_parameters(self) -> None:
-        """Learned slopes as the options give them."""
+        """Sets learned slopes to those of the options."""
         if self.learned:
             with torch.no_grad():
                 self.slopes.copy_(self._derived)
 
     def _slopes(self, key_length: int) -> Tensor:
-        """The slopes for so many keys: the module's own tensor, not to be given away."""
+        """The slopes for a number of keys: the module's own tensor, which callers must not get."""
         slopes = self.slopes if self.learned else self._derived
         if self.train_length is None or key_length <= self.train_length:
             return slopes
@@ -235,7 +235,7 @@ class ALiBi(nn.Module):
         super().__setattr__(name, value)
 
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
-        """Slopes as ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2 takes them.
+        """Slopes for ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2.
 
         Positive, and without a factor for the scale of scores: FlashAttention-2 adds
         ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. No gradient reaches
@@ -273,15 +273,15 @@ class ALiBi(nn.Module):
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
 
         Args:
-            query_length: Queries.
-            key_length: Keys; default: as many.
-            dtype: Default: the module's, or that of out.
+            query_length: Number of queries.
+            key_length: Number of keys; default: as many as queries.
+            dtype: Default: that of the module, or of out.
             out: Memory for the result, for inference.
             **places: Offset, positions, documents, mask: see :class:`Places`.
 
         Returns:
-            [num_heads, query_length, key_length]; with a batch in front where positions or mask
-            have one.
+            [num_heads, query_length, key_length], after a batch dimension if positions or mask have
+            one.
         """
         keys = query_length if key_length is None else key_length
         if dtype is None and out is None:
@@ -353,7 +353,7 @@ class ALiBi(nn.Module):
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
     ) -> Tensor:
-        """What a block's log-sum-exp lacks where its biases were made from local indices.
+        """The correction of a block's log-sum-exp whose biases were made from local indices.
 
         Args:
             query_length: Queries of the block.
@@ -376,11 +376,11 @@ class ALiBi(nn.Module):
     def score_mod(
         self, *, query_offset: int = 0, key_length: int | None = None
     ) -> Callable[..., Tensor]:
-        """The bias for ``torch.nn.attention.flex_attention``: made in the kernel, never in memory.
+        """The bias for ``torch.nn.attention.flex_attention``, computed in its kernel.
 
         Args:
-            query_offset: Position of the first query among the keys. Lengths are not known here:
-                for ends aligned, as :meth:`forward` has it, pass keys - queries.
+            query_offset: Position of the first query among the keys. The default of
+                :meth:`forward` is keys - queries, but lengths are not known here.
             key_length: Needed with train_length.
 
         Examples:
@@ -410,7 +410,7 @@ class ALiBi(nn.Module):
         dropout: float = 0.0,
         **places: Unpack[Places],
     ) -> str:
-        """Which means :meth:`attention` takes for these arguments.
+        """The backend that :meth:`attention` uses for these arguments.
 
         Args:
             query: As in :meth:`attention`.

@@ -1,7 +1,7 @@
-"""The numbers behind positions: wavelengths, scores by distance, heat maps, errors of angles.
+"""Numbers about positions: wavelengths, scores by distance, heat maps, errors of angles.
 
-They come from the operators, so that what is shown is what models compute. Arrays are tensors,
-float64 unless told otherwise; numpy and matplotlib read them without a copy.
+The operators compute them, so they show what models compute. Results are tensors, float64 by
+default; numpy and matplotlib read them without a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from posembed import functional
-from posembed.scaling import whole
+from posembed._validation import whole
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
-CHUNK = 8192  # distances at a time: what a long context needs of memory does not grow with it
+CHUNK = 8192  # distances at a time, which bounds the memory for long contexts
 
 
 class Encoder(Protocol):
-    """Whatever turns positions into vectors: the learned and the sinusoidal embedding."""
+    """Maps positions to vectors, like the learned and the sinusoidal embedding."""
 
     def encode(self, positions: Tensor) -> Tensor:
         """Integer [...] -> [..., dim]."""
@@ -34,15 +34,15 @@ class Encoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wavelengths:
-    """What each pair of components measures, one entry for each pair.
+    """Frequencies and wavelengths, with one entry for each pair of components.
 
     Attributes:
         frequencies: Radians per position.
-        wavelengths: Positions per turn; inf for pairs that stand still.
+        wavelengths: Positions per turn; inf for pairs that do not turn.
         half_wavelengths: Positions per half a turn.
-        contexts: int64: the longest context in which no two distances, before or after, have the
-            same angle. Its farthest tokens are less than half a turn apart; 1 for pairs that stand
-            still.
+        contexts: int64: the longest context in which all distances, before and after, have
+            different angles. Its farthest tokens are less than half a turn apart; 1 for pairs that
+            do not turn.
     """
 
     frequencies: Tensor
@@ -52,10 +52,10 @@ class Wavelengths:
 
 
 def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
-    """The table of a specification's pairs.
+    """Frequencies and wavelengths of a specification's pairs.
 
     Args:
-        spec: Where frequencies depend on the sequence's length: ``spec.resolve(length)``.
+        spec: If frequencies depend on the sequence's length, ``spec.resolve(length)``.
 
     Examples:
         >>> import posembed as pe
@@ -115,13 +115,13 @@ def component_scores(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """What each component adds to the score of a query so many positions after its key.
+    """The part of each component in the score of a query and a key, by distance.
 
-    Low pairs see many turns within a few tokens, high pairs a part of one within thousands.
+    Low pairs make many turns within a few tokens, high pairs a part of one within thousands.
 
     Args:
         spec: The rotation.
-        distances: Every distance up to and including this one, or int [n].
+        distances: The largest distance, from 0, or int [n].
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
@@ -147,14 +147,14 @@ def scores_by_distance(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Attention scores of a query and the key so many positions before it.
+    """Attention scores of a query and a key, by the distance of the key before the query.
 
-    With a query and a key of ones only the distance matters: the curve falls from
-    ``sqrt(head_dim)`` and waves on (Su et al., arXiv:2104.09864, section 3.4.3).
+    With a query and a key of ones, the curve falls from ``sqrt(head_dim)`` and then oscillates
+    (Su et al., arXiv:2104.09864, section 3.4.3).
 
     Args:
         spec: The rotation.
-        distances: Every distance up to and including this one, or int [n].
+        distances: The largest distance, from 0, or int [n].
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
@@ -192,10 +192,10 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
 def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
     """Positions in binary: uint8 [positions, width], the bit that changes fastest first.
 
-    What sinusoids do smoothly: each component changes more slowly than the one before.
+    Sinusoids are a smooth form of it: each component changes more slowly than the one before.
 
     Args:
-        positions: How many, from 0.
+        positions: Number of positions, from 0.
         width: Bits; default: as many as the last position needs.
 
     Raises:
@@ -219,18 +219,18 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
 def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Tensor:
     """Cosines of the angles between the vectors of positions: [positions, positions].
 
-    A learned table that knows what is near shows a bright diagonal that fades to both sides.
+    For a learned table that knows which positions are near, the diagonal fades to both sides.
 
     Args:
         embedding: A table [positions, dim], or a module with ``encode``, such as
             :class:`posembed.LearnedPositionalEmbedding`.
-        positions: How many, from 0; default: all of the table.
+        positions: Number of positions, from 0; default: all of the table.
 
     Returns:
-        1 on the diagonal, but 0 for rows of zeros.
+        [positions, positions]: 1 on the diagonal, except 0 for rows of zeros.
 
     Raises:
-        ValueError: A module without a table, and no number of positions.
+        ValueError: A module without a table, without ``positions``.
 
     Examples:
         >>> import posembed as pe
@@ -275,13 +275,13 @@ def angle_error(
     *,
     numerics: Numerics = "float32",
 ) -> Tensor:
-    """How far angles are from the exact ones, in radians.
+    """The difference of angles from the exact ones, in radians.
 
     Args:
         spec: The rotation.
         positions: int [n]; default: powers of two up to 2 ** 20.
-        numerics: How angles of float32 data are rounded, as :class:`posembed.RotarySpec` has it:
-            ``"float32"`` as most code does; ``"exact"``, where what is left is the rounding of the
+        numerics: How angles of float32 data are rounded, see :class:`posembed.RotarySpec`:
+            ``"float32"`` as most code does, or ``"exact"``, which leaves the rounding of the
             result.
 
     Returns:
@@ -306,7 +306,7 @@ def angle_error(
 
 # ------------------------------------------------------------------------------------------- words
 
-# Words may hold marks, as 6:00 and Covid-19 do, but not begin or end with them.
+# Words may contain marks, like 6:00 and Covid-19, but not begin or end with them.
 WORD = r"\w+(?:[:'-]\w+)*"
 
 
@@ -330,13 +330,13 @@ class TermTable:
 
 
 def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> TermTable:
-    """The textbook's term frequency times inverse document frequency, logarithms of base 10.
+    """Term frequency times inverse document frequency of textbooks, with logarithms of base 10.
 
-    Words are counted by scikit-learn, which is needed for this function alone. Its own
-    ``TfidfVectorizer`` has another formula (natural logarithm plus 1, rows of length 1).
+    Needs scikit-learn, which counts the words. Its ``TfidfVectorizer`` has another formula
+    (natural logarithm plus 1, rows of length 1).
 
     Args:
-        documents: Texts; upper and lower case are alike.
+        documents: Texts; upper and lower case do not matter.
         terms: The words to show; default: all, sorted.
 
     Raises:

@@ -1,4 +1,4 @@
-"""TokenBag: the rows of several ids added, averaged or compared to one vector."""
+"""TokenBag: one vector for several ids, the sum, mean or maximum of their rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from posembed.token import check_sizes, check_table_options
 
 
 class TokenBag(nn.Module):
-    """What ``torch.nn.EmbeddingBag`` does, exactly, repeatably, and checked.
+    """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
-    Rows are added in float32 whatever the dtype and rounded once, gradients have the same bits for
-    any number of threads, and empty bags give zeros. torch's default mode is "mean".
+    Rows are added in float32 whatever the dtype and rounded once. Gradients have the same bits for
+    any number of threads. Empty bags give zeros. The default mode is "sum", torch's is "mean".
 
     Args:
         num_embeddings: Rows of the table.
         embedding_dim: Components of a row.
-        mode: "sum", "mean" or "max"; weights go with sums.
-        padding_idx: An id that is left out of every bag; its row starts as zeros.
-        include_last_offset: Offsets have one more element: the number of ids.
-        gradient: "dense", or "rows" for a sparse ``weight.grad`` of the touched rows, each once,
-            sorted by id.
+        mode: "sum", "mean" or "max"; only sums take weights.
+        padding_idx: The id that is left out of every bag; its row starts as zeros.
+        include_last_offset: Offsets end with one more element, the number of ids.
+        gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
+            looked up.
         device, dtype: Of the table.
 
     Examples:
@@ -68,7 +68,7 @@ class TokenBag(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 1), and zeros for padding_idx."""
+        """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
         nn.init.normal_(self.weight)
         if self.padding_idx is not None:
             with torch.no_grad():
@@ -85,14 +85,14 @@ class TokenBag(nn.Module):
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
     ) -> TokenBag:
-        """A module over ``embeddings`` [num_embeddings, embedding_dim], which it shares.
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
 
         Args:
-            embeddings: The table; ``token.weight`` of a TokenEmbedding, say.
+            embeddings: The table, for instance ``token.weight`` of a TokenEmbedding.
             freeze: Keep the table as it is: no gradient.
-            mode: As for the constructor, like all that follow.
-            padding_idx: An id that is left out; the values of its row are left as they are.
-            include_last_offset: Offsets have one more element.
+            mode: "sum", "mean" or "max".
+            padding_idx: The id that is left out; the values of its row stay as they are.
+            include_last_offset: Offsets end with one more element, the number of ids.
             gradient: "dense" or "rows".
 
         Raises:
@@ -116,15 +116,15 @@ class TokenBag(nn.Module):
     def forward(
         self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
-        """Ids [bags, size], or [count] and offsets, to [bags, embedding_dim].
+        """Pools the rows of each bag: [bags, embedding_dim].
 
         Args:
-            ids: int32 or int64.
-            offsets: Where each bag of one-dimensional ids begins.
-            weights: Factors of the rows of a sum, shaped as ``ids``.
+            ids: int32 or int64 [bags, size], or [count] with ``offsets``.
+            offsets: int32 or int64 [bags]: where each bag begins.
+            weights: Factors of the rows of a sum, in the shape of ``ids``.
 
         Raises:
-            IndexError: An id is outside the table, or an offset does not fit; see
+            IndexError: An id is outside the table, or an offset is wrong; see
                 :func:`functional.token_bag` for other errors.
         """
         return functional.token_bag(

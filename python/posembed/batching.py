@@ -1,6 +1,6 @@
 """torch.func.vmap rules: how each operator takes one more dimension.
 
-A rule moves the mapped dimension into one that the operator has anyway: vmap costs one call.
+A rule merges the mapped dimension with one that the operator has, so that vmap is one call.
 """
 
 from __future__ import annotations

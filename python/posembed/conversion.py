@@ -1,4 +1,4 @@
-"""Projection weights for the other pairing, so that attention scores stay equal."""
+"""Converts projection weights to the other pairing; attention scores stay the same."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def permute_rotary_weight(
     rotary_start: int = 0,
     heads: Iterable[int] | None = None,
 ) -> Tensor:
-    """Reorders the rows that make a head's components, from one pairing to the other.
+    """Reorders the rows of a projection's heads from one pairing to the other.
 
-    Queries and keys permuted alike have the same products: a model trained with half-split pairs
-    gives the same scores with interleaved ones after this, and back.
+    Products of queries and keys that are permuted alike stay the same: a model trained with
+    half-split pairs gives the same scores with interleaved ones after this, and vice versa.
 
     Args:
         weight: [num_heads * head_dim, ...]: a projection's weight, its bias, or a LoRA B matrix; of
             a norm over one head [head_dim] with ``num_heads=1``.
-        num_heads: Heads in the rows: of keys with grouped queries, of all three if packed.
-        to: The pairing that it is to have; it has the other.
+        num_heads: Heads in the rows: the keys' with grouped queries, those of all three if packed.
+        to: The new pairing; the weight has the other.
         rotary_dim: Components that are rotated; default: all.
-        rotary_start: The first of them.
-        heads: Which heads to permute, default: all. Of packed QKV those of query and key:
-            ``range(query_heads + key_heads)`` for parts one after the other.
+        rotary_start: The first rotated component.
+        heads: The heads to permute; default: all. For packed QKV those of query and key:
+            ``range(query_heads + key_heads)`` if query, key and value follow each other.
 
     Raises:
         ValueError: Rows do not fit num_heads, or the window does not fit the head.

@@ -1,8 +1,8 @@
-"""The C++ modules, bound: for parity tests, and for trying a LibTorch program's parts from Python.
+"""The C++ modules in Python, to test them and to try out parts of a LibTorch program.
 
-Models should use the modules of :mod:`posembed` itself, which are ordinary ``nn.Module``: these
-cannot be compiled, pickled, deep-copied or given parameters from outside (torch's own limits of
-binding C++ modules).
+Models should use the modules of :mod:`posembed` itself, which are ordinary ``nn.Module``: bound C++
+modules cannot be compiled, pickled or deep-copied, nor get parameters from outside (limits of
+torch's binding).
 """
 
 from posembed._C import (

@@ -26,14 +26,14 @@ def check_id_type(dtype: torch.dtype) -> None:
 
 
 def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> Tensor:
-    """The ids of a file, mapped into memory: read when looked at, never copied as a whole.
+    """The ids of a file, memory-mapped: read when they are used, never copied as a whole.
 
     Args:
-        path: Nothing but ids, in the machine's byte order, as ``numpy.ndarray.tofile`` writes them.
+        path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it.
         dtype: torch.uint16, torch.int32 or torch.int64.
 
     Returns:
-        [ids]. Writing to it does not reach the file.
+        [ids]. Writes to it do not change the file.
 
     Raises:
         TypeError: Another dtype.
@@ -55,8 +55,8 @@ def save_ids(
     """Writes ids to a file, part by part, for :func:`open_ids`; returns how many.
 
     Args:
-        path: The file; what it held is lost.
-        parts: Ids of one text after the other, such as a tokeniser gives them.
+        path: The file, which is overwritten.
+        parts: The ids of one text after another, for instance from a tokeniser.
         dtype: torch.uint16, torch.int32 or torch.int64.
 
     Raises:
@@ -89,7 +89,7 @@ def save_ids(
 def windows(
     ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
 ) -> tuple[Tensor, Tensor]:
-    """Windows over ids and, for each id, the one that follows it: views, nothing is copied.
+    """Windows over ids and, as targets, over the ids that follow: views without a copy.
 
     Args:
         ids: [ids] of any dtype and device, or the path of a file for :func:`open_ids`.
@@ -99,11 +99,11 @@ def windows(
         dtype: Of a file's ids.
 
     Returns:
-        Inputs and targets, [windows, length] each. What is left at the end and does not fill a
-        window is not in them.
+        Inputs and targets, [windows, length] each. Ids at the end that do
+        not fill a window are left out.
 
     Raises:
-        ValueError: Not one window, or sizes below 1.
+        ValueError: Too few ids for one window, or sizes below 1.
 
     Examples:
         >>> import torch, posembed as pe
@@ -157,7 +157,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [length], in int64, which losses want."""
+        """Inputs and targets [length], in int64 as losses need."""
         return self.inputs[index].long(), self.targets[index].long()
 
 
@@ -171,24 +171,24 @@ def mask_tokens(
     ignore_index: int = -100,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ids with some to be guessed, as BERT was trained, and what they were.
+    """Masks ids for training as BERT was trained, with the original ids as targets.
 
-    Of the ids chosen 80 % become ``mask_id``, 10 % any id, and 10 % stay as they are.
+    Of the chosen ids, 80 % become ``mask_id``, 10 % a random id, and 10 % stay as they are.
 
     Args:
         ids: int32 or int64 [...].
-        mask_id: What stands where an id was.
-        num_embeddings: Any id is one from 0 to here.
+        mask_id: The id of the mask token.
+        num_embeddings: Random ids are below this.
         special_ids: Never chosen: padding, separators.
         probability: Share of the other ids that is chosen.
-        ignore_index: Target where nothing is to be guessed, as ``cross_entropy`` has it.
-        generator: Of the ids' device; default: torch's own.
+        ignore_index: The target of ids that were not chosen, as for ``cross_entropy``.
+        generator: On the device of the ids; default: torch's default generator.
 
     Returns:
         Inputs [...] of the ids' dtype, and targets [...], int64.
 
     Raises:
-        ValueError: A probability that is none.
+        ValueError: ``probability`` is not between 0 and 1.
 
     Examples:
         >>> import torch, posembed as pe

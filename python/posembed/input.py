@@ -1,4 +1,4 @@
-"""InputEmbedding: what stands before the first block of a Transformer, in one kernel each way.
+"""InputEmbedding: all that comes before the first block of a Transformer, in one kernel.
 
 Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You Need",
 arXiv:1706.03762.
@@ -23,7 +23,7 @@ PositionRule = Literal["consecutive", "roberta", "opt"]
 
 
 class InputEmbedding(nn.Module):
-    """Adds up token, position and type rows, norms the sum and drops out: one kernel each way.
+    """Token, position and type rows, summed, normed and dropped out in one kernel.
 
     Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
     parameters; those that the options leave out are None.
@@ -33,21 +33,21 @@ class InputEmbedding(nn.Module):
         embedding_dim: Components of a row.
         positions: "learned", "sinusoidal", or None.
         max_positions: Rows of the position table, for learned positions.
-        num_types: Rows of the table of token types (segments); 0: there is none.
+        num_types: Rows of the table of token types (segments); 0: no table.
         scale: Multiplies the token rows; "sqrt_dim" is the square root of embedding_dim.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
-        dropout: Probability with which training drops a component of the result. The mask follows
-            ``torch.manual_seed`` and depends on nothing else: neither threads nor device.
-        padding_idx: A token row that starts as zeros and gets no gradient.
-        position_rule: How tokens get positions where none are given. "consecutive": one after the
+        dropout: Probability with which training drops a component of the result. The mask depends
+            only on ``torch.manual_seed``, neither on threads nor on the device.
+        padding_idx: The token row that starts as zeros and gets no gradient.
+        position_rule: How tokens get positions if none are given. "consecutive": one after the
             other. "roberta": padding is not counted; it has position -1, the row before the
             others, which starts as zeros and gets no gradient. "opt": the same from an attention
             mask, with a row of padding that learns; two rows stand before position 0.
-        token_dim: Components of a token's row where they are not ``embedding_dim``: ``projection``,
-            a Linear without a bias, brings them there (OPT-350m).
-        output_dim: Components of the result: ``projection``, a Linear, brings them there after norm
-            and dropout (ELECTRA, ALBERT).
+        token_dim: Components of a token's row, if not ``embedding_dim``: ``projection``, a Linear
+            without a bias, maps them to it (OPT-350m).
+        output_dim: Components of the result, if not ``embedding_dim``: ``projection``, a Linear
+            after norm and dropout, maps to them (ELECTRA, ALBERT).
         gradient: Form of the token table's gradient, "dense" or "rows".
         device, dtype: Of all parameters.
 
@@ -125,15 +125,15 @@ class InputEmbedding(nn.Module):
         offset: int = 0,
         attention_mask: Tensor | None = None,
     ) -> Tensor:
-        """Ids to vectors.
+        """Embeds ids.
 
         Args:
             ids: int32 or int64 [batch, seq].
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
                 so on, or as ``position_rule`` counts from ``offset``.
             types: int32 or int64 [batch, seq]; None: type 0.
-            offset: Position of the first token where no positions are given; the number of tokens
-                in a cache.
+            offset: The position of the first token, without ``positions``: the number of tokens in
+                a cache.
             attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
                 ``position_rule="opt"``. None: there is no padding.
 
@@ -227,11 +227,11 @@ class InputEmbedding(nn.Module):
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
-        """The input layer of a ``transformers`` model: parameters copied, same results.
+        """The input layer of a ``transformers`` model, with copied parameters and the same results.
 
         Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT.
-        What RoBERTa and OPT count as positions among padding is the module's ``position_rule``; an
-        attention mask, which OPT counts with, is an argument of ``forward``.
+        The module's ``position_rule`` counts positions among padding as RoBERTa and OPT do; pass
+        OPT's attention mask to ``forward``.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that

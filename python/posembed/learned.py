@@ -16,7 +16,7 @@ from posembed.token import check_sizes
 
 
 class LearnedPositionalEmbedding(nn.Module):
-    """Adds a learned row to what stands at each position.
+    """Adds a learned vector for each position.
 
     ``weight`` is [first_row + max_positions, embedding_dim], filled with N(0, 0.02) as BERT and
     GPT-2 do.
@@ -25,7 +25,7 @@ class LearnedPositionalEmbedding(nn.Module):
         max_positions: Positions 0 to max_positions - 1 have a row.
         embedding_dim: Components of a row.
         first_row: The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. Positions below 0,
-            which those models give to padding, name the rows before it.
+            which those models give to padding, select the rows before it.
         device, dtype: Of the table.
 
     Examples:
@@ -54,20 +54,20 @@ class LearnedPositionalEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """N(0, 0.02)."""
+        """Draws the table from N(0, 0.02)."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
-        """X [batch, seq, embedding_dim] plus the rows of its positions.
+        """Adds the rows of the positions to x [batch, seq, embedding_dim].
 
         Args:
-            x: What to add to.
+            x: The embeddings to add to.
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
                 so on.
-            offset: Position of the first token where no positions are given.
+            offset: The position of the first token, without ``positions``.
 
         Raises:
-            IndexError: A position is past the end; the text names it.
+            IndexError: A position is past the end; the message names it.
         """
         return functional.learned_add(
             x, self.weight, positions, offset=offset, first_row=self.first_row
@@ -80,16 +80,16 @@ class LearnedPositionalEmbedding(nn.Module):
     def extend(
         self, max_positions: int, method: Literal["linear", "cubic", "repeat"] = "linear"
     ) -> None:
-        """Makes the table longer, in place: make the optimizer afterwards.
+        """Makes the table longer in place. Create the optimizer afterwards.
 
         Args:
-            max_positions: Positions that have a row then.
-            method: "linear" or "cubic": rows are stretched, the first and the last stay, so that a
-                trained position keeps its place in the whole. "repeat": rows are repeated from the
-                first on, so that trained positions keep their rows. Rows before position 0 stay.
+            max_positions: The new number of positions.
+            method: "linear" or "cubic" interpolates: the first and the last row stay, so that a
+                trained position keeps its relative place. "repeat" repeats the rows, so that
+                trained positions keep theirs. Rows before position 0 stay.
 
         Raises:
-            ValueError: ``max_positions`` is less than the table has, or another method.
+            ValueError: ``max_positions`` is less than before, or the method is unknown.
 
         Examples:
             >>> import posembed as pe

@@ -56,7 +56,7 @@ def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> Axes:
-    """Writes what every picture must tell."""
+    """Sets title and labels."""
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -66,7 +66,7 @@ def label(axes: Axes, title: str, x: str, y: str) -> Axes:
 def matrix(
     axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
 ) -> Colorbar:
-    """Numbers as colours, row 0 on top, with the bar that explains them, which is returned."""
+    """Draws numbers as colours, row 0 on top; returns the colour bar."""
     low, high = limit or (None, None)
     image = axes.imshow(
         values.numpy(), aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high
@@ -75,7 +75,7 @@ def matrix(
 
 
 def named(specs: Specs) -> dict[str, RotarySpec]:
-    """Specifications with what the legend calls them."""
+    """Specifications by their names in the legend."""
     if isinstance(specs, Mapping):
         return dict(specs)
     several = [specs] if isinstance(specs, RotarySpec) else list(specs)
@@ -114,8 +114,8 @@ def scores_by_distance(
     """Scores of a query and a key of ones by distance, of one specification or of several.
 
     Args:
-        specs: One, several, or several by the names that the legend shall have.
-        distances: The farthest.
+        specs: One, several, or several by their names in the legend.
+        distances: The largest distance.
         log: Distances on a logarithmic axis, from 1 on.
         axes: Where to draw.
 
@@ -150,7 +150,7 @@ def component_scores(
 
     Args:
         spec: The rotation.
-        distances: The farthest.
+        distances: The largest distance.
         components: Which; default: some, evenly spread over the pairs.
         axes: Where to draw.
     """
@@ -213,7 +213,7 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = 
 def binary_codes(
     positions: int = 100, width: int | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """Positions in binary as colours: what sinusoids do smoothly."""
+    """Positions in binary as colours, of which sinusoids are a smooth form."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
     matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
@@ -273,15 +273,15 @@ def extrapolation(
     *,
     axes: Axes | None = None,
 ) -> Axes:
-    """What each position method loses on texts longer than those it was trained on, as bars.
+    """The loss of each position method on texts longer than in training, as bars.
 
     Args:
-        losses: For each method a loss for each length; None where the method cannot go.
+        losses: For each method a loss for each length; None if the method does not reach it.
         lengths: Tokens that were read at a time, the trained length first.
         axes: Where to draw.
 
     Raises:
-        ValueError: A method has not one loss for each length.
+        ValueError: A method has another number of losses than lengths.
 
     Examples:
         >>> import posembed as pe

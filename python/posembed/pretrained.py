@@ -1,7 +1,7 @@
 """Files of pretrained vectors: safetensors, word2vec binary and text, fastText .vec, GloVe text.
 
-A file's format is told by its first bytes. Files are memory-mapped: opening one reads names and
-shapes only, and reading takes little memory beside the result.
+A file's format is recognised by its first bytes. Files are memory-mapped: opening one reads only
+names and shapes, and reading takes little memory beside the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from posembed import _C
-from posembed.scaling import whole
+from posembed._validation import whole
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
@@ -25,11 +25,11 @@ BAR_FROM_BYTES = 64 << 20
 
 
 class FileFormatError(ValueError):
-    """A file that is not what it should be: cut off, contradicting itself, not a number.
+    """A malformed file: truncated, inconsistent, or with text that is not a number.
 
     Args:
         path: The file.
-        offset: The byte where it shows.
+        offset: The byte at which the error shows.
         reason: What is wrong.
     """
 
@@ -44,7 +44,7 @@ class FileFormatError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """What knows its vocabulary, as the tokenizers of transformers and tokenizers do."""
+    """Anything with a vocabulary, such as tokenizers of transformers and tokenizers."""
 
     def get_vocab(self) -> dict[str, int]:
         """Tokens and their ids."""
@@ -55,12 +55,12 @@ Vocabulary = Sequence[str] | Mapping[str, int] | Tokenizer
 
 
 class Coverage(NamedTuple):
-    """What became of a vocabulary's words.
+    """Which words of a vocabulary a file has.
 
     Args:
-        found: How many have a row.
-        missing: Those that have none.
-        duplicate: Those that have several, of which the first was taken.
+        found: The number of words with a row.
+        missing: The words without a row.
+        duplicate: The words with several rows, of which the first is taken.
     """
 
     found: int
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
     Args:
         vectors: [vocabulary, dim].
-        coverage: What became of the words.
+        coverage: Which words the file has.
     """
 
     vectors: Tensor
@@ -115,7 +115,7 @@ class VectorFile:
         return tuple(self._file.shape(name))
 
     def dtype(self, name: str = "vectors") -> torch.dtype:
-        """A tensor's dtype in the file; text reads as float32 unless asked otherwise."""
+        """A tensor's dtype in the file; text is read as float32 by default."""
         return self._file.dtype(name)
 
     def words(self) -> list[str]:
@@ -131,14 +131,14 @@ class VectorFile:
     ) -> Tensor:
         """A whole tensor.
 
-        From safetensors, in the file's own dtype, it is a view of the file: memory is taken as it
-        is touched, writing to it copies the page and never changes the file. Do not shorten or
+        From safetensors, in the file's own dtype, it is a view of the file: memory is used as it is
+        read, and writing to it copies the page and never changes the file. Do not shorten or
         rewrite the file in place while a view is in use.
 
         Args:
             name: One of :attr:`names`.
-            dtype: Convert to it while reading.
-            progress: Draw a bar; None: for a long file, on a terminal.
+            dtype: Of the result; default: that of the file.
+            progress: Draw a bar; default: for a long file, on a terminal.
 
         Raises:
             FileFormatError: The file is broken.
@@ -153,12 +153,12 @@ class VectorFile:
         *,
         progress: bool | None = None,
     ) -> Tensor:
-        """A whole table [rows, dim] as memory of its own.
+        """A whole table [rows, dim], copied.
 
         Args:
-            tensor: Its name, in a file that has several tables.
-            dtype: Convert to it while reading.
-            progress: Draw a bar; None: for a long file, on a terminal.
+            tensor: Its name, for files with several tables.
+            dtype: Of the result; default: that of the file.
+            progress: Draw a bar; default: for a long file, on a terminal.
 
         Raises:
             FileFormatError: The file is broken.
@@ -175,20 +175,20 @@ class VectorFile:
         missing: Missing = "mean",
         progress: bool | None = None,
     ) -> Rows:
-        """Rows for the words of a vocabulary; only their numbers are read.
+        """Rows for the words of a vocabulary; reads only the numbers of these.
 
         Args:
-            vocabulary: Words in the order of the rows, or each word's row, or a tokenizer. Words
-                are compared as they stand: nothing is lowercased, no marker removed.
-            tensor: The table's name, in a file that has several.
-            dtype: Convert to it while reading.
-            missing: What words without a row get: the mean of the rows that were found, zeros, or
-                an error. Rows that no word names are filled alike.
-            progress: Draw a bar; None: for a long file, on a terminal.
+            vocabulary: Words in the order of the rows, a dict of words to rows, or a tokenizer.
+                Words are compared as they are: not lowercased, and no markers removed.
+            tensor: The name of the table, for files with several.
+            dtype: Of the result; default: that of the file.
+            missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
+                "error". Rows without a word are filled in the same way.
+            progress: Draw a bar; default: for a long file, on a terminal.
 
         Raises:
             FileFormatError: The file is broken.
-            ValueError: A word is given twice; words are missing and ``missing`` does not allow it.
+            ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
         words = words_of(vocabulary, "vocabulary")
         with self._bar(progress) as advance:
@@ -196,11 +196,11 @@ class VectorFile:
         return Rows(vectors, Coverage(*coverage))
 
     def coverage(self, vocabulary: Vocabulary, *, progress: bool | None = None) -> Coverage:
-        """What :meth:`rows` would find; reads words only.
+        """The coverage that :meth:`rows` would return; reads only words.
 
         Args:
             vocabulary: As for :meth:`rows`.
-            progress: Draw a bar; None: for a long file, on a terminal.
+            progress: Draw a bar; default: for a long file, on a terminal.
 
         Raises:
             FileFormatError: The file is broken.
@@ -214,7 +214,7 @@ class VectorFile:
 
     @contextmanager
     def _bar(self, wanted: bool | None) -> Iterator[Callable[[int, int], None] | None]:
-        """What reports progress to a bar; None where there is none."""
+        """A function that reports progress to a bar, or None without a bar."""
         total = os.path.getsize(self.path)
         if wanted is False or (wanted is None and total < BAR_FROM_BYTES):
             yield None
@@ -248,14 +248,14 @@ def open_vectors(
 
     Args:
         path: The file.
-        words: The word of each row of a table, for safetensors, which have none: the model's
-            tokenizer, or its vocabulary. Then rows can be chosen by words.
-        unicode_errors: "strict" refuses a file with a word that is not UTF-8, "replace" takes it
-            with U+FFFD for what is not.
+        words: For safetensors, which have no words: the word of each row, from the model's
+            tokenizer or its vocabulary, so that rows can be selected by words.
+        unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for bad
+            bytes.
 
     Raises:
-        FileFormatError: The file is none of the formats, or broken where it was looked at.
-        OSError: It cannot be read.
+        FileFormatError: The format is unknown, or the part that was read is broken.
+        OSError: The file cannot be read.
 
     Examples:
         >>> import pathlib, tempfile, posembed as pe
@@ -274,7 +274,7 @@ def open_vectors(
 
 
 def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
-    """The word of each row; an empty one where a mapping names none."""
+    """The word of each row; an empty one if a mapping has none for it."""
     if isinstance(vocabulary, Sequence) and not isinstance(vocabulary, (str, bytes)):
         words = list(vocabulary)
     elif isinstance(vocabulary, Mapping):

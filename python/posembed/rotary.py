@@ -1,4 +1,4 @@
-"""RotaryEmbedding: query and key turned by an angle that grows with position (RoPE).
+"""RotaryEmbedding: rotates query and key by angles that grow with position (RoPE).
 
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864.
 """
@@ -31,7 +31,7 @@ def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
-    """What holds within the original context, what beyond if that is one, and where it ends."""
+    """The specification within the original context, the one beyond (LongRoPE), and its end."""
     if not isinstance(spec.scaling, (DynamicNtkScaling, LongRopeScaling)):
         return None
     original = spec.scaling.original_max_positions
@@ -42,20 +42,20 @@ def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | Non
 class RotaryEmbedding(nn.Module):
     """Rotates query and key by their positions.
 
-    Holds no tensor unless frequencies are learned: nothing to cast, move or save. Learned
-    frequencies are a parameter, initialised from the specification. A cast of the model, to
-    bfloat16 say, leaves them in float32, because positions multiply what it would round away.
+    Without learned frequencies it has no tensor to cast, move or save. Learned frequencies are a
+    parameter, initialised from the specification. Casting the model, to bfloat16 for instance,
+    leaves them in float32, because positions would multiply the rounding error.
 
     Args:
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
-        numerics: How angles and products are rounded, as :class:`RotarySpec` has it; default: as
-            the specification says, which is "exact" unless it says otherwise.
+        numerics: How angles and products are rounded, see :class:`RotarySpec`; default: that of the
+            specification, by default "exact".
         learned_frequencies: Train the frequencies: a parameter ``frequencies``
             [rotary_dim / 2], radians per position.
-        device: Where learned frequencies are.
-        dtype: That of learned frequencies if it is float64; anything else leaves them in float32.
+        device: Of learned frequencies.
+        dtype: Of learned frequencies if it is float64; with any other they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
     Examples:
@@ -107,13 +107,13 @@ class RotaryEmbedding(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Learned frequencies as the specification gives them."""
+        """Sets learned frequencies to those of the specification."""
         if self.frequencies is not None:
             with torch.no_grad():
                 self.frequencies.copy_(self.spec.frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``half`` and the like do to every tensor, but for narrowing frequencies."""
+        """Moves and casts as ``to`` and ``half`` do, but never casts frequencies to 16 bits."""
 
         def keep_wide(tensor: Tensor) -> Tensor:
             result = fn(tensor)
@@ -135,23 +135,24 @@ class RotaryEmbedding(nn.Module):
 
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
-        """The module of a model's configuration: see :meth:`RotarySpec.from_huggingface`.
+        """The module for a model's configuration; see :meth:`RotarySpec.from_huggingface`.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
-            layer_type: Where layers differ.
+            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
             **options: ``part``, ``interleaved`` and ``base`` of
-                :meth:`RotarySpec.from_huggingface`, and the module's own.
+                :meth:`RotarySpec.from_huggingface`, and options of the module.
         """
         names = {"part", "interleaved", "base"} & set(options)
         stated = {name: options.pop(name) for name in names}
         return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 
     def spec_for(self, seq_len: int | None) -> RotarySpec:
-        """The specification, resolved where its frequencies depend on the length.
+        """The specification, resolved if its frequencies depend on the length.
 
         LongRoPE has two, so a compiled program has two graphs. Dynamic NTK has one for each length
-        beyond the original context, which breaks the graph: compile what :meth:`resolve` gives.
+        beyond the original context, which breaks the graph: compile the module that
+        :meth:`resolve` returns.
         """
         if seq_len is None or self._regimes is None:
             return self._spec
@@ -161,16 +162,16 @@ class RotaryEmbedding(nn.Module):
         return resolved(self._spec, int(seq_len)) if far is None else far
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
-        """The module for sequences of that length, where frequencies depend on it.
+        """The module with the frequencies for sequences of one length.
 
-        Learned frequencies, which depend on none, are shared.
+        Learned frequencies do not depend on it and are shared.
         """
         module = RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
         module.frequencies = self.frequencies
         return module
 
     def _frequencies(self) -> Tensor | None:
-        """``self.frequencies``, but that takes as long as rotating a token."""
+        """``self.frequencies``, which takes as long to look up as to rotate a token."""
         try:
             return self._parameters["frequencies"]
         except KeyError:  # FSDP or a parametrization has put a tensor in the parameter's place
@@ -216,8 +217,8 @@ class RotaryEmbedding(nn.Module):
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
 
         ``seq_len``, the length of the whole sequence, is for specifications whose frequencies
-        depend on it (dynamic NTK, LongRoPE): all calls that share a key cache need the same
-        ``spec.resolve(seq_len)``.
+        depend on it (dynamic NTK, LongRoPE). All calls that share a key cache need the same
+        resolved specification.
         """
         return rotated(
             query,

@@ -1,52 +1,19 @@
-"""How rotary frequencies are stretched to longer contexts: values that :class:`RotarySpec` takes.
+"""Context extension: values for the ``scaling`` of :class:`RotarySpec`.
 
-The formulas are the operator's (csrc/rotary/scaling.cpp); here are names, defaults and papers.
+The formulas are in csrc/rotary/scaling.cpp; here are names, defaults and papers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-
-def whole(name: str, value: Any) -> int:
-    """A whole number, of any integer type."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
+from posembed._validation import finite, finites, flag, whole
 
 
-def finite(name: str, value: Any) -> float:
-    """``value`` as a float; JSON has no word for what is not finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: expected a number, got {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: expected a finite number, got {number}")
-    return number
-
-
-def finites(name: str, values: Any) -> tuple[float, ...]:
-    """``values`` as floats."""
-    if not isinstance(values, Iterable):
-        raise ValueError(f"{name}: expected numbers, got {values!r}")
-    return tuple(finite(name, value) for value in values)
-
-
-def flag(name: str, value: Any) -> bool:
-    """``value`` as a bool; a text is none, whatever it says."""
-    if isinstance(value, str) or value not in (True, False):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
-    return bool(value)
-
-
-def coerced(name: str, declared: str, value: Any) -> Any:
+def _coerced(name: str, declared: str, value: Any) -> Any:
     """``value`` as the field's declared type, so that equal numbers make equal specifications."""
     if value is None and declared.endswith("None"):
         return None
@@ -62,22 +29,22 @@ def coerced(name: str, declared: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """What all scalings have in common. Frozen, hashable, comparable, picklable."""
+    """Base of all scalings: frozen, hashable, comparable, picklable."""
 
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = coerced(field.name, str(field.type), getattr(self, field.name))
+            value = _coerced(field.name, str(field.type), getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields by name, and the type."""
+        """The fields by name, and the scaling's ``type``."""
         return {"type": self.kind, **dataclasses.asdict(self)}
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Scaling:
-        """What :meth:`to_dict` gave."""
+        """The inverse of :meth:`to_dict`."""
         known = {scaling.kind: scaling for scaling in typing.get_args(RotaryScaling)}
         given = dict(fields)
         return typing.cast(Scaling, known[given.pop("type")](**given))
@@ -85,7 +52,7 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(Scaling):
-    """Position interpolation: every frequency divided by ``factor``. Chen et al., arXiv:2306.15595.
+    """Position interpolation: divides all frequencies by ``factor``. Chen et al., arXiv:2306.15595.
 
     Examples:
         >>> import posembed as pe
@@ -99,7 +66,7 @@ class LinearScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class NtkScaling(Scaling):
-    """NTK-aware: the longest wavelength stretched by ``factor``, the shortest kept.
+    """NTK-aware: stretches the longest wavelength by ``factor`` and keeps the shortest.
 
     The base becomes ``base * factor ** (d / (d - 2))`` with d = rotary_dim.
     """
@@ -110,7 +77,7 @@ class NtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNtkScaling(Scaling):
-    """NTK-aware with a factor that grows with the sequence: see :meth:`RotarySpec.resolve`."""
+    """NTK-aware with a factor that grows with the sequence; see :meth:`RotarySpec.resolve`."""
 
     kind: ClassVar[str] = "dynamic_ntk"
     factor: float
@@ -119,18 +86,18 @@ class DynamicNtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling(Scaling):
-    """YaRN: fast pairs kept, slow ones divided by ``factor``. Peng et al., arXiv:2309.00071.
+    """YaRN: keeps fast pairs, divides slow ones by ``factor``. Peng et al., arXiv:2309.00071.
 
     Args:
         factor: How many times longer the context becomes.
-        original_max_positions: The context of training.
+        original_max_positions: The context length of training.
         beta_fast: Pairs with more turns than this in the original context are kept.
-        beta_slow: Pairs with fewer turns are divided by ``factor``; between, both are blended.
-        mscale, mscale_all_dim: DeepSeek's: with both, the attention factor is
+        beta_slow: Pairs with fewer turns are divided by ``factor``; those between are blended.
+        mscale, mscale_all_dim: From DeepSeek; with both, the attention factor is
             ``(0.1 * mscale * log(factor) + 1) / (0.1 * mscale_all_dim * log(factor) + 1)``.
         truncate: Round the ends of the blend outwards to whole pairs.
-        attention_factor: What rotated queries and keys are multiplied by; default
-            ``0.1 * log(factor) + 1``. With 1 this is "NTK by parts", the method before YaRN.
+        attention_factor: Multiplies rotated queries and keys; default ``0.1 * log(factor) + 1``.
+            With 1 this is "NTK by parts", the method before YaRN.
     """
 
     kind: ClassVar[str] = "yarn"
@@ -146,9 +113,9 @@ class YarnScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling(Scaling):
-    """Llama 3.1: long wavelengths stretched by ``factor``, short ones kept, blended between.
+    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, blends those between.
 
-    Long is over ``original_max_positions / low_freq_factor``, short under
+    Long means over ``original_max_positions / low_freq_factor``, short under
     ``original_max_positions / high_freq_factor``.
     """
 
@@ -161,9 +128,9 @@ class Llama3Scaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class ProportionalScaling(Scaling):
-    """Gemma: the first ``proportion`` of the pairs turn, the others stand still.
+    """Gemma: only the first ``proportion`` of the pairs turn.
 
-    Exponents go over all of rotary_dim, which is not what a smaller rotary_dim would give.
+    Frequencies are still those of the full rotary_dim, unlike with a smaller rotary_dim.
     """
 
     kind: ClassVar[str] = "proportional"
@@ -173,15 +140,15 @@ class ProportionalScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class LongRopeScaling(Scaling):
-    """LongRoPE: each pair divided by a searched factor of its own. Ding et al., arXiv:2402.13753.
+    """LongRoPE: divides each pair by its own, searched factor. Ding et al., arXiv:2402.13753.
 
     Args:
         short_factor: [rotary_dim / 2], for sequences up to ``original_max_positions``.
-        long_factor: [rotary_dim / 2], beyond; :meth:`RotarySpec.resolve` chooses.
-        original_max_positions: The context of training.
+        long_factor: [rotary_dim / 2], for longer ones; :meth:`RotarySpec.resolve` chooses.
+        original_max_positions: The context length of training.
         factor: How many times longer the context becomes.
         attention_factor: Default ``sqrt(1 + log(factor) / log(original_max_positions))``.
-        long_attention_factor: That of long sequences, where it differs (Phi-3.5-MoE).
+        long_attention_factor: For longer sequences, if it differs (Phi-3.5-MoE).
     """
 
     kind: ClassVar[str] = "longrope"
@@ -198,13 +165,13 @@ class XPosScaling(Scaling):
     """xPos: scores fade with distance. Sun et al., arXiv:2212.10554.
 
     Pair ``i`` of a query is multiplied by ``zeta ** ((position - center) / scale_base)`` with
-    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, that of a key by the inverse. A tensor alone is a
-    query; :meth:`RotarySpec.for_keys` gives the specification for keys alone.
+    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, a key's by the inverse. A single tensor is taken
+    as a query; :meth:`RotarySpec.for_keys` gives the specification for single keys.
 
     Args:
-        scale_base: Positions; negative: query and key change places.
-        center: The position where nothing is multiplied; the middle of a sequence keeps numbers
-            near 1. Queries and keys need the same.
+        scale_base: In positions; if negative, query and key change places.
+        center: The position where the factor is 1, the same for queries and keys. The middle of
+            the sequence keeps factors near 1.
     """
 
     kind: ClassVar[str] = "xpos"

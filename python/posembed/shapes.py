@@ -21,7 +21,7 @@ def embedding_backward_rows(
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """The touched rows' ids and values: as many as there are different ids."""
+    """Ids and values of the rows that were looked up: as many as there are different ids."""
     rows = torch.library.get_ctx().new_dynamic_size()
     row_ids = torch.empty(rows, dtype=torch.int64, device=gradient.device)
     return row_ids, gradient.new_empty(rows, gradient.shape[-1])

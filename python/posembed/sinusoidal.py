@@ -64,29 +64,29 @@ class SinusoidalPositionalEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A learned scale starts at ``scale``."""
+        """Sets a learned scale to its initial value, ``scale``."""
         if self.scale is not None:
             nn.init.constant_(self.scale, self.initial_scale)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
-        """X plus encodings; see :func:`posembed.functional.sinusoidal`."""
+        """Adds encodings to x; see :func:`posembed.functional.sinusoidal`."""
         return functional.sinusoidal(x, positions, self.scale, spec=self.spec, offset=offset)
 
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""
+        """The encodings of positions; see :func:`posembed.functional.sinusoidal_encode`."""
         return functional.sinusoidal_encode(positions, self.scale, spec=self.spec, dtype=dtype)
 
     def shift_matrix(self, distance: float) -> Tensor:
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T`` for every p.
 
         Args:
-            distance: Whole or fractional.
+            distance: In positions, whole or fractional.
 
         Returns:
             float64 [embedding_dim, embedding_dim].
 
         Raises:
-            ValueError: A sine has no cosine beside it: an odd embedding_dim in "vaswani", "marian".
+            ValueError: A sine has no cosine: odd embedding_dim in "vaswani" and "marian".
         """
         return functional.sinusoidal_shift_matrix(distance, spec=self.spec)
 

@@ -1,4 +1,4 @@
-"""RotarySpec: the numbers that distinguish one model's RoPE from another's."""
+"""RotarySpec and SinusoidalSpec: the numbers in which the encodings of two models differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from posembed.scaling import RotaryScaling, Scaling, XPosScaling, finite, finites, flag, whole
+from posembed._validation import finite, finites, flag, whole
+from posembed.scaling import RotaryScaling, Scaling, XPosScaling
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
 
@@ -22,10 +23,10 @@ class Sections:
     """Positions with several axes (time, height, width): the axis that turns each pair.
 
     Args:
-        sizes: Pairs of each axis, one axis after the other (Qwen2-VL).
-        interleaved: Axes take turns instead; what is left over belongs to axis 0 (Qwen3-VL).
+        sizes: Number of pairs of each axis, one axis after the other (Qwen2-VL).
+        interleaved: Axes take turns instead; left-over pairs belong to axis 0 (Qwen3-VL).
         restart: Each axis has the whole series of frequencies (vision towers).
-        axis_of_pair: Any other order, instead of ``sizes``.
+        axis_of_pair: The axis of each pair in any other order, instead of ``sizes``.
 
     Examples:
         >>> import posembed as pe
@@ -59,30 +60,30 @@ class Sections:
 
 @dataclasses.dataclass(frozen=True)
 class RotarySpec:
-    """A rotation's numbers: immutable, hashable, comparable, picklable.
+    """The numbers of a rotary embedding: immutable, hashable, comparable, picklable.
 
     Pair ``i`` turns by ``base ** (-2 * i / rotary_dim)`` radians per position.
 
     Args:
         head_dim: Components of one head.
-        base: Ratio of the longest to the shortest wavelength, all but one step.
+        base: The base of the frequencies ("theta").
         rotary_dim: Components that are rotated; default: all.
-        rotary_start: The first of them.
+        rotary_start: The first rotated component.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
-        scaling: How frequencies are stretched to a longer context.
-        sections: The position axis of each pair, where positions have several.
-        custom_frequencies: Radians per position [rotary_dim / 2], instead of a series.
-        reverse: Rotate the other way.
+        scaling: Context extension, such as :class:`YarnScaling`.
+        sections: The position axis of each pair, for positions with several axes.
+        custom_frequencies: Radians per position [rotary_dim / 2], instead of the series.
+        reverse: Rotate in the opposite direction.
         numerics: How angles and products are rounded. "exact": exact angles at every position, one
             rounding of the result. The others give a PyTorch program's bits, from float32
             frequencies and angles: "float32" as transformers' Llama, cosine, sine and each step in
             the data's dtype; "float32_product", all in float32 and the result rounded once;
             "float32_rounded_table", the same with cosine and sine in the data's dtype;
-            "float32_polar", as Meta's complex form. docs/guide/rotary_bits.md says who computes
-            how.
+            "float32_polar", as Meta's complex form. docs/guide/rotary_bits.md lists which program
+            computes how.
 
     Raises:
-        ValueError: The numbers do not fit together; the text names the field.
+        ValueError: The numbers do not fit together; the message names the field.
 
     Examples:
         >>> import posembed as pe
@@ -121,7 +122,7 @@ class RotarySpec:
         if self.custom_frequencies is not None:
             numbers = finites("custom_frequencies", self.custom_frequencies)
             object.__setattr__(self, "custom_frequencies", numbers)
-        # C++ reads the text, refuses what does not fit, and writes it the one way both agree on.
+        # C++ checks the numbers and writes the canonical text.
         text = torch.ops.posembed.rotary_specification(json.dumps(self._to_dict()))
         object.__setattr__(self, "text", text)
 
@@ -161,22 +162,22 @@ class RotarySpec:
         interleaved: bool | None = None,
         base: float | None = None,
     ) -> RotarySpec:
-        """The specification of a model, strictly read from its configuration.
+        """Reads the specification of a model from its configuration.
 
-        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata. Tensors
-        that change the rotation are given among the keys: GGUF's "rope_freqs.weight" (Llama 3),
+        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata. Add
+        tensors that change the rotation as keys: GGUF's "rope_freqs.weight" (Llama 3),
         "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3).
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json.
-            layer_type: Where layers differ: "full_attention", "sliding_attention", and so on.
-            part: The configuration within, "vision_config", say; default: its own, or that of
-                the text model.
-            interleaved: The pairing, for model types that are not known; nothing tells it.
+            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
+            part: A nested configuration, such as "vision_config"; default: the top level, or that
+                of the text model.
+            interleaved: The pairing, for unknown model types: configurations do not contain it.
             base: For configurations without rope_theta.
 
         Raises:
-            ValueError: A key that would be ignored, a missing one, or a contradiction, by name.
+            ValueError: A key is missing, unknown, or contradicts another; the message names it.
 
         Examples:
             >>> import posembed as pe
@@ -190,18 +191,18 @@ class RotarySpec:
         return from_huggingface(config, layer_type, part=part, interleaved=interleaved, base=base)
 
     def resolve(self, seq_len: int) -> RotarySpec:
-        """The specification for sequences of that length, with fixed frequencies.
+        """The specification with the frequencies for sequences of one length.
 
-        Itself, where the scaling does not depend on the length. Keys rotated by one resolved
-        specification are not comparable with those rotated by another: it belongs to the cache.
+        Returns itself if the frequencies do not depend on the length. Do not mix keys that were
+        rotated by different resolved specifications in one cache.
         """
         resolved: str = torch.ops.posembed.rotary_resolve(self.text, seq_len)
         return self if resolved == self.text else RotarySpec.from_json(resolved)
 
     def for_keys(self) -> RotarySpec:
-        """The specification that rotates a tensor alone as keys; differs for xPos only.
+        """The specification that rotates a single tensor as keys; differs only for xPos.
 
-        What is given without a key is a query otherwise. ``rotary(query, key)`` needs no more.
+        A single tensor is otherwise taken as a query. ``rotary(query, key)`` does not need this.
 
         Examples:
             >>> import torch, posembed as pe
@@ -219,41 +220,41 @@ class RotarySpec:
     def frequencies(self, seq_len: int | None = None) -> Tensor:
         """Radians per position of each pair: float64 [rotary_dim / 2].
 
-        Without ``seq_len`` those of sequences within the original context.
+        Without ``seq_len``, those within the original context.
         """
         text = self.text if seq_len is None else self.resolve(seq_len).text
         return torch.ops.posembed.rotary_frequencies(text)  # type: ignore[no-any-return]
 
     def wavelengths(self, seq_len: int | None = None) -> Tensor:
-        """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand."""
+        """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs at rest."""
         text = self.text if seq_len is None else self.resolve(seq_len).text
         return torch.ops.posembed.rotary_wavelengths(text)  # type: ignore[no-any-return]
 
     def describe(self) -> str:
-        """What differs from the defaults, in the short form that modules print."""
+        """The options that differ from the defaults, as modules print them."""
         return torch.ops.posembed.rotary_description(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
-        """What the specification does, for people: pairs, wavelengths, what stretches them."""
+        """A description for people: pairs, wavelengths, scaling."""
         return torch.ops.posembed.rotary_explanation(self.text, seq_len)  # type: ignore[no-any-return]
 
     def diff(self, other: RotarySpec) -> str:
-        """In words what differs, and from which position on angles differ by more than 1e-3."""
+        """The differences in words, and the first position where angles differ by over 1e-3."""
         return torch.ops.posembed.rotary_difference(self.text, other.text)  # type: ignore[no-any-return]
 
     @property
     def attention_factor(self) -> float:
-        """What rotated queries and keys are multiplied by (within the original context)."""
+        """The factor of rotated queries and keys (within the original context)."""
         return torch.ops.posembed.rotary_attention_factor(self.text)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
 class SinusoidalSpec:
-    """A sinusoidal encoding's numbers: immutable, hashable, comparable, picklable.
+    """The numbers of a sinusoidal encoding: immutable, hashable, comparable, picklable.
 
     Args:
         embedding_dim: Components of an encoding.
-        base: Ratio of the longest to the shortest wavelength, about.
+        base: About the ratio of the longest to the shortest wavelength.
         preset: "vaswani", "marian", "tensor2tensor" or "ddpm"; see
             :class:`posembed.SinusoidalPositionalEmbedding`.
         cos_first: Cosines before sines; default: False.
@@ -262,7 +263,7 @@ class SinusoidalSpec:
         scale: Multiplies the encoding.
 
     Raises:
-        ValueError: The numbers do not fit together; the text names the field.
+        ValueError: The numbers do not fit together; the message names the field.
 
     Examples:
         >>> import posembed as pe
@@ -287,11 +288,11 @@ class SinusoidalSpec:
             object.__setattr__(self, "shift", finite("shift", self.shift))
         if self.cos_first is not None:
             object.__setattr__(self, "cos_first", flag("cos_first", self.cos_first))
-        self.frequencies()  # the operator reads the text and refuses what does not fit
+        self.frequencies()  # the operator checks the numbers
 
     @functools.cached_property
     def text(self) -> str:
-        """What operators are given: :meth:`to_json`, made once."""
+        """The argument of operators: :meth:`to_json`, made once."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
 
     def to_json(self) -> str:
@@ -312,11 +313,11 @@ class SinusoidalSpec:
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:
         """The order of columns that turns this encoding into ``other``: int64 [embedding_dim].
 
-        A model trained with one preset reads another once its columns (token table, weights that
-        take or give embeddings) are put into this order.
+        To use a model with another preset than it was trained with, put its columns (of the token
+        table and of weights that read or write embeddings) into this order.
 
         Raises:
-            ValueError: Frequencies or scale differ: no order makes them equal.
+            ValueError: Frequencies or scales differ, so that no order makes the encodings equal.
 
         Examples:
             >>> import torch, posembed as pe

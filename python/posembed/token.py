@@ -10,23 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional, pretrained
+from posembed._validation import finite, whole
 from posembed.functional import Gradient, Initialization
-from posembed.scaling import finite, whole
 
 
 class TokenEmbedding(nn.Embedding):
-    """A ``torch.nn.Embedding`` with exact, repeatable gradients, a scale and a tied output head.
+    """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
-    Gradients are accumulated in float32 whatever the dtype, rounded once, and have the same bits
-    for any number of threads.
+    Gradients are summed in float32 whatever the dtype and rounded once, and have the same bits for
+    any number of threads.
 
     Args:
         num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As for
             ``torch.nn.Embedding``.
         sparse: The same as ``gradient="rows"``.
         scale: Multiplies every result; ``"sqrt_dim"`` is the square root of embedding_dim.
-        gradient: "dense", or "rows" for a sparse ``weight.grad`` of the touched rows, each once,
-            sorted by id, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
+        gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
+            looked up, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
         device, dtype: Of the table.
 
     Examples:
@@ -85,14 +85,14 @@ class TokenEmbedding(nn.Embedding):
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient = "dense",
     ) -> TokenEmbedding:
-        """A module over ``embeddings`` [num_embeddings, embedding_dim], which it shares.
+        """A module that shares ``embeddings`` [num_embeddings, embedding_dim].
 
         Args:
             embeddings: The table.
             freeze: Keep the table as it is: no gradient.
-            padding_idx: A row that gets no gradient; its values are left as they are.
-            max_norm: As for the constructor, like all that follow.
-            norm_type: The p of that norm.
+            padding_idx: The row that gets no gradient; its values stay as they are.
+            max_norm: As for ``torch.nn.Embedding``.
+            norm_type: The p of the norm of ``max_norm``.
             scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
             sparse: The same as ``gradient="rows"``.
             scale: Multiplies every result.
@@ -131,16 +131,16 @@ class TokenEmbedding(nn.Embedding):
         freeze: bool = True,
         **options: Any,
     ) -> TokenEmbedding:
-        r"""A module over a table of a file that :func:`posembed.pretrained.open_vectors` takes.
+        r"""A module with vectors of a file that :func:`posembed.pretrained.open_vectors` reads.
 
         Args:
             path: safetensors (or their index), word2vec, fastText .vec or GloVe.
-            tensor: The table's name, in a file that has several.
-            vocabulary: Words in the order of ids, or each word's id, or a tokenizer. None: all the
-                file's rows.
-            missing: What words without a row get: "mean" of the rows that were found, "zero", or
+            tensor: The name of the table, for files with several.
+            vocabulary: Words in the order of ids, a dict of words to ids, or a tokenizer; default:
+                all rows of the file.
+            missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
                 "error".
-            dtype: Convert to it while reading.
+            dtype: Of the table; default: that of the file.
             freeze: Keep the table as it is: no gradient.
             options: Those of :meth:`from_pretrained`.
 
@@ -194,17 +194,17 @@ class TokenEmbedding(nn.Embedding):
         covariance_scale: float = 1e-9,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Makes the vocabulary longer or shorter, in place; rows that stay keep their bits.
+        """Lengthens or shortens the vocabulary in place; remaining rows keep their bits.
 
-        ``weight`` becomes a new parameter: make the optimizer afterwards, or give it here.
+        ``weight`` becomes a new parameter: create the optimizer afterwards, or pass it here.
 
         Args:
-            num_embeddings: Rows that the table has then.
-            initialization: What new rows are, as for :func:`functional.embedding_resize`.
-            optimizer: Takes the new parameter in the old one's place, and keeps what it knows of
-                rows that stay (moments, momentum); new rows begin with zeros.
-            covariance_scale: Of "mean-and-covariance".
-            generator: Draws new rows.
+            num_embeddings: The new number of rows.
+            initialization: Of new rows, as for :func:`functional.embedding_resize`.
+            optimizer: Gets the new parameter in place of the old one. Its state for remaining rows
+                (moments, momentum) is kept; that of new rows is zeros.
+            covariance_scale: For "mean-and-covariance".
+            generator: Draws the new rows; default: torch's default generator.
 
         Raises:
             ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table, or
@@ -253,7 +253,7 @@ class TokenEmbedding(nn.Embedding):
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raises ValueError for a size that is none, by its argument's name."""
+    """Raises ValueError for a negative size or one that is not a whole number."""
     for name, size in sizes.items():
         if whole(name, size) < 0:
             raise ValueError(f"{name}: expected 0 or more, got {size}")
@@ -291,7 +291,7 @@ def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Par
 
 
 def _with_rows(state: Tensor, rows: int) -> Tensor:
-    """What an optimizer knows of each element: rows that stay, then zeros."""
+    """An optimizer's state of a table: rows that stay, then zeros."""
     kept = min(rows, state.shape[0])
     if state.is_sparse:
         state = state.coalesce()

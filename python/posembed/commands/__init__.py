@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Runs a command; what users can put right becomes one line and exit code 2."""
+    """Runs a command; errors that users can correct become one line and exit code 2."""
     try:
         code = run(arguments)
         sys.stdout.flush()
@@ -83,7 +83,7 @@ def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namesp
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, file first where it is about a file."""
+    """The error in one line, with the file first if it is about a file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())

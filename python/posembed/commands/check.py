@@ -1,4 +1,4 @@
-"""check: whether posembed does on this machine what it promises.
+"""check: a self-test of posembed on this machine.
 
 Angles are compared with decimal arithmetic of 50 digits, gradients with differences.
 """

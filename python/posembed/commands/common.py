@@ -1,4 +1,4 @@
-"""What commands share: their arguments' form, specifications from files, tables, JSON, pictures."""
+"""Shared by commands: arguments, specifications from files, tables, JSON, pictures."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def facts(spec: RotarySpec) -> dict[str, Any]:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Prints JSON; what is not finite, for which JSON has no word, is null."""
+    """Prints JSON, with null for numbers that are not finite."""
     print(json.dumps(without_infinity(value), indent=2))
 
 
@@ -152,7 +152,7 @@ def without_infinity(value: Any) -> Any:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints columns as wide as what they hold, all but the first flush right."""
+    """Prints columns as wide as their contents, all but the first aligned right."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     for line in lines:
@@ -170,7 +170,7 @@ def save_picture(axes: Axes, path: str) -> None:
 
 @contextmanager
 def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Where to write what becomes the target once the block has ended without an error."""
+    """A path to write to, which becomes the target if the block ends without an error."""
     part = target.with_name(target.name + ".part")
     if part.exists():
         raise ValueError(f"{part}: left by a command that was cut off: remove it first")

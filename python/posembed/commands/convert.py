@@ -121,7 +121,7 @@ def configuration(arguments: argparse.Namespace) -> Path:
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
-    """Raises ValueError where something would be lost."""
+    """Raises ValueError if something would be overwritten."""
     if not target.exists():
         return
     if source.is_dir() or target.is_dir():
@@ -133,7 +133,7 @@ def check_target(source: Path, target: Path, force: bool) -> None:
 
 
 def progress(sources: Iterable[Path], quiet: bool) -> Any:
-    """A bar over the bytes of the files; none where nobody watches."""
+    """A bar over the bytes of the files, on a terminal."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     total = sum(source.stat().st_size for source in sources)

@@ -1,4 +1,4 @@
-"""Timing: candidates take turns, so that a noisy neighbour hits all of them alike."""
+"""Timing: candidates take turns, so that noise affects all alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 0.03
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A candidate shall be at least ``speed`` times as fast as another call of its case."""
+    """A candidate must be at least ``speed`` times as fast as another call of its case."""
 
     candidate: str
     other: str
@@ -27,7 +27,7 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A candidate shall take at most so many seconds."""
+    """A candidate must take at most this many seconds."""
 
     candidate: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Other libraries' rotary embeddings, where they are installed."""
+"""Rotary embeddings of other libraries that are installed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def torchembed(query: Tensor, key: Tensor) -> dict[str, Call]:
 
 
 def all_of(query: Tensor, key: Tensor, compile_peers: bool = False) -> dict[str, Call]:
-    """Every peer that is here, by its label."""
+    """All installed peers, by label."""
     return {
         **transformers(query, key, compile_peers),
         **complex_form(query, key),

@@ -145,7 +145,7 @@ def format_of(path: Path, arguments: argparse.Namespace) -> str:
 
 
 def check_free(path: Path, arguments: argparse.Namespace) -> None:
-    """Raises ValueError where something would be lost."""
+    """Raises ValueError if something would be overwritten."""
     if not path.exists():
         return
     if not arguments.force:

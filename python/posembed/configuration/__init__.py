@@ -1,7 +1,7 @@
-"""RotarySpec out of a model's configuration: Hugging Face's, Meta's params.json, GGUF metadata.
+"""RotarySpec from a model's configuration: Hugging Face's, Meta's params.json, GGUF metadata.
 
-Strict: a key that would be ignored, a missing one or a contradiction raises and is named, because a
-wrong rotation is not an error at run time, only a worse model.
+Reading is strict: unknown and missing keys and contradictions raise, because a wrong rotation is
+not an error at run time, only a worse model.
 """
 
 from __future__ import annotations

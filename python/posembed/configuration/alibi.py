@@ -1,4 +1,4 @@
-"""ALiBi out of a Hugging Face configuration: the preset of its model type, with its numbers."""
+"""ALiBi from a Hugging Face configuration: the preset of its model type, with its numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(fields: Fields) -> Preset:
 
 
 def heads_of(config: Keys) -> int:
-    """Their name differs between models, and between the ages of one."""
+    """The number of heads, whose key differs between models and their versions."""
     heads = config.same("num_attention_heads", "n_head", "n_heads")
     if heads is None:
         raise ValueError("num_attention_heads: missing in the configuration")

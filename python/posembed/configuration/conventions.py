@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text: names by the hundred read better without quotes."""
+    """The words of a text: hundreds of names read better without quotes."""
     return frozenset(text.split())
 
 

@@ -1,4 +1,4 @@
-"""Strict reading of a dictionary: what nobody takes is refused, what is missing is named."""
+"""Strict reading of a dictionary: unknown and missing keys raise."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Keys:
         return same(keys[0], *(self.take(key) for key in keys))
 
     def ignore(self, *keys: str) -> None:
-        """Accepts keys that have no bearing."""
+        """Accepts keys that do not matter here."""
         self._accepted.update(keys)
 
     def done(self, concerning: str = "") -> None:
-        """Refuses the keys that match the pattern and that nothing has taken."""
+        """Raises for keys that match the pattern and were not taken."""
         pattern = re.compile(concerning)
         unknown = sorted(set(filter(pattern.search, self.fields)) - self._accepted)
         if unknown:

@@ -1,6 +1,6 @@
-"""The operators as functions: each enters the dispatcher once.
+"""Functions, each one call of an operator.
 
-Modules hold options and parameters; everything they compute, they compute here.
+Modules hold options and parameters and compute with these functions.
 """
 
 from posembed.functional._alibi import (

@@ -19,22 +19,22 @@ def alibi_slopes(
     factor: float = 1.0,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The slopes of ALiBi's heads, correctly rounded. Press et al., arXiv:2108.12409.
+    """The slopes of heads, correctly rounded. Press et al., arXiv:2108.12409.
 
     Args:
-        num_heads: How many.
-        kind: "press": the paper's series, interleaved where the head count is no power of two.
+        num_heads: Number of heads.
+        kind: "press": the paper's series, interleaved if the number of heads is no power of two.
             "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
-        max_bias: The last of a power of two of heads has slope ``2 ** -max_bias``.
-        total_heads: Heads of the whole model, where these are a part of them.
-        head_start: The first of these heads among them.
+        max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
+        total_heads: Heads of the whole model, if these are a part of them.
+        head_start: The index of the first of these heads in the whole model.
         values: The slopes themselves, one for each of total_heads, or two: left of the query, then
             right of it.
-        factor: What all are divided by.
+        factor: Divides all slopes.
         device: Default: CPU.
 
     Returns:
-        float32 [num_heads], or [2, num_heads] where two values are given for each.
+        float32 [num_heads], or [2, num_heads] with two values for each.
 
     Raises:
         ValueError: No heads, heads outside total_heads, or another number of values.
@@ -52,7 +52,7 @@ def alibi_slopes(
 
 
 def alibi_positions(attention_mask: Tensor) -> Tensor:
-    """Positions that count visible keys alone, from 0, as Bloom has them; others are at 0.
+    """Positions that count only visible keys, from 0, as in Bloom; hidden keys have 0.
 
     Args:
         attention_mask: bool or integers [key_length] or [batch, key_length]; 0: padding, on either
@@ -86,14 +86,14 @@ def alibi_bias(
 ) -> Tensor:
     """The bias of attention scores; gradients flow to slopes.
 
-    Computed from distances, in float32 and rounded once, so that it is right at any position.
+    Computed from distances in float32 and rounded once, so that it is accurate at any position.
 
     Args:
-        slopes: Floating [heads]; [2, heads]: for keys left and right of the query.
-        query_length: Queries.
-        key_length: Keys.
-        query_offset: Position of the first query among the keys; default: the last query stands at
-            the last key.
+        slopes: Floating [heads], or [2, heads] for keys left and right of the query.
+        query_length: Number of queries.
+        key_length: Number of keys.
+        query_offset: Position of the first query among the keys; default: the last query is at the
+            last key.
         query_positions: Positions of the queries, int32 or int64 [query_length] or
             [batch, query_length]; default: one after the other.
         key_positions: Those of the keys, [key_length] or [batch, key_length].
@@ -214,7 +214,7 @@ def alibi_add_(
 ) -> None:
     """:func:`alibi_add` in place: for inference.
 
-    Strides of scores are free but for a contiguous last dimension.
+    Scores may have any strides with a contiguous last dimension.
 
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
@@ -289,7 +289,7 @@ def alibi_softmax_(
 ) -> None:
     """:func:`alibi_softmax` in place: for inference.
 
-    Strides of scores are free but for a contiguous last dimension.
+    Scores may have any strides with a contiguous last dimension.
 
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
@@ -317,12 +317,12 @@ def alibi_lse_correction(
     form: str = "distance",
     causal: bool = True,
 ) -> Tensor:
-    """What the log-sum-exp of a block lacks whose biases were made from indices within the block.
+    """Corrects the log-sum-exp of a block whose biases were made from indices within the block.
 
-    Ring and blocked attention computes blocks of keys apart and merges them by their log-sum-exps.
-    A kernel that knows indices within its block only is off by a bias that does not change along
-    a row: outputs of the block are right, and its log-sum-exp plus this correction is that of the
-    whole's biases, ``-slope * abs(query position - key position)``.
+    Ring and blocked attention compute blocks of keys separately and merge them by their
+    log-sum-exps. A kernel that knows only indices within its block is off by a bias that is
+    constant along a row: the block's outputs are right, and its log-sum-exp plus this correction
+    is that with the bias ``-slope * abs(query position - key position)``.
 
     Args:
         slopes: Floating [heads] or [2, heads].
@@ -332,10 +332,10 @@ def alibi_lse_correction(
         form: What the kernel added to the score of query i and key j, counted within the block:
             "distance": ``slope * (j - i)``; "key": ``slope * j``, as FlashAttention-2 does where it
             is causal. For keys after the queries the negative.
-        causal: The correction is -inf where the block begins after the query: it has no part.
+        causal: The correction is -inf if the block begins after the query, which then ignores it.
 
     Returns:
-        [heads, query_length], to add to log-sum-exps of queries.
+        [heads, query_length], to add to the log-sum-exps of queries.
     """
     return torch.ops.posembed.alibi_lse_correction(  # type: ignore[no-any-return]
         slopes,

@@ -20,21 +20,20 @@ def token_bag(
     include_last_offset: bool = False,
     gradient: Gradient = "dense",
 ) -> Tensor:
-    """The rows of each bag of ids added, averaged or compared, in float32, and rounded once.
+    """The sum, mean or maximum of the rows of each bag of ids, in float32 and rounded once.
 
     Args:
         ids: int32 or int64 [bags, size]; or [count], cut into bags by ``offsets``.
         weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
-        offsets: int32 or int64 [bags]: where each bag begins. The first is 0, none less than the
-            one before it; equal ones leave a bag empty.
-        weights: Factors of the rows of a sum, shaped as ``ids``, in the dtype of ``weight``. A
-            weighted mean is a sum with weights that add up to 1.
-        mode: "sum", "mean", or "max" of each component. Of equal maxima the first gets the
-            gradient.
-        padding_idx: An id that is left out of every bag.
+        offsets: int32 or int64 [bags]: where each bag begins. They start at 0 and do not decrease;
+            equal ones make a bag empty.
+        weights: Factors of the rows of a sum, in the shape of ``ids`` and the dtype of ``weight``.
+            A weighted mean is a sum with weights that add up to 1.
+        mode: "sum", "mean" or "max". The first of equal maxima gets the gradient.
+        padding_idx: The id that is left out of every bag.
         include_last_offset: ``offsets`` has one more element: the number of ids.
-        gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
-            id; it has no second derivative.
+        gradient: "dense", or "rows" for a coalesced sparse gradient of the rows that were looked
+            up; it has no second derivative.
 
     Returns:
         [bags, embedding_dim] in the dtype of ``weight``; zeros for a bag without ids.
@@ -42,7 +41,7 @@ def token_bag(
     Raises:
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
-        IndexError: An id is outside the table, or an offset does not fit.
+        IndexError: An id is outside the table, or an offset is wrong.
 
     Examples:
         >>> import torch, posembed as pe

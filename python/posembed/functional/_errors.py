@@ -9,8 +9,8 @@ def check_errors() -> None:
     """Waits for the CUDA devices and raises the first id or position error that a kernel recorded.
 
     A CUDA kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
-    goes on; the error is raised here or at posembed's next CUDA call. Returns at once on machines
-    without CUDA.
+    continues; the error is raised here or at the next CUDA call of posembed. Returns at once on
+    machines without CUDA.
 
     Raises:
         IndexError: Names what was out of range, its value, its place and the range.

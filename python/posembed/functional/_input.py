@@ -33,7 +33,7 @@ def input_embedding(
     position_padding_idx: int | None = None,
     gradient: Gradient | Literal["own"] = "dense",
 ) -> Tensor:
-    """Adds up token, type and position rows, norms the sum and drops out, in one kernel.
+    """Token, type and position rows, summed, normed and dropped out in one kernel.
 
     Args:
         ids: int32 or int64 [batch, seq].
@@ -45,15 +45,15 @@ def input_embedding(
         types: int32 or int64 [batch, seq]; None: type 0.
         norm_weight: [embedding_dim].
         norm_bias: [embedding_dim], for ``norm="layer"``.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         first_row: The row of position 0.
         sinusoid: Sinusoidal positions instead of a table.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
         scale: Multiplies the token rows.
         dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
-        padding_idx: A token row that gets no gradient.
-        position_padding_idx: A row of ``position``, before ``first_row``, that gets no gradient.
+        padding_idx: The token row that gets no gradient.
+        position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
         gradient: Form of the token table's gradient, "dense" or "rows"; or "own" where ids count up
             from 0: each token has a row of its own, and the gradient needs no sort.
 

@@ -20,10 +20,10 @@ def learned_add(
 
     Args:
         x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim].
-        weight: [first_row + max_positions, embedding_dim], dtype of ``x`` (but under autocast).
+        weight: [first_row + max_positions, embedding_dim], dtype of ``x`` (except under autocast).
         positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
             ``offset``, ``offset + 1``, and so on.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         first_row: The row of position 0.
 
     Returns:
@@ -32,7 +32,7 @@ def learned_add(
     Raises:
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
-        IndexError: A position has no row; the text names it.
+        IndexError: A position has no row; the message names it.
     """
     return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
         x, weight, positions, offset=offset, first_row=first_row
@@ -58,7 +58,7 @@ def learned_extend(
 
     Args:
         weight: Floating [first_row + positions, embedding_dim].
-        max_positions: Positions that the result has rows for.
+        max_positions: The number of positions of the result.
         first_row: The row of position 0.
         method: "linear", "cubic" or "repeat".
 
@@ -66,7 +66,7 @@ def learned_extend(
         [first_row + max_positions, embedding_dim].
 
     Raises:
-        ValueError: ``max_positions`` is less than the table has, or another method.
+        ValueError: ``max_positions`` is less than before, or the method is unknown.
     """
     return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
         weight, max_positions, first_row=first_row, method=method
@@ -79,7 +79,7 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
     Args:
         ids: int32 or int64 [..., seq].
         padding_idx: The id of padding.
-        past_length: Tokens that are in a cache.
+        past_length: Number of tokens in the cache.
 
     Returns:
         int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
@@ -98,10 +98,10 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
 
     Args:
         attention_mask: bool, int32 or int64 [..., past_length + seq], 0 for padding.
-        past_length: Tokens that are in a cache.
+        past_length: Number of tokens in the cache.
 
     Returns:
-        int64 [..., seq]: positions of the tokens that are not, -1 for padding.
+        int64 [..., seq]: positions of the tokens that are not in the cache; -1 for padding.
 
     Raises:
         ValueError: ``past_length`` is longer than the mask.

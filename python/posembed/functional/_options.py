@@ -1,4 +1,4 @@
-"""Names that several functions take."""
+"""Literal types of options that several functions share."""
 
 from __future__ import annotations
 

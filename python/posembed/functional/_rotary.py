@@ -17,7 +17,7 @@ from posembed.specification import RotarySpec
 def eager(*arguments: Tensor | None) -> bool:
     """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
 
-    The compiler has to see the operator, and so have tensor types with ``__torch_function__``.
+    The compiler and tensor types with ``__torch_function__`` must see the operator itself.
     """
     return not (is_compiling() or has_torch_function_variadic(*arguments))
 
@@ -75,27 +75,27 @@ def rotary(
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: The same with any number of heads, or None. Keys alone are given as ``query``; with
-            xPos they need ``spec.for_keys()``. A head_dim of ``spec.rotary_dim`` says that a tensor
-            holds the rotated components alone, as the key that all heads share in multi-head latent
+        key: The same with any number of heads, or None. Pass keys without a query as ``query``,
+            with ``spec.for_keys()`` for xPos. A tensor whose head_dim is ``spec.rotary_dim`` has
+            only the rotated components, like the key that all heads share in multi-head latent
             attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
         positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
             [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
-        spec: The rotation's numbers.
+        spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
-        offset: Position of the first token where no positions are given.
-        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where documents
-            begin that lie one behind the other (layout "thd", or a batch of 1). Positions restart
-            there, at ``offset``; there are no ``positions`` then.
-        frequencies: float32 or float64 [rotary_dim / 2]: radians per position instead of the
-            specification's, each taken as the exact number it is. Gradients flow to them.
+        offset: The position of the first token, without ``positions``.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where each of
+            several packed documents begins (layout "thd", or a batch of 1). Positions restart there
+            at ``offset``; do not pass ``positions`` too.
+        frequencies: float32 or float64 [rotary_dim / 2]: radians per position, instead of those of
+            the specification. Gradients flow to them.
         inverse: Undo the rotation instead.
-        out: Memory for the result, (query, key) where there is a key, for inference: any strides
-            with a contiguous last dimension. It may be the input itself, but not overlap otherwise.
+        out: Memory for the result, (query, key) if there is a key, for inference: any strides with
+            a contiguous last dimension. It may be the input itself but must not overlap otherwise.
 
     Returns:
-        The rotated query, or (query, key): shapes and dtypes as given; ``out`` where given.
+        The rotated query, or (query, key), in the shapes and dtypes of the inputs; or ``out``.
 
     Raises:
         ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
@@ -187,17 +187,17 @@ def rerotate_(
 ) -> None:
     """Moves rotated keys to other positions, or to another specification, in place.
 
-    For context shifts, prefixes that move, and scalings that change with the length: keys are as
-    if rotated anew, but for one rounding to their dtype. Works on a float64 copy.
+    For context shifts, moved prefixes, and scalings that change with the length: as if keys were
+    rotated again, up to one rounding to their dtype. Works on a float64 copy.
 
     Args:
         key: Rotated keys in ``layout``.
         old_positions: Where they were rotated, as :func:`rotary` takes positions.
-        new_positions: Where they shall be.
-        spec: What rotated them.
-        new_spec: What shall have rotated them; default: the same.
+        new_positions: The new positions.
+        spec: The specification that rotated them.
+        new_spec: The new specification; default: the same.
         layout: The order of dimensions.
-        frequencies: Those of :func:`rotary`, where it had them; ``new_spec`` is without.
+        frequencies: Those that were passed to :func:`rotary`, if any; not with ``new_spec``.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.

@@ -12,7 +12,7 @@ from posembed.specification import RotarySpec
 
 
 def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
-    """A scale as operators take it: a number, or a tensor that no host has to read."""
+    """A scale as operators expect it: a number, or a tensor that no host has to read."""
     return {f"{name}_tensor": scale} if isinstance(scale, Tensor) else {name: scale}
 
 
@@ -37,7 +37,7 @@ def rotary_cache_(
     """Rotates query in place, and writes the rotated key and the value to a paged cache.
 
     One launch, no host synchronisation: for inference. Pages as in Kwon et al., "PagedAttention",
-    arXiv:2309.06180. Strides are free but for a contiguous last dimension.
+    arXiv:2309.06180. Tensors may have any strides with a contiguous last dimension.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
@@ -53,7 +53,7 @@ def rotary_cache_(
         spec: The rotation's numbers, exact and without xPos.
         layout: The order of dimensions of query, key and value.
         cache_layout: The order of dimensions of the caches.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         rotate_key: Leave the rotated key in ``key`` also, for attention that reads it there.
         query_out: Where the rotated query goes, instead of in place.
         key_scale: float8: keys are divided by it in float32 and rounded to nearest even, numbers
@@ -118,7 +118,7 @@ def mla_rotary(
         positions: As :func:`rotary`, with the other arguments.
         spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
         layout: The order of dimensions.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         inverse: Undo the rotation instead.
 
     Returns:
@@ -163,7 +163,7 @@ def mla_rotary_cache_(
         positions: As :func:`rotary` takes them.
         spec: As :func:`mla_rotary` takes it, exact and without xPos.
         layout: The order of dimensions.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         query_out: Where the rotated query goes, instead of in place.
         scale: float8: what rows are divided by, a float or a float32 tensor of one element.
 

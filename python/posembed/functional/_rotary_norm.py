@@ -37,7 +37,7 @@ def norm_rotary(
         positions: As :func:`rotary` takes them; a token at -1 is normed and not rotated.
         spec: The rotation's numbers, exact and without xPos; a head_dim of at most 1024.
         layout: The order of dimensions.
-        offset: Position of the first token where no positions are given.
+        offset: The position of the first token, without ``positions``.
         eps: Added to the mean square.
         weight_offset: Added to the weights: 1 for Gemma.
 
@@ -86,7 +86,7 @@ def norm_rotary_(
 ) -> None:
     """As :func:`norm_rotary`, in place: for inference.
 
-    Strides are free but for a contiguous last dimension.
+    Tensors may have any strides with a contiguous last dimension.
 
     Raises:
         ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or

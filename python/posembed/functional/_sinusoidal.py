@@ -25,9 +25,9 @@ def sinusoidal(
             [seq, embedding_dim].
         positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
             and so on.
-        scale: Floating, one number that multiplies the encodings: a learned scale.
-        spec: The encoding's numbers.
-        offset: Position of the first row where no positions are given.
+        scale: Floating, one element: multiplies the encodings.
+        spec: The specification of the encoding.
+        offset: The position of the first row, without ``positions``.
 
     Returns:
         x plus encodings: shape and dtype of x.
@@ -56,8 +56,8 @@ def sinusoidal_encode(
 
     Args:
         positions: int32, int64 or floating [...].
-        scale: Floating, one number that multiplies the encodings: a learned scale.
-        spec: The encoding's numbers.
+        scale: Floating, one element: multiplies the encodings.
+        spec: The specification of the encoding.
         dtype: Default: that of floating positions, else float32.
 
     Returns:
@@ -79,7 +79,7 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
 
     Args:
         distance: Positions.
-        spec: The encoding's numbers.
+        spec: The specification of the encoding.
 
     Returns:
         float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.

@@ -18,20 +18,20 @@ def embedding(
     gradient: Gradient = "dense",
     vocabulary_start: int | None = None,
 ) -> Tensor:
-    """``scale * weight[ids]``; the table's gradient is accumulated in float32 and repeatable.
+    """``scale * weight[ids]``, with a deterministic gradient of the table, summed in float32.
 
     Args:
         ids: int32 or int64 of any shape, each from 0 to num_embeddings - 1.
         weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
-        padding_idx: A row that gets no gradient.
+        padding_idx: The row that gets no gradient.
         scale: Multiplies the result.
         scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
-        gradient: "dense", or "rows" for a sparse gradient of the touched rows, each once, sorted by
-            id; it has no second derivative.
-        vocabulary_start: The id of the table's first row, where ``weight`` holds a part of a
-            vocabulary, as in vocabulary parallelism. ``ids`` and ``padding_idx`` stay those of the
-            whole: any id outside the table is legal, gives zeros and gets no gradient, so that the
-            results of all parts add up to that of the whole table.
+        gradient: "dense", or "rows" for a coalesced sparse gradient of the rows that were looked
+            up; it has no second derivative.
+        vocabulary_start: For a ``weight`` that holds one part of a vocabulary, as in vocabulary
+            parallelism: the id of its first row. ``ids`` and ``padding_idx`` are those of the whole
+            vocabulary. Ids of other parts give zeros and no gradient, so that the results of all
+            parts add up to that of the whole table.
 
     Returns:
         [..., embedding_dim] in the dtype of ``weight``.
@@ -76,16 +76,16 @@ def embedding_resize(
     covariance_scale: float = 1e-9,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """A table with rows 0 to num_embeddings - 1; those that it had keep their bits.
+    """The table with ``num_embeddings`` rows, of which the old ones keep their bits.
 
     Args:
         weight: [rows, embedding_dim].
-        num_embeddings: Rows of the result; fewer than before cuts off the last ones.
+        num_embeddings: Rows of the result; if fewer than before, the last are cut off.
         initialization: What new rows are: the "mean" of the old ones; "mean-and-covariance", drawn
             from the normal distribution with their mean and ``covariance_scale`` times their
             covariance; "normal", N(0, 1); or the new rows themselves.
-        covariance_scale: As transformers has it, new rows differ and logits hardly do.
-        generator: Draws new rows, on the device of ``weight``; None: torch's own.
+        covariance_scale: The default is that of transformers: rows differ, logits hardly change.
+        generator: Draws new rows, on the device of ``weight``; default: torch's default generator.
 
     Returns:
         [num_embeddings, embedding_dim], contiguous, in the dtype of ``weight``.
@@ -112,14 +112,14 @@ def embedding_resize(
 
 
 def _known_id(name: str, value: int | None) -> int:
-    """An id as operators take it; -1: there is none."""
+    """An id as operators expect it; -1: there is none."""
     if value is not None and value < 0:
         raise ValueError(f"{name}: expected an id, 0 or more, got {value}")
     return -1 if value is None else value
 
 
 def padding_row(padding_idx: int | None, rows: int) -> int:
-    """The row as operators take it, counted from the end where negative; -1: there is none."""
+    """The row as operators expect it, counted from the end where negative; -1: there is none."""
     if padding_idx is None:
         return -1
     if not -rows <= padding_idx < rows:

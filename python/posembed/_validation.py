@@ -1,0 +1,41 @@
+"""Options as the types that specifications and modules store; ValueError names the option."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` as an int, from any integer type."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
+
+
+def finite(name: str, value: Any) -> float:
+    """``value`` as a float, which must be finite because JSON has no other numbers."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    return number
+
+
+def finites(name: str, values: Any) -> tuple[float, ...]:
+    """``values`` as a tuple of finite floats."""
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name}: expected numbers, got {values!r}")
+    return tuple(finite(name, value) for value in values)
+
+
+def flag(name: str, value: Any) -> bool:
+    """``value`` as a bool; strings such as "false" are refused."""
+    if isinstance(value, str) or value not in (True, False):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
