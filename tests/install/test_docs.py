@@ -1,4 +1,4 @@
-"""The C++ fragments of the documentation compile, link and run as parts of a stranger's program."""
+"""The C++ fragments of the documentation compile, link and run in a separate CMake project."""
 
 import re
 import subprocess

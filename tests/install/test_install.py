@@ -1,4 +1,4 @@
-"""A stranger's CMake project finds posembed in each of the ways there are, builds and runs."""
+"""A separate CMake project finds posembed in every supported way, builds and runs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What cannot work is refused in one sentence that tells what was found and what to do."""
+"""Unsupported setups fail with one sentence that says what was found and what to do."""
 
 import json
 import os

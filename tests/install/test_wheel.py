@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what it needs, and no place of the machine that built it."""
+"""The wheel: its contents and requirements, without paths of the machine that built it."""
 
 import os
 import subprocess

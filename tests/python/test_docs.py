@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands, and it leaves nothing public out."""
+"""Every example of the documentation runs as it is, and the reference has all public names."""
 
 from __future__ import annotations
 

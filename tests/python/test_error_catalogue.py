@@ -1,4 +1,4 @@
-"""Every text of the documentation's error catalogue is what users really see."""
+"""Every message of the documentation's error catalogue is the one that users see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that keep the house in order: who may include and import whom."""
+"""The rules of the code's structure: which layer may include and import which."""
 
 from __future__ import annotations
 

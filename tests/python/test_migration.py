@@ -1,4 +1,4 @@
-"""What the migration page says is the same gives the same numbers, where the other library is."""
+"""Both sides of the migration page give the same numbers, for the libraries that are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom, say what their text says, and are kept without outputs."""
+"""Notebooks run from top to bottom, agree with their text, and are stored without outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every operator must do, one body for all: add an operator's cases to OPERATORS and it is held to this."""
+"""Shared tests of all operators: add an operator's cases to OPERATORS, and all of them apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""Every example of the README runs as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules inside what PyTorch wraps around models: sharding, fake tensors, autocast, parametrizations, compilers."""
+"""Modules inside PyTorch's wrappers: sharding, fake tensors, autocast, parametrizations, compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown is what is computed: every number against float64 arithmetic written out here."""
+"""Every number of the analysis against float64 arithmetic written out here."""
 
 from __future__ import annotations
 
