@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "posembed/memory.h"
+
 namespace posembed::token {
 
 /// Throws c10::ValueError for bad sizes or padding_idx; makes a negative padding_idx count from the
@@ -46,6 +48,7 @@ void reset_table(Module& module) {
 /// N(0, 1), and zeros for padding_idx.
 template <typename Module>
 void reset_table_parameters(Module& module) {
+  prefer_huge_pages(module.weight);
   torch::nn::init::normal_(module.weight);
   if (const auto padding = module.options.padding_idx(); padding.has_value()) {
     const torch::NoGradGuard no_grad;
