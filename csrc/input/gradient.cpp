@@ -1,6 +1,6 @@
 // Derivatives of the input operators. The usual backward pass is one kernel for dropout and norm,
-// then the tables' own gradients. Where derivatives of derivatives or tangents are asked for, the
-// same formulas run as a chain of differentiable operators instead.
+// then the tables' own gradients. For higher derivatives and for tangents the same formulas
+// run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
@@ -23,19 +23,19 @@
 namespace posembed::input {
 namespace {
 
-/// The types of all tokens, also where none were given.
+/// The types of all tokens: zeros if none were given.
 Tensor types_of(const Input& in) {
   return in.types.has_value() ? *in.types : at::zeros_like(in.ids);
 }
 
-/// The rows that given positions name, [batch, seq].
+/// The table rows of given positions, [batch, seq].
 Tensor position_rows(const Input& in) {
   return at::add(*in.positions, in.first_row).expand_symint(in.ids.sym_sizes());
 }
 
 // -------------------------------------------------------------------- as a chain of operators
 
-/// Token, type and position added up, in the compute type.
+/// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
   Tensor sum = at::mul(token::call_embedding(in.token, in.ids, in.padding_idx).to(type), in.scale);
@@ -52,7 +52,7 @@ Tensor sum_of(const Input& in) {
   return at::add(sum, token::call_embedding(table, position_rows(in), in.position_padding_idx));
 }
 
-/// What the norm divides by, and its result before weight and bias.
+/// The norm's divisor, and its result before weight and bias.
 struct Normalised {
   Tensor rows, rstd;
 };
@@ -77,7 +77,7 @@ Tensor forward_chain(const Input& in) {
   return drop(in, x).to(in.token.scalar_type());
 }
 
-/// The gradients of the tables whose structure needs no sort, from that of the sum.
+/// The gradients of the tables that need no sort, from the gradient of the sum.
 Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, const Tensor& bias) {
   const Tensor none = at::zeros({0}, in.token.options());
   Tensor position = none, type = none;
@@ -217,13 +217,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   bool sorts_types(const Input& in) const {
     return in.token_type.has_value() && !has_few_types(in) && needs(type_edge);
   }
-  /// Whether the gradient of the sum serves the token table's rows alone.
+  /// Whether only the token table's rows need the gradient of the sum.
   bool needs_rows(const Input& in) const {
     return in.gradient == "rows" && needs(token_edge) && changes(in) && !sorts_positions(in) &&
            !sorts_types(in);
   }
 
-  /// The gradients behind that of the sum.
+  /// The gradients after that of the sum.
   static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
     if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
     if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
@@ -231,7 +231,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     if (has_few_types(in)) result[type_edge] = std::get<4>(found);
   }
 
-  /// The gradients of tables whose rows come in any order.
+  /// The gradients of tables whose rows are indexed in any order.
   void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
     if (needs(token_edge) && has_own_rows(in)) {
       const Tensor rows = sum.reshape_symint({in.token.sym_size(0), in.token.sym_size(1)});
@@ -295,7 +295,7 @@ Tensor input_embedding_autograd(const Input& in) {
   return output;
 }
 
-/// Whether the backward pass has derivatives itself.
+/// Whether the backward pass must be differentiable itself.
 bool is_derived(const Input& in, const Tensor& gradient) {
   return torch::autograd::compute_requires_grad(gradient) || requires_grad(in) ||
          has_tangent(gradient) || has_tangent(in);
