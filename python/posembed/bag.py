@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
+from posembed import _C, functional
 from posembed.functional import BagMode, Gradient
 from posembed.token import check_sizes, check_table_options
 
@@ -69,6 +69,7 @@ class TokenBag(nn.Module):
 
     def reset_parameters(self) -> None:
         """N(0, 1), and zeros for padding_idx."""
+        _C.prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight)
         if self.padding_idx is not None:
             with torch.no_grad():
