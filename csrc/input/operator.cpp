@@ -100,8 +100,9 @@ void check_statistic(const Tensor& kept, const char* argument, const Input& in) 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
   if (gradient.is_cuda()) {
     if constexpr (core::built_with_cuda) {
+      // Bad indices are not recorded again: forward did, and an error that stands makes the
+      // operators behind this one in the same backward pass raise.
       const dispatcher::CudaScope scope(gradient);
-      arguments.input.error = dispatcher::device_error();
       dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
     }
     return;

@@ -1,9 +1,12 @@
 // A pair turned as PyTorch's elementwise operators turn it: products and sums apart, without fused
-// multiply-add, each rounded to the data's type or all kept until the result. For numerics that
-// reproduce a program's bits; see docs/guide/rotary_bits.md.
+// multiply-add, each rounded to the data's type or all kept until the result. On CUDA the product
+// of complex tensors is the exception: nvcc fuses one multiplication of each part with the sum. For
+// numerics that reproduce a program's bits; see docs/guide/rotary_bits.md.
 #pragma once
 
+#include "core/fma.h"
 #include "core/scalar.h"
+#include "rotary/kernel.h"
 
 /// On functions that call rotate_in_steps in a loop: GCC 12 makes fused multiply-adds of
 /// neighbouring differences and sums, whatever -ffp-contract says.
@@ -23,11 +26,14 @@ POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
   return core::load(kept);
 }
 
-template <bool round_products, typename T>
+template <Products products, typename T>
 POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, core::Compute<T> cosine, core::Compute<T> sine,
                                      T* first, T* second) {
   const core::Compute<T> x = core::load(x_in), y = core::load(y_in);
-  if constexpr (round_products) {
+  if constexpr (products == Products::fused) {
+    core::store(core::fma(x, cosine, -(y * sine)), first);
+    core::store(core::fma(x, sine, y * cosine), second);
+  } else if constexpr (products == Products::rounded) {
     core::store(rounded<T>(x * cosine) - rounded<T>(y * sine), first);
     core::store(rounded<T>(y * cosine) + rounded<T>(x * sine), second);
   } else {

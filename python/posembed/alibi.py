@@ -420,8 +420,8 @@ class ALiBi(nn.Module):
 
         Returns:
             "flash": FlashAttention-2 with slopes, where that package is installed. "flex": a
-            compiled flex attention. "fused": scores in memory, and one kernel for scale, bias,
-            mask and softmax; it alone takes everything.
+            compiled flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel
+            for scale, bias, mask and softmax; it alone takes everything.
         """
         given = {name for name, value in places.items() if value is not None}
         if not query.is_cuda or self.learned or given - {"query_offset"}:
@@ -431,7 +431,9 @@ class ALiBi(nn.Module):
         half = query.dtype in (torch.bfloat16, torch.float16)
         if half and not given and self._derived.dim() == 1 and _has_flash():
             return "flash"
-        return "fused" if dropout else "flex"
+        # What flex attention's kernel for CUDA does not take.
+        narrow = query.shape[-1] < 16 or query.dtype == torch.float64
+        return "fused" if dropout or narrow else "flex"
 
     def attention(
         self,

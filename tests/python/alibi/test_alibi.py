@@ -106,24 +106,38 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
     assert_close(found, expected, 4e-7)  # slope * distance is a float32 product there
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize("queries", [3, 1])
-@pytest.mark.parametrize("options", [{}, {"causal": False}, {"slopes": "two", "causal": False}])
-def test_attention(key_heads: int, queries: int, options, device: torch.device) -> None:
+def check_attention(key_heads: int, queries: int, head_dim: int, options, device) -> None:
     torch.manual_seed(0)
     if "slopes" in options:
         options = {**options, "slopes": torch.rand(2, 4)}
-    query = torch.randn(2, 4, queries, 8, device=device)
-    key, value = torch.randn(2, 2, key_heads, 6, 8, device=device)
+    query = torch.randn(2, 4, queries, head_dim, device=device)
+    key, value = torch.randn(2, 2, key_heads, 6, head_dim, device=device)
     alibi = pe.ALiBi(4, device=device, **options)
     repeated = [x.double().repeat_interleave(4 // key_heads, 1) for x in (key, value)]
     scores = query.double() @ repeated[0].transpose(-1, -2)
     for scale in (None, 0.3):
-        exact = scores * (8**-0.5 if scale is None else scale) + alibi(
+        exact = scores * (head_dim**-0.5 if scale is None else scale) + alibi(
             queries, 6, dtype=torch.float64
         )
         found = alibi.attention(query, key, value, scale=scale)
         assert_close(found, exact.softmax(-1) @ repeated[1], 1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("queries", [3, 1])
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"slopes": "two", "causal": False}])
+def test_attention(key_heads: int, queries: int, options, device: torch.device) -> None:
+    check_attention(key_heads, queries, 8, options, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("options", [{}, {"slopes": "two", "causal": False}])
+def test_attention_by_flex_attention(key_heads: int, options) -> None:
+    query = torch.empty(1, 4, 3, 64, device="cuda")
+    assert pe.ALiBi(4, device="cuda").attention_backend(query, query) == "flex"
+    check_attention(key_heads, 3, 64, options, "cuda")
 
 
 def test_attention_says_how_it_computes() -> None:
