@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/huge_pages.h"
 #include "core/stream_bytes.h"
 #include "posembed/memory.h"
 
@@ -129,6 +130,7 @@ class OutputAllocator final : public c10::Allocator {
     if (auto kept = kept_blocks().take(bytes)) return owner_of(*std::move(kept));
     Block block{c10::GetCPUAllocator()->allocate(size), bytes};
     if (bytes < core::stream_bytes || !is_fresh(block)) return std::move(block.memory);
+    core::prefer_huge_pages(block.memory.get(), bytes);
     return owner_of(std::move(block));
   }
 

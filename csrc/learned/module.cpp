@@ -6,6 +6,7 @@
 
 #include "learned/operator.h"
 #include "posembed/learned.h"
+#include "posembed/memory.h"
 
 namespace posembed {
 
@@ -44,6 +45,7 @@ void LearnedPositionalEmbeddingImpl::reset() {
 }
 
 void LearnedPositionalEmbeddingImpl::reset_parameters() {
+  prefer_huge_pages(weight);
   torch::nn::init::normal_(weight, 0.0, 0.02);
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "posembed/memory.h"
 #include "pretrained/mapped_file.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
@@ -213,6 +214,7 @@ class TensorSource : public Source {
   static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
     const TensorEntry& entry = *found.entry;
     torch::Tensor result = torch::empty(entry.shape, dtype);
+    prefer_huge_pages(result);
     torch::Tensor flat = result.view(-1);
     const auto element = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
     torch::Tensor part =
@@ -235,6 +237,7 @@ class TensorSource : public Source {
     const int64_t row_bytes = columns * static_cast<int64_t>(c10::elementSize(stored));
     const auto rows = static_cast<int64_t>(row_of.size());
     torch::Tensor result = torch::empty({rows, columns}, options.dtype().value_or(stored));
+    prefer_huge_pages(result);
     const int64_t part_rows = std::max<int64_t>(1, part_bytes / std::max<int64_t>(1, row_bytes));
     torch::Tensor part = torch::empty({std::min(rows, part_rows), columns}, stored);
     for (int64_t begin = 0; begin < rows; begin += part_rows) {

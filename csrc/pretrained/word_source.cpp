@@ -9,6 +9,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/parallel.h"
+#include "posembed/memory.h"
 #include "pretrained/mapped_file.h"
 #include "pretrained/source.h"
 #include "pretrained/word_file.h"
@@ -158,6 +159,7 @@ class WordSource : public Source {
     torch::Tensor result =
         torch::empty({rows, layout_.dim}, options.dtype().value_or(torch::kFloat));
     dispatcher::check_floating(result, "dtype");
+    prefer_huge_pages(result);
     return result;
   }
 

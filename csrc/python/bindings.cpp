@@ -27,6 +27,7 @@ py::dict build_info() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("build_info", &posembed::python::build_info);
   module.def("empty_cache", &posembed::empty_cache, py::call_guard<py::gil_scoped_release>());
+  module.def("prefer_huge_pages", &posembed::prefer_huge_pages, py::arg("table"));
   module.def("set_cache_limit", &posembed::set_cache_limit, py::arg("bytes"));
   posembed::python::bind_alibi(module);
   posembed::python::bind_bag(module);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "posembed/memory.h"
+
 namespace posembed::token {
 
 /// Raises c10::ValueError for sizes or a padding_idx that do not fit; the latter is counted from
@@ -47,6 +49,7 @@ void reset_table(Module& module) {
 /// N(0, 1), and zeros for padding_idx.
 template <typename Module>
 void reset_table_parameters(Module& module) {
+  prefer_huge_pages(module.weight);
   torch::nn::init::normal_(module.weight);
   if (const auto padding = module.options.padding_idx(); padding.has_value()) {
     const torch::NoGradGuard no_grad;

@@ -10,7 +10,7 @@ _library.load()
 # ruff: noqa: E402  (what follows needs the library)
 from posembed import batching, cpp, functional, pretrained, shapes
 from posembed._build_info import build_info
-from posembed._memory import empty_cache, set_cache_limit
+from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
 from posembed.alibi import ALiBi
 from posembed.bag import TokenBag
 from posembed.conversion import permute_rotary_weight
@@ -69,6 +69,7 @@ __all__ = [
     "empty_cache",
     "functional",
     "permute_rotary_weight",
+    "prefer_huge_pages",
     "pretrained",
     "set_cache_limit",
 ]

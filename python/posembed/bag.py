@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
+from posembed import _C, functional
 from posembed.functional import BagMode, Gradient
 from posembed.token import check_sizes, check_table_options
 
@@ -68,6 +68,11 @@ class TokenBag(nn.EmbeddingBag):
             dtype=dtype,
         )
         self.weight.requires_grad_(not _freeze)
+
+    def reset_parameters(self) -> None:
+        """N(0, 1), and zeros for padding_idx."""
+        _C.prefer_huge_pages(self.weight)
+        super().reset_parameters()
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

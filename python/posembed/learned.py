@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
+from posembed import _C, functional
 from posembed.token import check_sizes
 
 
@@ -55,6 +55,7 @@ class LearnedPositionalEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """N(0, 0.02)."""
+        _C.prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:

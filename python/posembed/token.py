@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posembed import functional, pretrained
+from posembed import _C, functional, pretrained
 from posembed.functional import Gradient, Initialization
 from posembed.scaling import finite, whole
 
@@ -118,6 +118,11 @@ class TokenEmbedding(nn.Embedding):
             _weight=embeddings,
             _freeze=freeze,
         )
+
+    def reset_parameters(self) -> None:
+        """N(0, 1), and zeros for padding_idx."""
+        _C.prefer_huge_pages(self.weight)
+        super().reset_parameters()
 
     @classmethod
     def from_file(
