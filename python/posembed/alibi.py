@@ -289,10 +289,12 @@ class ALiBi(nn.Module):
             have one.
         """
         keys = query_length if key_length is None else key_length
-        if dtype is None and out is None:
+        slopes = self._slopes(keys)
+        # Said only where it must be: AOTInductor hands dtypes on to operators with other numbers.
+        if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
         return functional.alibi_bias(
-            self._slopes(keys),
+            slopes,
             query_length,
             keys,
             causal=self.causal,

@@ -419,6 +419,23 @@ def test_made_where_meta_is_the_default_device() -> None:
         assert torch.equal(alibi.to("cpu")(5), make()(5))
 
 
+@pytest.mark.slow
+def test_packaged_by_aotinductor() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = pe.ALiBi(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alibi(len(x))
+
+    x = torch.zeros(5)
+    package = torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (x,)))
+    bias = torch._inductor.aoti_load_package(package)(x)
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias, pe.ALiBi(4)(5))
+
+
 def test_learned_slopes_survive_copies() -> None:
     alibi = pe.ALiBi(4, learned=True, dtype=torch.float64)
     with torch.no_grad():
