@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <tuple>
 
 #include "dispatcher/autograd.h"
 #include "input/operator.h"
@@ -274,25 +275,33 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
 };
 
-Tensor input_embedding_autograd(const Input& in) {
-  if (has_tangent(in)) return forward_chain(in);
+/// An operator of its own also for autograd: to an outer transform of torch.func, what an inner one
+/// differentiates is this call. Mean and rstd need no derivatives: chains do without them.
+Forward input_embedding_forward_autograd(const Input& in) {
   auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
                                                            in.norm_weight, in.norm_bias);
-  if (!node) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return call_input_embedding(in);
-  }
   Forward outputs;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     outputs = call_input_embedding_forward(in);
   }
   auto& [output, mean, rstd] = outputs;
-  node->keep(in);
-  node->mean = dispatcher::save(mean);
-  node->rstd = dispatcher::save(rstd);
-  torch::autograd::set_history(output, node);
-  return output;
+  if (has_tangent(in)) {
+    output = forward_chain(in);
+  } else if (node) {
+    node->keep(in);
+    node->mean = dispatcher::save(mean);
+    node->rstd = dispatcher::save(rstd);
+    torch::autograd::set_history(output, node);
+  }
+  return outputs;
+}
+
+Tensor input_embedding_autograd(const Input& in) {
+  if (has_tangent(in)) return forward_chain(in);
+  if (requires_grad(in)) return std::get<0>(input_embedding_forward_autograd(in));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_input_embedding(in);
 }
 
 /// Whether the backward pass must be differentiable itself.
@@ -357,6 +366,7 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("input_embedding", Spread<input_embedding_autograd>::call);
+  m.impl("input_embedding_forward", Spread<input_embedding_forward_autograd>::call);
   m.impl("input_embedding_backward", Spread<input_embedding_backward_autograd>::call);
   m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows_autograd>::call);
   m.impl("input_dropout", input_dropout_autograd);

@@ -412,11 +412,42 @@ def test_module_holds_nothing_that_can_rot() -> None:
         copy.deepcopy(alibi).half(),
         pickle.loads(pickle.dumps(alibi)),
         copy.deepcopy(alibi).to("meta").to_empty(device="cpu"),
+        copy.deepcopy(alibi).to("meta").half().to("cpu"),
     ):
         assert changed.state_dict() == {}
         assert torch.equal(changed.slopes, expected)
     assert pe.ALiBi(12).bfloat16()(4).dtype == torch.bfloat16
     assert pe.ALiBi(12, device="meta")(4).device.type == "meta"
+
+
+def test_made_where_meta_is_the_default_device() -> None:
+    """As large models are: their weights come afterwards, and what follows from options is there."""
+    given = torch.rand(4)
+    for make in (
+        lambda: pe.ALiBi(4, slopes=given),
+        lambda: pe.ALiBi.from_preset("falcon", 4, head_dim=8),
+    ):
+        with torch.device("meta"):
+            alibi = make()
+        assert alibi(5).is_meta
+        assert torch.equal(alibi.to("cpu")(5), make()(5))
+
+
+@pytest.mark.slow
+def test_packaged_by_aotinductor() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = pe.ALiBi(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alibi(len(x))
+
+    x = torch.zeros(5)
+    package = torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (x,)))
+    bias = torch._inductor.aoti_load_package(package)(x)
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias, pe.ALiBi(4)(5))
 
 
 def test_learned_slopes_survive_copies() -> None:
