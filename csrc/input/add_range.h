@@ -1,6 +1,6 @@
-// Forward without a norm: rows are added on their way through registers, those of four tokens side
-// by side, because several pages are read and streamed at once faster than one after the other.
-// Part of kernel_cpu.cpp.
+// Forward without a norm: rows are added in registers. Four tokens are processed side by side,
+// because reading and writing several pages at once is faster than one after the other. Part of
+// kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"
@@ -29,7 +29,7 @@ class RowAdder {
 
  private:
   static constexpr int64_t side_by_side = 4;
-  /// Of one row, before the next has its turn: 256 bytes.
+  /// Elements of a row before the loop turns to the next row: 256 bytes.
   static constexpr int64_t step = 256 / sizeof(T);
 
   template <typename Count>
@@ -63,7 +63,7 @@ void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   RowAdder<T, plain, streaming> adder(a.embedding_dim);
   TokenRows<T> tokens(a, begin, end);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
-    // A row of sinusoids stays only until the next position needs its memory.
+    // There is memory for one row of sinusoids: the next position overwrites it.
     if (tokens.makes_wave()) adder.flush();
     if (streaming) tokens.expect(static_cast<const T*>(f.out));
     adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
@@ -71,7 +71,7 @@ void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   adder.flush();
 }
 
-/// The same, dropped out: one by one, because drawing the factors takes the time.
+/// The same with dropout: one token at a time, as drawing the random numbers dominates.
 template <typename T, bool streaming>
 void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;

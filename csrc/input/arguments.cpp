@@ -92,7 +92,7 @@ void check_norm(const Input& in) {
   }
 }
 
-/// CPU indices are looked at before anything is written; a CUDA kernel records what it meets.
+/// CPU indices are checked before anything is written; CUDA kernels record bad ones.
 void check_range(const Tensor& values, const char* argument, const Tensor& table,
                  const char* table_name) {
   const core::IndexView view = dispatcher::index_view(values);
@@ -113,7 +113,7 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
   return result;
 }
 
-/// On the CPU: a row of its own for each id.
+/// CPU: checks that ids are 0, 1, …
 void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
   for (int64_t place = 0; place < ids.numel(); ++place) {
@@ -140,7 +140,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type.has_value()) return;
   prepared.token_type = token::with_dense_rows(*in.token_type);
   const bool given = in.types.has_value();
-  // Type 0 for every token: one number, read again and again.
+  // Type 0 for every token: one number, read with stride 0.
   prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
   if (given && !in.token.is_cuda())
     check_range(prepared.types, "types", *in.token_type, "token type");
@@ -150,7 +150,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
   type.index_stride[1] = given ? 1 : 0;
 }
 
-/// Which places positions come from, for a table and for sinusoids alike.
+/// The position of each token, for a table or for sinusoids.
 void prepare_places(const Input& in, Prepared& prepared) {
   Table& position = prepared.arguments.position;
   position.offset = in.offset.expect_int();

@@ -1,4 +1,4 @@
-// What the input operators are given: checked, and as the kernel reads it.
+// The arguments of the input operators: their checks, and their form for kernels.
 #pragma once
 
 #include "input/kernel.h"
@@ -6,11 +6,11 @@
 
 namespace posembed::input {
 
-/// Everything that eager and Meta kernels check alike. Raises c10::ValueError for shapes and
-/// options, c10::TypeError for dtypes.
+/// The checks that need no data, so that Meta kernels run them too. Raises c10::ValueError for
+/// shapes and options, c10::TypeError for dtypes.
 void check(const Input& in);
 
-/// The part of it that is about dropout of `x`.
+/// The checks of dropout of `x` alone.
 void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability);
 
 /// The arguments as the kernel reads them, and the tensors that they point into.
@@ -19,7 +19,8 @@ struct Prepared {
   Tensor token, ids, position, positions, token_type, types, weight, bias, encoding;
 };
 
-/// Requires check(in). On the CPU ids, positions and types are looked at: raises c10::IndexError.
+/// Requires check(in). On the CPU also checks the values of ids, positions and types: raises
+/// c10::IndexError.
 Prepared prepare(const Input& in);
 
 }  // namespace posembed::input

@@ -1,7 +1,7 @@
-// One part's share of the backward pass. The rows of a token are gathered again and the gradient
-// goes through dropout and norm; what sums over tokens is added up on the way. Tokens of one place
-// go four at a time, so that those sums are fetched and stored once for all four. Part of
-// kernel_cpu.cpp.
+// One part's share of the backward pass. Each token's rows are gathered and summed again, and its
+// gradient is taken through dropout and norm; gradients that sum over tokens accumulate on the way.
+// Four tokens of one position are processed together, so that these sums are loaded and stored once
+// for four tokens. Part of kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"
@@ -9,19 +9,19 @@
 
 namespace posembed::input::POSEMBED_ISA {
 
-/// What a token's gradient is made from, and where it goes.
+/// The inputs of a token's gradient, and where it is written.
 template <typename T>
 struct GradientRow {
   using C = Compute<T>;
 
   Rows<T> rows;
   const T* given;  // the output's gradient
-  const T* soon;   // the one that is wanted a few tokens later
+  const T* soon;   // the same of a later token, to be prefetched
   T* out;          // nullptr: only the sums are wanted
   C* type;         // the sum of its type; nullptr: not wanted
   C mean, rstd;
-  C* normalised;  // memory for the row behind the norm,
-  C* weighted;    // and for its gradient
+  C* normalised;  // memory for the normalised row
+  C* weighted;    // memory for its gradient
 };
 
 /// Sums over a row, lane by lane: of the weighted gradient times the normalised row, and of the
@@ -79,15 +79,15 @@ class BackwardPart {
   }
 
  private:
-  /// Tokens at a time.
+  /// Tokens that are processed together.
   static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
 
-  /// Whether the tokens of a place have the same row of sinusoids, if any: there is memory for one.
+  /// Whether the tokens of a place share their row of sinusoids, if any: there is memory for one.
   static bool shares_waves(const Arguments& a) {
     return a.sinusoid.pairs == 0 || a.position.index_stride[0] == 0;
   }
 
-  /// The end of a part. Where positions are summed, a place's tokens stay together.
+  /// The end of a part. If the position gradient is wanted, a place's tokens belong to one part.
   int64_t last(int64_t number) const {
     const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
     return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;
@@ -111,7 +111,7 @@ class BackwardPart {
     return b_.sum_gradient == nullptr ? nullptr : static_cast<T*>(b_.sum_gradient) + row * dim_;
   }
 
-  /// The token at hand, as number `k` of its group; goes on to the next.
+  /// The current token as number `k` of its group; advances to the next token.
   GradientRow<T> take_row(int k) {
     const Token token = tokens_.token();
     const int64_t row = row_of(a_, token);
@@ -163,7 +163,7 @@ class BackwardPart {
     if (row.out != nullptr) core::store_run<streaming>(core::as_sum(value), row.out + i, count);
   }
 
-  /// Without a norm: only the sums take work.
+  /// Without a norm the gradient is only summed and copied.
   void sum_row(const GradientRow<T>& row, const C* factors) const {
     core::for_runs(dim_, [&](int64_t i, auto count) {
       const Run<T> value = gradient_at(row, factors, i, count);
@@ -172,7 +172,7 @@ class BackwardPart {
     });
   }
 
-  /// From the gradients of the norm's output to those of its input, for the next `group` tokens.
+  /// The gradient of the norm's input for the next `group` tokens.
   template <int group>
   void through_norm(const C* factors) {
     GradientRow<T> rows[group];
@@ -199,7 +199,8 @@ class BackwardPart {
     });
   }
 
-  /// Makes normalised rows and weighted gradients; adds up what the norm's parameters get.
+  /// Computes normalised rows and weighted gradients, and accumulates the gradients of the norm's
+  /// parameters.
   template <int group>
   GradientSums<T, group> sum_gradients(const GradientRow<T> (&rows)[group],
                                        const C* factors) const {
@@ -236,7 +237,7 @@ class BackwardPart {
   DropFactors<T> factors_;
   ValueRow<T> weight_;
   C* partial_;
-  C *position_, *weight_sum_, *bias_sum_;  // where nobody wants a sum, memory of its own
+  C *position_, *weight_sum_, *bias_sum_;  // scratch memory if not wanted
 };
 
 }  // namespace posembed::input::POSEMBED_ISA

@@ -1,4 +1,4 @@
-// Dropout's factors for a row: each depends on the seed and the element's index alone. Part of
+// Dropout's factors for a row. Each depends only on the seed and the element's index. Part of
 // kernel_cpu.cpp.
 #pragma once
 
@@ -20,7 +20,7 @@ class DropFactors {
         words_(1, drops_ ? columns + 8 : 0),
         factors_(2, drops_ ? columns : 0) {}
 
-  /// Those of the `columns` elements from `first` on, in the order of runs; nullptr: all are 1.
+  /// The factors of `columns` elements from `first` on, in the order of runs; nullptr: all are 1.
   const C* at(uint64_t first, int64_t columns) {
     if (!drops_) return nullptr;
     draw(first, columns);
@@ -35,7 +35,7 @@ class DropFactors {
   }
 
  private:
-  /// Philox makes four words at once: up to three more at either end.
+  /// Philox makes four words at once: up to three extra at either end.
   void draw(uint64_t first, int64_t columns) {
     const uint64_t counter = first / 4;
     const uint64_t calls = (first + static_cast<uint64_t>(columns) + 3) / 4 - counter;

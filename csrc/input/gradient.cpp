@@ -1,6 +1,6 @@
 // Derivatives of the input operators. The usual backward pass is one kernel for dropout and norm,
-// then the tables' own gradients. Where derivatives of derivatives or tangents are asked for, the
-// same formulas run as a chain of differentiable operators instead.
+// then the tables' own gradients. For higher derivatives and for tangents the same formulas
+// run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
@@ -14,6 +14,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <tuple>
 
 #include "dispatcher/autograd.h"
 #include "input/operator.h"
@@ -23,19 +24,19 @@
 namespace posembed::input {
 namespace {
 
-/// The types of all tokens, also where none were given.
+/// The types of all tokens: zeros if none were given.
 Tensor types_of(const Input& in) {
   return in.types.has_value() ? *in.types : at::zeros_like(in.ids);
 }
 
-/// The rows that given positions name, [batch, seq].
+/// The table rows of given positions, [batch, seq].
 Tensor position_rows(const Input& in) {
   return at::add(*in.positions, in.first_row).expand_symint(in.ids.sym_sizes());
 }
 
 // -------------------------------------------------------------------- as a chain of operators
 
-/// Token, type and position added up, in the compute type.
+/// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
   Tensor sum = at::mul(token::call_embedding(in.token, in.ids, in.padding_idx).to(type), in.scale);
@@ -52,7 +53,7 @@ Tensor sum_of(const Input& in) {
   return at::add(sum, token::call_embedding(table, position_rows(in), in.position_padding_idx));
 }
 
-/// What the norm divides by, and its result before weight and bias.
+/// The norm's divisor, and its result before weight and bias.
 struct Normalised {
   Tensor rows, rstd;
 };
@@ -77,7 +78,7 @@ Tensor forward_chain(const Input& in) {
   return drop(in, x).to(in.token.scalar_type());
 }
 
-/// The gradients of the tables whose structure needs no sort, from that of the sum.
+/// The gradients of the tables that need no sort, from the gradient of the sum.
 Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, const Tensor& bias) {
   const Tensor none = at::zeros({0}, in.token.options());
   Tensor position = none, type = none;
@@ -217,13 +218,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   bool sorts_types(const Input& in) const {
     return in.token_type.has_value() && !has_few_types(in) && needs(type_edge);
   }
-  /// Whether the gradient of the sum serves the token table's rows alone.
+  /// Whether only the token table's rows need the gradient of the sum.
   bool needs_rows(const Input& in) const {
     return in.gradient == "rows" && needs(token_edge) && changes(in) && !sorts_positions(in) &&
            !sorts_types(in);
   }
 
-  /// The gradients behind that of the sum.
+  /// The gradients after that of the sum.
   static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
     if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
     if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
@@ -231,7 +232,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     if (has_few_types(in)) result[type_edge] = std::get<4>(found);
   }
 
-  /// The gradients of tables whose rows come in any order.
+  /// The gradients of tables whose rows are indexed in any order.
   void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
     if (needs(token_edge) && has_own_rows(in)) {
       const Tensor rows = sum.reshape_symint({in.token.sym_size(0), in.token.sym_size(1)});
@@ -274,28 +275,36 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
 };
 
-Tensor input_embedding_autograd(const Input& in) {
-  if (has_tangent(in)) return forward_chain(in);
+/// An operator of its own also for autograd: to an outer transform of torch.func, what an inner one
+/// differentiates is this call. Mean and rstd need no derivatives: chains do without them.
+Forward input_embedding_forward_autograd(const Input& in) {
   auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
                                                            in.norm_weight, in.norm_bias);
-  if (!node) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return call_input_embedding(in);
-  }
   Forward outputs;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     outputs = call_input_embedding_forward(in);
   }
   auto& [output, mean, rstd] = outputs;
-  node->keep(in);
-  node->mean = dispatcher::save(mean);
-  node->rstd = dispatcher::save(rstd);
-  torch::autograd::set_history(output, node);
-  return output;
+  if (has_tangent(in)) {
+    output = forward_chain(in);
+  } else if (node) {
+    node->keep(in);
+    node->mean = dispatcher::save(mean);
+    node->rstd = dispatcher::save(rstd);
+    torch::autograd::set_history(output, node);
+  }
+  return outputs;
 }
 
-/// Whether the backward pass has derivatives itself.
+Tensor input_embedding_autograd(const Input& in) {
+  if (has_tangent(in)) return forward_chain(in);
+  if (requires_grad(in)) return std::get<0>(input_embedding_forward_autograd(in));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_input_embedding(in);
+}
+
+/// Whether the backward pass must be differentiable itself.
 bool is_derived(const Input& in, const Tensor& gradient) {
   return torch::autograd::compute_requires_grad(gradient) || requires_grad(in) ||
          has_tangent(gradient) || has_tangent(in);
@@ -357,6 +366,7 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("input_embedding", Spread<input_embedding_autograd>::call);
+  m.impl("input_embedding_forward", Spread<input_embedding_forward_autograd>::call);
   m.impl("input_embedding_backward", Spread<input_embedding_backward_autograd>::call);
   m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows_autograd>::call);
   m.impl("input_dropout", input_dropout_autograd);

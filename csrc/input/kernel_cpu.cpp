@@ -1,5 +1,5 @@
-// A token's row is summed into memory that stays in the first-level cache, where norm and dropout
-// work on it; memory sees each table row once and the output once. Sums give the same bits on
+// A token's row is summed into a buffer in the first-level cache, where norm and dropout are
+// applied: each table row is read once and the output written once. Sums have the same bits on
 // every instruction set.
 #include "core/run.h"
 #include "core/stream.h"
@@ -18,7 +18,7 @@ using core::load_run;
 using core::load_values;
 using core::store_run;
 
-/// Whether rows shall go past the caches: where they would not stay in them, if rows are aligned.
+/// Whether to write rows past the caches: aligned rows of outputs too large to stay in them.
 template <typename T>
 bool is_streamed(const Arguments& a, const void* out) {
   const int64_t row_bytes = a.embedding_dim * int64_t{sizeof(T)};
@@ -26,7 +26,7 @@ bool is_streamed(const Arguments& a, const void* out) {
          core::is_aligned_to_vector(out);
 }
 
-/// Whether there are copies of the loops for plain sums: where they are worth their size.
+/// Whether plain sums have loops of their own: only where those pay for their size.
 template <typename T>
 constexpr bool has_plain = core::wide && !std::is_same_v<T, double>;
 
@@ -95,7 +95,7 @@ void add_sums(const BackwardArguments& b, int64_t begin, int64_t end) {
 
 // ---- dropout alone ----
 
-// Long inputs are dropped out piece by piece, as if each piece were a row.
+// Long inputs are processed in pieces, as if each piece were a row.
 constexpr int64_t piece = 1024;
 
 template <typename T>

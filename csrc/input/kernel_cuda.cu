@@ -1,7 +1,7 @@
 // Forward: a block sums a token's rows once, keeps the sum in shared memory, and reduces mean and
-// variance in two passes. Backward: each of a fixed number of blocks works through its share of the
-// tokens and keeps its part of the norm's gradients to itself; a second kernel adds the parts in
-// order. No atomics.
+// variance in two passes. Backward: each of a fixed number of blocks processes its share of the
+// tokens and has its own partial sums of the norm's gradients, which a second kernel adds in order.
+// No atomics.
 #include <algorithm>
 
 #include "core/device_vector.h"
@@ -16,12 +16,12 @@ using core::divide_up;
 using core::warp_size;
 
 constexpr int max_threads = 256;
-// What a block may keep in shared memory without asking; wider rows are summed again where they are
-// needed.
+// The shared memory that every block may use without opting in; wider rows are summed again when
+// they are needed.
 constexpr int64_t row_cache_bytes = 16 * 1024;
 constexpr int64_t part_cache_bytes = 31 * 1024;
 
-/// Sums `value` over the block; every thread gets the result, always in the same order.
+/// The sum of `value` over the block, for every thread, always in the same order.
 template <typename C>
 __device__ C block_sum(C value) {
   __shared__ C sums[max_threads / warp_size];
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(max_threads)
     return;
   }
 
-  // A thread reads back only what it has written itself.
+  // A thread only reads what it has written itself.
   C* row = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const auto sum_at = [&](int64_t column) {
     return cached ? *reinterpret_cast<const Columns<T, width>*>(row + column)
@@ -164,11 +164,11 @@ struct BackwardRow {
   }
 };
 
-/// A part's sums: rows for the norm's weight and bias, then for each type. Each thread keeps to its
-/// own columns throughout, so none has to wait for another.
+/// A part's sums: rows for the norm's weight and bias, then for each type. Each thread always has
+/// the same columns, so no thread waits for another.
 template <typename C>
 struct Sums {
-  C* data = nullptr;  // nullptr: none is wanted
+  C* data = nullptr;  // nullptr: not wanted
   int64_t columns = 0;
 
   __device__ C* row(int64_t number) const { return data + number * columns; }
@@ -339,7 +339,7 @@ unsigned threads_for(int64_t dim, int width) {
   return static_cast<unsigned>(warps * warp_size < max_threads ? warps * warp_size : max_threads);
 }
 
-/// Calls launch(turns) with what the kernel needs for its sinusoid.
+/// Calls launch(turns) with the turns of the kernel's sinusoid, if any.
 template <typename T, typename Launch>
 void with_turns(const sinusoidal::Sinusoid& sinusoid, const Launch& launch) {
   if (sinusoid.pairs == 0) return launch(NoTurns{});

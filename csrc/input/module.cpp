@@ -1,4 +1,4 @@
-// InputEmbedding for C++: submodules hold the tables, one operator does the work.
+// InputEmbedding for C++: submodules hold the tables, one operator computes.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <torch/nn/init.h>
@@ -57,7 +57,7 @@ torch::Tensor draw_seed(const torch::Tensor& ids) {
   return at::randint(int64_t{1} << 62, {1}, ids.options().dtype(torch::kLong));
 }
 
-/// Projected rows are a table of their own, of which each token takes its row.
+/// Projected rows form a table in which each token has its own row.
 void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjectionImpl& projection) {
   in.token = projection.forward(token.forward(in.ids)).flatten(0, -2);
   in.ids = at::arange(in.ids.numel(), in.ids.options()).view(in.ids.sizes());

@@ -1,5 +1,5 @@
-// Forward with a norm. A token's row is summed into memory that stays in the first-level cache,
-// while that of an earlier token, which has been measured meanwhile, is normed and written:
+// Forward with a norm. While one token's row is summed into a buffer in the first-level cache, the
+// row of an earlier token, whose mean and variance are known by then, is normalised and written:
 // additions wait neither for square roots nor for memory. Part of kernel_cpu.cpp.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Sums {
   Run<T> total{}, squares{};
 };
 
-/// A row that has been summed: its norm is sum * rstd + shift.
+/// A summed row; normalised, it is sum * rstd + shift.
 template <typename T>
 struct SummedRow {
   Compute<T>* sum = nullptr;
@@ -61,7 +61,7 @@ class NormRange {
   }
 
  private:
-  /// So many rows later a row is written: with one, its measuring would still be waited for.
+  /// Rows between summing and writing a row. With 1, writing would wait for mean and variance.
   static constexpr int64_t delay = 2;
 
   auto adder(C* sum) {
@@ -87,8 +87,8 @@ class NormRange {
     };
   }
 
-  /// The mean of squares less the square of the mean is as exact as the sums, unless the mean is
-  /// large beside the spread (or its square beyond all numbers): then values are centred first.
+  /// Variance as the mean of squares minus the square of the mean is accurate unless the mean is
+  /// large compared with the deviation (or its square overflows): then values are centred first.
   void measure(C total, C total_of_squares, SummedRow<T>& row) const {
     const C squares = total_of_squares / static_cast<C>(dim_);
     const C mean = a_.norm == Norm::layer ? total / static_cast<C>(dim_) : C(0);

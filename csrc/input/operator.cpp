@@ -1,6 +1,5 @@
-// The input operators: token + type + position rows, norm and dropout in one kernel, and the way
-// back in another, which gathers the sum and draws the dropout mask again instead of having kept
-// them.
+// The input operators: token + type + position rows, norm and dropout in one kernel. The backward
+// kernel gathers the sum and draws the dropout mask again, so that neither is kept.
 #include "input/operator.h"
 
 #include <ATen/ops/arange.h>
@@ -56,7 +55,7 @@ Tensor input_embedding(const Input& in) {
   return out;
 }
 
-/// Uninitialised statistics: mean is empty unless the norm has one, both are without a norm.
+/// Uninitialised statistics; without a norm both are empty, for RMSNorm the mean is.
 std::pair<Tensor, Tensor> statistics(const Input& in) {
   const auto options = in.token.options().dtype(compute_type(in.token));
   const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
@@ -88,7 +87,7 @@ void check_backward(const Tensor& gradient, const Input& in) {
                     gradient.sym_sizes());
 }
 
-/// What forward kept: [batch, seq] in the type of the arithmetic.
+/// Checks the statistics that forward kept: [batch, seq] in the compute type.
 void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
                    compute_type(in.token), ", got ", kept.scalar_type());
@@ -101,8 +100,9 @@ void check_statistic(const Tensor& kept, const char* argument, const Input& in) 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
   if (gradient.is_cuda()) {
     if constexpr (core::built_with_cuda) {
+      // Bad indices are not recorded again: forward did, and an error that stands makes the
+      // operators behind this one in the same backward pass raise.
       const dispatcher::CudaScope scope(gradient);
-      arguments.input.error = dispatcher::device_error();
       dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
     }
     return;
@@ -132,7 +132,7 @@ Backward backward_results(const Input& in, bool has_sum) {
           table(has_few_types(in), in.token_type)};
 }
 
-/// Where a result goes; nullptr: it is not wanted.
+/// The address of a result; nullptr: not wanted.
 void* target(const Tensor& result) {
   return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
 }
@@ -146,14 +146,15 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   return partial;
 }
 
-/// The position table's gradient where the kernel has not summed it: where a sequence is too short
-/// to be shared out among threads.
+/// The position table's gradient if the kernel has not summed it: if the sequence is too short to
+/// be divided among threads.
 void sum_positions(const Input& in, const Tensor& gradient, const Tensor& out) {
   out.copy_(learned::call_learned_backward(gradient, std::nullopt, out.sym_size(0), in.offset,
                                            in.first_row));
 }
 
-/// Lets the kernel write the rows of the sequence's positions; all others are zero.
+/// Zeros all rows but those of the sequence's positions; returns the address of these, which the
+/// kernel writes.
 void* begin_positions(const Input& in, const Tensor& out) {
   const int64_t first = in.offset.expect_int() + in.first_row, end = first + in.ids.size(1);
   out.narrow(0, 0, first).zero_();
@@ -161,14 +162,13 @@ void* begin_positions(const Input& in, const Tensor& out) {
   return target(out.narrow(0, first, in.ids.size(1)));
 }
 
-/// Whether the kernel sums the rows of positions; otherwise that is done when it has ended.
+/// Whether the kernel sums the gradients of positions; otherwise they are summed afterwards.
 bool sums_positions(const Input& in) {
   return counts_positions(in) && !in.ids.is_cuda() && in.ids.numel() > 0 &&
          in.ids.size(1) >= parts_cpu;
 }
 
-/// `sum_rows`: see BackwardArguments; the gradient of the sum goes there and is not among the
-/// results.
+/// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
 Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                       const Tensor& rstd, void* const* sum_rows) {
   if (in.norm == "layer") check_statistic(mean, "mean", in);
@@ -205,7 +205,7 @@ Backward input_embedding_backward(const Input& in, const Tensor& gradient, const
   return run_backward(in, gradient, mean, rstd, nullptr);
 }
 
-/// Whether the kernel can write the token table's rows: as they are, and nobody else reads them.
+/// Whether the kernel can write the token table's rows itself: unscaled, and used for nothing else.
 bool writes_rows(const Input& in) {
   return !in.ids.is_cuda() && changes(in) && in.scale == 1.0 &&
          (sums_positions(in) || !counts_positions(in));

@@ -42,8 +42,8 @@ struct Input {
   std::string gradient = "dense";     // of token: "dense" or "rows"
 };
 
-/// A kernel with a struct for its arguments, as one with a parameter for each; what the kernel
-/// takes besides comes first there.
+/// Adapts a function of a struct of arguments to one with a parameter for each field; further
+/// parameters of the function come first.
 template <auto kernel>
 struct Spread;
 
@@ -107,10 +107,10 @@ inline Forward call_input_embedding_forward(const Input& in) {
   return call_spread(handle, in);
 }
 
-/// Gradients of the sum that the norm saw [batch, seq, embedding_dim], of the norm's weight and
-/// bias, of the position table and of the type table. Empty are: the first without a norm and
-/// dropout, where it is the output's gradient; what is not there; the position table's where
-/// positions are given and the type table's where it has many rows, because they need a sort.
+/// Gradients of the norm's input [batch, seq, embedding_dim], of the norm's weight and bias, of the
+/// position table and of the type table. Empty: the first without norm and dropout, where it equals
+/// the output's gradient; those of absent inputs; the position table's if positions are given and
+/// the type table's if it has many rows, because these need a sort.
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 inline Backward call_input_embedding_backward(const Input& in, const Tensor& gradient,
@@ -120,8 +120,8 @@ inline Backward call_input_embedding_backward(const Input& in, const Tensor& gra
   return call_spread(handle, in, gradient, mean, rstd);
 }
 
-/// Of the token table's gradient the ids of the touched rows, ascending, and the rows; then what
-/// Backward has behind the gradient of the sum.
+/// The token table's gradient as the ids of touched rows, ascending, and the rows; then the
+/// gradients of Backward after its first.
 using BackwardRows = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 inline BackwardRows call_input_embedding_backward_rows(const Input& in, const Tensor& gradient,
@@ -131,7 +131,7 @@ inline BackwardRows call_input_embedding_backward_rows(const Input& in, const Te
   return call_spread(handle, in, gradient, mean, rstd);
 }
 
-/// The same from the gradient of the output and what comes of it.
+/// The same from the gradient of the output.
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
 
 /// x with the dropout that input_embedding applies under the same seed.
@@ -144,16 +144,15 @@ inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double pro
 inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
 inline bool norms(const Input& in) { return in.norm != "none"; }
 
-/// Whether the gradient of the sum is another than that of the output.
+/// Whether the gradient of the sum differs from that of the output.
 inline bool changes(const Input& in) { return norms(in) || drops(in); }
 
-/// Whether positions are a table's rows, one after the other: its gradient is a sum over the batch.
+/// Whether positions are consecutive rows of a table: its gradient is a sum over the batch.
 inline bool counts_positions(const Input& in) {
   return in.position.has_value() && !in.positions.has_value();
 }
 
-/// Whether ids are 0, 1, …: each token has a row of its own, and the table's gradient needs no
-/// sort.
+/// Whether ids are 0, 1, …: each token has its own row, and the table's gradient needs no sort.
 inline bool has_own_rows(const Input& in) { return in.gradient == "own"; }
 
 /// Whether types are few enough that the table's gradient is a sum for each type.

@@ -1,4 +1,4 @@
-// What a token adds up, in device code: rows of tables and the sinusoid of its position. Part of
+// The sum of a token's rows and of the sinusoid of its position, in device code. Part of
 // kernel_cuda.cu.
 #pragma once
 
@@ -13,7 +13,7 @@ using core::load;
 using core::store;
 using core::Vector;
 
-/// Turns travel as kernel arguments: there is no table in memory.
+/// Turns are passed as kernel arguments, without a table in memory.
 template <typename T>
 struct Turns {
   sinusoidal::TurnOf<T> turn[turn_bytes_cuda / sizeof(sinusoidal::TurnOf<T>)];
@@ -22,7 +22,7 @@ struct Turns {
 /// Where there is no sinusoid.
 struct NoTurns {};
 
-/// The rows that one token adds up.
+/// The rows that are summed for one token.
 template <typename T>
 struct Rows {
   const T* token = nullptr;
@@ -39,7 +39,7 @@ __device__ inline int64_t index_of(const Table& table, int64_t batch, int64_t pl
   return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
 }
 
-/// The row of one table, or nullptr, where an index outside is recorded by one thread.
+/// The row of one table; nullptr for an index outside it, which one thread records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index, int64_t place,
                               bool* valid) {
@@ -103,7 +103,7 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// A pair's values at a position; `first` belongs to its first column.
+/// A pair's values at a position; `first` is that of its first column.
 template <typename T>
 struct Wave {
   Compute<T> first, second;
@@ -152,7 +152,7 @@ __device__ void add_wave(const Arguments& a, const Turns<T>& turns, int64_t posi
 template <typename T, int width>
 __device__ void add_wave(const Arguments&, const NoTurns&, int64_t, int64_t, Columns<T, width>*) {}
 
-/// Token, type and position added up, in the order in which BERT adds them.
+/// The sum of token, type and position, in BERT's order.
 template <typename T, int width, typename Waves>
 __device__ Columns<T, width> sum_columns(const Arguments& a, const Waves& turns,
                                          const Rows<T>& rows, int64_t column) {

@@ -1,5 +1,5 @@
-// What a token adds up: rows of tables, fetched ahead of their use, and the sinusoid of its
-// position, which is made once where neighbours share it. Part of kernel_cpu.cpp.
+// The rows that are summed for a token: table rows, which are prefetched, and the sinusoid of its
+// position, which is computed once for all tokens of that position. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cstdlib>
@@ -13,12 +13,12 @@ namespace posembed::input::POSEMBED_ISA {
 using core::Compute;
 using core::Run;
 
-/// Memory for rows in the arithmetic's type; std::vector's members would be shared between
+/// Memory for rows in the compute type. Not std::vector: the linker could share its members between
 /// instruction sets.
 template <typename C>
 class RowMemory {
  public:
-  /// `rows` of `columns` elements and more, up to whole runs.
+  /// `rows` of at least `columns` elements, rounded up to whole runs.
   RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_runs(columns + 1)) {
     const auto bytes = static_cast<size_t>(rows * stride_) * sizeof(C);
     data_ = static_cast<C*>(std::aligned_alloc(64, bytes));
@@ -34,7 +34,7 @@ class RowMemory {
   C* data_;
 };
 
-/// A row of T as values in the order of runs; where there is none, the same number everywhere.
+/// A row of T as values in the order of runs; without a row, a constant.
 template <typename T>
 class ValueRow {
  public:
@@ -58,12 +58,12 @@ struct Token {
   int64_t batch, place;
 };
 
-/// Tokens are numbered place by place, so that neighbours share a position.
+/// Tokens are numbered by place, then batch, so that consecutive tokens share a position.
 POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
   return {number % a.batch, number / a.batch};
 }
 
-/// The token after `token`: without token_at's division.
+/// The token after `token`, without token_at's division.
 POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
   if (token.batch + 1 < a.batch) return {token.batch + 1, token.place};
   return {0, token.place + 1};
@@ -96,12 +96,12 @@ class Wave {
   explicit Wave(const sinusoidal::Sinusoid& sinusoid)
       : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
 
-  /// Whether at(position) writes over what it returned before.
+  /// Whether at(position) overwrites the row that it returned last.
   bool changes(int64_t position) const {
     return sinusoid_.pairs != 0 && !(known_ && position == position_);
   }
 
-  /// That of `position`; nullptr where there is no sinusoid.
+  /// The row of `position`; nullptr without a sinusoid.
   const C* at(int64_t position) {
     if (sinusoid_.pairs == 0) return nullptr;
     if (changes(position)) fill(position);
@@ -142,24 +142,23 @@ struct Rows {
   const T* position = nullptr;
   const Compute<T>* wave = nullptr;
   Compute<T> scale = 1;
-  const T* soon = nullptr;  // the token row that is wanted a few tokens later
+  const T* soon = nullptr;  // the token row of a later token, to be prefetched
 };
 
-/// Brings a run of a row into the second-level cache.
+/// Prefetches a run of a row into the second-level cache.
 template <typename T>
 POSEMBED_INLINE void prefetch_run(const T* row) {
   constexpr int64_t line = 64 / sizeof(T);
   for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
-/// Whether a sum has two members: the token's row as it is and the position's. It is worth loops
-/// that look for no other member.
+/// Whether only an unscaled token row and a position row are summed: the most frequent case has
+/// loops of its own without tests for other rows.
 POSEMBED_INLINE bool is_plain(const Arguments& a) {
   return a.scale == 1 && a.type.data == nullptr && a.position.data != nullptr;
 }
 
-/// The sum of a token's rows from column i on, in the order in which BERT adds them. `plain`: that
-/// is_plain(arguments) is known.
+/// The sum of a token's rows from column i on, in BERT's order. `plain`: is_plain(arguments).
 template <bool plain, typename T, typename Count>
 POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
   prefetch_run(rows.soon + i);
@@ -186,19 +185,19 @@ class TokenRows {
 
   const Token& token() const { return token_; }
 
-  /// The token whose rows are fetched meanwhile.
+  /// The later token whose rows are prefetched.
   const Token& soon() const { return soon_; }
 
-  /// Asks for the row of `out`, [batch, seq, embedding_dim], that is written then.
+  /// Prefetches the pages of that token's row of `out` [batch, seq, embedding_dim].
   void expect(const T* out) const {
     const int64_t dim = a_.embedding_dim;
     core::expect_stream(out + row_of(a_, soon_) * dim, dim * static_cast<int64_t>(sizeof(T)));
   }
 
-  /// Whether rows() makes another row of sinusoids than before.
+  /// Whether rows() computes a new row of sinusoids.
   bool makes_wave() const { return wave_.changes(index_of(a_.position, token_)); }
 
-  /// The rows of the token at hand.
+  /// The rows of the current token.
   Rows<T> rows() {
     return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
             table_row<T>(a_.position, token_), wave_.at(index_of(a_.position, token_)),
@@ -211,7 +210,7 @@ class TokenRows {
   }
 
  private:
-  /// Far enough for a row to arrive from memory while the rows before it are worked on.
+  /// Tokens ahead: enough for a row to arrive from memory while earlier rows are processed.
   static constexpr int64_t distance = 8;
 
   const Arguments& a_;

@@ -72,6 +72,9 @@ struct Rows {
   bool window_only = false;  // rows are the rotated window alone, as MLA's key that heads share
 };
 
+/// What becomes of the products where a pair is turned by tables: see rounding.h.
+enum class Products : int8_t { kept, rounded, fused };
+
 struct Arguments {
   Rows rows[2];       // query, and key where there is one
   int64_t count = 1;  // 1: query only
@@ -98,7 +101,7 @@ struct Arguments {
   const float* cosines = nullptr;             // tables [batch, seq, pairs] to turn by instead, as
   const float* sines = nullptr;               // PyTorch does it: see rounding.h
   int64_t table_stride[2] = {0, 0};           // batch, seq; in elements
-  bool round_products = false;                // with tables: round products, not the result alone
+  Products products = Products::kept;         // with tables; fused: CUDA alone
   Frequencies frequencies;                    // instead of turns
   core::DeviceError* error = nullptr;         // CUDA: where a position below -1 is recorded
 };

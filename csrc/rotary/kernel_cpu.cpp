@@ -32,8 +32,9 @@ Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
   }
   if (arguments.cosines != nullptr) {
     return {&rows,
-            arguments.round_products ? rotate_group_in_steps<interleaved, true, T>
-                                     : rotate_group_in_steps<interleaved, false, T>,
+            arguments.products == Products::rounded
+                ? rotate_group_in_steps<interleaved, Products::rounded, T>
+                : rotate_group_in_steps<interleaved, Products::kept, T>,
             nullptr, far, false};
   }
   const bool streaming = can_stream<T>(arguments, rows);

@@ -56,10 +56,13 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
                              const Angles<T, size, form>& angles,
                              Pairs<T, size, interleaved>* owned) {
   if constexpr (form == Form::table) {
-    if (launch.round_products) {
-      owned->template rotate_in_steps<true>(angles);
-    } else {
-      owned->template rotate_in_steps<false>(angles);
+    switch (launch.products) {
+      case Products::kept:
+        return owned->template rotate_in_steps<Products::kept>(angles);
+      case Products::rounded:
+        return owned->template rotate_in_steps<Products::rounded>(angles);
+      case Products::fused:
+        return owned->template rotate_in_steps<Products::fused>(angles);
     }
   } else {
     owned->rotate(angles);

@@ -90,7 +90,7 @@ struct TableLaunch : Launch<T, capacity> {
   const float* cosines;
   const float* sines;
   int64_t table_stride[2];
-  bool round_products;
+  Products products;
 };
 
 template <typename T, int capacity, Form form>
@@ -153,13 +153,13 @@ struct Pairs {
   }
 
   /// In PyTorch's steps: see rounding.h.
-  template <bool round_products>
+  template <Products products>
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
       T& a = interleaved ? member(2 * i) : first.element[i];
       T& b = interleaved ? member(2 * i + 1) : second.element[i];
-      rotary::rotate_in_steps<round_products>(T(a), T(b), angles.cosine[i], angles.sine[i], &a, &b);
+      rotary::rotate_in_steps<products>(T(a), T(b), angles.cosine[i], angles.sine[i], &a, &b);
     }
   }
 
@@ -350,7 +350,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     launch.cosines = arguments.cosines;
     launch.sines = arguments.sines;
     std::copy(arguments.table_stride, arguments.table_stride + 2, launch.table_stride);
-    launch.round_products = arguments.round_products;
+    launch.products = arguments.products;
   }
   if constexpr (form == Form::decaying) {
     launch.decay_center = arguments.decay_center;

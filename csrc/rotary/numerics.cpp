@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "rotary/frequencies.h"
 
@@ -117,9 +118,11 @@ Tensor positions_of_pairs(const Specification& spec, const Inputs& inputs, const
                           const Tensor& query) {
   if (!inputs.positions.defined()) return counted_positions(inputs, call, query).unsqueeze(-1);
   if (call.axes == 1) return inputs.positions.unsqueeze(-1);
-  const Tensor axis = at::tensor(at::IntArrayRef(spec.spec.sections->axis_of_pair),
-                                 inputs.positions.options().dtype(at::kLong));
-  return inputs.positions.index_select(0, axis).movedim(0, -1);
+  std::vector<Tensor> of_pair;  // not an index on the device: a CUDA graph could not hold its copy
+  for (const int64_t axis : spec.spec.sections->axis_of_pair) {
+    of_pair.push_back(inputs.positions.select(0, axis));
+  }
+  return at::stack(of_pair, -1);
 }
 
 AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
@@ -133,6 +136,13 @@ AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
 Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarType type) {
   const Tensor scaled = table * amplitude;
   return (rounded ? scaled.to(type).to(at::kFloat) : scaled).contiguous();
+}
+
+/// What the program does with products on the device of `query`.
+Products products_of(Numerics numerics, const Tensor& query) {
+  if (numerics == Numerics::float32) return Products::rounded;
+  const bool fuses = numerics == Numerics::float32_polar && query.is_cuda();
+  return fuses ? Products::fused : Products::kept;
 }
 
 }  // namespace
@@ -161,7 +171,7 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
   call->table_stride[0] =
       tables.cosines.dim() > 2 && tables.cosines.size(0) > 1 ? tables.cosines.stride(0) : 0;
   call->table_stride[1] = call->pairs;
-  call->round_products = numerics == Numerics::float32;
+  call->products = products_of(numerics, query);
   return tables;
 }
 

@@ -258,7 +258,7 @@ void rotate_decaying_group(const RowGroup<T>& group, const Angles<T>& angles, in
 }
 
 /// By tables.
-template <bool interleaved, bool round_products, typename T>
+template <bool interleaved, Products products, typename T>
 POSEMBED_IN_STEPS void rotate_group_in_steps(const RowGroup<T>& group, const Angles<T>& angles,
                                              int64_t pairs) {
   const RowGroup<T> rows = group;
@@ -267,8 +267,8 @@ POSEMBED_IN_STEPS void rotate_group_in_steps(const RowGroup<T>& group, const Ang
     T* out = rows.out + row * rows.out_step;
     for (int64_t i = 0; i < pairs; ++i) {
       const int64_t first = interleaved ? 2 * i : i, second = interleaved ? first + 1 : i + pairs;
-      rotate_in_steps<round_products>(in[first], in[second], angles.cosine[i], angles.sine[i],
-                                      out + first, out + second);
+      rotate_in_steps<products>(in[first], in[second], angles.cosine[i], angles.sine[i],
+                                out + first, out + second);
     }
   }
 }

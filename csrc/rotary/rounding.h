@@ -1,9 +1,12 @@
 // Rotates a pair as PyTorch's elementwise operators do: separate products and sums without fused
-// multiply-add, rounded to the data's type each or only at the end. For numerics that reproduce
-// another program's bits; see docs/guide/rotary_bits.md.
+// multiply-add, rounded to the data's type each or only at the end. Only the product of complex
+// tensors on CUDA differs: nvcc fuses one multiplication of each part with the sum. For numerics
+// that reproduce another program's bits; see docs/guide/rotary_bits.md.
 #pragma once
 
+#include "core/fma.h"
 #include "core/scalar.h"
+#include "rotary/kernel.h"
 
 /// For functions that call rotate_in_steps in a loop: GCC 12 fuses neighbouring multiplications and
 /// additions there in spite of -ffp-contract=off.
@@ -23,11 +26,14 @@ POSEMBED_INLINE core::Compute<T> rounded(core::Compute<T> value) {
   return core::load(kept);
 }
 
-template <bool round_products, typename T>
+template <Products products, typename T>
 POSEMBED_INLINE void rotate_in_steps(T x_in, T y_in, core::Compute<T> cosine, core::Compute<T> sine,
                                      T* first, T* second) {
   const core::Compute<T> x = core::load(x_in), y = core::load(y_in);
-  if constexpr (round_products) {
+  if constexpr (products == Products::fused) {
+    core::store(core::fma(x, cosine, -(y * sine)), first);
+    core::store(core::fma(x, sine, y * cosine), second);
+  } else if constexpr (products == Products::rounded) {
     core::store(rounded<T>(x * cosine) - rounded<T>(y * sine), first);
     core::store(rounded<T>(y * cosine) + rounded<T>(x * sine), second);
   } else {

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
+#include <tuple>
 #include <vector>
 
 #include "dispatcher/autograd.h"
@@ -150,26 +151,44 @@ class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
   }
 };
 
-Two norm_rotary_autograd(const Call& call) {
-  if (has_tangent(call)) return forward_chain(call);
+bool requires_grad(const Call& call) {
+  return torch::autograd::compute_requires_grad(call.query, call.key, call.query_weight,
+                                                call.key_weight);
+}
+
+/// An operator of its own also for autograd: to an outer transform of torch.func, what an inner one
+/// differentiates is this call. The norms' divisors need no derivatives: chains do without them.
+Four norm_rotary_forward_autograd(const Call& call) {
   auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
                                                        call.key_weight);
-  if (!node) return dispatcher::below_autograd([&] { return call_norm_rotary(call); });
-  auto [query, key, query_rstd, key_rstd] =
-      dispatcher::below_autograd([&] { return call_norm_rotary_forward(call); });
-  node->keep(call);
-  node->query_rstd = dispatcher::save(query_rstd);
-  node->key_rstd = dispatcher::save(key_rstd);
-  torch::autograd::set_history(query, node);
-  torch::autograd::set_history(key, node);
-  return {query, key};
+  Four outputs = dispatcher::below_autograd([&] { return call_norm_rotary_forward(call); });
+  auto& [query, key, query_rstd, key_rstd] = outputs;
+  if (has_tangent(call)) {
+    std::tie(query, key) = forward_chain(call);
+  } else if (node) {
+    node->keep(call);
+    node->query_rstd = dispatcher::save(query_rstd);
+    node->key_rstd = dispatcher::save(key_rstd);
+    torch::autograd::set_history(query, node);
+    torch::autograd::set_history(key, node);
+  }
+  return outputs;
+}
+
+Two norm_rotary_autograd(const Call& call) {
+  if (has_tangent(call)) return forward_chain(call);
+  if (requires_grad(call)) {
+    auto [query, key, query_rstd, key_rstd] = norm_rotary_forward_autograd(call);
+    return {query, key};
+  }
+  return dispatcher::below_autograd([&] { return call_norm_rotary(call); });
 }
 
 Four norm_rotary_backward_autograd(const Call& call, const Tensor& query_gradient,
                                    const Tensor& key_gradient, const Tensor& query_rstd,
                                    const Tensor& key_rstd) {
-  const bool again = torch::autograd::compute_requires_grad(
-      query_gradient, key_gradient, call.query, call.key, call.query_weight, call.key_weight);
+  const bool again =
+      requires_grad(call) || torch::autograd::compute_requires_grad(query_gradient, key_gradient);
   if (again || has_tangent(call) || have_tangent(query_gradient, key_gradient)) {
     return backward_chain(call, query_gradient, key_gradient);
   }
@@ -193,6 +212,7 @@ void norm_rotary_in_place_autograd(const Call& call) {
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("norm_rotary", Spread<norm_rotary_autograd>::call);
+  m.impl("norm_rotary_forward", Spread<norm_rotary_forward_autograd>::call);
   m.impl("norm_rotary_backward", Spread<norm_rotary_backward_autograd>::call);
   m.impl("norm_rotary_", Spread<norm_rotary_in_place_autograd>::call);
 }

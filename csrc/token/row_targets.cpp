@@ -28,7 +28,7 @@ struct Rows {
   void* row(int64_t number) const { return data + number * bytes; }
 };
 
-/// Hands out the rows; of the groups of `sums`, those of one entry are left out on the way.
+/// Assigns a target to each token, and drops the groups of one entry from `sums`.
 void share_rows(RowTargets& of) {
   const Rows rows(of.rows), repeated(of.repeated);
   auto& [words, counts, entries, starts, groups] = of.sums;

@@ -114,7 +114,7 @@ class ALiBi(nn.Module):
         self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
         self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
-        self._given = [] if isinstance(slopes, str) else self._numbers(torch.as_tensor(slopes))
+        self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
         self._follow(torch.empty(0, device=device, dtype=dtype))
         if learned:
             self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
@@ -150,7 +150,7 @@ class ALiBi(nn.Module):
             if head_dim is None:
                 raise ValueError("head_dim: expected a number for 'falcon', got None")
             heads = options.get("total_heads") or num_heads
-            options["slopes"] = functional.alibi_slopes(heads).bfloat16().float()
+            options["slopes"] = functional.alibi_slopes(heads, device="cpu").bfloat16().float()
             options["factor"] = math.sqrt(head_dim)
         return cls(num_heads, **options)
 
@@ -180,6 +180,7 @@ class ALiBi(nn.Module):
 
     def _numbers(self, slopes: Tensor) -> list[float]:
         total = self.num_heads if self.total_heads is None else self.total_heads
+        slopes = torch.as_tensor(slopes, device="cpu")  # also where the default device is meta
         if tuple(slopes.shape) not in ((total,), (2, total)):
             raise ValueError(
                 f"slopes: expected [{total}] or [2, {total}], got {list(slopes.shape)}"
@@ -207,7 +208,11 @@ class ALiBi(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ALiBi:
         """Moves and casts the module; slopes that are not learned are made again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._follow(fn(torch.empty(0, device=self._device, dtype=self._dtype)))
+        try:
+            like = fn(torch.empty(0, device=self._device, dtype=self._dtype))
+        except NotImplementedError:  # a copy out of meta, but there is nothing to copy
+            like = fn(torch.empty(0, device="cpu", dtype=self._dtype))
+        self._follow(like)
         return self
 
     def reset_parameters(self) -> None:
@@ -284,10 +289,12 @@ class ALiBi(nn.Module):
             one.
         """
         keys = query_length if key_length is None else key_length
-        if dtype is None and out is None:
+        slopes = self._slopes(keys)
+        # Said only where it must be: AOTInductor hands dtypes on to operators with other numbers.
+        if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
         return functional.alibi_bias(
-            self._slopes(keys),
+            slopes,
             query_length,
             keys,
             causal=self.causal,
@@ -420,8 +427,8 @@ class ALiBi(nn.Module):
 
         Returns:
             "flash": FlashAttention-2 with slopes, where that package is installed. "flex": a
-            compiled flex attention. "fused": scores in memory, and one kernel for scale, bias,
-            mask and softmax; it alone takes everything.
+            compiled flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel
+            for scale, bias, mask and softmax; it alone takes everything.
         """
         given = {name for name, value in places.items() if value is not None}
         if not query.is_cuda or self.learned or given - {"query_offset"}:
@@ -431,7 +438,9 @@ class ALiBi(nn.Module):
         half = query.dtype in (torch.bfloat16, torch.float16)
         if half and not given and self._derived.dim() == 1 and _has_flash():
             return "flash"
-        return "fused" if dropout else "flex"
+        # What flex attention's kernel for CUDA does not take.
+        narrow = query.shape[-1] < 16 or query.dtype == torch.float64
+        return "fused" if dropout or narrow else "flex"
 
     def attention(
         self,

@@ -10,7 +10,7 @@ from posembed.functional import BagMode, Gradient
 from posembed.token import check_sizes, check_table_options
 
 
-class TokenBag(nn.Module):
+class TokenBag(nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
     Rows are added in float32 whatever the dtype and rounded once. Gradients have the same bits for
@@ -35,6 +35,8 @@ class TokenBag(nn.Module):
         torch.Size([2, 384])
     """
 
+    mode: BagMode
+
     def __init__(
         self,
         num_embeddings: int,
@@ -49,34 +51,31 @@ class TokenBag(nn.Module):
         _weight: Tensor | None = None,
         _freeze: bool = False,
     ) -> None:
-        super().__init__()
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         check_table_options(num_embeddings, padding_idx, gradient)
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f"mode: expected 'sum', 'mean' or 'max', got {mode!r}")
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.mode: BagMode = mode
-        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.include_last_offset = include_last_offset
         self.gradient: Gradient = gradient
-        if _weight is not None:
-            self.weight = nn.Parameter(_weight, requires_grad=not _freeze)
-            return
-        table = torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
-        self.weight = nn.Parameter(table, requires_grad=not _freeze)
-        self.reset_parameters()
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            mode=mode,
+            sparse=gradient == "rows",  # what DistributedDataParallel asks for
+            _weight=_weight,
+            include_last_offset=include_last_offset,
+            padding_idx=padding_idx,
+            device=device,
+            dtype=dtype,
+        )
+        self.weight.requires_grad_(not _freeze)
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
         _C.prefer_huge_pages(self.weight)
-        nn.init.normal_(self.weight)
-        if self.padding_idx is not None:
-            with torch.no_grad():
-                self.weight[self.padding_idx].zero_()
+        super().reset_parameters()
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]
         cls,
         embeddings: Tensor,
         freeze: bool = True,

@@ -248,6 +248,39 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
         assert_close(actual, wanted, 1e-12)
 
 
+@derivable
+def test_nested_func_transforms(case: OperatorCase, device: torch.device) -> None:
+    """Second derivatives of the whole result squared, by both modes over the reverse one."""
+    sample = double(case, device, 1, 2)
+
+    def squared(results: tuple[Tensor, ...]) -> Tensor:
+        return scalar(tuple(result * result for result in results if result.is_floating_point()))
+
+    def function(tensors: list[Tensor]) -> Tensor:
+        return squared(case(sample.replace(tensors)))
+
+    def reference(tensors: list[Tensor]) -> Tensor:
+        exact = sample.replace(tensors)
+        return squared(as_tuple(case.reference(*exact.args, **exact.kwargs)))
+
+    point = sample.tensors()
+    direction = [torch.linspace(1, 2, t.numel()).to(t).view_as(t) for t in point]
+
+    def along(function):
+        def slope(tensors: list[Tensor]) -> Tensor:
+            gradients = torch.func.grad(function)(tensors)
+            return sum((g * d).sum() for g, d in zip(gradients, direction, strict=True))
+
+        return slope
+
+    expected = torch.func.grad(along(reference))(point)
+    twice = torch.func.grad(along(function))(point)
+    mixed = torch.func.jvp(torch.func.grad(function), (point,), (direction,))[1]
+    for found in (twice, mixed):
+        for actual, wanted in zip(found, expected, strict=True):
+            assert_close(actual, wanted, 1e-11)
+
+
 @pytest.mark.parametrize(
     "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
 )

@@ -77,6 +77,28 @@ def test_distributed(one_process: None, wrap: Callable[[nn.Module], nn.Module]) 
     assert not torch.equal(wrapped(ids), expected)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "table",
+    [
+        pe.TokenEmbedding(50, DIM, gradient="rows"),
+        pe.TokenBag(50, DIM, gradient="rows"),
+        pe.InputEmbedding(50, DIM, max_positions=32, norm="layer", gradient="rows"),
+    ],
+    ids=lambda table: type(table).__name__,
+)
+def test_distributed_row_gradients(one_process: None, table: nn.Module) -> None:
+    """They reach the wrapped model as they are, beside dense ones."""
+    model = nn.Sequential(table, nn.Linear(DIM, 1))
+    wrapped = wrapped_in_ddp(copy.deepcopy(model))
+    ids = torch.tensor([[3, 7, 3]])
+    for each in (model, wrapped):
+        each(ids).sum().backward()
+    for ours, plain in zip(wrapped.parameters(), model.parameters(), strict=True):
+        assert ours.grad.layout == plain.grad.layout
+        assert torch.equal(ours.grad.to_dense(), plain.grad.to_dense())
+
+
 @pytest.mark.slow
 def test_inductor_in_a_model() -> None:
     """Beside other operators Inductor looks at schemas, which it does not where one stands alone."""

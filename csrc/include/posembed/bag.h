@@ -5,6 +5,7 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -97,6 +98,10 @@ class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
   /// Read at construction, which makes a negative padding_idx positive.
   TokenBagOptions options;
   torch::Tensor weight;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {2, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 };
 
 class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {

@@ -5,6 +5,7 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
@@ -136,6 +137,12 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   TokenEmbedding token_type{nullptr};
   std::shared_ptr<InputNormImpl> norm;
   std::shared_ptr<InputProjectionImpl> projection;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {2, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {3, torch::nn::AnyValue(int64_t{0})},
+                           {4, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
   std::optional<torch::Tensor> count_positions(const torch::Tensor& ids,

@@ -5,6 +5,7 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -89,6 +90,10 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
 
   LearnedOptions options;
   torch::Tensor weight;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {2, torch::nn::AnyValue(int64_t{0})})
 };
 
 TORCH_MODULE(LearnedPositionalEmbedding);

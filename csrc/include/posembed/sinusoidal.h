@@ -5,6 +5,7 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -119,6 +120,10 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   /// Read at construction and by reset().
   SinusoidalOptions options;
   torch::Tensor scale;  ///< [1]; undefined without learned_scale
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {2, torch::nn::AnyValue(int64_t{0})})
 
  private:
   std::optional<torch::Tensor> learned_scale() const;

@@ -137,7 +137,7 @@ def divided(spec: RotarySpec, divisors: Sequence[float], length: int) -> RotaryS
         length: The context of training.
     """
     plain = dataclasses.replace(spec, scaling=None).frequencies()
-    factors = plain / spec.frequencies() * torch.tensor(divisors, dtype=torch.float64)
+    factors = plain / spec.frequencies() * torch.tensor(divisors, dtype=torch.float64, device="cpu")
     both = tuple(factors.tolist())
     scaling = LongRopeScaling(both, both, length, attention_factor=spec.attention_factor)
     return dataclasses.replace(spec, scaling=scaling)

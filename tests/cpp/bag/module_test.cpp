@@ -1,5 +1,6 @@
 // TokenBag as a C++ program uses it: likeness to torch::nn::EmbeddingBag, weights, copies, errors.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/serialize.h>
 
@@ -62,6 +63,13 @@ TEST(BagModule, ClonesAndSaves) {
   TokenBag other(5, 8);
   torch::load(other, file);
   EXPECT_TRUE(torch::equal(other->weight, bag->weight));
+}
+
+TEST(BagModule, StandsInASequential) {
+  TokenBag bag(5, 3);
+  const torch::Tensor ids = torch::tensor({{1, 4}, {0, 0}}, torch::kLong);
+  torch::nn::Sequential model(bag);
+  EXPECT_TRUE(torch::equal(model->forward(ids), bag->forward(ids)));
 }
 
 TEST(BagModule, FromPretrainedSharesAndFreezes) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/functional/normalization.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <sstream>
 
@@ -86,6 +87,12 @@ TEST(InputModule, ClonesAndPrints) {
             "InputEmbedding(\n  (token): TokenEmbedding(11, 8, padding_idx=0)\n"
             "  (position): LearnedPositionalEmbedding(6, 8)\n  (token_type): TokenEmbedding(2, 8)\n"
             "  (norm): LayerNorm((8,), eps=1e-12, elementwise_affine=True)\n)");
+}
+
+TEST(InputModule, StandsInASequential) {
+  InputEmbedding embed(bert());
+  torch::nn::Sequential model(embed);
+  EXPECT_TRUE(torch::equal(model->forward(some_ids()), embed->forward(some_ids())));
 }
 
 TEST(InputModule, RefusesWhatDoesNotFit) {

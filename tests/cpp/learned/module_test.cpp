@@ -1,6 +1,7 @@
 // LearnedPositionalEmbedding as a C++ program uses it.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <sstream>
 
@@ -64,6 +65,13 @@ TEST(LearnedModule, ClonesAndPrints) {
   text << position << "; " << LearnedPositionalEmbedding(3, 4);
   EXPECT_EQ(text.str(),
             "LearnedPositionalEmbedding(10, 4, first_row=2); LearnedPositionalEmbedding(3, 4)");
+}
+
+TEST(LearnedModule, StandsInASequential) {
+  LearnedPositionalEmbedding position(7, 3);
+  const torch::Tensor x = torch::randn({2, 4, 3});
+  torch::nn::Sequential model(position);
+  EXPECT_TRUE(torch::equal(model->forward(x), position->forward(x)));
 }
 
 TEST(LearnedModule, NamesThePositionPastTheEnd) {

@@ -325,7 +325,7 @@ inline double kept(Scalar scalar, double value) {
 }
 
 /// Rotates by tables that no angle has, and compares every bit with the steps written out.
-inline void check_in_steps(const Variant& variant, const Problem& problem, bool round_products) {
+inline void check_in_steps(const Variant& variant, const Problem& problem, Products products) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
   std::vector<float> cosines(static_cast<size_t>(tokens * problem.pairs)), sines(cosines);
@@ -337,11 +337,17 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, bool 
   call.arguments.sines = sines.data();
   call.arguments.table_stride[0] = problem.seq * problem.pairs;
   call.arguments.table_stride[1] = problem.pairs;
-  call.arguments.round_products = round_products;
+  call.arguments.products = products;
   const std::vector<char> before[2] = {call.input(0), call.input(1)};
   variant.rotate(call.arguments, 0, tokens);
   const Scalar scalar = problem.scalar;
-  const Scalar steps = scalar == Scalar::float64 || round_products ? scalar : Scalar::float32;
+  const bool wide = scalar == Scalar::float64, fused = products == Products::fused;
+  const Scalar steps = wide || products == Products::rounded ? scalar : Scalar::float32;
+  // A fused product is not rounded by itself: float32's is exact in double.
+  const auto sum_of = [&](double a, double b, double c, double d) {
+    if (!fused) return kept(steps, kept(steps, a * b) + kept(steps, c * d));
+    return wide ? std::fma(a, b, c * d) : double{std::fma(float(a), float(b), float(c * d))};
+  };
   for (int64_t r = 0; r < call.arguments.count; ++r)
     for (int64_t token = 0; token < tokens; ++token)
       for (int64_t h = 0; h < problem.heads[r]; ++h)
@@ -353,8 +359,8 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, bool 
           const double s = sines[static_cast<size_t>(token * problem.pairs + i)];
           const double x = element(before[r].data(), scalar, first);
           const double y = element(before[r].data(), scalar, second);
-          const double difference = kept(steps, kept(steps, x * c) - kept(steps, y * s));
-          const double sum = kept(steps, kept(steps, y * c) + kept(steps, x * s));
+          const double difference = sum_of(x, c, -y, s);
+          const double sum = sum_of(x, s, y, c);
           ASSERT_EQ(element(call.output(r).data(), scalar, first), kept(scalar, difference))
               << variant.name << " " << problem.text();
           ASSERT_EQ(element(call.output(r).data(), scalar, second), kept(scalar, sum))

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <cmath>
 #include <sstream>
@@ -61,6 +62,13 @@ TEST(SinusoidalModule, ClonesAndCastsWithoutState) {
   copy->to(torch::kHalf);
   const torch::Tensor x = torch::randn({2, 3, 8});
   EXPECT_TRUE(torch::equal(copy->forward(x), position->forward(x)));
+}
+
+TEST(SinusoidalModule, StandsInASequential) {
+  SinusoidalPositionalEmbedding position(4);
+  const torch::Tensor x = torch::randn({2, 3, 4});
+  torch::nn::Sequential model(position);
+  EXPECT_TRUE(torch::equal(model->forward(x), position->forward(x)));
 }
 
 TEST(SinusoidalModule, LearnsItsScale) {

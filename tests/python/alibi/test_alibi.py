@@ -106,24 +106,38 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
     assert_close(found, expected, 4e-7)  # slope * distance is a float32 product there
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize("queries", [3, 1])
-@pytest.mark.parametrize("options", [{}, {"causal": False}, {"slopes": "two", "causal": False}])
-def test_attention(key_heads: int, queries: int, options, device: torch.device) -> None:
+def check_attention(key_heads: int, queries: int, head_dim: int, options, device) -> None:
     torch.manual_seed(0)
     if "slopes" in options:
         options = {**options, "slopes": torch.rand(2, 4)}
-    query = torch.randn(2, 4, queries, 8, device=device)
-    key, value = torch.randn(2, 2, key_heads, 6, 8, device=device)
+    query = torch.randn(2, 4, queries, head_dim, device=device)
+    key, value = torch.randn(2, 2, key_heads, 6, head_dim, device=device)
     alibi = pe.ALiBi(4, device=device, **options)
     repeated = [x.double().repeat_interleave(4 // key_heads, 1) for x in (key, value)]
     scores = query.double() @ repeated[0].transpose(-1, -2)
     for scale in (None, 0.3):
-        exact = scores * (8**-0.5 if scale is None else scale) + alibi(
+        exact = scores * (head_dim**-0.5 if scale is None else scale) + alibi(
             queries, 6, dtype=torch.float64
         )
         found = alibi.attention(query, key, value, scale=scale)
         assert_close(found, exact.softmax(-1) @ repeated[1], 1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("queries", [3, 1])
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"slopes": "two", "causal": False}])
+def test_attention(key_heads: int, queries: int, options, device: torch.device) -> None:
+    check_attention(key_heads, queries, 8, options, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("options", [{}, {"slopes": "two", "causal": False}])
+def test_attention_by_flex_attention(key_heads: int, options) -> None:
+    query = torch.empty(1, 4, 3, 64, device="cuda")
+    assert pe.ALiBi(4, device="cuda").attention_backend(query, query) == "flex"
+    check_attention(key_heads, 3, 64, options, "cuda")
 
 
 def test_attention_says_how_it_computes() -> None:
@@ -398,11 +412,42 @@ def test_module_holds_nothing_that_can_rot() -> None:
         copy.deepcopy(alibi).half(),
         pickle.loads(pickle.dumps(alibi)),
         copy.deepcopy(alibi).to("meta").to_empty(device="cpu"),
+        copy.deepcopy(alibi).to("meta").half().to("cpu"),
     ):
         assert changed.state_dict() == {}
         assert torch.equal(changed.slopes, expected)
     assert pe.ALiBi(12).bfloat16()(4).dtype == torch.bfloat16
     assert pe.ALiBi(12, device="meta")(4).device.type == "meta"
+
+
+def test_made_where_meta_is_the_default_device() -> None:
+    """As large models are: their weights come afterwards, and what follows from options is there."""
+    given = torch.rand(4)
+    for make in (
+        lambda: pe.ALiBi(4, slopes=given),
+        lambda: pe.ALiBi.from_preset("falcon", 4, head_dim=8),
+    ):
+        with torch.device("meta"):
+            alibi = make()
+        assert alibi(5).is_meta
+        assert torch.equal(alibi.to("cpu")(5), make()(5))
+
+
+@pytest.mark.slow
+def test_packaged_by_aotinductor() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = pe.ALiBi(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alibi(len(x))
+
+    x = torch.zeros(5)
+    package = torch._inductor.aoti_compile_and_package(torch.export.export(Model(), (x,)))
+    bias = torch._inductor.aoti_load_package(package)(x)
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias, pe.ALiBi(4)(5))
 
 
 def test_learned_slopes_survive_copies() -> None:

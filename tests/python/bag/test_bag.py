@@ -270,7 +270,6 @@ def test_offsets_that_do_not_fit_cpu(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("columns", [1, 5, 64, 768])
@@ -290,7 +289,6 @@ def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: in
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_bad_ids_and_offsets_cuda() -> None:
     bag = pe.TokenBag(ROWS, COLUMNS, device="cuda")
     ids, offsets = make_places(device="cuda")

@@ -73,7 +73,6 @@ def test_position_without_a_row_cpu(value: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_position_without_a_row_cuda() -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, device="cuda")
     x = torch.ones(1, 3, 4, device="cuda")

@@ -24,9 +24,9 @@ def turns(
     exact = spec.get("numerics", "exact") == "exact"
     dtype = torch.float64 if exact else torch.float32
     dim = spec.get("rotary_dim", spec["head_dim"])
-    exponents = torch.arange(0, dim, 2, device=positions.device).to(dtype) / dim
-    if frequencies is None:
-        frequencies = 1.0 / (spec.get("base", 10000.0) ** exponents)
+    if frequencies is None:  # on the CPU, as programs do: a device's float32 powers are others
+        exponents = torch.arange(0, dim, 2).to(dtype) / dim
+        frequencies = (1.0 / (spec.get("base", 10000.0) ** exponents)).to(positions.device)
     axes = (spec.get("sections") or {}).get("axis_of_pair")
     if axes and positions.dim() == 3:  # [axes, batch, seq]: every pair has the position of its axis
         positions = positions[torch.tensor(axes)].movedim(0, -1)

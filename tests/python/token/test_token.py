@@ -173,7 +173,6 @@ def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("columns", [1, 5, 64, 768])
 def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int) -> None:
@@ -355,7 +354,6 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
 def test_id_outside_the_table_cuda(value: int) -> None:
     table = pe.TokenEmbedding(ROWS, COLUMNS, device="cuda")
