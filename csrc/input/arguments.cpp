@@ -6,6 +6,7 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/tensors.h"
 #include "learned/operator.h"
 #include "sinusoidal/specification.h"
 #include "token/operator.h"
@@ -124,7 +125,7 @@ void check_order(const Tensor& ids) {
 }
 
 void prepare_token(const Input& in, Prepared& prepared) {
-  prepared.token = token::with_dense_rows(in.token);
+  prepared.token = dispatcher::with_dense_rows(in.token);
   prepared.ids = in.ids.contiguous();
   if (!in.token.is_cuda()) {
     check_range(prepared.ids, "ids", in.token, "token");
@@ -138,7 +139,7 @@ void prepare_token(const Input& in, Prepared& prepared) {
 
 void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type.has_value()) return;
-  prepared.token_type = token::with_dense_rows(*in.token_type);
+  prepared.token_type = dispatcher::with_dense_rows(*in.token_type);
   const bool given = in.types.has_value();
   // Type 0 for every token: one number, read with stride 0.
   prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
@@ -179,7 +180,7 @@ void prepare_sinusoid(const Input& in, Prepared& prepared) {
 
 void prepare_position(const Input& in, Prepared& prepared) {
   if (!in.position.has_value()) return;
-  prepared.position = token::with_dense_rows(*in.position);
+  prepared.position = dispatcher::with_dense_rows(*in.position);
   const int64_t rows = in.position->size(0);
   if (!in.positions.has_value()) {
     learned::check_length(in.offset.expect_int(), in.ids.size(1), rows, in.first_row);

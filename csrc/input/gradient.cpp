@@ -280,11 +280,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 Forward input_embedding_forward_autograd(const Input& in) {
   auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
                                                            in.norm_weight, in.norm_bias);
-  Forward outputs;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    outputs = call_input_embedding_forward(in);
-  }
+  Forward outputs = dispatcher::below_autograd([&] { return call_input_embedding_forward(in); });
   auto& [output, mean, rstd] = outputs;
   if (has_tangent(in)) {
     output = forward_chain(in);
@@ -300,8 +296,7 @@ Forward input_embedding_forward_autograd(const Input& in) {
 Tensor input_embedding_autograd(const Input& in) {
   if (has_tangent(in)) return forward_chain(in);
   if (requires_grad(in)) return std::get<0>(input_embedding_forward_autograd(in));
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_input_embedding(in);
+  return dispatcher::below_autograd([&] { return call_input_embedding(in); });
 }
 
 /// Whether the backward pass must be differentiable itself.
@@ -313,15 +308,15 @@ bool is_derived(const Input& in, const Tensor& gradient) {
 Backward input_embedding_backward_autograd(const Input& in, const Tensor& gradient,
                                            const Tensor& mean, const Tensor& rstd) {
   if (is_derived(in, gradient)) return backward_chain(in, gradient);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_input_embedding_backward(in, gradient, mean, rstd);
+  return dispatcher::below_autograd(
+      [&] { return call_input_embedding_backward(in, gradient, mean, rstd); });
 }
 
 BackwardRows input_embedding_backward_rows_autograd(const Input& in, const Tensor& gradient,
                                                     const Tensor& mean, const Tensor& rstd) {
   if (is_derived(in, gradient)) return with_rows(in, gradient, backward_chain(in, gradient));
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_input_embedding_backward_rows(in, gradient, mean, rstd);
+  return dispatcher::below_autograd(
+      [&] { return call_input_embedding_backward_rows(in, gradient, mean, rstd); });
 }
 
 /// Dropout is linear: tangents and gradients are dropped by the same mask.
@@ -350,11 +345,8 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
     node->seed = dispatcher::save(seed);
     node->probability = probability;
   }
-  Tensor output;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    output = call_input_dropout(x, seed, probability);
-  }
+  const Tensor output =
+      dispatcher::below_autograd([&] { return call_input_dropout(x, seed, probability); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(x); direction.defined()) {
     dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability));

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "dispatcher/tensors.h"
 #include "input/kernel.h"
 
 namespace posembed::input {
@@ -160,10 +161,7 @@ inline bool has_few_types(const Input& in) {
   return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;
 }
 
-/// float64 for float64, float32 for everything else.
-inline at::ScalarType compute_type(const Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
+using dispatcher::compute_type;
 
 /// Position encodings without a table, [seq, embedding_dim] or [batch, seq, embedding_dim] in the
 /// compute type.

@@ -114,6 +114,4 @@ struct Lookup {
 /// on CUDA. On the CPU ids must have been checked.
 Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup);
 
-using dispatcher::with_dense_rows;
-
 }  // namespace posembed::token
