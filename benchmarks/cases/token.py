@@ -30,6 +30,17 @@ def step(module: nn.Module, ids: Tensor, gradient: Tensor):
     return run
 
 
+def coalesced_step(module: nn.Module, ids: Tensor, gradient: Tensor):
+    """To where "rows" ends: each row once, summed and sorted, as optimizers read them."""
+    run_step = step(module, ids, gradient)
+
+    def run() -> None:
+        run_step()
+        module.weight.grad = module.weight.grad.coalesce()
+
+    return run
+
+
 def backward_goals(allocator: str) -> tuple[Goal, ...]:
     """Where memory is not kept, a dense gradient costs its pages, which are torch's as well."""
     dense = Goal("posembed", "nn.Embedding", 1.7 if allocator == "reusing" else 1.0)
@@ -68,6 +79,8 @@ def backward(name: str, dtype: torch.dtype, spread: str, setting: Setting) -> Ca
     }
     gradient = torch.randn(TOKENS, DIM, **where)
     candidates = {label: step(module, ids, gradient) for label, module in modules.items()}
+    sparse = modules["nn.Embedding, sparse"]
+    candidates["nn.Embedding, sparse, coalesced"] = coalesced_step(sparse, ids, gradient)
     return Case(name, candidates, goals=backward_goals(setting.allocator))
 
 
