@@ -45,8 +45,9 @@ test: test-cpp test-python
 test-cpp: build
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
 
+# Files of tests are spread over processes, whose waiting threads leave the cores to each other.
 test-python: build
-	$(python) -m pytest $(PYTEST_ARGS)
+	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 # What needs a GPU and skips itself elsewhere. "slow" tests compile; PYTEST_ARGS='-m gpu' takes them too.
 test-gpu: build

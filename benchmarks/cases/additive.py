@@ -1,8 +1,8 @@
-"""Sinusoids and the fused input embedding."""
+"""Sinusoids, learned positions and the fused input embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import posembed as pe
 import torch
@@ -35,6 +35,34 @@ def sinusoidal(name: str, dtype: torch.dtype, setting: Setting) -> Case:
         },
         "clone",
         (goals[dtype],) if reuses(setting) else (),
+    )
+
+
+def learned(name: str, dtype: torch.dtype, setting: Setting) -> Case:
+    """Learned positions, forward and backward: the table's gradient is a sum over the batch."""
+    where = {"device": setting.device, "dtype": dtype}
+    x = torch.randn(BATCH, SEQ, DIM, **where).requires_grad_()
+    gradient, out = torch.randn(BATCH, SEQ, DIM, **where), torch.empty(BATCH, SEQ, DIM, **where)
+    ours = pe.LearnedPositionalEmbedding(SEQ, DIM, **where)
+    theirs = nn.Embedding(SEQ, DIM, **where)
+    positions = torch.arange(SEQ, device=setting.device)
+
+    def step(call: Callable[[], Tensor], table: Tensor) -> Callable[[], None]:
+        def run() -> None:
+            x.grad = table.grad = None
+            call().backward(gradient)
+
+        return run
+
+    return Case(
+        name,
+        {
+            "copy_ into existing memory": lambda: out.copy_(gradient),
+            "posembed": step(lambda: ours(x), ours.weight),
+            "eager": step(lambda: x + theirs(positions), theirs.weight),
+        },
+        "copy_ into existing memory",
+        (Goal("posembed", "eager", 1.0),),
     )
 
 
@@ -154,6 +182,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
         sizes = f"[{BATCH},{SEQ},{DIM}] {kind}"
         with torch.no_grad():
             yield plan(f"sinusoidal add {sizes}", sinusoidal, dtype, setting)
+        yield plan(f"learned add forward and backward {sizes}", learned, dtype, setting)
         batch, seq, dim = WIDE
         name = f"input: token + position {batch * seq} x {dim} {kind}"
         yield plan(name, wide_sum, dtype, setting)
