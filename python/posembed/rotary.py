@@ -101,6 +101,11 @@ class RotaryEmbedding(nn.Module):
                     "learned_frequencies: expected a specification whose frequencies do not depend "
                     "on the length of the sequence: pass spec.resolve(seq_len)"
                 )
+            if self.spec.numerics != "exact":
+                raise ValueError(
+                    "numerics: expected 'exact' for learned frequencies, got "
+                    f"{self.spec.numerics!r}"
+                )
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             pairs = len(self.spec.frequencies())
             self.frequencies = nn.Parameter(torch.empty(pairs, device=device, dtype=wide))
