@@ -186,12 +186,9 @@ at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& opti
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          const at::TensorOptions& options) {
-  if (!options.device().is_cpu()) return at::empty_strided(sizes, strides, options);
-  const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  if (!is_large_on_cpu(sizes, options)) {
-    return at::detail::empty_strided_cpu(sizes, strides, dtype);
-  }
-  return at::detail::empty_strided_generic(sizes, strides, &output_allocator, cpu_keys, dtype);
+  if (!is_large_on_cpu(sizes, options)) return at::empty_strided(sizes, strides, options);
+  return at::detail::empty_strided_generic(sizes, strides, &output_allocator, cpu_keys,
+                                           c10::typeMetaToScalarType(options.dtype()));
 }
 
 ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -134,10 +134,7 @@ bool same_places(const Tensor& tensor, const Tensor& other) {
 
 /// As at::empty_like, from the memory that posembed keeps: see output_memory.h.
 Tensor empty_on_cpu(const Tensor& input) {
-  // is_contiguous() does not look at the strides of size 1, which the result has too.
-  if (input.strides() == c10::contiguous_strides(input.sizes())) {
-    return dispatcher::empty(input.sizes(), input.options());
-  }
+  if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
   const auto strides = input.is_non_overlapping_and_dense()
                            ? input.strides().vec()
                            : at::infer_dense_strides(input.sizes(), input.strides());

@@ -224,9 +224,7 @@ def test_strides_that_empty_like_would_reorder(device: torch.device) -> None:
     """The result's last dimension is contiguous whatever the input's strides are."""
     windows = torch.randn(10, device=device).unfold(0, 8, 1)[None, :, None, :]
     turned = torch.randn(2, 5, 8, 3, device=device).transpose(2, 3)
-    few = torch.randn(3, 5, 4, 8, device=device)[:1, :1]  # strides of size 1 are the input's
-    assert pe.RotaryEmbedding(8)(few).stride() == torch.empty_like(few).stride() == few.stride()
-    for query in (windows, turned, few):
+    for query in (windows, turned):
         rope = pe.RotaryEmbedding(8)
         rotated = rope(query)
         assert torch.equal(rotated, rope(query.contiguous()))
