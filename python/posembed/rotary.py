@@ -53,7 +53,7 @@ class RotaryEmbedding(nn.Module):
         numerics: How angles and products are rounded, see :class:`RotarySpec`; default: that of the
             specification, by default "exact".
         learned_frequencies: Train the frequencies: a parameter ``frequencies``
-            [rotary_dim / 2], radians per position.
+            [rotary_dim / 2], radians per position. With numerics "exact" only.
         device: Of learned frequencies.
         dtype: Of learned frequencies if it is float64; with any other they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
