@@ -99,7 +99,7 @@ void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
   const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
   const py::gil_scoped_release release;
   if (key.has_value()) {
-    functional::rotary_out(query_out, *key_out, query, *key, positions, spec, call);
+    functional::rotary_out(query_out, key_out.value(), query, *key, positions, spec, call);
   } else {
     functional::rotary_out(query_out, query, std::nullopt, positions, spec, call);
   }

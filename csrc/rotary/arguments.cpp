@@ -35,31 +35,31 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
 }
 
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
-                     const c10::SymInt& offset) {
+                     const c10::SymInt& offset, const Names& names) {
   // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
   const bool by_axis = axes > 1 && has_axes(all, where);
-  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, "positions", "axes");
+  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, names.positions, "axes");
   const Tensor positions = by_axis ? all.select(0, 0) : all;
-  dispatcher::check_integers(positions, "positions");
-  dispatcher::check_same_device(positions, "positions", query, "query");
+  dispatcher::check_integers(positions, names.positions);
+  dispatcher::check_same_device(positions, names.positions, query, names.query);
   const bool one_row = positions.dim() == 1;
-  TORCH_CHECK_VALUE(one_row || (positions.dim() == 2 && where.batch >= 0),
-                    "positions: expected [seq]", where.batch >= 0 ? " or [batch, seq]" : "",
-                    ", got ", positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(-1), query.sym_size(where.seq), "positions", "seq");
+  TORCH_CHECK_VALUE(one_row || (positions.dim() == 2 && where.batch >= 0), names.positions,
+                    ": expected [seq]", where.batch >= 0 ? " or [batch, seq]" : "", ", got ",
+                    positions.sym_sizes());
+  dispatcher::check_size(positions.sym_size(-1), query.sym_size(where.seq), names.positions, "seq");
   TORCH_CHECK_VALUE(
       one_row || positions.sym_size(0) == query.sym_size(where.batch) || positions.sym_size(0) == 1,
-      "positions: expected batch ", query.sym_size(where.batch), " or 1, got ",
+      names.positions, ": expected batch ", query.sym_size(where.batch), " or 1, got ",
       positions.sym_size(0));
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-void check_key(const Tensor& key, const Tensor& query, const Dimensions& where) {
-  dispatcher::check_same_dtype(key, "key", query, "query");
-  dispatcher::check_same_device(key, "key", query, "query");
-  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), "key", "seq");
+void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
+  dispatcher::check_same_dtype(key, name, query, "query");
+  dispatcher::check_same_device(key, name, query, "query");
+  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq");
   if (where.batch >= 0) {
-    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), "key", "batch");
+    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch");
   }
 }
 
@@ -85,15 +85,6 @@ void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimens
   TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
                     "cu_seqlens: expected layout 'thd' or batch 1, got batch ",
                     query.sym_size(std::max<int64_t>(where.batch, 0)));
-}
-
-void check_position_values(const Tensor& positions) {
-  const core::IndexView view = dispatcher::index_view(positions);
-  for (int64_t place = 0; place < positions.numel(); ++place) {
-    const int64_t position = core::read(view, place);
-    TORCH_CHECK_INDEX(position >= -1, "positions: expected -1 (leave the token as it is) or more, ",
-                      "got ", position, " at place ", place);
-  }
 }
 
 core::StridedMemory memory_of(const Tensor& tensor) {
@@ -133,6 +124,14 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   }
 }
 
+/// Whether the strides of two tensors of one shape lead to the same elements.
+bool same_places(const Tensor& tensor, const Tensor& other) {
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) > 1 && tensor.stride(i) != other.stride(i)) return false;
+  }
+  return true;
+}
+
 /// As at::empty_like, from the memory that posembed keeps: see output_memory.h.
 Tensor empty_on_cpu(const Tensor& input) {
   if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
@@ -155,25 +154,35 @@ Dimensions dimensions(Text layout) {
   TORCH_CHECK_VALUE(false, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '", layout, "'");
 }
 
-void check(const Tensor& query, const Tensor* key, const Rotation& by) {
+void check(const Tensor& query, const Tensor* key, const Rotation& by, const Names& names) {
   const Specification& found = specification(by.spec);
   const RotarySpec& spec = found.spec;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
   const Dimensions where = dimensions(by.layout);
-  check_rotated(query, "query", where, spec);
+  check_rotated(query, names.query, where, spec);
   if (key != nullptr) {
-    check_rotated(*key, "key", where, spec);
-    check_key(*key, query, where);
+    check_rotated(*key, names.key, where, spec);
+    check_key(*key, names.key, query, where);
   }
   TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
   if (by.positions.has_value()) {
-    check_positions(*by.positions, query, where, found.axes, by.offset);
+    check_positions(*by.positions, query, where, found.axes, by.offset, names);
   }
   if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
   if (by.cu_seqlens.has_value()) {
     check_documents(*by.cu_seqlens, query, where, by.positions.has_value());
+  }
+}
+
+void check_position_values(const Tensor& positions, const char* argument) {
+  const core::IndexView view = dispatcher::index_view(positions);
+  for (int64_t place = 0; place < positions.numel(); ++place) {
+    const int64_t position = core::read(view, place);
+    TORCH_CHECK_INDEX(position >= -1, argument,
+                      ": expected -1 (leave the token as it is) or more, got ", position,
+                      " at place ", place);
   }
 }
 
@@ -189,7 +198,7 @@ Inputs checked_inputs(const Rotation& by, int64_t tokens) {
   if (by.positions.has_value()) {
     inputs.positions = *by.positions;
     if (!inputs.positions.is_cuda()) {
-      check_position_values(inputs.positions = inputs.positions.contiguous());
+      check_position_values(inputs.positions = inputs.positions.contiguous(), "positions");
     }
   }
   if (by.cu_seqlens.has_value()) {
@@ -282,7 +291,7 @@ void check_apart(const Tensor& tensor, const char* argument, const Tensor& other
 
 void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
                          const char* in_argument) {
-  if (out.const_data_ptr() == in.const_data_ptr() && out.strides() == in.strides()) return;
+  if (out.const_data_ptr() == in.const_data_ptr() && same_places(out, in)) return;
   TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
                     in_argument, " itself or memory apart from it, got tensors that overlap");
 }

@@ -17,8 +17,18 @@ struct Dimensions {
 /// Throws c10::ValueError for an unknown layout.
 Dimensions dimensions(Text layout);
 
+/// How an operator's users know what check() reads.
+struct Names {
+  const char* query = "query";
+  const char* key = "key";
+  const char* positions = "positions";
+};
+
 /// The checks that need no values, which eager and Meta kernels share.
-void check(const Tensor& query, const Tensor* key, const Rotation& by);
+void check(const Tensor& query, const Tensor* key, const Rotation& by, const Names& names = {});
+
+/// Throws c10::IndexError for positions below -1 in a contiguous CPU tensor.
+void check_position_values(const Tensor& positions, const char* argument);
 
 /// Checks that `out` has the dtype, device and shape of `in`.
 void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);

@@ -1,6 +1,7 @@
 #include "rotary/frequencies.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace posembed::rotary {
 namespace {
@@ -12,11 +13,39 @@ DoubleDouble blend(DoubleDouble kept, DoubleDouble part, DoubleDouble stretched)
   return kept * part + stretched * (1.0 - part);
 }
 
-/// The pair (not a whole number) that makes `turns` turns within `length` positions.
-double pair_with_turns(double turns, double base, int64_t length, double rotary_dim) {
+/// The pair (not a whole number) that makes so many radians within `length` positions.
+template <typename Number>
+Number pair_with_radians(Number radians, Number base, int64_t length, double rotary_dim) {
+  using std::log;
   // In the order of the paper's code: rounding decides between neighbouring whole pairs.
-  const double radians = turns * core::constants::two_pi.high;
-  return rotary_dim * std::log(static_cast<double>(length) / radians) / (2.0 * std::log(base));
+  return rotary_dim * log(static_cast<double>(length) / radians) / (2.0 * log(base));
+}
+
+/// YaRN's range, in the precision of `turn`, 2 pi.
+template <typename Number>
+YarnRange<Number> yarn_range(Number turn, Number base, const YarnBlend& blend, int64_t rotary_dim) {
+  const double dim = static_cast<double>(rotary_dim);
+  Number begin = pair_with_radians(blend.fast * turn, base, blend.original_max_positions, dim);
+  Number end = pair_with_radians(blend.slow * turn, base, blend.original_max_positions, dim);
+  if constexpr (std::is_same_v<Number, double>) {
+    if (blend.truncate) {
+      begin = std::floor(begin);
+      end = std::ceil(end);
+    }
+  }
+  begin = std::max<Number>(begin, 0.0);
+  end = std::min<Number>(end, dim - 1.0);
+  if (begin == end) end = end + 0.001;  // the paper's code, so that the ramp has a slope
+  return {begin, end};
+}
+
+/// Whole pairs are those of the paper's code; others are exact.
+YarnRange<DoubleDouble> exact_yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim) {
+  if (!blend.truncate) {
+    return yarn_range<DoubleDouble>(core::constants::two_pi, base, blend, rotary_dim);
+  }
+  const YarnRange<double> whole = yarn_range(base, blend, rotary_dim);
+  return {whole.begin, whole.end};
 }
 
 }  // namespace
@@ -52,29 +81,17 @@ DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim) {
   return base * core::pow(factor, DoubleDouble(dim) / (dim - 2.0));
 }
 
-YarnRange yarn_range(double base, int64_t rotary_dim, int64_t original_max_positions, double fast,
-                     double slow, bool truncate) {
-  const double dim = static_cast<double>(rotary_dim);
-  double begin = pair_with_turns(fast, base, original_max_positions, dim);
-  double end = pair_with_turns(slow, base, original_max_positions, dim);
-  if (truncate) {
-    begin = std::floor(begin);
-    end = std::ceil(end);
-  }
-  begin = std::max(begin, 0.0);
-  end = std::min(end, dim - 1.0);
-  if (begin == end) end += 0.001;  // the paper's code, so that the ramp has a slope
-  return {begin, end};
+YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim) {
+  return yarn_range<double>(core::constants::two_pi.high, base, blend, rotary_dim);
 }
 
-void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,
-                double fast, double slow, bool truncate) {
-  const auto [begin, end] = yarn_range(base, 2 * static_cast<int64_t>(series.size()),
-                                       original_max_positions, fast, slow, truncate);
+void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended) {
+  const auto [begin, end] =
+      exact_yarn_range(base, blended, 2 * static_cast<int64_t>(series.size()));
   for (size_t pair = 0; pair < series.size(); ++pair) {
-    const double place =
-        std::clamp(static_cast<double>(pair), std::min(begin, end), std::max(begin, end));
-    const DoubleDouble kept = (DoubleDouble(end) - place) / (DoubleDouble(end) - begin);
+    const DoubleDouble place = std::clamp<DoubleDouble>(static_cast<double>(pair),
+                                                        std::min(begin, end), std::max(begin, end));
+    const DoubleDouble kept = (end - place) / (end - begin);
     series[pair] = blend(series[pair], kept, series[pair] / factor);
   }
 }

@@ -25,19 +25,24 @@ Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>
 /// Requires rotary_dim > 2.
 core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
 
-/// The pairs between which YaRN blends: from the one that makes `fast` turns within
+/// What decides between which pairs YaRN blends: from the one that makes `fast` turns within
 /// `original_max_positions` to the one that makes `slow`, rounded outwards to whole pairs if
 /// `truncate`.
-struct YarnRange {
-  double begin, end;
+struct YarnBlend {
+  int64_t original_max_positions;
+  double fast, slow;
+  bool truncate;
 };
-YarnRange yarn_range(double base, int64_t rotary_dim, int64_t original_max_positions, double fast,
-                     double slow, bool truncate);
 
-/// Divides the pairs that YaRN interpolates, and blends between `fast` and `slow` turns within
-/// `original_max_positions`. Peng et al., "YaRN", 2023.
-void scale_yarn(Series& series, double base, double factor, int64_t original_max_positions,
-                double fast, double slow, bool truncate);
+/// These pairs; as doubles they are those of the paper's code.
+template <typename Number>
+struct YarnRange {
+  Number begin, end;
+};
+YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim);
+
+/// Divides the pairs that YaRN interpolates, and blends in `blended`. Peng et al., "YaRN", 2023.
+void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended);
 
 /// Divides wavelengths over original_max_positions / low by `factor`, blends down to
 /// original_max_positions / high. Llama 3.1.

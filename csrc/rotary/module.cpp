@@ -114,6 +114,9 @@ void RotaryEmbeddingImpl::reset() {
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "learned_frequencies: expected a specification whose frequencies do not depend "
                     "on the length of the sequence: pass spec.resolve(seq_len)");
+  TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
+                    "numerics: expected 'exact' for learned frequencies, got '",
+                    posembed::name(spec.numerics), "'");
   frequencies = register_parameter("frequencies", spec.frequencies().to(torch::kFloat));
 }
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "rotary/frequencies.h"
+#include "rotary/scaling.h"
 
 namespace posembed::rotary {
 namespace {
@@ -56,8 +56,7 @@ Tensor frequencies(const RotarySpec& spec, const DynamicNtkScaling&) { return pl
 Tensor frequencies(const RotarySpec& spec, const YarnScaling& scaling) {
   const Tensor turning = powers(spec, spec.base);
   const Tensor kept = over(1.0, turning), stretched = over(1.0, turning * scaling.factor);
-  const YarnRange range = yarn_range(spec.base, spec.rotary_dim, scaling.original_max_positions,
-                                     scaling.beta_fast, scaling.beta_slow, scaling.truncate);
+  const YarnRange<double> range = yarn_range(spec.base, blend_of(scaling), spec.rotary_dim);
   const Tensor place = at::arange(spec.rotary_dim / 2, at::kFloat);
   const Tensor ramp = at::clamp((place - range.begin) / (range.end - range.begin), 0, 1);
   const Tensor part = at::rsub(ramp, 1);

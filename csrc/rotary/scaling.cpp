@@ -51,8 +51,7 @@ double attention_factor(const YarnScaling& scaling) {
 
 Scaled scaled(const RotarySpec& spec, const YarnScaling& scaling) {
   Scaled result{series(spec), attention_factor(scaling)};
-  scale_yarn(result.frequencies, spec.base, scaling.factor, scaling.original_max_positions,
-             scaling.beta_fast, scaling.beta_slow, scaling.truncate);
+  scale_yarn(result.frequencies, spec.base, scaling.factor, blend_of(scaling));
   return result;
 }
 
@@ -198,6 +197,10 @@ Scaled scaled(const RotarySpec& spec) {
   return std::visit([&](const auto& scaling) { return scaled(spec, scaling); }, spec.scaling);
 }
 
+YarnBlend blend_of(const YarnScaling& scaling) {
+  return {scaling.original_max_positions, scaling.beta_fast, scaling.beta_slow, scaling.truncate};
+}
+
 void check_scaling(const RotarySpec& spec) {
   std::visit([&](const auto& scaling) { check(spec, scaling); }, spec.scaling);
 }
@@ -223,8 +226,8 @@ RotarySpec RotarySpec::resolve(int64_t seq_len) const {
     if (seq_len > dynamic->original_max_positions) {
       const double stretch =
           static_cast<double>(seq_len) / static_cast<double>(dynamic->original_max_positions);
-      const double factor = dynamic->factor * stretch - (dynamic->factor - 1.0);
-      result.base = core::to_double(rotary::ntk_base(base, factor, rotary_dim));
+      // Not a new base, which a double could not hold exactly.
+      result.scaling = NtkScaling{dynamic->factor * stretch - (dynamic->factor - 1.0)};
     }
   }
   if (auto* longrope = std::get_if<LongRopeScaling>(&result.scaling)) {

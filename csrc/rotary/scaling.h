@@ -17,6 +17,8 @@ struct Scaled {
 /// within the original context.
 Scaled scaled(const RotarySpec& spec);
 
+YarnBlend blend_of(const YarnScaling& scaling);
+
 /// Raises c10::ValueError, naming the scaling's field, where its numbers make no sense.
 void check_scaling(const RotarySpec& spec);
 

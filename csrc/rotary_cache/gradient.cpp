@@ -12,11 +12,12 @@ namespace {
 
 void check_inference_only(const Call& call) {
   constexpr const char* alternative = "posembed::rotary_pair";
+  const Names names = names_of(call);
   dispatcher::check_inference_only(call.query, "query", alternative);
-  dispatcher::check_inference_only(call.key, "key", alternative);
-  dispatcher::check_inference_only(call.value, "value", alternative);
-  dispatcher::check_inference_only(call.key_cache, "key_cache", alternative);
-  dispatcher::check_inference_only(call.value_cache, "value_cache", alternative);
+  dispatcher::check_inference_only(call.key, names.key, alternative);
+  dispatcher::check_inference_only(call.value, names.value, alternative);
+  dispatcher::check_inference_only(call.key_cache, names.key_cache, alternative);
+  dispatcher::check_inference_only(call.value_cache, names.value_cache, alternative);
   if (!call.query_out.has_value()) return;
   dispatcher::check_inference_only(*call.query_out, "query_out", alternative);
 }

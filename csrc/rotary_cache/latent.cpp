@@ -18,14 +18,25 @@ Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dime
   return tensor;
 }
 
+/// key_rope with a head.
+Tensor key_of(const Tensor& key_rope, Text spec, const rotary::Dimensions& where) {
+  Tensor key = with_heads(key_rope, "key_rope", where);
+  dispatcher::check_size(key.sym_size(-1), rotary::specification(spec).spec.rotary_dim, "key_rope",
+                         "rotary_dim");
+  return key;
+}
+
 std::tuple<Tensor, Tensor> mla_rotary(const Tensor& query, const Tensor& key_rope,
                                       const MaybeTensor& positions, Text spec, Text layout,
                                       c10::SymInt offset, bool inverse) {
   const rotary::Dimensions where = rotary::dimensions(layout);
-  const Tensor key = with_heads(key_rope, "key_rope", where);
+  const Tensor key = key_of(key_rope, spec, where);
   const MaybeTensor none;
-  auto [rotated_query, rotated_key] = rotary::call_rotary_pair(
-      query, key, {positions, none, none, spec, layout, std::move(offset), inverse});
+  const rotary::Rotation by{positions, none, none, spec, layout, std::move(offset), inverse};
+  rotary::check(query, &key, by, {"query", "key_rope"});
+  dispatcher::check_size(query.sym_size(-1), rotary::specification(spec).spec.head_dim, "query",
+                         "head_dim");
+  auto [rotated_query, rotated_key] = rotary::call_rotary_pair(query, key, by);
   return {rotated_query,
           key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
 }
@@ -41,13 +52,13 @@ void mla_rotary_cache(const Tensor& query, const Tensor& latent, const Tensor& k
                       const MaybeTensor& query_out, Text spec, Text layout, c10::SymInt offset,
                       double scale, const MaybeTensor& scale_tensor) {
   const rotary::Dimensions where = rotary::dimensions(layout);
-  rotary::check_exact_angles(spec, "mla_rotary_cache_");
+  const Tensor key = key_of(key_rope, spec, where), value = with_heads(latent, "latent", where);
   check_cache(cache, latent, key_rope);
   const Tensor one_head = cache.unsqueeze(2);
   Call call;
   call.query = query;
-  call.key = with_heads(key_rope, "key_rope", where);
-  call.value = with_heads(latent, "latent", where);
+  call.key = key;
+  call.value = value;
   call.key_cache = one_head.narrow_symint(3, latent.sym_size(-1), key_rope.sym_size(-1));
   call.value_cache = one_head.narrow_symint(3, 0, latent.sym_size(-1));
   call.slot_mapping = slot_mapping;
@@ -55,6 +66,7 @@ void mla_rotary_cache(const Tensor& query, const Tensor& latent, const Tensor& k
   call.query_out = query_out;
   call.spec = spec;
   call.layout = layout;
+  call.cache_layout = latent_layout;
   call.offset = offset;
   call.key_scale = call.value_scale = scale;
   call.key_scale_tensor = call.value_scale_tensor = scale_tensor;

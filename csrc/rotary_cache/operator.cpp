@@ -28,21 +28,22 @@ struct CacheDimensions {
 };
 
 CacheDimensions cache_dimensions(Text layout) {
-  if (layout == "nhd") return {1, 2, "[pages, page_size, heads, head_dim]"};
+  if (layout == "nhd" || layout == latent_layout)
+    return {1, 2, "[pages, page_size, heads, head_dim]"};
   if (layout == "hnd") return {2, 1, "[pages, heads, page_size, head_dim]"};
   TORCH_CHECK_VALUE(false, "cache_layout: expected 'nhd' or 'hnd', got '", layout, "'");
 }
 
 bool is_float8(const Tensor& cache) { return cache.scalar_type() == at::kFloat8_e4m3fn; }
 
-void check_value(const Call& call, const Dimensions& where) {
-  dispatcher::check_rank(call.value, "value", where.rank, where.shape);
-  dispatcher::check_same_dtype(call.value, "value", call.query, "query");
-  dispatcher::check_same_device(call.value, "value", call.query, "query");
+void check_value(const Call& call, const char* argument, const Dimensions& where) {
+  dispatcher::check_rank(call.value, argument, where.rank, where.shape);
+  dispatcher::check_same_dtype(call.value, argument, call.query, "query");
+  dispatcher::check_same_device(call.value, argument, call.query, "query");
   for (const auto& [dimension, name] :
        {std::pair(where.batch, "batch"), {where.seq, "seq"}, {where.heads, "heads"}}) {
     if (dimension < 0) continue;
-    dispatcher::check_size(call.value.sym_size(dimension), call.key.sym_size(dimension), "value",
+    dispatcher::check_size(call.value.sym_size(dimension), call.key.sym_size(dimension), argument,
                            name);
   }
 }
@@ -73,23 +74,26 @@ void check_cache(const Tensor& cache, const char* argument, const Tensor& rows, 
   dispatcher::check_size(cache.sym_size(3), rows.sym_size(-1), argument, "head_dim");
 }
 
-void check_caches(const Call& call, const Dimensions& where) {
-  check_cache(call.key_cache, "key_cache", call.key, call, where);
-  check_cache(call.value_cache, "value_cache", call.value, call, where);
-  dispatcher::check_same_dtype(call.value_cache, "value_cache", call.key_cache, "key_cache");
+void check_caches(const Call& call, const Names& names, const Dimensions& where) {
+  const Tensor &keys = call.key_cache, &values = call.value_cache;
+  check_cache(keys, names.key_cache, call.key, call, where);
+  check_cache(values, names.value_cache, call.value, call, where);
+  dispatcher::check_same_dtype(values, names.value_cache, keys, names.key_cache);
   const int64_t place = cache_dimensions(call.cache_layout).place;
-  dispatcher::check_size(call.value_cache.sym_size(0), call.key_cache.sym_size(0), "value_cache",
-                         "pages");
-  dispatcher::check_size(call.value_cache.sym_size(place), call.key_cache.sym_size(place),
-                         "value_cache", "page_size");
+  dispatcher::check_size(values.sym_size(0), keys.sym_size(0), names.value_cache, "pages");
+  dispatcher::check_size(values.sym_size(place), keys.sym_size(place), names.value_cache,
+                         "page_size");
 }
 
 void check_scale(double scale, const MaybeTensor& tensor, const char* argument, const Call& call) {
   TORCH_CHECK_VALUE(std::isfinite(scale) && scale > 0, argument,
                     ": expected a finite number above 0, got ", scale);
-  TORCH_CHECK_VALUE(is_float8(call.key_cache) || (scale == 1.0 && !tensor.has_value()), argument,
-                    ": expected 1 unless the cache is float8_e4m3fn");
+  const bool float8 = is_float8(call.key_cache);
+  TORCH_CHECK_VALUE(float8 || scale == 1.0, argument,
+                    ": expected 1 unless the cache is float8_e4m3fn, got ", scale);
   if (!tensor.has_value()) return;
+  TORCH_CHECK_VALUE(float8, argument,
+                    ": expected 1 unless the cache is float8_e4m3fn, got a tensor");
   TORCH_CHECK_VALUE(scale == 1.0, argument, ": expected a number or a tensor, got both");
   TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat, argument, ": expected float32, got ",
                    tensor->scalar_type());
@@ -100,42 +104,52 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
 
 /// The checks that need no values, which eager and Meta kernels share.
 void check(const Call& call) {
-  rotary::check(call.query, &call.key, rotation_of(call));
-  rotary::check_exact_angles(call.spec, "rotary_cache_");
+  const Names names = names_of(call);
+  rotary::check(call.query, &call.key, rotation_of(call), {"query", names.key});
+  rotary::check_exact_angles(call.spec, names.function);
   const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
   dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   const Dimensions where = rotary::dimensions(call.layout);
-  check_value(call, where);
+  check_value(call, names.value, where);
   check_slot_mapping(call, where);
-  check_caches(call, where);
-  check_scale(call.key_scale, call.key_scale_tensor, "key_scale", call);
-  check_scale(call.value_scale, call.value_scale_tensor, "value_scale", call);
+  check_caches(call, names, where);
+  check_scale(call.key_scale, call.key_scale_tensor, names.key_scale, call);
+  check_scale(call.value_scale, call.value_scale_tensor, names.value_scale, call);
   if (call.query_out.has_value()) {
     rotary::check_out(*call.query_out, "query_out", call.query, "query");
   }
 }
 
+struct Named {
+  const Tensor& tensor;
+  const char* name;
+};
+
+void check_apart(const Named& tensor, const Named& other) {
+  rotary::check_apart(tensor.tensor, tensor.name, other.tensor, other.name);
+}
+
 /// Checks that each tensor that is written is writable and shares no memory with another.
 void check_memory(const Call& call) {
-  struct Named {
-    const Tensor& tensor;
-    const char* name;
-  };
-  const Tensor& query = call.rotated_query();
-  const char* query_name = call.query_out.has_value() ? "query_out" : "query";
+  const Names names = names_of(call);
+  const bool elsewhere = call.query_out.has_value();
+  const Named query{call.query, "query"}, key{call.key, names.key}, value{call.value, names.value};
+  const Named rotated{call.rotated_query(), elsewhere ? "query_out" : "query"};
   const Named written[] = {
-      {query, query_name}, {call.key_cache, "key_cache"}, {call.value_cache, "value_cache"}};
+      rotated, {call.key_cache, names.key_cache}, {call.value_cache, names.value_cache}};
   for (const Named& target : written) rotary::check_writable(target.tensor, target.name);
-  if (call.rotate_key) rotary::check_writable(call.key, "key");
+  if (call.rotate_key) rotary::check_writable(key.tensor, key.name);
   for (int i = 0; i < 3; ++i) {
-    for (int j = 0; j < i; ++j) {
-      rotary::check_apart(written[i].tensor, written[i].name, written[j].tensor, written[j].name);
-    }
-    rotary::check_apart(call.key, "key", written[i].tensor, written[i].name);
-    rotary::check_apart(call.value, "value", written[i].tensor, written[i].name);
+    for (int j = 0; j < i; ++j) check_apart(written[i], written[j]);
+    check_apart(key, written[i]);
+    check_apart(value, written[i]);
+    if (elsewhere && i > 0) check_apart(query, written[i]);
   }
-  if (call.rotate_key) rotary::check_apart(call.value, "value", call.key, "key");
-  rotary::check_apart_or_same(query, query_name, call.query, "query");
+  if (call.rotate_key) {
+    check_apart(value, key);
+    if (elsewhere) check_apart(key, query);
+  }
+  rotary::check_apart_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
 }
 
 /// Checks slots on the CPU before anything is written; CUDA kernels record bad ones as they meet

@@ -19,6 +19,14 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
+/// The cache_layout by which rotary_cache_ knows that mla_rotary_cache_ calls it.
+inline constexpr const char* latent_layout = "latent";
+
+/// What errors call the arguments, as the user knows them.
+struct Names {
+  const char *function, *key, *value, *key_cache, *value_cache, *key_scale, *value_scale;
+};
+
 /// Arguments of rotary_cache_, in the order of its schema.
 struct Call {
   Tensor query;           // in `layout`
@@ -31,7 +39,7 @@ struct Call {
   MaybeTensor query_out;  // none: query in place
   std::string spec;       // RotarySpec::to_json()
   std::string layout = "thd";
-  std::string cache_layout = "nhd";
+  std::string cache_layout = "nhd";  // latent_layout: as nhd, in a call of mla_rotary_cache_
   c10::SymInt offset = 0;
   bool rotate_key = false;  // the key also in place
   double key_scale = 1.0;   // float8: what keys are divided by
@@ -42,6 +50,13 @@ struct Call {
   /// The tensor that gets the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
 };
+
+inline Names names_of(const Call& call) {
+  if (call.cache_layout == latent_layout) {
+    return {"mla_rotary_cache_", "key_rope", "latent", "cache", "cache", "scale", "scale"};
+  }
+  return {"rotary_cache_", "key", "value", "key_cache", "value_cache", "key_scale", "value_scale"};
+}
 
 /// The rotation of a call. Only references to the call.
 inline rotary::Rotation rotation_of(const Call& call) {

@@ -24,10 +24,17 @@ def fold(tensor: Tensor, mapped: int | None, into: int, size: int) -> Tensor:
     return tensor.movedim(mapped, into).flatten(into, into + 1)
 
 
-def unfold(tensor: Tensor, into: int, size: int) -> tuple[Tensor, int]:
-    """The inverse of :func:`fold`, and where the mapped dimension is then."""
-    shape = (*tensor.shape[:into], size, -1, *tensor.shape[into + 1 :])
-    return tensor.reshape(shape), into
+def unfold(tensor: Tensor, into: int, size: int, rest: int) -> tuple[Tensor, int]:
+    """The inverse of :func:`fold`, and where the mapped dimension is then.
+
+    ``rest`` is what :func:`size_of` says of the folded tensor, which no size tells if one is 0.
+    """
+    return torch.unflatten(tensor, into, (size, rest)), into
+
+
+def size_of(tensor: Tensor, mapped: int | None, dim: int) -> int:
+    """The size of ``dim``, counted without the mapped dimension."""
+    return tensor.shape[dim + (mapped is not None and mapped <= dim)]
 
 
 def rotary_positions(
@@ -75,12 +82,14 @@ def rotary_rule(
             tensor_dims = [dim if not dim else dim + 1 for dim in tensor_dims]
             options["layout"] = "bshd"
         into = batch_dim or 0
-    folded = [
-        fold(tensor, dim, into, size) for tensor, dim in zip(tensors, tensor_dims, strict=True)
-    ]
+    mapped = list(zip(tensors, tensor_dims, strict=True))
+    folded = [fold(tensor, dim, into, size) for tensor, dim in mapped]
     single = count == 1
     results = operator(*folded, positions, *shared, **options)
-    unfolded = [unfold(result, into, size)[0] for result in ([results] if single else results)]
+    unfolded = [
+        unfold(result, into, size, size_of(*given, into))[0]
+        for result, given in zip([results] if single else results, mapped, strict=True)
+    ]
     if options.get("layout", "bshd") != layout:
         unfolded, into = [result.squeeze(1) for result in unfolded], 0
     return (unfolded[0], into) if single else (tuple(unfolded), (into, into))
@@ -197,7 +206,7 @@ def learned_add_rule(
     if positions is not None and positions.dim() == 2:
         positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
     result = torch.ops.posembed.learned_add(fold(x, x_dim, 0, size), weight, positions, **options)
-    return unfold(result, 0, size)
+    return unfold(result, 0, size, size_of(x, x_dim, 0))
 
 
 def loop_rule(
@@ -261,7 +270,8 @@ def alibi_bias_rule(
         return loop_rule(operator, info, in_dims, slopes, *args, **options)
     sides = slopes.dim() - 2  # where heads are: [heads] or [2, heads]
     bias = operator(fold(slopes, in_dims[0], sides, info.batch_size), *args, **options)
-    return unfold(bias, bias.dim() - 3, info.batch_size)
+    heads = size_of(slopes, in_dims[0], sides)
+    return unfold(bias, bias.dim() - 3, info.batch_size, heads)
 
 
 def alibi_bias_backward_rule(
@@ -273,7 +283,8 @@ def alibi_bias_backward_rule(
         return loop_rule(operator, info, in_dims, grad, *args, **options)
     folded = fold(grad, in_dims[0], grad.dim() - 4, info.batch_size)
     result = operator(folded, *args, **options)
-    return unfold(result, result.dim() - 1, info.batch_size)
+    heads = size_of(grad, in_dims[0], grad.dim() - 4)
+    return unfold(result, result.dim() - 1, info.batch_size, heads)
 
 
 def alibi_scores_rule(
@@ -293,7 +304,8 @@ def alibi_scores_rule(
     heads = scores.dim() - (3 if in_dims[0] is None else 4)
     sides = slopes.dim() - (1 if in_dims[1] is None else 2)
     folded = (fold(scores, in_dims[0], heads, size), fold(slopes, in_dims[1], sides, size))
-    return unfold(operator(*folded, *args, **options), heads, size)
+    result = operator(*folded, *args, **options)
+    return unfold(result, heads, size, size_of(scores, in_dims[0], heads))
 
 
 def alibi_softmax_backward_rule(
@@ -316,10 +328,11 @@ def alibi_softmax_backward_rule(
     ]
     folded = (fold(grad, in_dims[0], heads[0], size), fold(weights, in_dims[1], heads[1], size))
     of_scores, of_slopes = operator(*folded, *args, sides=sides, **options)
-    of_scores, _ = unfold(of_scores, heads[0], size)
+    rest = size_of(grad, in_dims[0], heads[0])
+    of_scores, _ = unfold(of_scores, heads[0], size, rest)
     if sides == 0:
         return (of_scores, of_slopes), (heads[0], None)
-    of_slopes, dim = unfold(of_slopes, sides - 1, size)
+    of_slopes, dim = unfold(of_slopes, sides - 1, size, rest)
     return (of_scores, of_slopes), (heads[0], dim)
 
 

@@ -53,7 +53,7 @@ class RotaryEmbedding(nn.Module):
         numerics: How angles and products are rounded, see :class:`RotarySpec`; default: that of the
             specification, by default "exact".
         learned_frequencies: Train the frequencies: a parameter ``frequencies``
-            [rotary_dim / 2], radians per position.
+            [rotary_dim / 2], radians per position. With numerics "exact" only.
         device: Of learned frequencies.
         dtype: Of learned frequencies if it is float64; with any other they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
@@ -100,6 +100,11 @@ class RotaryEmbedding(nn.Module):
                 raise ValueError(
                     "learned_frequencies: expected a specification whose frequencies do not depend "
                     "on the length of the sequence: pass spec.resolve(seq_len)"
+                )
+            if self.spec.numerics != "exact":
+                raise ValueError(
+                    "numerics: expected 'exact' for learned frequencies, got "
+                    f"{self.spec.numerics!r}"
                 )
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             pairs = len(self.spec.frequencies())

@@ -77,7 +77,7 @@ class NtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNtkScaling(Scaling):
-    """NTK-aware with a factor that grows with the sequence; see :meth:`RotarySpec.resolve`."""
+    """NTK-aware, by a factor for each length: :meth:`RotarySpec.resolve` makes it NtkScaling."""
 
     kind: ClassVar[str] = "dynamic_ntk"
     factor: float

@@ -22,7 +22,9 @@ def test_the_program_starts() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_names_are_known_before_anything_is_built(device: str) -> None:
     command = [sys.executable, str(PROGRAM), "--list", "--device", device]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=600
+    ).stdout
     names = printed.splitlines()
     assert len(set(names)) == len(names) > 50
     command += ["--case", "rotary forward ["]

@@ -26,7 +26,7 @@ struct NtkScaling {
   double factor = 1.0;
 };
 
-/// NTK-aware with a factor that grows with the sequence: see RotarySpec::resolve.
+/// NTK-aware with a factor that grows with the sequence: RotarySpec::resolve makes it NtkScaling.
 struct DynamicNtkScaling {
   double factor = 1.0;
   int64_t original_max_positions = 0;

@@ -161,9 +161,14 @@ def rotate_into(
         given: Positions, frequencies, cu_seqlens.
         options: Text of the specification, layout, offset, inverse.
     """
-    if isinstance(out, tuple) == (key is None):
-        expected = "a tensor" if key is None else "(query_out, key_out)"
-        raise ValueError(f"out: expected {expected}, got {type(out).__name__}")
+    parts = out if isinstance(out, tuple) else (out,)
+    as_given = isinstance(out, tuple) == (key is not None) and len(parts) == (
+        2 if key is not None else 1
+    )
+    if not as_given or not all(isinstance(part, Tensor) for part in parts):
+        expected = "a tensor" if key is None else "two tensors, (query_out, key_out)"
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise ValueError(f"out: expected {expected}, got {kinds}")
     query_out, key_out = out if isinstance(out, tuple) else (out, None)
     if eager(query_out, key_out, query, key, *given):
         _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])

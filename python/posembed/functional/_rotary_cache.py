@@ -157,7 +157,8 @@ def mla_rotary_cache_(
     Args:
         query: In ``layout``; by default [tokens, heads, head_dim].
         latent: What was compressed of keys and values: [tokens, latent_dim], or with one head.
-        key_rope: [tokens, rotary_dim], or with one head; not changed.
+        key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; not
+            changed.
         cache: [pages, page_size, latent_dim + rotary_dim], dtype of the data or float8_e4m3fn.
         slot_mapping: As in :func:`rotary_cache_`, with the other arguments.
         positions: As :func:`rotary` takes them.

@@ -169,6 +169,9 @@ TEST(RotaryModule, BadInputRaisesC10Errors) {
   EXPECT_THROW(rope->forward(query.to(torch::kInt)), c10::TypeError);
   EXPECT_THROW(rope->forward(query, std::nullopt, torch::tensor({0, -5, 2})), c10::IndexError);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(7)), c10::ValueError);
+  RotaryOptions learned(8);
+  learned.learned_frequencies(true).numerics(posembed::Numerics::float32);
+  EXPECT_THROW(RotaryEmbedding{learned}, c10::ValueError);
   EXPECT_THROW(RotarySpec::from_json("{\"head_dim\":8,\"theta\":1}"), c10::ValueError);
 }
 

@@ -50,7 +50,7 @@ def test_angles_are_exact(wide: torch.dtype, device: torch.device) -> None:
 
 
 def test_nothing_rotated_is_kept_unless_frequencies_learn(device: torch.device) -> None:
-    query = torch.randn(1, 6, 2, 16, device=device, requires_grad=True)
+    query, key = torch.randn(2, 1, 6, 2, 16, device=device, requires_grad=True).unbind()
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -59,15 +59,17 @@ def test_nothing_rotated_is_kept_unless_frequencies_learn(device: torch.device) 
 
     rope = learned(device=device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        rope(query)
-        assert sorted(tensor.dim() for tensor in kept) == [1, 4]
-        kept.clear()
-        rope.frequencies.requires_grad_(False)
-        rope(query)
-        assert [tensor.dim() for tensor in kept] == [1]
-        kept.clear()
-        pe.RotaryEmbedding(16)(query)
-        assert kept == []
+        for given in ((query,), (query, key)):
+            rope.frequencies.requires_grad_(True)
+            rope(*given)
+            assert sorted(tensor.dim() for tensor in kept) == [1, *[4] * len(given)]
+            kept.clear()
+            rope.frequencies.requires_grad_(False)
+            rope(*given)
+            assert [tensor.dim() for tensor in kept] == [1]
+            kept.clear()
+            pe.RotaryEmbedding(16)(*given)
+            assert kept == []
 
 
 def test_gradients_of_frequencies_alone(device: torch.device) -> None:

@@ -50,6 +50,15 @@ def test_out_may_be_the_input(device: torch.device) -> None:
     assert torch.equal(key, expected[1])
 
 
+def test_strides_of_size_one_do_not_count(device: torch.device) -> None:
+    """The same memory with another stride there is the input itself."""
+    query = make(device)[0][:1, :1]
+    same = query.as_strided(query.shape, (7, 5, 16, 1))
+    expected = pe.functional.rotary(query, spec=SPEC, offset=3)
+    pe.functional.rotary(query, spec=SPEC, offset=3, out=same)
+    assert torch.equal(query, expected)
+
+
 def test_an_expanded_query_is_read_where_it_is(device: torch.device) -> None:
     query = make(device)[0][:, :, :1].expand(-1, -1, 4, -1)
     out = torch.empty(2, 6, 4, 16, device=device)
@@ -78,8 +87,11 @@ def rotate_pair(query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor) 
         (lambda q, k, m: rotate_pair(q, q[:, :, 2:], q.clone(), k), ValueError, "key_out: expected memory apart from query_out's"),
         (lambda q, k, m: rotate_pair(torch.empty_like(q), q[:, :, 2:], q, k), ValueError, "key_out: expected memory apart from query's"),
         (lambda q, k, m: rotate_pair(q, k, q.clone(), q[:, :, :2]), ValueError, "query_out: expected memory apart from key's"),
-        (lambda q, k, m: pe.functional.rotary(q, k, spec=SPEC, out=q), ValueError, r"out: expected \(query_out, key_out\), got Tensor"),
-        (lambda q, k, m: pe.functional.rotary(q, spec=SPEC, out=(q, k)), ValueError, "out: expected a tensor, got tuple"),
+        (lambda q, k, m: pe.functional.rotary(q, k, spec=SPEC, out=q), ValueError, r"out: expected two tensors, \(query_out, key_out\), got Tensor"),
+        (lambda q, k, m: pe.functional.rotary(q, k, spec=SPEC, out=(torch.empty_like(q), None)), ValueError, "out: expected two tensors, .*, got Tensor, NoneType"),
+        (lambda q, k, m: pe.functional.rotary(q, k, spec=SPEC, out=(m, m, m)), ValueError, "out: expected two tensors, .*, got Tensor, Tensor, Tensor"),
+        (lambda q, k, m: pe.functional.rotary(q, k, spec=SPEC, out=(m,)), ValueError, "out: expected two tensors, .*, got Tensor"),
+        (lambda q, k, m: pe.functional.rotary(q, spec=SPEC, out=(q, k)), ValueError, "out: expected a tensor, got Tensor, Tensor"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text) -> None:

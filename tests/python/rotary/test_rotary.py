@@ -78,6 +78,39 @@ def test_positions_of_each_row(index: torch.dtype, device: torch.device) -> None
         assert torch.equal(rotated[row : row + 1], alone)
 
 
+@pytest.mark.parametrize("rows", [(), (2,), (1,)], ids=str)
+def test_positions_of_each_axis(rows: tuple[int, ...], device: torch.device) -> None:
+    """Pairs of one axis turn as if its positions were the only ones; a batch of 1 is broadcast."""
+    query, _ = make(device=device)
+    rope = pe.RotaryEmbedding(16, sections=pe.Sections((3, 5)))
+    if not rows:
+        positions = torch.tensor([[0, 1, 2, 3, 4, 5], [9, 7, 5, 3, 1, 800]], device=device)
+        places = positions.unsqueeze(1).expand(2, 2, 6)
+        found = pe.RotaryEmbedding(16, sections=pe.Sections((3, 5)), layout="thd")(
+            query.flatten(0, 1), positions=positions.repeat(1, 2)
+        ).view_as(query)
+    else:
+        positions = torch.randint(0, 1000, (2, *rows, 6), device=device)
+        places = positions.expand(2, 2, 6)
+        found = rope(query, positions=positions)
+    wanted = torch.empty_like(query)
+    for axis, pairs in enumerate(([0, 1, 2], [3, 4, 5, 6, 7])):
+        components = pairs + [pair + 8 for pair in pairs]
+        alone = pe.RotaryEmbedding(16)(query, positions=places[axis].contiguous())
+        wanted[..., components] = alone[..., components]
+    assert torch.equal(found, wanted)
+
+
+def test_one_row_of_positions_serves_the_batch(device: torch.device) -> None:
+    query, key = make(device=device)
+    positions = torch.tensor([7, 5, 3, -1, 0, 900], device=device)
+    rope = pe.RotaryEmbedding(16)
+    for found, wanted in zip(
+        rope(query, key, positions.unsqueeze(0)), rope(query, key, positions), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
 def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
     query = torch.ones(1, 1, 1, 8, device=device)
     query[..., 2] = float("nan")
@@ -115,6 +148,12 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(8, device="meta")), ValueError, "frequencies: expected the device of query, cpu, got meta"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, learned_frequencies=True).rotate_(q), ValueError, "frequencies: requires grad"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, scaling=pe.DynamicNtkScaling(2.0, 32), learned_frequencies=True), ValueError, "learned_frequencies: expected a specification whose frequencies do not depend"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, numerics="float32", learned_frequencies=True), ValueError, "numerics: expected 'exact' for learned frequencies, got 'float32'"),
+        (lambda rope, q, k: pe.cpp.RotaryEmbedding(16, numerics="float32", learned_frequencies=True), ValueError, "numerics: expected 'exact' for learned frequencies, got 'float32'"),
+        (lambda rope, q, k: rope.rerotate_(q[0], torch.arange(6), torch.arange(6)), ValueError, r"key: expected \[batch, seq, heads"),
+        (lambda rope, q, k: rope.rerotate_(q, torch.arange(5), torch.arange(6)), ValueError, "old_positions: expected seq 6, got 5"),
+        (lambda rope, q, k: rope.rerotate_(q, torch.arange(6), torch.arange(6.0)), TypeError, "new_positions: expected int32 or int64, got Float"),
+        (lambda rope, q, k: rope.rerotate_(q, torch.arange(6), torch.arange(-3, 3)), IndexError, "new_positions: expected -1 .*, got -3 at place 0"),
         (lambda rope, q, k: rope(q, positions=torch.tensor([0, 1, 2, -2, 4, 5])), IndexError, r"positions: expected -1 \(leave the token as it is\) or more, got -2 at place 3"),
         (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
         (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),

@@ -27,6 +27,18 @@ def test_zero_and_one(layout: str, device: torch.device) -> None:
             assert_close(query, wanted, 1e-14)
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
+def test_maps_of_nothing(layout: str) -> None:
+    """A size of 0 does not tell what it was folded from."""
+    rope = pe.RotaryEmbedding(4, layout=layout)
+    for shape in ((3, 0, 2, 5, 4), (3, 2, 0, 5, 4), (3, 2, 5, 0, 4), (0, 2, 3, 5, 4)):
+        assert torch.func.vmap(rope)(torch.randn(shape)).shape == shape
+    query = torch.randn(2, 0, 5, 4)
+    assert torch.func.jacrev(rope)(query).shape == query.shape * 2
+    slopes = pe.functional.alibi_slopes(4).expand(0, 4)
+    assert torch.func.vmap(lambda s: pe.functional.alibi_bias(s, 2, 3))(slopes).shape[0] == 0
+
+
 @pytest.mark.parametrize("shape", [(70_001, 1, 4), (1, 70_001, 4)], ids=["tokens", "heads"])
 def test_more_than_a_grid_dimension(shape: tuple[int, ...], device: torch.device) -> None:
     query = torch.randn(shape, device=device)

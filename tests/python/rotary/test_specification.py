@@ -103,7 +103,7 @@ def test_a_dynamic_specification_is_resolved_or_refused() -> None:
     with pytest.raises(ValueError, match="pass seq_len"):
         rope(query)
     fixed = rope.spec.resolve(100)
-    assert fixed.scaling is None
+    assert fixed == pe.RotarySpec(32, scaling=pe.NtkScaling(2.0 * 100 / 64 - 1.0))
     assert fixed.resolve(5000) == fixed
     assert torch.equal(rope(query, seq_len=100), pe.functional.rotary(query, spec=fixed))
     assert rope.spec.resolve(64) == pe.RotarySpec(32)

@@ -198,7 +198,8 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         ({"slot_mapping": torch.zeros(4, dtype=torch.int64)}, ValueError, "slot_mapping: expected"),
         ({"slot_mapping": torch.zeros(5)}, TypeError, "slot_mapping: expected int32 or int64"),
         ({"cache_layout": "hdn"}, ValueError, "cache_layout: expected 'nhd' or 'hnd', got 'hdn'"),
-        ({"key_scale": 2.0}, ValueError, "key_scale: expected 1 unless the cache is float8"),
+        ({"key_scale": 2.0}, ValueError, "key_scale: expected 1 unless .* float8_e4m3fn, got 2"),
+        ({"key_scale": torch.ones(1)}, ValueError, "key_scale: expected 1 unless .* got a tensor"),
         ({"value_scale": 0.0}, ValueError, "value_scale: expected a finite number above 0"),
         ({"query_out": torch.zeros(5, 3, 8)}, ValueError, "query_out: expected the shape of query"),
         ({"offset": 3}, ValueError, "offset: expected 0 where positions are given"),
@@ -251,6 +252,43 @@ def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
         pe.functional.rotary_cache_(
             **given, query_out=given["query"].view(3, 5, 16).transpose(0, 1)
         )
+    given = make(device)
+    given["query"] = given["key_cache"].flatten()[:240].view(5, 3, 16)
+    with pytest.raises(ValueError, match="query: expected memory apart from key_cache's"):
+        pe.functional.rotary_cache_(**given, query_out=torch.empty_like(given["query"]))
+    given = make(device)
+    given["query"], given["key"] = given["query"][:, :2], given["query"][:, 1:]
+    options = {"query_out": torch.empty_like(given["key"]), "rotate_key": True}
+    with pytest.raises(ValueError, match="key: expected memory apart from query's"):
+        pe.functional.rotary_cache_(**given, **options)
+
+
+def test_packed_views_may_have_the_query_elsewhere(device: torch.device) -> None:
+    """Heads of query and key in turns: no element is both's."""
+    given, plain = make(device), make(device)
+    packed = torch.zeros(5, 6, 16, device=device)
+    for name, heads in (("query", packed[:, ::2]), ("key", packed[:, 1::2][:, :2])):
+        given[name] = heads.copy_(given[name])
+    given["query_out"] = torch.empty_like(plain["query"])
+    pe.functional.rotary_cache_(**given, rotate_key=True)
+    pe.functional.rotary_cache_(**plain, rotate_key=True)
+    assert torch.equal(given["query_out"], plain["query"])
+    assert torch.equal(given["key"], plain["key"])
+    assert torch.equal(given["key_cache"], plain["key_cache"])
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_positions_as_rotary_takes_them(axes: int, device: torch.device) -> None:
+    sections = pe.Sections((2, 2)) if axes == 2 else None
+    given = make(device) | {"spec": dataclasses.replace(SPEC, sections=sections)}
+    if axes == 2:
+        given["positions"] = torch.stack([given["positions"], given["positions"].flip(0)])
+    rotation = {name: given[name] for name in ("positions", "spec")}
+    query, key = pe.functional.rotary(given["query"], given["key"], layout="thd", **rotation)
+    pe.functional.rotary_cache_(**given)
+    kept = given["slot_mapping"] >= 0
+    assert torch.equal(given["query"], query)
+    assert torch.equal(given["key_cache"].flatten(0, 1)[given["slot_mapping"][kept]], key[kept])
 
 
 @pytest.mark.gpu
@@ -319,13 +357,45 @@ def test_latent_attention_in_float8(device: torch.device) -> None:
     assert torch.equal(cache[0, :3].view(torch.uint8), float8(torch.cat([latent, keys], -1), 0.1))
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
+def test_latent_attention_in_batched_layouts(layout: Any, device: torch.device) -> None:
+    order = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}[layout]
+    query, key_rope = torch.randn(2, 3, 4, 24, device=device), torch.randn(2, 3, 8, device=device)
+    latent, slots = torch.randn(2, 3, 10, device=device), torch.arange(6, device=device).view(2, 3)
+    expected = pe.functional.mla_rotary(query, key_rope, spec=MLA, offset=9)
+    options: dict[str, Any] = {"spec": MLA, "layout": layout, "offset": 9}
+    given = query.permute(order), key_rope.unsqueeze(2).permute(order)
+    found = pe.functional.mla_rotary(*given, **options)
+    assert torch.equal(found[0], expected[0].permute(order))
+    assert torch.equal(found[1], expected[1].unsqueeze(2).permute(order))
+    back = pe.functional.mla_rotary(*found, **options, inverse=True)
+    for undone, before in zip(back, given, strict=True):
+        assert torch.allclose(undone, before, atol=1e-6)
+    cache = torch.zeros(2, 4, 18, device=device)
+    latent_in_order = latent.unsqueeze(2).permute(order)
+    pe.functional.mla_rotary_cache_(given[0], latent_in_order, given[1], cache, slots, **options)
+    assert torch.equal(query, expected[0])
+    assert torch.equal(cache.view(8, 18)[:6], torch.cat([latent, expected[1]], -1).view(6, 18))
+    without_heads = key_rope.transpose(0, 1) if layout == "sbhd" else key_rope
+    found = pe.functional.mla_rotary(given[0], without_heads, **options)[1]
+    assert torch.equal(found, expected[1].transpose(0, 1) if layout == "sbhd" else expected[1])
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"latent": torch.zeros(3, 2, 10)}, "latent: expected heads 1, got 2"),
-        ({"key_rope": torch.zeros(3, 6)}, "cache: expected latent_dim . rotary_dim 16, got 18"),
+        ({"latent": torch.zeros(2, 10)}, "latent: expected seq 3, got 2"),
+        ({"key_rope": torch.zeros(3, 6)}, "key_rope: expected rotary_dim 8, got 6"),
+        ({"key_rope": torch.zeros(3, 24)}, "key_rope: expected rotary_dim 8, got 24"),
+        ({"key_rope": torch.zeros(2, 8)}, "key_rope: expected seq 3, got 2"),
+        ({"key_rope": torch.zeros(3, 8).requires_grad_()}, "key_rope: requires grad"),
+        ({"query": torch.zeros(3, 4, 8)}, "query: expected head_dim 24, got 8"),
+        ({"cache": torch.zeros(2, 4, 17)}, "cache: expected latent_dim . rotary_dim 18, got 17"),
+        ({"cache": torch.zeros(1, 4, 18).expand(2, 4, 18)}, "cache: expected elements that do not"),
+        ({"scale": 2.0}, "scale: expected 1 unless .*, got 2"),
         ({"cache": torch.zeros(2, 4, 1, 18)}, "cache: expected .pages, page_size"),
-        ({"spec": pe.RotarySpec(24)}, "key: expected head_dim 24, got 8"),
+        ({"spec": pe.RotarySpec(24)}, "key_rope: expected rotary_dim 24, got 8"),
         (
             {"spec": dataclasses.replace(MLA, numerics="float32")},
             "numerics: expected 'exact' for mla_rotary_cache_",
@@ -343,3 +413,16 @@ def test_latent_attention_refuses(change: dict[str, Any], text: str) -> None:
     }
     with pytest.raises(ValueError, match=text):
         pe.functional.mla_rotary_cache_(**{**given, **change})
+
+
+@pytest.mark.parametrize(
+    ("query", "key_rope", "text"),
+    [
+        (torch.zeros(3, 4, 24), torch.zeros(3, 24), "key_rope: expected rotary_dim 8, got 24"),
+        (torch.zeros(3, 4, 24), torch.zeros(2, 8), "key_rope: expected seq 3, got 2"),
+        (torch.zeros(3, 4, 8), torch.zeros(3, 8), "query: expected head_dim 24, got 8"),
+    ],
+)
+def test_latent_rotation_refuses(query: Tensor, key_rope: Tensor, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        pe.functional.mla_rotary(query, key_rope, spec=MLA, layout="thd")
