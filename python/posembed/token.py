@@ -72,7 +72,7 @@ class TokenEmbedding(nn.Embedding):
         )
 
     @property
-    def sparse(self) -> bool:  # type: ignore[override]
+    def sparse(self) -> bool:
         """Whether ``gradient`` is "rows"."""
         return self.gradient == "rows"
 
