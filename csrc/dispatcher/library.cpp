@@ -85,12 +85,12 @@ TORCH_LIBRARY(posembed, m) {
   define("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)");
   define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
 
-  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\"";
+  const std::string input = "Tensor token, Tensor ids, Tensor? position=None, Tensor? positions=None, Tensor? token_type=None, Tensor? types=None, Tensor? norm_weight=None, Tensor? norm_bias=None, Tensor? seed=None, *, SymInt offset=0, int first_row=0, str sinusoid=\"\", str norm=\"none\", float eps=1e-5, float scale=1.0, float dropout=0.0, int padding_idx=-1, int position_padding_idx=-1, str gradient=\"dense\", SymInt first_token=0";
   define("input_embedding(" + input + ") -> Tensor");
   define("input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
   define("input_embedding_backward(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_embedding_backward_rows(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  define("input_dropout(Tensor x, Tensor seed, *, float probability) -> Tensor");
+  define("input_dropout(Tensor x, Tensor seed, *, float probability, SymInt first=0) -> Tensor");
 
   define("check_errors() -> ()");
 }

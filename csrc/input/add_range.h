@@ -77,11 +77,11 @@ void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;
   const int64_t dim = a.embedding_dim;
   TokenRows<T> tokens(a, begin, end);
-  DropFactors<T> drop(a.dropout, a.seed, dim);
+  DropFactors<T> drop(a.dropout, a.seed, a.first_element, dim);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     const int64_t row = row_of(a, tokens.token());
     const Rows<T> rows = tokens.rows();
-    const Compute<T>* factors = drop.at(static_cast<uint64_t>(row * dim), dim);
+    const Compute<T>* factors = drop.at(row * dim, dim);
     T* out = static_cast<T*>(f.out) + row * dim;
     core::for_runs(dim, [&](int64_t i, auto count) {
       const Run<T> sum = sum_at<false>(rows, i, count);

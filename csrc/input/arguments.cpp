@@ -2,8 +2,6 @@
 // reads them.
 #include "input/arguments.h"
 
-#include <ATen/ops/zeros.h>
-
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/tensors.h"
@@ -141,12 +139,12 @@ void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type.has_value()) return;
   prepared.token_type = dispatcher::with_dense_rows(*in.token_type);
   const bool given = in.types.has_value();
-  // Type 0 for every token: one number, read with stride 0.
-  prepared.types = given ? in.types->contiguous() : at::zeros({1}, in.ids.options());
+  if (given) prepared.types = in.types->contiguous();
   if (given && !in.token.is_cuda())
     check_range(prepared.types, "types", *in.token_type, "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
+  // Type 0 for every token where none are given.
   type.index_stride[0] = given ? in.ids.size(1) : 0;
   type.index_stride[1] = given ? 1 : 0;
 }
@@ -211,9 +209,11 @@ void prepare_norm(const Input& in, Prepared& prepared) {
 
 }  // namespace
 
-void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability) {
+void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
+                   const c10::SymInt& first, const char* argument) {
   TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "dropout: expected 0 to 1, got ",
                     probability);
+  TORCH_CHECK_VALUE(first >= 0, argument, ": expected 0 or more, got ", first);
   if (!seed.has_value()) return;
   TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed: expected int64, got ",
                    seed->scalar_type());
@@ -226,7 +226,7 @@ void check(const Input& in) {
   check_position(in);
   check_type(in);
   check_norm(in);
-  check_dropout(in.token, in.seed, in.dropout);
+  check_dropout(in.token, in.seed, in.dropout, in.first_token, "first_token");
 }
 
 Prepared prepare(const Input& in) {
@@ -245,6 +245,7 @@ Prepared prepare(const Input& in) {
   prepare_norm(in, prepared);
   if (drops(in)) {
     arguments.dropout = in.dropout;
+    arguments.first_element = in.first_token.expect_int() * arguments.embedding_dim;
     arguments.seed = in.seed->const_data_ptr<int64_t>();
   }
   return prepared;

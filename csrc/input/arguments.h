@@ -10,8 +10,10 @@ namespace posembed::input {
 /// shapes and options, c10::TypeError for dtypes.
 void check(const Input& in);
 
-/// The checks of dropout of `x` alone.
-void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability);
+/// The checks of dropout of `x` alone; `first`, named `argument`, is where its part of the mask
+/// begins.
+void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
+                   const c10::SymInt& first, const char* argument);
 
 /// The arguments as the kernel reads them, and the tensors that they point into.
 struct Prepared {

@@ -46,7 +46,7 @@ class BackwardPart {
         grouped_(together > 1 && a_.norm != Norm::none && a_.seed == nullptr && shares_waves(a_)),
         memory_(2 * together + 3, dim_),
         tokens_(a_, last(number - 1), last(number)),
-        factors_(a_.dropout, a_.seed, dim_),
+        factors_(a_.dropout, a_.seed, a_.first_element, dim_),
         weight_(a_.norm_weight, dim_, 1),
         partial_(static_cast<C*>(b.partial)),
         position_(memory_.row(2 * together)),
@@ -138,7 +138,7 @@ class BackwardPart {
 
   void through_token() {
     const int64_t row = row_of(a_, tokens_.token());
-    const C* factors = factors_.at(static_cast<uint64_t>(row * dim_), dim_);
+    const C* factors = factors_.at(row * dim_, dim_);
     if (a_.norm == Norm::none) {
       sum_row(take_row(0), factors);
     } else {

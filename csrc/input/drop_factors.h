@@ -13,16 +13,19 @@ class DropFactors {
  public:
   using C = Compute<T>;
 
-  /// For rows of up to `columns`; without a seed there are no factors.
-  DropFactors(double probability, const int64_t* seed, int64_t columns)
+  /// For rows of up to `columns`; without a seed there are no factors. `origin`: the index of
+  /// element 0 in the mask.
+  DropFactors(double probability, const int64_t* seed, int64_t origin, int64_t columns)
       : drops_(seed != nullptr),
+        origin_(static_cast<uint64_t>(origin)),
         dropout_(core::make_dropout(probability, drops_ ? static_cast<uint64_t>(*seed) : 0)),
         words_(1, drops_ ? columns + 8 : 0),
         factors_(2, drops_ ? columns : 0) {}
 
-  /// The factors of `columns` elements from `first` on, in the order of runs; nullptr: all are 1.
-  const C* at(uint64_t first, int64_t columns) {
+  /// The factors of `columns` elements from `element` on, in the order of runs; nullptr: all are 1.
+  const C* at(int64_t element, int64_t columns) {
     if (!drops_) return nullptr;
+    const uint64_t first = origin_ + static_cast<uint64_t>(element);
     draw(first, columns);
     const uint32_t* word = words_.row(0) + first % 4;
     C* factor = factors_.row(0);
@@ -47,6 +50,7 @@ class DropFactors {
   }
 
   bool drops_;
+  uint64_t origin_;
   core::Dropout dropout_;
   RowMemory<uint32_t> words_;
   RowMemory<C> factors_;

@@ -2,6 +2,7 @@
 // then the tables' own gradients. For higher derivatives and for tangents the same formulas
 // run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rsqrt.h>
@@ -65,7 +66,8 @@ Normalised normalise(const Input& in, const Tensor& sum) {
 }
 
 Tensor drop(const Input& in, const Tensor& x) {
-  return drops(in) ? call_input_dropout(x, *in.seed, in.dropout) : x;
+  if (!drops(in)) return x;
+  return call_input_dropout(x, *in.seed, in.dropout, in.first_token * in.token.sym_size(1));
 }
 
 Tensor forward_chain(const Input& in) {
@@ -126,6 +128,33 @@ bool requires_grad(const Input& in) {
 
 // ---------------------------------------------------------------------- by the fused kernels
 
+/// A table as backward needs it: without a norm its size alone.
+struct SavedTable {
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    visit(values);
+    visit(rows);
+  }
+
+  void keep(const MaybeTensor& table, bool needs_values) {
+    if (!table.has_value()) return;
+    rows = table->sym_size(0);
+    if (needs_values) values = dispatcher::save(table);
+  }
+
+  /// The table; without its values, as many rows of no meaning, like those of `gradient`.
+  MaybeTensor unpack(const Tensor& gradient) const {
+    if (!rows.has_value()) return std::nullopt;
+    MaybeTensor table = dispatcher::unpack(values);
+    if (table.has_value()) return table;
+    const c10::SymInt dim = gradient.sym_size(-1);
+    return at::empty_symint({1, dim}, gradient.options()).expand_symint({*rows, dim});
+  }
+
+  dispatcher::SavedVariable values;
+  std::optional<c10::SymInt> rows;  // none: there is no table
+};
+
 class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBackward> {
  public:
   static constexpr const char* label = "InputEmbeddingBackward";
@@ -135,11 +164,11 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(token);
+    token.members(visit);
     visit(ids);
-    visit(position);
+    position.members(visit);
     visit(positions);
-    visit(token_type);
+    token_type.members(visit);
     visit(types);
     visit(norm_weight);
     visit(norm_bias);
@@ -156,15 +185,16 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     visit(padding_idx);
     visit(position_padding_idx);
     visit(form);
+    visit(first_token);
   }
 
   void keep(const Input& in) {
     using dispatcher::save;
-    token = save(in.token);
+    token.keep(in.token, norms(in));
     ids = save(in.ids);
-    position = save(in.position);
+    position.keep(in.position, norms(in));
     positions = save(in.positions);
-    token_type = save(in.token_type);
+    token_type.keep(in.token_type, norms(in));
     types = save(in.types);
     norm_weight = save(in.norm_weight);
     norm_bias = save(in.norm_bias);
@@ -179,12 +209,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     padding_idx = in.padding_idx;
     position_padding_idx = in.position_padding_idx;
     form = in.gradient;
+    first_token = in.first_token;
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     dispatcher::variable_list result(edges);
     if (!gradients[0].defined()) return result;
-    const Input in = input();
+    const Input in = input(gradients[0]);
     Tensor sum = gradients[0];
     if (needs_rows(in)) {
       auto [row_ids, rows, weight, bias, position, type] =
@@ -202,9 +233,9 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     return result;
   }
 
-  dispatcher::SavedVariable token, ids, position, positions, token_type, types;
-  dispatcher::SavedVariable norm_weight, norm_bias, seed, mean, rstd;
-  c10::SymInt offset;
+  SavedTable token, position, token_type;
+  dispatcher::SavedVariable ids, positions, types, norm_weight, norm_bias, seed, mean, rstd;
+  c10::SymInt offset, first_token;
   int64_t first_row = 0;
   std::string sinusoid, norm;
   double eps = 0, scale = 1, dropout = 0;
@@ -251,13 +282,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     }
   }
 
-  Input input() const {
+  Input input(const Tensor& gradient) const {
     using dispatcher::unpack;
-    return {token.unpack(),
+    return {*token.unpack(gradient),
             ids.unpack(),
-            unpack(position),
+            position.unpack(gradient),
             unpack(positions),
-            unpack(token_type),
+            token_type.unpack(gradient),
             unpack(types),
             unpack(norm_weight),
             unpack(norm_bias),
@@ -271,7 +302,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
             dropout,
             padding_idx,
             position_padding_idx,
-            form};
+            form,
+            first_token};
   }
 };
 
@@ -328,28 +360,32 @@ class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackwar
   void members(Visitor& visit) {
     visit(seed);
     visit(probability);
+    visit(first);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {call_input_dropout(gradients[0], seed.unpack(), probability)};
+    return {call_input_dropout(gradients[0], seed.unpack(), probability, first)};
   }
 
   dispatcher::SavedVariable seed;
   double probability = 0;
+  c10::SymInt first = 0;
 };
 
-Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probability) {
+Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probability,
+                              c10::SymInt first) {
   auto node = dispatcher::node_for<InputDropoutBackward>(x);
   if (node) {
     node->seed = dispatcher::save(seed);
     node->probability = probability;
+    node->first = first;
   }
   const Tensor output =
-      dispatcher::below_autograd([&] { return call_input_dropout(x, seed, probability); });
+      dispatcher::below_autograd([&] { return call_input_dropout(x, seed, probability, first); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(x); direction.defined()) {
-    dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability));
+    dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability, first));
   }
   return output;
 }

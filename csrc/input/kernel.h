@@ -20,8 +20,8 @@ struct Table {
   const void* data = nullptr;
   int64_t rows = 0;
   int64_t stride = 0;     // between rows, in elements
-  core::IndexView index;  // which row; data == nullptr: offset, offset + 1, … along the sequence
-  int64_t index_stride[2] = {0, 0};  // batch, seq; in elements
+  core::IndexView index;  // which row; data == nullptr: offset + stride times place in the sequence
+  int64_t index_stride[2] = {0, 1};  // batch, seq; in elements
   int64_t offset = 0;
   int64_t first_row = 0;  // added to every index
   core::ErrorKind kind = core::ErrorKind::token_id;
@@ -57,6 +57,7 @@ struct Arguments {
   double eps = 1e-5;
   double dropout = 0.0;                // probability
   const int64_t* seed = nullptr;       // on the data's device; nullptr: no dropout
+  int64_t first_element = 0;           // index of the output's first element in dropout's mask
   core::DeviceError* error = nullptr;  // CUDA: records an index outside its table
 };
 
@@ -130,6 +131,7 @@ struct DropoutArguments {
   int64_t count = 0;
   double probability = 0.0;
   const int64_t* seed = nullptr;
+  int64_t first = 0;  // index of x[0] in the mask
 };
 
 POSEMBED_CPU_KERNEL(drop, void(const DropoutArguments& arguments, int64_t begin, int64_t end));

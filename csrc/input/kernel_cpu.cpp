@@ -100,11 +100,11 @@ constexpr int64_t piece = 1024;
 
 template <typename T>
 void drop_range(const DropoutArguments& d, int64_t begin, int64_t end) {
-  DropFactors<T> factors(d.probability, d.seed, piece);
+  DropFactors<T> factors(d.probability, d.seed, d.first, piece);
   for (int64_t first = begin; first < end; first += piece) {
     const int64_t columns = end - first < piece ? end - first : piece;
     const T* x = static_cast<const T*>(d.x) + first;
-    const Compute<T>* factor = factors.at(static_cast<uint64_t>(first), columns);
+    const Compute<T>* factor = factors.at(first, columns);
     T* out = static_cast<T*>(d.out) + first;
     for_runs(columns, [&](int64_t i, auto count) {
       store_run(load_run(x + i, count) * load_values<T>(factor + i), out + i, count);

@@ -36,8 +36,7 @@ __device__ C block_sum(C value) {
   return total;
 }
 
-/// Multiplies the columns, which begin with element `first` of the whole output, by dropout's
-/// factors.
+/// Multiplies the columns, which begin with element `first` of the mask, by dropout's factors.
 template <typename T, int width>
 __device__ void drop_columns(const core::Dropout& dropout, uint64_t first,
                              Columns<T, width>* columns) {
@@ -61,6 +60,11 @@ __device__ void drop_columns(const core::Dropout& dropout, uint64_t first,
 
 __device__ core::Dropout dropout_of(double probability, const int64_t* seed) {
   return core::make_dropout(probability, seed == nullptr ? 0 : static_cast<uint64_t>(*seed));
+}
+
+/// The index of a token's column in dropout's mask.
+__device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column) {
+  return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
 // ---- forward ----
@@ -120,8 +124,7 @@ __global__ void __launch_bounds__(max_threads)
       for (int k = 0; k < width; ++k) columns.values[k] *= weight.values[k];
     }
     add_columns<T, width>(static_cast<const T*>(a.norm_bias), i, &columns);
-    if (a.seed != nullptr)
-      drop_columns<T, width>(dropout, static_cast<uint64_t>(token * dim + i), &columns);
+    if (a.seed != nullptr) drop_columns<T, width>(dropout, mask_index(a, token, i), &columns);
     store_columns<T, width>(columns, out, i);
   }
 }
@@ -150,7 +153,7 @@ struct BackwardRow {
     const int64_t first = token * b.input.embedding_dim;
     auto columns = load_columns<T, width>(static_cast<const T*>(b.gradient) + first, column);
     if (b.input.seed != nullptr)
-      drop_columns<T, width>(dropout, static_cast<uint64_t>(first + column), &columns);
+      drop_columns<T, width>(dropout, mask_index(b.input, token, column), &columns);
     return columns;
   }
 
@@ -313,7 +316,8 @@ __global__ void __launch_bounds__(max_threads) drop_kernel(DropoutArguments d) {
   const int64_t first = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * width;
   if (first >= d.count) return;
   auto columns = load_columns<T, width>(static_cast<const T*>(d.x), first);
-  drop_columns<T, width>(dropout_of(d.probability, d.seed), static_cast<uint64_t>(first), &columns);
+  drop_columns<T, width>(dropout_of(d.probability, d.seed), static_cast<uint64_t>(d.first + first),
+                         &columns);
   store_columns<T, width>(columns, static_cast<T*>(d.out), first);
 }
 
@@ -423,7 +427,9 @@ const char* drop_cuda(const DropoutArguments& arguments, core::CudaStream stream
   if (arguments.count == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (core::vectorizable<T>(arguments.x, arguments.count, arguments.count) &&
+    // Four neighbours share a call of philox: a vector must begin at the first of them.
+    if (arguments.first % 4 == 0 &&
+        core::vectorizable<T>(arguments.x, arguments.count, arguments.count) &&
         core::vectorizable<T>(arguments.out, arguments.count, arguments.count)) {
       launch_drop<T, core::vector_width<T>>(arguments, stream);
     } else {

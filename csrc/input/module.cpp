@@ -157,7 +157,9 @@ std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
 torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
                                           const std::optional<torch::Tensor>& positions,
                                           const std::optional<torch::Tensor>& types, int64_t offset,
-                                          const std::optional<torch::Tensor>& attention_mask) {
+                                          const std::optional<torch::Tensor>& attention_mask,
+                                          const std::optional<torch::Tensor>& seed,
+                                          int64_t first_token) {
   input::Input in;
   in.token = token->weight;
   in.ids = ids;
@@ -185,7 +187,8 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
   }
   if (is_training() && options.dropout() > 0) {
     in.dropout = options.dropout();
-    in.seed = draw_seed(ids);
+    in.seed = seed.has_value() ? *seed : draw_seed(ids);
+    in.first_token = first_token;
   }
   const torch::Tensor result = input::call_input_embedding(in);
   return options.output_dim().has_value() ? projection->forward(result) : result;

@@ -37,7 +37,7 @@ class NormRange {
         count_(end - begin),
         memory_(delay + 1, dim_),
         tokens_(a_, begin, end),
-        factors_(a_.dropout, a_.seed, dim_),
+        factors_(a_.dropout, a_.seed, a_.first_element, dim_),
         weight_(a_.norm_weight, dim_, 1),
         bias_(a_.norm_bias, dim_, 0) {}
 
@@ -74,7 +74,7 @@ class NormRange {
   }
 
   auto writer(const SummedRow<T>& row) {
-    const C* factors = factors_.at(static_cast<uint64_t>(row.number * dim_), dim_);
+    const C* factors = factors_.at(row.number * dim_, dim_);
     return [sum = row.sum, rstd = core::fill<T>(row.rstd), shift = core::fill<T>(row.shift),
             weight = weight_.values(), bias = bias_.values(), factors,
             out = static_cast<T*>(f_.out) + row.number * dim_](int64_t i,

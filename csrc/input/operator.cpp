@@ -227,14 +227,14 @@ BackwardRows input_embedding_backward_rows(const Input& in, const Tensor& gradie
 
 // ------------------------------------------------------------------------------------- dropout
 
-Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability) {
+Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first) {
   dispatcher::check_floating(x, "x");
-  check_dropout(x, seed, probability);
+  check_dropout(x, seed, probability, first, "first");
   const Tensor in = x.contiguous();
   Tensor out = dispatcher::empty(x.sizes(), x.options());
   const DropoutArguments arguments{
-      in.const_data_ptr(), out.mutable_data_ptr(),        dispatcher::scalar_of(x), in.numel(),
-      probability,         seed.const_data_ptr<int64_t>()};
+      in.const_data_ptr(), out.mutable_data_ptr(),         dispatcher::scalar_of(x), in.numel(),
+      probability,         seed.const_data_ptr<int64_t>(), first.expect_int()};
   if (x.is_cuda()) {
     if constexpr (core::built_with_cuda) {
       const dispatcher::CudaScope scope(x);
@@ -266,9 +266,10 @@ Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, 
   return backward_results(in, changes(in));
 }
 
-Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability) {
+Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability,
+                          c10::SymInt first) {
   dispatcher::check_floating(x, "x");
-  check_dropout(x, seed, probability);
+  check_dropout(x, seed, probability, first, "first");
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 

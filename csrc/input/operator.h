@@ -41,6 +41,7 @@ struct Input {
   int64_t padding_idx = -1;
   int64_t position_padding_idx = -1;  // a row of position, before first_row, without a gradient
   std::string gradient = "dense";     // of token: "dense" or "rows"
+  c10::SymInt first_token = 0;        // of these among all tokens that share dropout's mask
 };
 
 /// Adapts a function of a struct of arguments to one with a parameter for each field; further
@@ -56,7 +57,7 @@ struct Spread<kernel> {
                      const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
                      const MaybeTensor& seed, c10::SymInt offset, int64_t first_row, Text sinusoid,
                      Text norm, double eps, double scale, double dropout, int64_t padding_idx,
-                     int64_t position_padding_idx, Text gradient) {
+                     int64_t position_padding_idx, Text gradient, c10::SymInt first_token) {
     const Input in{token,
                    ids,
                    position,
@@ -75,7 +76,8 @@ struct Spread<kernel> {
                    dropout,
                    padding_idx,
                    position_padding_idx,
-                   std::string(gradient)};
+                   std::string(gradient),
+                   std::move(first_token)};
     return kernel(in, leading...);
   }
 };
@@ -84,14 +86,15 @@ template <typename Result, typename... Leading>
 using Operator = Result(Leading..., const Tensor&, const Tensor&, const MaybeTensor&,
                         const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                         const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
-                        int64_t, Text, Text, double, double, double, int64_t, int64_t, Text);
+                        int64_t, Text, Text, double, double, double, int64_t, int64_t, Text,
+                        c10::SymInt);
 
 template <typename Handle, typename... Leading>
 auto call_spread(const Handle& handle, const Input& in, const Leading&... leading) {
   return handle.call(leading..., in.token, in.ids, in.position, in.positions, in.token_type,
                      in.types, in.norm_weight, in.norm_bias, in.seed, in.offset, in.first_row,
                      in.sinusoid, in.norm, in.eps, in.scale, in.dropout, in.padding_idx,
-                     in.position_padding_idx, in.gradient);
+                     in.position_padding_idx, in.gradient, in.first_token);
 }
 
 inline Tensor call_input_embedding(const Input& in) {
@@ -135,11 +138,13 @@ inline BackwardRows call_input_embedding_backward_rows(const Input& in, const Te
 /// The same from the gradient of the output.
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
 
-/// x with the dropout that input_embedding applies under the same seed.
-inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability) {
-  using Signature = Tensor(const Tensor&, const Tensor&, double);
+/// x with the dropout that input_embedding applies under the same seed; `first` is the index of its
+/// first element among all that share the mask.
+inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability,
+                                 const c10::SymInt& first) {
+  using Signature = Tensor(const Tensor&, const Tensor&, double, c10::SymInt);
   static const auto handle = dispatcher::find<Signature>("posembed::input_dropout");
-  return handle.call(x, seed, probability);
+  return handle.call(x, seed, probability, first);
 }
 
 inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }

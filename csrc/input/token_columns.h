@@ -35,7 +35,7 @@ struct Rows {
 };
 
 __device__ inline int64_t index_of(const Table& table, int64_t batch, int64_t place) {
-  if (table.index.data == nullptr) return table.offset + place;
+  if (table.index.data == nullptr) return table.offset + place * table.index_stride[1];
   return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
 }
 

@@ -75,7 +75,7 @@ POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
 }
 
 POSEMBED_INLINE int64_t index_of(const Table& table, const Token& token) {
-  if (table.index.data == nullptr) return table.offset + token.place;
+  if (table.index.data == nullptr) return table.offset + token.place * table.index_stride[1];
   return read(table.index,
               token.batch * table.index_stride[0] + token.place * table.index_stride[1]);
 }

@@ -61,7 +61,8 @@ void bind_input(py::module_& module) {
            py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
       .def("forward", &InputEmbeddingImpl::forward, py::arg("ids"),
            py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
-           py::arg("offset") = 0, py::arg("attention_mask") = py::none(), without_gil());
+           py::arg("offset") = 0, py::arg("attention_mask") = py::none(),
+           py::arg("seed") = py::none(), py::arg("first_token") = 0, without_gil());
 }
 
 }  // namespace posembed::python

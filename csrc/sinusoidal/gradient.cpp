@@ -35,10 +35,10 @@ struct Encoded {
   }
 };
 
-/// Sum over columns of gradient * d encoding / d position.
+/// Sum over columns of gradient * d encoding / d position, in float32 for 16-bit data.
 Tensor position_gradient(const Tensor& gradient, const Encoded& encoded) {
-  const Tensor slope = encoded.derivative(gradient.scalar_type());
-  Tensor result = at::sum(gradient.mul(slope), -1);
+  const at::ScalarType type = dispatcher::compute_type(gradient);
+  const Tensor result = at::sum(gradient.to(type).mul(encoded.derivative(type)), -1);
   // positions [seq] or [1, seq] serve every row of a batch.
   return result.sum_to_size_symint(encoded.positions.sym_sizes())
       .to(encoded.positions.scalar_type());
@@ -54,16 +54,17 @@ Tensor scale_gradient(const Tensor& gradient, const Encoded& encoded) {
 /// Tangent of encodings along tangents of the positions and of the scale; undefined where there are
 /// none.
 Tensor encoding_tangent(const Encoded& encoded, at::ScalarType dtype) {
+  const at::ScalarType type = at::promote_types(dtype, at::kFloat);  // rounded once
   const Encoded plain = encoded.primal();
   Tensor result;
   if (const Tensor along = dispatcher::tangent(encoded.positions); along.defined()) {
-    result = plain.derivative(dtype).mul(along.unsqueeze(-1).to(dtype));
+    result = plain.derivative(type).mul(along.unsqueeze(-1).to(type));
   }
   const Tensor along = encoded.scale.has_value() ? dispatcher::tangent(*encoded.scale) : Tensor();
   if (along.defined()) {
-    result = dispatcher::accumulate(result, plain.unscaled(dtype).mul(along.reshape({}).to(dtype)));
+    result = dispatcher::accumulate(result, plain.unscaled(type).mul(along.reshape({}).to(type)));
   }
-  return result;
+  return result.defined() ? result.to(dtype) : result;
 }
 
 /// The default positions: offset, offset + 1, …

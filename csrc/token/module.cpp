@@ -1,10 +1,12 @@
 // TokenEmbedding and functional::embedding: thin wrappers of the operators.
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
 
 #include <ostream>
 #include <vector>
 
+#include "dispatcher/checks.h"
 #include "posembed/token.h"
 #include "token/operator.h"
 #include "token/table_module.h"
@@ -66,6 +68,12 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
 }
 
 torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
+  TORCH_CHECK_VALUE(hidden.dim() > 0 && hidden.size(-1) == weight.size(1),
+                    "hidden: expected [..., embedding_dim] with embedding_dim ", weight.size(1),
+                    ", got ", hidden.sizes());
+  if (!at::autocast::is_autocast_enabled(hidden.device().type())) {
+    dispatcher::check_same_dtype(hidden, "hidden", weight, "weight");
+  }
   return at::linear(hidden, weight);
 }
 

@@ -38,7 +38,8 @@ class InputEmbedding(nn.Module):
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
         dropout: Probability with which training drops a component of the result. The mask depends
-            only on ``torch.manual_seed``, neither on threads nor on the device.
+            on a seed and the component's place alone, not on threads; ``torch.manual_seed`` governs
+            the seed unless ``forward`` gets one.
         padding_idx: The token row that starts as zeros and gets no gradient.
         position_rule: How tokens get positions if none are given. "consecutive": one after the
             other. "roberta": padding is not counted; it has position -1, the row before the
@@ -124,6 +125,8 @@ class InputEmbedding(nn.Module):
         *,
         offset: int = 0,
         attention_mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        first_token: int = 0,
     ) -> Tensor:
         """Embeds ids.
 
@@ -136,6 +139,10 @@ class InputEmbedding(nn.Module):
                 a cache.
             attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
                 ``position_rule="opt"``. None: there is no padding.
+            seed: Of dropout, int64 with one element on the device of ``ids``; None: drawn from
+                torch's generator for that device.
+            first_token: Place of the first of these tokens in dropout's mask. Parts of a batch that
+                get the same ``seed`` and their places draw the mask of the whole, on any device.
 
         Returns:
             [batch, seq, embedding_dim], or ``output_dim`` components.
@@ -154,6 +161,8 @@ class InputEmbedding(nn.Module):
             table = {"position": self.position.weight, "first_row": first}
             table["position_padding_idx"] = padding
         elif self.position is not None:
+            if self.position.scale is not None:
+                raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
             table = {"sinusoid": self.position.spec}
         if self.token_type is not None:
             table["token_type"] = self.token_type.weight
@@ -168,6 +177,8 @@ class InputEmbedding(nn.Module):
             types=types,
             offset=offset if positions is None else 0,
             dropout=self.dropout if self.training else 0.0,
+            seed=seed,
+            first_token=first_token,
             **token,
             **table,
             **norm,
@@ -231,13 +242,15 @@ class InputEmbedding(nn.Module):
 
         Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT.
         The module's ``position_rule`` counts positions among padding as RoBERTa and OPT do; pass
-        OPT's attention mask to ``forward``.
+        OPT's attention mask to ``forward``. Token types of GPT-2, rows of its token table, have no
+        counterpart.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that
                 ``AutoModel.from_pretrained`` takes.
 
         Raises:
+            TypeError: It is neither a model nor a name.
             ValueError: The model is of another family.
 
         Examples:

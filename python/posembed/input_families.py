@@ -13,6 +13,9 @@ from posembed.input import InputEmbedding
 
 def copy_input(model: Any) -> InputEmbedding:
     """An InputEmbedding with the parameters and the mode of a model's input layer."""
+    if not isinstance(getattr(model, "base_model", None), nn.Module):
+        found = type(model).__name__
+        raise TypeError(f"model_or_path: expected a transformers model or its name, got {found}")
     base = model.base_model
     family = base.config.model_type
     if family not in FAMILIES:
@@ -102,7 +105,7 @@ def _gpt2(model: Any) -> InputEmbedding:
 
 
 def _opt(model: Any) -> InputEmbedding:
-    decoder = model.decoder
+    decoder = getattr(model, "decoder", model)  # it may be the decoder itself
     token_dim = None if decoder.project_in is None else decoder.project_in.in_features
     parts = _Parts(decoder.embed_tokens, decoder.embed_positions, projection=decoder.project_in)
     return _copied(parts, first_row=2, position_rule="opt", token_dim=token_dim)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional
+from posembed._validation import whole
 from posembed.token import check_sizes
 
 
@@ -99,6 +100,7 @@ class LearnedPositionalEmbedding(nn.Module):
             >>> position
             LearnedPositionalEmbedding(1024, 768)
         """
+        max_positions = whole("max_positions", max_positions)
         with torch.no_grad():
             longer = functional.learned_extend(
                 self.weight, max_positions, first_row=self.first_row, method=method

@@ -71,6 +71,15 @@ class TokenEmbedding(nn.Embedding):
             dtype,
         )
 
+    @property
+    def sparse(self) -> bool:
+        """Whether ``gradient`` is "rows"."""
+        return self.gradient == "rows"
+
+    @sparse.setter
+    def sparse(self, value: bool) -> None:
+        self.gradient = "rows" if value else "dense"
+
     @classmethod
     def from_pretrained(
         cls,
@@ -187,7 +196,22 @@ class TokenEmbedding(nn.Embedding):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The table as output head: [..., embedding_dim] -> [..., num_embeddings]."""
+        """The table as output head: [..., embedding_dim] -> [..., num_embeddings].
+
+        Raises:
+            ValueError: ``hidden`` has another width.
+            TypeError: ``hidden`` has another dtype, outside autocast.
+        """
+        if hidden.dim() == 0 or hidden.shape[-1] != self.weight.shape[1]:
+            width = self.weight.shape[1]
+            shape = list(hidden.shape)
+            raise ValueError(
+                f"hidden: expected [..., embedding_dim] with embedding_dim {width}, got {shape}"
+            )
+        if hidden.dtype != self.weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+            raise TypeError(
+                f"hidden: expected the dtype of weight, {self.weight.dtype}, got {hidden.dtype}"
+            )
         return nn.functional.linear(hidden, self.weight)
 
     def resize(
@@ -207,13 +231,14 @@ class TokenEmbedding(nn.Embedding):
             num_embeddings: The new number of rows.
             initialization: Of new rows, as for :func:`functional.embedding_resize`.
             optimizer: Gets the new parameter in place of the old one. Its state for remaining rows
-                (moments, momentum) is kept; that of new rows is zeros.
+                (moments, momentum) is kept; that of new rows is zeros, or Rprop's initial step.
             covariance_scale: For "mean-and-covariance".
             generator: Draws the new rows; default: torch's default generator.
 
         Raises:
-            ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table, or
-                new rows have another shape.
+            ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table or
+                keeps a state that is not one of its rows, or new rows have another shape.
+            TypeError: ``generator`` is none of torch's.
 
         Examples:
             >>> import posembed as pe
@@ -222,6 +247,9 @@ class TokenEmbedding(nn.Embedding):
             >>> token
             TokenEmbedding(30592, 768, padding_idx=0)
         """
+        num_embeddings = whole("num_embeddings", num_embeddings)
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
         if self.padding_idx is not None and self.padding_idx >= num_embeddings:
             expected = f"expected more than padding_idx, {self.padding_idx}"
             raise ValueError(f"num_embeddings: {expected}, got {num_embeddings}")
@@ -274,29 +302,58 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
 
 
 def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> None:
-    """Puts ``new`` in the place of ``old``, which has another number of rows."""
+    """Puts ``new`` in the place of ``old``, which has another number of rows.
+
+    Raises ValueError, and changes nothing, for an optimizer whose state is not one of rows.
+    """
     places = [
-        (group["params"], i)
+        (group, i)
         for group in optimizer.param_groups
         for i, parameter in enumerate(group["params"])
         if parameter is old
     ]
     if not places:
         raise ValueError("optimizer: expected one that holds the table, got one that does not")
-    for parameters, i in places:
-        parameters[i] = new
-    if old in optimizer.state:
-        state = optimizer.state.pop(old)
-        optimizer.state[new] = {
-            name: _with_rows(value, new.shape[0])
-            if isinstance(value, Tensor) and value.shape == old.shape
-            else value
-            for name, value in state.items()
-        }
+    # LBFGS keeps one state for all parameters, with that of the first.
+    owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
+    for owner in owners:
+        _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
+    for group, i in places:
+        group["params"][i] = new
+    if old not in optimizer.state:
+        return
+    state = optimizer.state.pop(old)
+    optimizer.state[new] = {
+        name: _with_rows(value, new.shape[0], _initial(optimizer, name, group))
+        if isinstance(value, Tensor) and value.dim() > 0
+        else value
+        for name, value in state.items()
+    }
 
 
-def _with_rows(state: Tensor, rows: int) -> Tensor:
-    """An optimizer's state of a table: rows that stay, then zeros."""
+def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size) -> None:
+    """Raises ValueError for state that is neither a number nor rows of a table."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            known = value.dim() == 0 or value.shape == shape
+        else:
+            known = value is None or isinstance(value, (int, float, str))
+        if not known:
+            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"optimizer: expected a state of numbers and tensors of shape {list(shape)}, got "
+                f"{type(optimizer).__name__} with {name!r} of {found}"
+            )
+
+
+def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any]) -> float:
+    """What an optimizer's state begins with: zeros but for Rprop's steps."""
+    steps = isinstance(optimizer, torch.optim.Rprop) and name == "step_size"
+    return float(group["lr"]) if steps else 0.0
+
+
+def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
+    """An optimizer's state of a table: rows that stay, then new ones."""
     kept = min(rows, state.shape[0])
     if state.is_sparse:
         state = state.coalesce()
@@ -308,7 +365,7 @@ def _with_rows(state: Tensor, rows: int) -> Tensor:
             check_invariants=False,  # they hold
             is_coalesced=True,
         )
-    result = state.new_zeros(rows, state.shape[1])
+    result = state.new_full((rows, state.shape[1]), initial)
     result[:kept] = state[:kept]
     return result
 

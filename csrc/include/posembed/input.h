@@ -119,8 +119,11 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   /// @param types  int32/int64 [batch, seq]; default: type 0
   /// @param offset  position of the first token if no positions are given: tokens in a cache
   /// @param attention_mask  for PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0
-  /// for
-  ///     padding
+  ///     for padding
+  /// @param seed  of dropout, int64 with one element; default: drawn from torch's generator
+  /// @param first_token  place of the first of these tokens in dropout's mask: parts of a batch
+  /// that
+  ///     get the same seed and their places draw the mask of the whole
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
   ///     positions, types
@@ -128,7 +131,9 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         const std::optional<torch::Tensor>& types = std::nullopt,
                         int64_t offset = 0,
-                        const std::optional<torch::Tensor>& attention_mask = std::nullopt);
+                        const std::optional<torch::Tensor>& attention_mask = std::nullopt,
+                        const std::optional<torch::Tensor>& seed = std::nullopt,
+                        int64_t first_token = 0);
 
   InputOptions options;
   TokenEmbedding token{nullptr};
@@ -142,7 +147,9 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {2, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {3, torch::nn::AnyValue(int64_t{0})},
-                           {4, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+                           {4, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {5, torch::nn::AnyValue(std::optional<torch::Tensor>())},
+                           {6, torch::nn::AnyValue(int64_t{0})})
 
  private:
   std::optional<torch::Tensor> count_positions(const torch::Tensor& ids,

@@ -32,6 +32,8 @@ def input_embedding(
     padding_idx: int | None = None,
     position_padding_idx: int | None = None,
     gradient: Gradient | Literal["own"] = "dense",
+    seed: Tensor | None = None,
+    first_token: int = 0,
 ) -> Tensor:
     """Token, type and position rows, summed, normed and dropped out in one kernel.
 
@@ -51,11 +53,15 @@ def input_embedding(
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
         scale: Multiplies the token rows.
-        dropout: Probability of dropping a component; its mask follows ``torch.manual_seed``.
+        dropout: Probability of dropping a component.
         padding_idx: The token row that gets no gradient.
         position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
         gradient: Form of the token table's gradient, "dense" or "rows"; or "own" where ids count up
             from 0: each token has a row of its own, and the gradient needs no sort.
+        seed: Of dropout's mask: int64 with one element, on the device of ``ids``; None: drawn from
+            torch's generator for that device.
+        first_token: Place of the first of these tokens in the mask. Parts of a batch that get the
+            same ``seed`` and their places draw the mask of the whole, on any device.
 
     Returns:
         [batch, seq, embedding_dim] in the dtype of ``token``.
@@ -65,8 +71,7 @@ def input_embedding(
         TypeError: A dtype is not supported.
         IndexError: An id, position or type is outside its table.
     """
-    seed = None
-    if dropout > 0:
+    if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
     return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
         token,
@@ -77,7 +82,7 @@ def input_embedding(
         types,
         norm_weight,
         norm_bias,
-        seed,
+        seed if dropout > 0 else None,
         offset=offset,
         first_row=first_row,
         sinusoid="" if sinusoid is None else sinusoid.text,
@@ -88,4 +93,5 @@ def input_embedding(
         padding_idx=padding_row(padding_idx, token.shape[0]),
         position_padding_idx=-1 if position_padding_idx is None else position_padding_idx,
         gradient=gradient,
+        first_token=first_token,
     )

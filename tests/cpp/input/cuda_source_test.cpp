@@ -170,6 +170,20 @@ TYPED_TEST(InputGpuSource, ViewsOfTables) {
   }
 }
 
+TYPED_TEST(InputGpuSource, TokensWithoutTypesAreOfType0) {
+  using T = TypeParam;
+  Case<T> given(64, Norm::layer, 0);
+  std::fill(given.types.begin(), given.types.end(), 0);
+  Output<T> expected(given), found(given);
+  Arguments input = given.arguments();
+  ASSERT_EQ(forward_cuda(expected.arguments(input), nullptr), nullptr);
+  input.type.index = {};
+  input.type.index_stride[0] = input.type.index_stride[1] = 0;
+  ASSERT_EQ(forward_cuda(found.arguments(input), nullptr), nullptr);
+  EXPECT_EQ(memcmp(found.out.data(), expected.out.data(), found.out.size() * sizeof(T)), 0);
+  ASSERT_NO_FATAL_FAILURE(check_backward(given, input));
+}
+
 TYPED_TEST(InputGpuSource, Sinusoids) {
   using T = TypeParam;
   using C = core::Compute<T>;
@@ -260,15 +274,23 @@ TYPED_TEST(InputGpuSource, DropoutAlone) {
   for (const int64_t count : {0, 1, 7, 64, 5000}) {
     const auto x = random_values<T>(count + 1, 3);
     for (const int64_t shift : {0, 1}) {
-      for (const double probability : {0.0, 0.25, 1.0}) {
-        std::vector<T> expected = x, out = x;
-        DropoutArguments arguments{
-            x.data() + shift, expected.data() + shift, scalar_of<T>(), count, probability, &seed};
-        drop_cpu(arguments, 0, count);
-        arguments.x = arguments.out = out.data() + shift;
-        ASSERT_EQ(drop_cuda(arguments, nullptr), nullptr);
-        ASSERT_EQ(memcmp(out.data(), expected.data(), out.size() * sizeof(T)), 0)
-            << "count " << count << " shift " << shift << " probability " << probability;
+      for (const int64_t first : {0, 3, 8}) {
+        for (const double probability : {0.0, 0.25, 1.0}) {
+          std::vector<T> expected = x, out = x;
+          DropoutArguments arguments{x.data() + shift,
+                                     expected.data() + shift,
+                                     scalar_of<T>(),
+                                     count,
+                                     probability,
+                                     &seed,
+                                     first};
+          drop_cpu(arguments, 0, count);
+          arguments.x = arguments.out = out.data() + shift;
+          ASSERT_EQ(drop_cuda(arguments, nullptr), nullptr);
+          ASSERT_EQ(memcmp(out.data(), expected.data(), out.size() * sizeof(T)), 0)
+              << "count " << count << " shift " << shift << " first " << first << " probability "
+              << probability;
+        }
       }
     }
   }

@@ -76,6 +76,29 @@ TEST(InputModule, DropsOutInTrainingOnly) {
   EXPECT_TRUE(torch::equal(first, torch::where(first == 0, torch::zeros_like(first), plain * 2)));
 }
 
+TEST(InputModule, PartsOfABatchDropAsTheWhole) {
+  InputEmbedding embed(bert().dropout(0.5));
+  const torch::Tensor seed = torch::tensor({42}, torch::kLong), ids = some_ids();
+  const auto none = std::nullopt;
+  const torch::Tensor whole = embed->forward(ids, none, none, 0, none, seed);
+  const torch::Tensor second = embed->forward(ids.slice(0, 1), none, none, 0, none, seed, 4);
+  EXPECT_TRUE(torch::equal(second, whole.slice(0, 1)));
+  EXPECT_THROW(embed->forward(ids, none, none, 0, none, seed, -1), c10::ValueError);
+}
+
+TEST(InputModule, SavesNoTableWithoutANorm) {
+  InputEmbedding embed(InputOptions(11, 8).max_positions(6).num_types(2).dropout(0.5));
+  const torch::Tensor result = embed->forward(some_ids());
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& table : embed->parameters()) table.zero_();
+  }
+  result.sum().backward();
+  for (const torch::Tensor& table : embed->parameters()) {
+    EXPECT_TRUE(table.grad().any().item<bool>());
+  }
+}
+
 TEST(InputModule, ClonesAndPrints) {
   InputEmbedding embed(bert());
   auto copy = std::dynamic_pointer_cast<InputEmbeddingImpl>(embed->clone());

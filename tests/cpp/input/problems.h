@@ -73,6 +73,7 @@ struct Case {
     if (norm == Norm::layer) a.norm_bias = bias.data();
     a.dropout = probability;
     a.seed = probability > 0 ? &seed : nullptr;
+    a.first_element = first_token * dim;
     return a;
   }
 
@@ -80,7 +81,7 @@ struct Case {
     if (probability == 0) return 1;
     return core::dropout_factor<double>(
         core::make_dropout(probability, static_cast<uint64_t>(seed)),
-        static_cast<uint64_t>(row * dim + i));
+        static_cast<uint64_t>((first_token + row) * dim + i));
   }
 
   /// The normalised row and its rstd; without a norm, the sum and 1.
@@ -110,7 +111,7 @@ struct Case {
   int64_t batch = 2, seq = 5, tokens = 10, dim;
   Norm norm;
   double probability, scale = 1.5;
-  int64_t seed = -1234567890123;
+  int64_t seed = -1234567890123, first_token = 6;
   std::vector<T> token, type, position, weight, bias, gradient;
   std::vector<int32_t> ids;
   std::vector<int64_t> types;

@@ -145,6 +145,8 @@ TEST(TokenModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(TokenEmbedding(TokenOptions(5, 8)._weight(torch::zeros({5, 7}))), c10::ValueError);
   TokenEmbedding token(5, 8);
   EXPECT_THROW(token->forward(torch::zeros({2})), c10::TypeError);
+  EXPECT_THROW(token->logits(torch::zeros({2, 7})), c10::ValueError);
+  EXPECT_THROW(token->logits(torch::zeros({2, 8}, torch::kHalf)), c10::TypeError);
   try {
     token->forward(torch::tensor({0, 5, -1}, torch::kLong));
     FAIL() << "id 5 was taken";

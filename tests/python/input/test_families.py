@@ -207,6 +207,19 @@ def test_other_families_are_refused() -> None:
         pe.InputEmbedding.from_huggingface(model)
 
 
+@pytest.mark.parametrize("other", [None, 3, nn.Linear(2, 2)], ids=["None", "3", "Linear"])
+def test_what_is_no_model_is_refused(other: object) -> None:
+    with pytest.raises(TypeError, match="model_or_path: expected a transformers model or its name"):
+        pe.InputEmbedding.from_huggingface(other)
+
+
+def test_opts_decoder_serves_as_well() -> None:
+    model = small("opt").eval()
+    ids, _ = batch()
+    found, expected = map(pe.InputEmbedding.from_huggingface, (model.decoder, model))
+    assert torch.equal(found(ids), expected(ids))
+
+
 def test_the_mode_and_frozen_parameters_are_kept() -> None:
     model = small("bert").eval()
     model.embeddings.word_embeddings.weight.requires_grad_(False)

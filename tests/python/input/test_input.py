@@ -262,6 +262,81 @@ def test_dropout_has_the_same_mask_for_any_thread_count() -> None:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@kinds
+def test_parts_of_a_batch_draw_the_mask_of_the_whole(options: dict, device: torch.device) -> None:
+    embed, ids, types = make({**options, "gradient": "dense"}, device, dropout=0.4)
+    seed = torch.tensor([7], device=device)
+    gradient = torch.randn(4, 7, COLUMNS, device=device)
+    whole = embed(ids, types=types, seed=seed)
+    parameters = list(embed.parameters())
+    expected = torch.autograd.grad(whole, parameters, gradient)
+    found, sums = [], [torch.zeros_like(p) for p in parameters]
+    for rows, first in ((slice(0, 1), 0), (slice(1, 4), 7)):
+        kind = None if types is None else types[rows]
+        found.append(embed(ids[rows], types=kind, seed=seed, first_token=first))
+        for total, part in zip(
+            sums, torch.autograd.grad(found[-1], parameters, gradient[rows]), strict=True
+        ):
+            total += part
+    assert torch.equal(torch.cat(found), whole)
+    for ours, theirs in zip(sums, expected, strict=True):
+        assert_close(ours, theirs, 1e-5)
+
+
+def test_the_mask_of_a_part_in_derivatives(device: torch.device) -> None:
+    """The chains that tangents and second derivatives take draw it too."""
+    embed, ids, types = make(KINDS[2], device, torch.float64, dropout=0.4)
+    call = {"types": types, "seed": torch.tensor([7], device=device), "first_token": 3}
+    plain = embed(ids, **call)
+    tangents = {name: torch.zeros_like(p) for name, p in embed.named_parameters()}
+    parameters = {name: p.detach() for name, p in embed.named_parameters()}
+    chained, _ = torch.func.jvp(
+        lambda p: torch.func.functional_call(embed, p, ids, call), (parameters,), (tangents,)
+    )
+    assert torch.equal(chained == 0, plain == 0)
+    weight = embed.token.weight
+    first = torch.autograd.grad(plain.square().sum(), weight, retain_graph=True)
+    derived = torch.autograd.grad(plain.square().sum(), weight, create_graph=True)
+    assert_close(derived[0], first[0], 1e-12)
+
+
+def test_a_given_seed_has_the_same_mask_on_either_device(device: torch.device) -> None:
+    masks = []
+    for place in (torch.device("cpu"), device):
+        embed, ids, _ = make({"max_positions": 20, "norm": "layer"}, place, dropout=0.4)
+        masks.append(embed(ids, seed=torch.tensor([7], device=place)).cpu() == 0)
+    assert torch.equal(*masks)
+
+
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+@pytest.mark.parametrize("num_types", [2, 9])
+def test_without_a_norm_no_table_is_kept(
+    num_types: int, gradient: str, device: torch.device
+) -> None:
+    """Tables may change before backward, which has the bits that it has for unchanged ones."""
+    options = {"max_positions": 20, "num_types": num_types, "dropout": 0.4, "gradient": gradient}
+    embed, ids, types = make(options, device)
+    positions = torch.randint(0, 20, (4, 7), device=device)
+    for places in (None, positions):
+        gradients = []
+        for changes in (False, True):
+            torch.manual_seed(3)
+            result = embed(ids, places, types).square()
+            if changes:
+                with torch.no_grad():
+                    for parameter in embed.parameters():
+                        parameter.add_(1.0)
+            embed.zero_grad()
+            result.sum().backward()
+            gradients.append([p.grad.to_dense() for p in embed.parameters()])
+            if changes:
+                with torch.no_grad():
+                    for parameter in embed.parameters():
+                        parameter.sub_(1.0)
+        for first, second in zip(*gradients, strict=True):
+            assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_dropout_at_its_ends(probability: float, device: torch.device) -> None:
     embed, ids, _ = make({"positions": None}, device, dropout=probability)
@@ -376,6 +451,11 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         (
             ValueError,
+            "first_token: expected 0 or more, got -1",
+            lambda e, i: e(i, first_token=-1),
+        ),
+        (
+            ValueError,
             "num_types: expected 0 or more",
             lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1),
         ),
@@ -432,6 +512,16 @@ def test_ids_outside_on_cuda() -> None:
     output.sum().backward()
     assert torch.isfinite(embed.token.weight.grad).all()
     pe.check_errors()
+
+
+def test_a_learned_scale_of_sinusoids_is_refused() -> None:
+    embed = pe.InputEmbedding(3, 8, positions="sinusoidal")
+    embed.position = pe.SinusoidalPositionalEmbedding(8, scale=3.0)
+    ids = torch.tensor([[0, 2]])
+    assert torch.equal(embed(ids), embed.position(embed.token(ids)))
+    embed.position = pe.SinusoidalPositionalEmbedding(8, learned_scale=True)
+    with pytest.raises(ValueError, match="position: expected sinusoids of a fixed scale"):
+        embed(ids)
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read() -> None:

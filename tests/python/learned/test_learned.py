@@ -179,6 +179,8 @@ def test_extend_refuses() -> None:
         module.extend(4)
     with pytest.raises(ValueError, match=r"method: expected 'linear', .* got 'nearest'"):
         module.extend(6, "nearest")
+    with pytest.raises(ValueError, match=r"max_positions: expected a whole number, got 6\.5"):
+        module.extend(6.5)
     with pytest.raises(ValueError, match="weight: expected rows to extend"):
         pe.LearnedPositionalEmbedding(0, 3).extend(6)
 

@@ -209,6 +209,27 @@ def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
     assert abs(float(module.scale) - 1.5) < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_derivatives_by_float_positions_are_rounded_once(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """Terms and sums, or tangents of positions, may not fit into the data's dtype."""
+    spec = pe.SinusoidalSpec(512, scale=1e3)
+    positions = torch.arange(8.0, device=device, requires_grad=True)
+    exact = positions.detach().double().requires_grad_()
+    x = torch.zeros(64, 8, 512, device=device, dtype=dtype)
+    for places in (positions, exact):
+        data = x if places is positions else x.double()
+        pe.functional.sinusoidal(data, places, spec=spec).backward(torch.full_like(data, 40.0))
+    assert_close(positions.grad, exact.grad, 1e-5)
+    _, tangent = torch.func.jvp(
+        lambda p: pe.functional.sinusoidal_encode(p, spec=spec, dtype=dtype),
+        (positions.detach(),),
+        (torch.full_like(positions, 1e-7),),
+    )
+    assert_close(tangent[:, 0].double() * 1e4, exact.detach().cos(), 2 * TOLERANCE[dtype])
+
+
 def test_scale_is_checked() -> None:
     spec = pe.SinusoidalSpec(4)
     with pytest.raises(ValueError, match=r"scale: expected one number, got \[2\]"):

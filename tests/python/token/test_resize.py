@@ -150,6 +150,40 @@ def test_optimizer_state_of_rows_that_stay(name: str, device: torch.device) -> N
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("Adafactor", r"'row_var' of .37, 1."), ("LBFGS", r"'\w+' of")],
+)
+def test_state_that_is_not_of_rows_is_refused(name: str, state: str) -> None:
+    token, head = pe.TokenEmbedding(ROWS, COLUMNS), nn.Linear(COLUMNS, 7)
+    optimizer = getattr(torch.optim, name)([head.weight, head.bias, token.weight])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = head(token(torch.arange(ROWS))).pow(2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    weight = token.weight
+    with pytest.raises(ValueError, match=f"optimizer: expected .*, got {name} with {state}"):
+        token.resize(ROWS + 1, optimizer=optimizer)
+    assert token.weight is weight
+    assert any(weight is p for p in optimizer.param_groups[0]["params"])
+
+
+def test_new_rows_begin_with_the_step_of_rprop() -> None:
+    token = pe.TokenEmbedding(ROWS, COLUMNS)
+    optimizer = torch.optim.Rprop(token.parameters(), lr=0.25)
+    for rows in (ROWS, ROWS + 2):
+        token.resize(rows, optimizer=optimizer)
+        before = token.weight.detach().clone()
+        optimizer.zero_grad()
+        token(torch.arange(rows)).sum().backward()
+        optimizer.step()
+    assert torch.equal(token.weight[ROWS:], before[ROWS:] - 0.25)
+
+
 def test_new_rows_begin_with_zeros_in_the_optimizer() -> None:
     token = pe.TokenEmbedding(ROWS, COLUMNS)
     optimizer = torch.optim.Adam(token.parameters())
@@ -194,6 +228,10 @@ def test_other_errors() -> None:
     assert token.num_embeddings == ROWS
     with pytest.raises(ValueError, match="num_embeddings: expected 0 or more, got -1"):
         token.resize(-1)
+    with pytest.raises(ValueError, match=r"num_embeddings: expected a whole number, got 5\.5"):
+        token.resize(5.5)
+    with pytest.raises(TypeError, match=r"generator: expected a torch\.Generator or None, got 3"):
+        token.resize(40, generator=3)
     with pytest.raises(ValueError, match="covariance_scale: expected 0 or more"):
         token.resize(40, "mean-and-covariance", covariance_scale=-1.0)
     with pytest.raises(ValueError, match="weight: expected rows to take the mean of"):

@@ -302,6 +302,46 @@ def test_scale_and_logits() -> None:
     assert_close(table.logits(hidden), hidden @ table.weight.T, 1e-6)
 
 
+@pytest.mark.parametrize("gradient", ["dense", "rows"])
+def test_gradients_of_tied_logits(gradient: str, device: torch.device) -> None:
+    """The table's gradient is the sum of the lookup's and of the output head's."""
+    torch.manual_seed(0)
+    table = pe.TokenEmbedding(
+        ROWS, 16, padding_idx=2, scale=3.0, gradient=gradient, device=device, dtype=torch.float64
+    )
+    ids = torch.tensor([[2, 1, 4], [4, 0, 1]], device=device)
+    table.logits(table(ids).tanh()).square().sum().backward()
+    weight = table.weight.detach().clone().requires_grad_()
+    rows = nn.functional.embedding(ids, weight, padding_idx=2) * 3.0
+    (rows.tanh() @ weight.T).square().sum().backward()
+    assert_close(table.weight.grad, weight.grad, 1e-13)
+
+
+def test_logits_of_what_does_not_fit() -> None:
+    for table in (pe.TokenEmbedding(ROWS, 16), pe.cpp.TokenEmbedding(ROWS, 16)):
+        for hidden in (torch.zeros(2, 15), torch.zeros(())):
+            with pytest.raises(ValueError, match=r"hidden: expected .* with embedding_dim 16, got"):
+                table.logits(hidden)
+        with pytest.raises(TypeError, match="hidden: expected the dtype of weight"):
+            table.logits(torch.zeros(2, 16, dtype=torch.bfloat16))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert table.logits(torch.zeros(2, 16)).dtype == torch.bfloat16
+            assert table.logits(torch.zeros(2, 16, dtype=torch.bfloat16)).any().item() is False
+    compiled = torch.compile(pe.TokenEmbedding(ROWS, 16).logits, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(2, 16)).shape == (2, ROWS)
+
+
+def test_sparse_is_another_name_of_the_gradients_form() -> None:
+    table = pe.TokenEmbedding(ROWS, 16)
+    for sparse in (True, False):
+        table.sparse = sparse
+        table.zero_grad()
+        table(make_ids()).sum().backward()
+        assert table.weight.grad.is_sparse == sparse
+    table.gradient = "rows"
+    assert table.sparse
+
+
 def test_from_pretrained_shares_and_freezes() -> None:
     values = torch.randn(4, 3)
     table = pe.TokenEmbedding.from_pretrained(values, padding_idx=1, scale=2.0)
