@@ -16,11 +16,6 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-void check(const Vocabulary& vocabulary) {
-  TORCH_CHECK_VALUE(vocabulary.repeated().empty(), "vocabulary: expected each word once, got '",
-                    vocabulary.repeated(), "' twice");
-}
-
 std::vector<std::string> words_met(const Vocabulary& vocabulary, uint8_t times) {
   std::vector<std::string> words;
   vocabulary.visit_met(times, [&](std::string_view word) { words.emplace_back(word); });
@@ -135,14 +130,14 @@ Coverage VectorFile::coverage(const std::vector<std::string>& words,
 }
 
 torch::Tensor rows(const Source& source, Vocabulary& vocabulary, const ReadOptions& options) {
-  check(vocabulary);
+  vocabulary.index();
   torch::Tensor vectors = source.read_rows(vocabulary, options);
   fill_missing(vectors, vocabulary, options.missing(), source.path());
   return vectors;
 }
 
 void look_up(const Source& source, Vocabulary& vocabulary, const Progress& progress) {
-  check(vocabulary);
+  vocabulary.index();
   source.look_up(vocabulary, progress);
 }
 

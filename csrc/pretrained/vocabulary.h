@@ -16,14 +16,10 @@ namespace posembed::pretrained {
 /// one text, and a table of 32-bit numbers finds them.
 class Vocabulary {
  public:
-  /// Room for `words` words of `bytes` bytes in all; the text grows where it is longer.
-  Vocabulary(size_t words, size_t bytes)
-      : capacity_(words), slots_(words + words / 2 + 1), tags_(slots_.size()) {
-    TORCH_CHECK_VALUE(words <= most / 2, "vocabulary: expected at most ", most / 2, " words, got ",
-                      words);
-    text_.reserve(bytes);
+  /// Expects so many words and bytes; room that is never used takes no memory.
+  Vocabulary(size_t words, size_t bytes) {
     ends_.reserve(words);
-    times_.reserve(words);
+    text_.reserve(bytes);
   }
 
   explicit Vocabulary(const std::vector<std::string>& words)
@@ -31,30 +27,32 @@ class Vocabulary {
     for (const std::string& word : words) add(word);
   }
 
-  /// Adds a word, for which the constructor made room. An empty one marks a place without a word.
+  /// An empty word marks a place without a word.
   void add(std::string_view word) {
-    TORCH_INTERNAL_ASSERT(ends_.size() < capacity_);
-    TORCH_CHECK_VALUE(word.size() <= most - text_.size(), "vocabulary: expected words of at most ",
-                      most, " bytes in all");
-    const auto place = static_cast<uint32_t>(ends_.size());
+    TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
+                      "vocabulary: expected words of at most ", most, " bytes in all");
     text_ += word;
     ends_.push_back(static_cast<uint32_t>(text_.size()));
-    times_.push_back(0);
-    if (word.empty()) return;
-    const uint64_t hash = hash_of(word);
-    const size_t slot = find(word, hash);
-    if (tags_[slot] == 0) {
+  }
+
+  /// Makes the words known to meet(), after the last has been added. Throws c10::ValueError for one
+  /// that is given twice.
+  void index() {
+    times_.assign(ends_.size(), 0);
+    slots_.assign(ends_.size() + ends_.size() / 2 + 1, 0);
+    tags_.assign(slots_.size(), 0);
+    for (size_t place = 0; place < ends_.size(); ++place) {
+      if (word(place).empty()) continue;
+      const uint64_t hash = hash_of(word(place));
+      const size_t slot = find(word(place), hash);
+      TORCH_CHECK_VALUE(tags_[slot] == 0, "vocabulary: expected each word once, got '", word(place),
+                        "' twice");
       tags_[slot] = tag_of(hash);
-      slots_[slot] = place;
-    } else if (repeated_.empty()) {
-      repeated_ = word;
+      slots_[slot] = static_cast<uint32_t>(place);
     }
   }
 
   int64_t size() const { return static_cast<int64_t>(ends_.size()); }
-
-  /// The first word that is given twice, or an empty one.
-  const std::string& repeated() const { return repeated_; }
 
   /// The place of a word of the file; -1 if it is not wanted or was met before: the first row of a
   /// word counts, as in gensim.
@@ -112,13 +110,11 @@ class Vocabulary {
     return slot;
   }
 
-  size_t capacity_;
   std::string text_;
   std::vector<uint32_t> ends_;  // of words in the text
   std::vector<uint8_t> times_;
   std::vector<uint32_t> slots_;  // open addressing, to 2/3 full
   std::vector<uint8_t> tags_;
-  std::string repeated_;
 };
 
 }  // namespace posembed::pretrained

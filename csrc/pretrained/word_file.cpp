@@ -143,13 +143,13 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   return layout;
 }
 
-/// Whether bytes could be text: UTF-8, of which the last character may be cut off, without control
-/// characters.
-bool is_text(std::string_view bytes) {
+/// Whether bytes could be text: UTF-8 without control characters. Up to `cut` bytes at the end may
+/// be the beginning of a character.
+bool is_text(std::string_view bytes, size_t cut = 0) {
   const auto is_control = [](char c) {
     return static_cast<uint8_t>(c) < ' ' && c != '\t' && c != '\r' && c != '\n';
   };
-  return utf8_prefix(bytes) + 3 >= bytes.size() &&
+  return utf8_prefix(bytes) + cut >= bytes.size() &&
          std::none_of(bytes.begin(), bytes.end(), is_control);
 }
 
@@ -171,7 +171,7 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
   if (is_wide && dim > 1 && is_text(line.substr(word_end))) return false;
   const size_t numbers = std::min(row.find(' '), row.size());
   return parts.size() < 2 || !is_number(parts.back()) ||
-         !is_text(row.substr(numbers, std::min(dim, row.size()) * sizeof(float)));
+         !is_text(row.substr(numbers, std::min(dim, row.size()) * sizeof(float)), 3);
 }
 
 /// Throws for a header that needs more than the file holds, before memory is allocated for it.

@@ -29,7 +29,8 @@ struct Row {
 };
 
 /// Walks through the rows of a file. A text row's numbers are its last `dim` parts; what stands
-/// before them is the word, which may contain spaces ("new york").
+/// before them is the word, which may contain spaces ("new york") but not end in a number after
+/// one: that is a row too wide.
 class RowReader {
  public:
   /// `check_utf8`: throw BadFile for a word that is not UTF-8, otherwise put U+FFFD there.

@@ -62,7 +62,7 @@ Progress progress_of(const py::object& progress) {
 Vocabulary vocabulary_of(const py::list& words) {
   size_t characters = 0;
   for (const py::handle word : words) characters += py::len(word);
-  Vocabulary vocabulary(words.size(), characters);
+  Vocabulary vocabulary(words.size(), 4 * characters);  // bytes of UTF-8, at most
   for (const py::handle word : words) {
     const auto bytes = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(word.ptr()));
     if (!bytes) throw py::error_already_set();
