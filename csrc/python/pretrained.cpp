@@ -97,13 +97,13 @@ py::tuple rows(const OpenFile& file, Vocabulary& vocabulary, const std::string& 
   return py::make_tuple(vectors, coverage_of(vocabulary));
 }
 
-torch::Tensor table(const VectorFile& file, const std::string& tensor,
+torch::Tensor table(const OpenFile& file, const std::string& tensor,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const ReadOptions options = read_options(tensor, dtype, "mean", progress);
   return unlocked([&] { return file.table(options); });
 }
 
-torch::Tensor whole(const VectorFile& file, const std::string& name,
+torch::Tensor whole(const OpenFile& file, const std::string& name,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const Progress told = progress_of(progress);
   return unlocked([&] { return file.tensor(name, dtype, told); });
