@@ -15,6 +15,9 @@ using nlohmann::json;
 /// Deeper than any real header; refused before it takes memory.
 constexpr int max_depth = 16;
 
+/// Values in a list: more than dimensions of any real shape.
+constexpr int max_listed = 1024;
+
 /// Counts the bytes that the parser reads, which tells places only for its own errors.
 class Cursor {
  public:
@@ -56,6 +59,8 @@ class Walk {
       fail(place_(), "expected a JSON object");
     }
     if (depth > max_depth) fail(place_(), "JSON is nested deeper than ", max_depth, " levels");
+    listed_ = event == Event::key ? 0 : listed_ + 1;
+    if (listed_ > max_listed) fail(place_(), "expected at most ", max_listed, " values in a list");
     if (event == Event::object_start) names_.emplace_back();
     if (event == Event::object_end) names_.pop_back();
     if (event == Event::key) take_name(depth, parsed.get_ref<const std::string&>());
@@ -79,6 +84,7 @@ class Walk {
   std::vector<std::unordered_set<std::string>> names_;  // of the objects that are open
   std::string name_;
   int64_t name_end_ = 0;
+  int listed_ = 0;  // events since the last name
 };
 
 /// The library's message without its "[json.exception...]".
@@ -91,6 +97,11 @@ std::string reason_of(const json::exception& error) {
 }  // namespace
 
 void visit_members(std::string_view text, int64_t begin, const Member& member) {
+  // The parser takes a zero for the end.
+  const size_t zero = text.find('\0');
+  if (zero != std::string_view::npos) {
+    fail(begin + static_cast<int64_t>(zero), "expected JSON: a zero byte");
+  }
   const char* furthest = text.data();
   const std::function<int64_t()> place = [&] { return begin + (furthest - text.data()); };
   Walk walk(member, place);

@@ -138,6 +138,14 @@ TensorEntry read_entry(const std::string& name, const json& value, int64_t place
   return entry;
 }
 
+/// The format knows only texts there.
+void check_metadata(const json& value, int64_t place) {
+  const auto is_text = [](const json& each) { return each.is_string(); };
+  const bool known =
+      value.is_null() || (value.is_object() && std::all_of(value.begin(), value.end(), is_text));
+  if (!known) fail(place, "__metadata__: expected names and texts, got ", brief(value));
+}
+
 /// Checks that tensors follow each other without gaps from the header's end to the file's.
 void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin, int64_t end) {
   std::vector<const TensorEntry*> sorted;
@@ -170,7 +178,7 @@ std::vector<TensorEntry> read_header(std::string_view file) {
   const int64_t data_begin = length_bytes + static_cast<int64_t>(text.size());
   std::vector<TensorEntry> entries;
   visit_members(text, length_bytes, [&](const std::string& name, const json& value, int64_t place) {
-    if (name == "__metadata__") return;
+    if (name == "__metadata__") return check_metadata(value, place);
     entries.push_back(read_entry(name, value, place, data, data_begin));
   });
   check_without_holes(entries, data_begin, static_cast<int64_t>(file.size()));

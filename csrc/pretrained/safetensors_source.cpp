@@ -163,7 +163,7 @@ class TensorSource : public Source {
 
   Found find(const std::string& name) const {
     const auto found = found_.find(name);
-    TORCH_CHECK_VALUE(found != found_.end(), "tensor: ", path_, " has none named '", name,
+    TORCH_CHECK_VALUE(found != found_.end(), "tensor: ", readable(path_), " has none named '", name,
                       "'; its tables are: ", tables());
     return found->second;
   }
@@ -180,7 +180,7 @@ class TensorSource : public Source {
       if (is_table(*found_.at(each).entry)) candidates.push_back(found_.at(each));
     }
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
-                      candidates.size(), " tables in ", path_, ": ", tables());
+                      candidates.size(), " tables in ", readable(path_), ": ", tables());
     return candidates[0];
   }
 
@@ -198,7 +198,7 @@ class TensorSource : public Source {
   }
 
   const std::vector<std::string>& checked_words() const {
-    TORCH_CHECK_VALUE(!words_.empty(), "words: ", path_,
+    TORCH_CHECK_VALUE(!words_.empty(), "words: ", readable(path_),
                       " has none; give the word of each row when opening it");
     return words_;
   }

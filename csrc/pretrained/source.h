@@ -43,4 +43,17 @@ std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_
                                                const OpenOptions& options);
 std::shared_ptr<const Source> open_words(const std::string& path, const OpenOptions& options);
 
+// What VectorFile does, also for the Python module, whose vocabularies are no std::string.
+
+/// Opens a file of any format.
+POSEMBED_API std::shared_ptr<const Source> open_source(const std::string& path,
+                                                       const OpenOptions& options);
+
+/// Rows for all words; the vocabulary keeps what was found.
+POSEMBED_API torch::Tensor rows(const Source& source, Vocabulary& vocabulary,
+                                const ReadOptions& options);
+
+/// Only looks words up.
+POSEMBED_API void look_up(const Source& source, Vocabulary& vocabulary, const Progress& progress);
+
 }  // namespace posembed::pretrained

@@ -1,8 +1,10 @@
 // Whether bytes are UTF-8: RFC 3629, with neither surrogates nor forms longer than needed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace posembed::pretrained {
@@ -33,6 +35,25 @@ inline size_t utf8_prefix(std::string_view bytes) {
     at += length;
   }
   return at;
+}
+
+/// The bytes with U+FFFD for each part that is not UTF-8: a character that is cut off, as far as it
+/// goes, or a byte, as Python does it.
+inline std::string utf8_replaced(std::string_view bytes) {
+  std::string text;
+  while (true) {
+    const size_t valid = utf8_prefix(bytes);
+    text += bytes.substr(0, valid);
+    bytes.remove_prefix(valid);
+    if (bytes.empty()) return text;
+    text += "\xef\xbf\xbd";
+    size_t bad = std::min<size_t>(3, bytes.size());
+    const auto begins_character = [&] {  // which two more bytes would complete
+      return utf8_character(std::string(bytes.substr(0, bad)) + "\x80\x80") > bad;
+    };
+    while (bad > 1 && !begins_character()) --bad;
+    bytes.remove_prefix(bad);
+  }
 }
 
 }  // namespace posembed::pretrained

@@ -1,6 +1,5 @@
 // VectorFile: choice of the format, rows for words that have none, errors with the file's name.
 #include <algorithm>
-#include <sstream>
 
 #include "pretrained/mapped_file.h"
 #include "pretrained/safetensors.h"
@@ -17,24 +16,26 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-void check(const Vocabulary& vocabulary) {
-  const std::string* repeated = vocabulary.repeated();
-  TORCH_CHECK_VALUE(repeated == nullptr, "vocabulary: expected each word once, got '", *repeated,
-                    "' twice");
+std::vector<std::string> words_met(const Vocabulary& vocabulary, uint8_t times) {
+  std::vector<std::string> words;
+  vocabulary.visit_met(times, [&](std::string_view word) { words.emplace_back(word); });
+  return words;
 }
 
 Coverage coverage_of(const Vocabulary& vocabulary) {
-  return {vocabulary.count_met(), vocabulary.met(0), vocabulary.met(2)};
+  return {vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2)};
 }
 
-/// The first few words, for a message: "'one', 'two', 'three', ...".
-std::string some_of(const std::vector<std::string>& words) {
-  constexpr size_t shown = 5;
-  std::ostringstream text;
-  for (size_t i = 0; i < std::min(shown, words.size()); ++i) {
-    text << (i == 0 ? "'" : ", '") << words[i] << "'";
-  }
-  return text.str() + (words.size() > shown ? ", ..." : "");
+/// Throws if the file lacks words, with the first few of them.
+void check_none_is_missing(const Vocabulary& vocabulary, const std::string& path) {
+  constexpr int64_t shown = 5;
+  int64_t count = 0;
+  std::string some;
+  vocabulary.visit_met(0, [&](std::string_view word) {
+    if (++count <= shown) some.append(count == 1 ? "'" : ", '").append(word).append("'");
+  });
+  TORCH_CHECK_VALUE(count == 0, "vocabulary: ", count, " words have no row in ", readable(path),
+                    ": ", some, count > shown ? ", ..." : "");
 }
 
 /// The mean of `count` rows; all others are zeros. In parts, because a sum in float64 would copy
@@ -50,15 +51,14 @@ torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
 }
 
 /// Fills rows whose word the file lacks as `missing` says.
-void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, const Coverage& coverage,
-                  Missing missing, const std::string& path) {
-  const auto count = static_cast<int64_t>(coverage.missing.size());
-  TORCH_CHECK_VALUE(missing != Missing::error || count == 0, "vocabulary: ", count,
-                    " words have no row in ", path, ": ", some_of(coverage.missing));
-  if (missing != Missing::mean || coverage.found == vocabulary.size()) return;
-  TORCH_CHECK_VALUE(coverage.found > 0, "vocabulary: none of its ", vocabulary.size(),
-                    " words has a row in ", path);
-  const torch::Tensor mean = mean_of(vectors, coverage.found);
+void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing missing,
+                  const std::string& path) {
+  if (missing == Missing::error) check_none_is_missing(vocabulary, path);
+  const int64_t found = vocabulary.count_met();
+  if (missing != Missing::mean || found == vocabulary.size()) return;
+  TORCH_CHECK_VALUE(found > 0, "vocabulary: none of its ", vocabulary.size(),
+                    " words has a row in ", readable(path));
+  const torch::Tensor mean = mean_of(vectors, found);
   for (int64_t place = 0; place < vocabulary.size(); ++place) {
     if (!vocabulary.is_met(place)) vectors[place].copy_(mean);
   }
@@ -86,12 +86,15 @@ const char* name(Format format) {
   }
 }
 
-VectorFile open(const std::string& path, const OpenOptions& options) {
+std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options) {
   const bool is_index = ends_with(path, ".json");
   const bool is_tensors =
       is_index || ends_with(path, ".safetensors") || is_safetensors(MappedFile(path).bytes());
-  return VectorFile(is_tensors ? open_safetensors(path, is_index, options)
-                               : open_words(path, options));
+  return is_tensors ? open_safetensors(path, is_index, options) : open_words(path, options);
+}
+
+VectorFile open(const std::string& path, const OpenOptions& options) {
+  return VectorFile(open_source(path, options));
 }
 
 const std::string& VectorFile::path() const { return source_->path(); }
@@ -115,20 +118,27 @@ torch::Tensor VectorFile::table(const ReadOptions& options) const {
 
 Rows VectorFile::rows(const std::vector<std::string>& words, const ReadOptions& options) const {
   Vocabulary vocabulary(words);
-  check(vocabulary);
-  Rows rows;
-  rows.vectors = source_->read_rows(vocabulary, options);
-  rows.coverage = coverage_of(vocabulary);
-  fill_missing(rows.vectors, vocabulary, rows.coverage, options.missing(), path());
-  return rows;
+  const torch::Tensor vectors = pretrained::rows(*source_, vocabulary, options);
+  return {vectors, coverage_of(vocabulary)};
 }
 
 Coverage VectorFile::coverage(const std::vector<std::string>& words,
                               const Progress& progress) const {
   Vocabulary vocabulary(words);
-  check(vocabulary);
-  source_->look_up(vocabulary, progress);
+  pretrained::look_up(*source_, vocabulary, progress);
   return coverage_of(vocabulary);
+}
+
+torch::Tensor rows(const Source& source, Vocabulary& vocabulary, const ReadOptions& options) {
+  vocabulary.index();
+  torch::Tensor vectors = source.read_rows(vocabulary, options);
+  fill_missing(vectors, vocabulary, options.missing(), source.path());
+  return vectors;
+}
+
+void look_up(const Source& source, Vocabulary& vocabulary, const Progress& progress) {
+  vocabulary.index();
+  source.look_up(vocabulary, progress);
 }
 
 }  // namespace posembed::pretrained

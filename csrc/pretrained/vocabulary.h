@@ -1,54 +1,78 @@
 // Finds the rows of a file for the words of a vocabulary.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace posembed::pretrained {
 
-/// The words asked for, met in a file's order.
+/// The words asked for, met in a file's order. Millions of words should take few MiB: they lie in
+/// one text, and a table of 32-bit numbers finds them.
 class Vocabulary {
  public:
-  /// Keeps a reference to `words`. An empty word marks a place without a word.
-  explicit Vocabulary(const std::vector<std::string>& words) : words_(words), times_(words.size()) {
-    places_.reserve(words.size());
-    for (size_t i = 0; i < words.size(); ++i) {
-      if (!words[i].empty()) places_.emplace(words[i], static_cast<int64_t>(i));
+  /// Expects so many words and bytes; room that is never used takes no memory.
+  Vocabulary(size_t words, size_t bytes) {
+    ends_.reserve(words);
+    text_.reserve(bytes);
+  }
+
+  explicit Vocabulary(const std::vector<std::string>& words)
+      : Vocabulary(words.size(), bytes_of(words)) {
+    for (const std::string& word : words) add(word);
+  }
+
+  /// An empty word marks a place without a word.
+  void add(std::string_view word) {
+    TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
+                      "vocabulary: expected words of at most ", most, " bytes in all");
+    text_ += word;
+    ends_.push_back(static_cast<uint32_t>(text_.size()));
+  }
+
+  /// Makes the words known to meet(), after the last has been added. Throws c10::ValueError for one
+  /// that is given twice.
+  void index() {
+    times_.assign(ends_.size(), 0);
+    slots_.assign(ends_.size() + ends_.size() / 2 + 1, 0);
+    tags_.assign(slots_.size(), 0);
+    for (size_t place = 0; place < ends_.size(); ++place) {
+      if (word(place).empty()) continue;
+      const uint64_t hash = hash_of(word(place));
+      const size_t slot = find(word(place), hash);
+      TORCH_CHECK_VALUE(tags_[slot] == 0, "vocabulary: expected each word once, got '", word(place),
+                        "' twice");
+      tags_[slot] = tag_of(hash);
+      slots_[slot] = static_cast<uint32_t>(place);
     }
   }
 
-  int64_t size() const { return static_cast<int64_t>(words_.size()); }
-
-  /// The first word that is given twice, or null.
-  const std::string* repeated() const {
-    for (size_t i = 0; i < words_.size(); ++i) {
-      if (!words_[i].empty() && places_.at(words_[i]) != static_cast<int64_t>(i)) return &words_[i];
-    }
-    return nullptr;
-  }
+  int64_t size() const { return static_cast<int64_t>(ends_.size()); }
 
   /// The place of a word of the file; -1 if it is not wanted or was met before: the first row of a
   /// word counts, as in gensim.
   int64_t meet(std::string_view word) {
-    const auto found = places_.find(word);
-    if (found == places_.end()) return -1;
-    uint8_t& times = times_[static_cast<size_t>(found->second)];
+    const size_t slot = find(word, hash_of(word));
+    if (tags_[slot] == 0) return -1;
+    uint8_t& times = times_[slots_[slot]];
     if (times < 2) ++times;
-    return times == 1 ? found->second : -1;
+    return times == 1 ? int64_t{slots_[slot]} : -1;
   }
 
   bool is_met(int64_t place) const { return times_[static_cast<size_t>(place)] > 0; }
 
-  /// Words met that many times (0, 1, or 2 for more), in the vocabulary's order.
-  std::vector<std::string> met(uint8_t times) const {
-    std::vector<std::string> result;
-    for (size_t i = 0; i < words_.size(); ++i) {
-      if (times_[i] == times && !words_[i].empty()) result.push_back(words_[i]);
+  /// Calls `visit` with each word met that many times (0, 1, or 2 for more), in the vocabulary's
+  /// order.
+  template <typename Visit>
+  void visit_met(uint8_t times, const Visit& visit) const {
+    for (size_t i = 0; i < times_.size(); ++i) {
+      if (times_[i] == times && !word(i).empty()) visit(word(i));
     }
-    return result;
   }
 
   int64_t count_met() const {
@@ -58,9 +82,39 @@ class Vocabulary {
   }
 
  private:
-  const std::vector<std::string>& words_;
+  /// Places and bytes are counted in 32 bits.
+  static constexpr size_t most = std::numeric_limits<uint32_t>::max();
+
+  static size_t bytes_of(const std::vector<std::string>& words) {
+    size_t bytes = 0;
+    for (const std::string& word : words) bytes += word.size();
+    return bytes;
+  }
+
+  static uint64_t hash_of(std::string_view word) { return std::hash<std::string_view>{}(word); }
+
+  /// A few bits of the hash, so that other words are seldom looked at. 0 marks a free slot.
+  static uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash | 1); }
+
+  std::string_view word(size_t place) const {
+    const size_t begin = place == 0 ? 0 : ends_[place - 1];
+    return std::string_view(text_).substr(begin, ends_[place] - begin);
+  }
+
+  /// The slot that has the word, or the free one where it belongs.
+  size_t find(std::string_view wanted, uint64_t hash) const {
+    size_t slot = (hash >> 32) * slots_.size() >> 32;  // the high bits choose without a division
+    while (tags_[slot] != 0 && (tags_[slot] != tag_of(hash) || word(slots_[slot]) != wanted)) {
+      slot = slot + 1 < slots_.size() ? slot + 1 : 0;
+    }
+    return slot;
+  }
+
+  std::string text_;
+  std::vector<uint32_t> ends_;  // of words in the text
   std::vector<uint8_t> times_;
-  std::unordered_map<std::string_view, int64_t> places_;
+  std::vector<uint32_t> slots_;  // open addressing, to 2/3 full
+  std::vector<uint8_t> tags_;
 };
 
 }  // namespace posembed::pretrained

@@ -81,9 +81,35 @@ std::optional<Number> number_in(std::string_view text) {
 
 bool is_number(std::string_view text) { return number_in<double>(text).has_value(); }
 
-/// Whether a text is a number like a vector's, and not one like the 95 in "windows 95".
+/// Whether a text is a number written in digits, which words with spaces do not end in.
 bool is_component(std::string_view text) {
-  return text.find_first_of(".eE") != std::string_view::npos && is_number(text);
+  return text.find_first_of("0123456789") != std::string_view::npos && is_number(text);
+}
+
+/// Whether a number out of range is nearer to 0 than any other, and not too large.
+bool is_tiny(std::string_view number) {
+  const size_t mark = std::min(number.find_first_of("eE"), number.size());
+  const std::string_view digits = number.substr(0, mark);
+  const size_t point = std::min(digits.find('.'), digits.size());
+  const size_t first = std::min(digits.find_first_of("123456789"), digits.size());
+  // Positive where the first digit that counts is before the point.
+  const auto magnitude = static_cast<int64_t>(point) - static_cast<int64_t>(first);
+  int64_t exponent = 0;
+  const std::string_view rest = number.substr(std::min(mark + 1, number.size()));
+  if (parse_number(rest, exponent).ec == std::errc::result_out_of_range) return rest[0] == '-';
+  return exponent < -magnitude;
+}
+
+/// What is left of a number that from_chars does not fit into its type: 0, a number near it, or
+/// infinity.
+template <typename Number>
+Number number_out_of_range(std::string_view text) {
+  long double wide = 0;
+  if (parse_number(text, wide).ec == std::errc::result_out_of_range) {
+    wide = is_tiny(text) ? 0.0L : HUGE_VALL;
+    if (text[0] == '-') wide = -wide;
+  }
+  return static_cast<Number>(wide);
 }
 
 // ------------------------------------------------------------------------------------------ layout
@@ -104,9 +130,12 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   const std::string_view head = file.substr(static_cast<size_t>(begin), 64);
   const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
-  if (parts.size() != 2 || line.size() == head.size()) return std::nullopt;
+  const bool is_cut =
+      begin + static_cast<int64_t>(line.size()) == static_cast<int64_t>(file.size());
+  if (parts.size() != 2 || (line.size() == head.size() && !is_cut)) return std::nullopt;
   const auto rows = number_in<int64_t>(parts[0]), dim = number_in<int64_t>(parts[1]);
   if (!rows.has_value() || !dim.has_value()) return std::nullopt;
+  if (is_cut) fail(static_cast<int64_t>(file.size()), "the file ends inside its header");
   WordLayout layout;
   layout.rows = *rows;
   layout.dim = *dim;
@@ -114,20 +143,35 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   return layout;
 }
 
-/// Whether rows are binary float32: the bytes after the header are not text. Looks at a few only,
-/// because a binary file need not have any newline.
-bool is_binary(std::string_view file, const WordLayout& layout) {
-  constexpr size_t enough = 4096;
-  const std::string_view sample = file.substr(static_cast<size_t>(layout.begin), enough);
+/// Whether bytes could be text: UTF-8 without control characters. Up to `cut` bytes at the end may
+/// be the beginning of a character.
+bool is_text(std::string_view bytes, size_t cut = 0) {
   const auto is_control = [](char c) {
     return static_cast<uint8_t>(c) < ' ' && c != '\t' && c != '\r' && c != '\n';
   };
-  if (std::any_of(sample.begin(), sample.end(), is_control)) return true;
-  const std::string_view line = trim_right(sample.substr(0, sample.find('\n')));
-  if (layout.rows == 0 || line.empty() || line.size() == enough) return false;
-  // The last part and not the second: words of text may have several parts.
-  const size_t last = line.find_last_of(separators);
-  return last == std::string_view::npos || !is_number(line.substr(last + 1));
+  return utf8_prefix(bytes) + cut >= bytes.size() &&
+         std::none_of(bytes.begin(), bytes.end(), is_control);
+}
+
+/// Whether rows are binary float32, which the first of them tells: a line with enough numbers is
+/// text, whatever its word and later words are. What is wrong in a broken line of text shall be
+/// told as such, so of other lines the bytes count that would be binary numbers.
+bool is_binary(std::string_view file, const WordLayout& layout) {
+  const size_t begin = file.find_first_not_of("\r\n", static_cast<size_t>(layout.begin));
+  if (layout.rows == 0 || begin == std::string_view::npos) return false;
+  const std::string_view row = file.substr(begin, max_first_line);
+  const std::string_view line = trim_right(line_at(row, 0));
+  const std::vector<std::string_view> parts = split(line);
+  const auto dim = static_cast<size_t>(std::max<int64_t>(1, layout.dim));
+  const bool is_wide = parts.size() > dim;
+  if (is_wide && std::all_of(parts.end() - static_cast<int64_t>(dim), parts.end(), is_number)) {
+    return false;
+  }
+  const size_t word_end = std::min(line.find_first_of(separators), line.size());
+  if (is_wide && dim > 1 && is_text(line.substr(word_end))) return false;
+  const size_t numbers = std::min(row.find(' '), row.size());
+  return parts.size() < 2 || !is_number(parts.back()) ||
+         !is_text(row.substr(numbers, std::min(dim, row.size()) * sizeof(float)), 3);
 }
 
 /// Throws for a header that needs more than the file holds, before memory is allocated for it.
@@ -198,11 +242,12 @@ bool RowReader::next(Row& row) {
       rows_read_ == layout_.rows || at >= file_.size() || static_cast<uint8_t>(file_[at]) <= ' ';
   if (due && at_end()) return false;
   layout_.binary ? next_binary(row) : next_text(row);
-  if (check_utf8_) {
-    const size_t valid = utf8_prefix(row.word);
-    if (valid != row.word.size()) {
+  const size_t valid = utf8_prefix(row.word);
+  if (valid != row.word.size()) {
+    if (check_utf8_) {
       fail(offset(row.word) + static_cast<int64_t>(valid), "a word that is not UTF-8");
     }
+    row.word = replaced_ = utf8_replaced(row.word);
   }
   ++rows_read_;
   return true;
@@ -254,9 +299,7 @@ void RowReader::parse(std::string_view numbers, T* out) const {
     Number number{};
     std::from_chars_result result = parse_number({at, static_cast<size_t>(end - at)}, number);
     if (result.ec == std::errc::result_out_of_range) {  // too near 0 for its type, or too large
-      long double wide = HUGE_VALL;
-      parse_number({at, static_cast<size_t>(end - at)}, wide);
-      number = static_cast<Number>(wide);
+      number = number_out_of_range<Number>({at, static_cast<size_t>(result.ptr - at)});
     }
     const bool ended = result.ptr == end || is_separator(*result.ptr);
     if (result.ec == std::errc::invalid_argument || !ended || !std::isfinite(number)) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/scalar.h"
@@ -28,15 +29,16 @@ struct Row {
 };
 
 /// Walks through the rows of a file. A text row's numbers are its last `dim` parts; what stands
-/// before them is the word, which may contain spaces ("new york").
+/// before them is the word, which may contain spaces ("new york") but not end in a number after
+/// one: that is a row too wide.
 class RowReader {
  public:
-  /// `check_utf8`: throw BadFile for a word that is not UTF-8, otherwise give it as it is.
+  /// `check_utf8`: throw BadFile for a word that is not UTF-8, otherwise put U+FFFD there.
   RowReader(std::string_view file, const WordLayout& layout, bool check_utf8)
       : file_(file), layout_(layout), check_utf8_(check_utf8), at_(layout.begin) {}
 
-  /// The next row, or false at the end. Throws BadFile for a row that is not `dim` numbers wide,
-  /// and for more or fewer rows than the header says.
+  /// The next row, or false at the end; its word is valid until the next call. Throws BadFile for a
+  /// row that is not `dim` numbers wide, and for more or fewer rows than the header says.
   bool next(Row& row);
 
   /// Where the next row begins.
@@ -60,6 +62,7 @@ class RowReader {
   bool check_utf8_;
   int64_t at_;
   int64_t rows_read_ = 0;
+  std::string replaced_;  // a word with U+FFFD
 };
 
 }  // namespace posembed::pretrained

@@ -97,7 +97,8 @@ class WordSource : public Source {
       : file_(path),
         layout_(with_path(path, [&] { return detect_layout(file_.bytes()); })),
         check_utf8_(options.check_utf8()) {
-    TORCH_CHECK_VALUE(options.words().empty(), "words: expected none, ", path, " has its own");
+    TORCH_CHECK_VALUE(options.words().empty(), "words: expected none, ", readable(path),
+                      " has its own");
   }
 
   const std::string& path() const override { return file_.path(); }

@@ -4,20 +4,28 @@
 #include <filesystem>
 
 #include "bindings.h"
+#include "path.h"
+#include "pretrained/source.h"
 
 namespace posembed::python {
 namespace {
 
-using pretrained::Coverage;
 using pretrained::FileFormatError;
 using pretrained::Missing;
 using pretrained::OpenOptions;
 using pretrained::Progress;
 using pretrained::ReadOptions;
-using pretrained::Rows;
 using pretrained::VectorFile;
+using pretrained::Vocabulary;
 
 using Words = std::vector<std::string>;
+
+/// A file that is also read by vocabularies that are made of Python's words.
+struct OpenFile : VectorFile {
+  explicit OpenFile(std::shared_ptr<const pretrained::Source> opened)
+      : VectorFile(opened), source(std::move(opened)) {}
+  std::shared_ptr<const pretrained::Source> source;
+};
 
 /// Translates errors of files to Python's classes; torch translates the others.
 void translate(std::exception_ptr pointer) {
@@ -25,10 +33,11 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const FileFormatError& error) {
     const py::object type = py::module_::import("posembed.pretrained").attr("FileFormatError");
-    py::set_error(type, type(error.path(), error.offset(), error.reason()));
+    py::set_error(type, type(python_path(error.path()), error.offset(), error.reason()));
   } catch (const std::filesystem::filesystem_error& error) {
     const py::object type = py::reinterpret_borrow<py::object>(PyExc_OSError);
-    py::set_error(type, type(error.code().value(), error.code().message(), error.path1().string()));
+    py::set_error(type, type(error.code().value(), error.code().message(),
+                             python_path(error.path1().string())));
   }
 }
 
@@ -48,15 +57,29 @@ Progress progress_of(const py::object& progress) {
   };
 }
 
-/// Words as bytes, which Python decodes: they need not be UTF-8.
-py::list bytes_of(const Words& words) {
-  py::list result;
-  for (const std::string& word : words) result.append(py::bytes(word));
-  return result;
+/// The words of a list of str. It takes their bytes without the copy in UTF-8 that Python would
+/// keep beside each str.
+Vocabulary vocabulary_of(const py::list& words) {
+  size_t characters = 0;
+  for (const py::handle word : words) characters += py::len(word);
+  Vocabulary vocabulary(words.size(), 4 * characters);  // bytes of UTF-8, at most
+  for (const py::handle word : words) {
+    const auto bytes = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(word.ptr()));
+    if (!bytes) throw py::error_already_set();
+    vocabulary.add(std::string_view(PyBytes_AS_STRING(bytes.ptr()), py::len(bytes)));
+  }
+  return vocabulary;
 }
 
-py::tuple python_of(const Coverage& coverage) {
-  return py::make_tuple(coverage.found, coverage.missing, coverage.duplicate);
+py::list words_met(const Vocabulary& vocabulary, uint8_t times) {
+  py::list words;
+  vocabulary.visit_met(
+      times, [&](std::string_view word) { words.append(py::str(word.data(), word.size())); });
+  return words;
+}
+
+py::tuple coverage_of(const Vocabulary& vocabulary) {
+  return py::make_tuple(vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2));
 }
 
 /// Calls a reader without Python's lock.
@@ -66,33 +89,35 @@ auto unlocked(const Read& read) {
   return read();
 }
 
-py::tuple rows(const VectorFile& file, const Words& vocabulary, const std::string& tensor,
+py::tuple rows(const OpenFile& file, Vocabulary& vocabulary, const std::string& tensor,
                std::optional<torch::Dtype> dtype, const std::string& missing,
                const py::object& progress) {
   const ReadOptions options = read_options(tensor, dtype, missing, progress);
-  const Rows rows = unlocked([&] { return file.rows(vocabulary, options); });
-  return py::make_tuple(rows.vectors, python_of(rows.coverage));
+  const torch::Tensor vectors = unlocked([&] { return rows(*file.source, vocabulary, options); });
+  return py::make_tuple(vectors, coverage_of(vocabulary));
 }
 
-torch::Tensor table(const VectorFile& file, const std::string& tensor,
+torch::Tensor table(const OpenFile& file, const std::string& tensor,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const ReadOptions options = read_options(tensor, dtype, "mean", progress);
   return unlocked([&] { return file.table(options); });
 }
 
-torch::Tensor whole(const VectorFile& file, const std::string& name,
+torch::Tensor whole(const OpenFile& file, const std::string& name,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const Progress told = progress_of(progress);
   return unlocked([&] { return file.tensor(name, dtype, told); });
 }
 
-py::tuple coverage(const VectorFile& file, const Words& vocabulary, const py::object& progress) {
+py::tuple coverage(const OpenFile& file, Vocabulary& vocabulary, const py::object& progress) {
   const Progress told = progress_of(progress);
-  return python_of(unlocked([&] { return file.coverage(vocabulary, told); }));
+  unlocked([&] { look_up(*file.source, vocabulary, told); });
+  return coverage_of(vocabulary);
 }
 
-VectorFile open(const std::string& path, const Words& words, bool check_utf8) {
-  return pretrained::open(path, OpenOptions().words(words).check_utf8(check_utf8));
+OpenFile open(const py::object& path, const Words& words, bool check_utf8) {
+  const auto options = OpenOptions().words(words).check_utf8(check_utf8);
+  return OpenFile(pretrained::open_source(path_of(path), options));
 }
 
 }  // namespace
@@ -109,12 +134,13 @@ pretrained::ReadOptions read_options(const std::string& tensor, std::optional<to
 void bind_pretrained(py::module_& module) {
   py::register_local_exception_translator(&translate);
   module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"));
-  py::class_<VectorFile>(module, "VectorFile")
-      .def("format", [](const VectorFile& file) { return name(file.format()); })
+  py::class_<Vocabulary>(module, "Vocabulary").def(py::init(&vocabulary_of), py::arg("words"));
+  py::class_<OpenFile>(module, "VectorFile")
+      .def("format", [](const OpenFile& file) { return name(file.format()); })
       .def("names", &VectorFile::names)
       .def("shape", &VectorFile::shape, py::arg("name"))
       .def("dtype", &VectorFile::dtype, py::arg("name"))
-      .def("words", [](const VectorFile& file) { return bytes_of(file.words()); })
+      .def("words", &VectorFile::words)
       .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"))
       .def("table", &table, py::arg("tensor"), py::arg("dtype"), py::arg("progress"))
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),

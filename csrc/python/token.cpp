@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "bindings.h"
+#include "path.h"
 
 namespace posembed::python {
 namespace {
@@ -23,10 +24,11 @@ std::shared_ptr<TokenEmbeddingImpl> make(int64_t num_embeddings, int64_t embeddi
 }
 
 std::shared_ptr<TokenEmbeddingImpl> from_file(
-    const std::string& path, const std::string& tensor,
+    const py::object& file, const std::string& tensor,
     const std::optional<std::vector<std::string>>& vocabulary, const std::string& missing,
     std::optional<torch::Dtype> dtype, bool freeze) {
   const pretrained::ReadOptions read = read_options(tensor, dtype, missing, py::none());
+  const std::string path = path_of(file);
   const py::gil_scoped_release released;
   return TokenEmbedding::from_file(path, vocabulary, read, freeze).ptr();
 }

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 import torch
@@ -35,28 +36,33 @@ def rotary_(
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None: ...
-def open_vectors(path: str, words: list[str], check_utf8: bool) -> VectorFile: ...
+def open_vectors(
+    path: str | bytes | PathLike[str], words: list[str], check_utf8: bool
+) -> VectorFile: ...
 
 _Progress = Callable[[int, int], None] | None
+
+class Vocabulary:
+    def __init__(self, words: list[str]) -> None: ...
 
 class VectorFile:
     def format(self) -> Format: ...
     def names(self) -> list[str]: ...
     def shape(self, name: str) -> list[int]: ...
     def dtype(self, name: str) -> torch.dtype: ...
-    def words(self) -> list[bytes]: ...
+    def words(self) -> list[str]: ...
     def tensor(self, name: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
     def table(self, tensor: str, dtype: torch.dtype | None, progress: _Progress) -> Tensor: ...
     def rows(
         self,
-        vocabulary: list[str],
+        vocabulary: Vocabulary,
         tensor: str,
         dtype: torch.dtype | None,
         missing: str,
         progress: _Progress,
     ) -> tuple[Tensor, tuple[int, list[str], list[str]]]: ...
     def coverage(
-        self, vocabulary: list[str], progress: _Progress
+        self, vocabulary: Vocabulary, progress: _Progress
     ) -> tuple[int, list[str], list[str]]: ...
 
 def rotary_out(
@@ -190,7 +196,7 @@ class TokenEmbedding(ModuleWrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     @staticmethod
     def from_file(
-        path: str,
+        path: str | bytes | PathLike[str],
         *,
         tensor: str = "",
         vocabulary: list[str] | None = None,

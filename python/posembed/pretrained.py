@@ -88,7 +88,7 @@ class VectorFile:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | bytes | os.PathLike[str],
         words: Vocabulary | None = None,
         unicode_errors: Literal["strict", "replace"] = "strict",
     ) -> None:
@@ -96,9 +96,10 @@ class VectorFile:
             raise ValueError(
                 f"unicode_errors: expected 'strict' or 'replace', got {unicode_errors!r}"
             )
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         given = [] if words is None else words_of(words, "words")
-        self._file = _C.open_vectors(self.path, given, unicode_errors == "strict")
+        self._file = _C.open_vectors(path, given, unicode_errors == "strict")
+        self._size = os.path.getsize(path)  # now: the file may be moved while it is in use
 
     @property
     def format(self) -> Format:
@@ -120,7 +121,7 @@ class VectorFile:
 
     def words(self) -> list[str]:
         """The word of each row."""
-        return [word.decode(errors="replace") for word in self._file.words()]
+        return self._file.words()
 
     def tensor(
         self,
@@ -190,7 +191,7 @@ class VectorFile:
             FileFormatError: The file is broken.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
-        words = words_of(vocabulary, "vocabulary")
+        words = _C.Vocabulary(words_of(vocabulary, "vocabulary"))
         with self._bar(progress) as advance:
             vectors, coverage = self._file.rows(words, tensor or "", dtype, missing, advance)
         return Rows(vectors, Coverage(*coverage))
@@ -205,7 +206,7 @@ class VectorFile:
         Raises:
             FileFormatError: The file is broken.
         """
-        words = words_of(vocabulary, "vocabulary")
+        words = _C.Vocabulary(words_of(vocabulary, "vocabulary"))
         with self._bar(progress) as advance:
             return Coverage(*self._file.coverage(words, advance))
 
@@ -215,8 +216,7 @@ class VectorFile:
     @contextmanager
     def _bar(self, wanted: bool | None) -> Iterator[Callable[[int, int], None] | None]:
         """A function that reports progress to a bar, or None without a bar."""
-        total = os.path.getsize(self.path)
-        if wanted is False or (wanted is None and total < BAR_FROM_BYTES):
+        if wanted is False or (wanted is None and self._size < BAR_FROM_BYTES):
             yield None
             return
         try:
@@ -239,7 +239,7 @@ class VectorFile:
 
 
 def open_vectors(
-    path: str | os.PathLike[str],
+    path: str | bytes | os.PathLike[str],
     *,
     words: Vocabulary | None = None,
     unicode_errors: Literal["strict", "replace"] = "strict",

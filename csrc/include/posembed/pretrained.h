@@ -67,7 +67,7 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 struct POSEMBED_API OpenOptions {
   /// The word of each row, for safetensors, which have none: a tokenizer's tokens by id.
   TORCH_ARG(std::vector<std::string>, words);
-  /// Whether a word that is not UTF-8 is an error; otherwise it is given as it is.
+  /// Whether a word that is not UTF-8 is an error; otherwise U+FFFD stands for its bad bytes.
   TORCH_ARG(bool, check_utf8) = true;
 };
 

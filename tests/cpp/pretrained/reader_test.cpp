@@ -45,7 +45,7 @@ const std::vector<float> three = {0.5f, -1.25f, 3e-5f};
 
 std::string binary_words() { return "2 3\n" + row("the", three) + row("k\xc3\xb6nig", three, ""); }
 
-std::string text_words() { return "3 2\nthe 0.5 -1.25 \nnew york 1e-3 +2\nwindows 95 3 4\n"; }
+std::string text_words() { return "3 2\nthe 0.5 -1.25 \nnew york 1e-3 +2\nat a@b.c 3 4\n"; }
 
 std::string glove_words() { return "the 0.5 -1.25\n. . . 1 2\r\nat a@b.c .5 5."; }
 
@@ -124,6 +124,15 @@ TEST(WordFile, TellsFormatsApart) {
   EXPECT_EQ(glove.rows, -1);
   EXPECT_EQ(glove.dim, 2);
   EXPECT_EQ(detect_layout("0 5\n").rows, 0);
+  const std::string numbers = " 0.125 0.25\n";
+  for (const char* word : {"\x1f", "caf\xe9", "\xe6\x97\xa5"}) {
+    EXPECT_FALSE(detect_layout("2 2\na" + numbers + word + numbers).binary) << word;
+    EXPECT_FALSE(detect_layout("2 2\n" + (word + numbers) + 'a' + numbers).binary) << word;
+  }
+  for (const char* end : {"\n", ""}) {
+    const std::vector<float> tenths = {0.1f, 0.7f, -0.3f};  // no zero among their bytes
+    EXPECT_TRUE(detect_layout("2 3\n" + row("7", tenths, end) + row("8", tenths, end)).binary);
+  }
 }
 
 TEST(WordFile, ReadsRows) {
@@ -131,7 +140,7 @@ TEST(WordFile, ReadsRows) {
   EXPECT_EQ(binary.words, (std::vector<std::string>{"the", "k\xc3\xb6nig"}));
   EXPECT_EQ(binary.vectors[1], three);
   const Words text = read_words(text_words());
-  EXPECT_EQ(text.words, (std::vector<std::string>{"the", "new york", "windows 95"}));
+  EXPECT_EQ(text.words, (std::vector<std::string>{"the", "new york", "at a@b.c"}));
   EXPECT_EQ(text.vectors[1], (std::vector<float>{1e-3f, 2.0f}));
   const Words glove = read_words(glove_words());
   EXPECT_EQ(glove.words, (std::vector<std::string>{"the", ". . .", "at a@b.c"}));
@@ -140,9 +149,12 @@ TEST(WordFile, ReadsRows) {
 
 TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
   const Words words =
-      read_words("a 0.1 1e-46 -1e-400 1e-40 340282346638528859811704183484516925440\n");
+      read_words("a 0.1 1e-46 -1e-400 1e-40 340282346638528859811704183484516925440 1e-5000 +0." +
+                 std::string(6000, '0') + "1 -12e-99999999999999999999 " + std::string(6000, '1') +
+                 "e-6000\n");
   EXPECT_EQ(words.vectors[0],
-            (std::vector<float>{0.1f, 0.0f, -0.0f, 1e-40f, std::numeric_limits<float>::max()}));
+            (std::vector<float>{0.1f, 0.0f, -0.0f, 1e-40f, std::numeric_limits<float>::max(), 0.0f,
+                                0.0f, -0.0f, 0.11111111f}));
 }
 
 TEST(WordFile, DecodesToEveryType) {
@@ -185,6 +197,20 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"gzip", "\x1f\x8b\x08", 0, "gzip"},
         Refused{"narrow", "a 1 2\nb 1\n", 6, "expected a row of 2 numbers, got 1"},
         Refused{"wide", "a 1 2\nb 0.5 1 2\n", 6, "expected a row of 2 numbers, got 3"},
+        Refused{"wide_by_a_whole_number", "a 1 2\nb 1 0.25 0.5\n", 6,
+                "expected a row of 2 numbers, got 3"},
+        Refused{"wide_under_a_header", "2 2\na 0 0.25 0.5\nb 1 0.25 0.5\n", 4,
+                "expected a row of 2 numbers, got 3"},
+        Refused{"narrow_under_a_header", "2 3\na 1 2\nb 1 2 3\n", 4,
+                "expected a row of 3 numbers, got 2"},
+        Refused{"comma_under_a_header", "2 2\na 0,25 0,5\nb 1 2\n", 6,
+                "expected a finite number, got '0,25'"},
+        Refused{"letter_under_a_header", "2 2\na 1 2x\nb 1 2\n", 8,
+                "expected a finite number, got '2x'"},
+        Refused{"header_alone", "400000 300", 10, "ends inside its header"},
+        Refused{"huge", "a 1 2\nb 1 1e5000\n", 10, "expected a finite number, got '1e5000'"},
+        Refused{"many_digits", "a 1 2\nb " + std::string(6000, '9') + " 1\n", 8,
+                "expected a finite number"},
         Refused{"nan", "a 1 2\nb 1 nan\n", 10, "expected a finite number, got 'nan'"},
         Refused{"infinite", "a 1 2\nb 1e39 1\n", 8, "expected a finite number, got '1e39'"},
         Refused{"letters", "a 1 2\nb 1 2x\n", 10, "expected a finite number, got '2x'"},

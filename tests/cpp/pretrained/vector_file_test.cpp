@@ -91,6 +91,15 @@ TEST_F(VectorFiles, RowsForWords) {
   EXPECT_THROW(file.rows({"cat"}, ReadOptions().dtype(torch::kLong)), c10::TypeError);
 }
 
+TEST_F(VectorFiles, WordsThatAreNotUtf8) {
+  const std::string path = write("bad.txt", "a 1 2\nb\xe2\x82 3 4\n");
+  EXPECT_THROW(open(path).words(), FileFormatError);
+  const VectorFile file = open(path, OpenOptions().check_utf8(false));
+  const std::vector<std::string> words = {"a", "b\xef\xbf\xbd"};
+  EXPECT_EQ(file.words(), words);
+  EXPECT_EQ(file.rows(words).coverage.found, 2);
+}
+
 TEST_F(VectorFiles, RowsOfATableWhoseWordsAreGiven) {
   const std::string path = write_table("model.safetensors", 4);
   const VectorFile file = open(path, OpenOptions().words({"[PAD]", "the", "cat"}));

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -117,10 +118,10 @@ def test_the_first_of_duplicate_rows_is_taken(tmp_path: Path) -> None:
 
 def test_words_may_contain_spaces_and_lines_end_as_they_like(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
-    path.write_bytes(b"the 0.5 -1\r\n. . . 1 2 \nat a@b.c\t3\t4\nwindows 95 5 6\nlast  +7  8e0\n\n")
+    path.write_bytes(b"the 0.5 -1\r\n. . . 1 2 \nat a@b.c\t3\t4\nlast  +7  8e0\n\n")
     file = open_vectors(path)
-    assert file.words() == ["the", ". . .", "at a@b.c", "windows 95", "last"]
-    assert file.table().tolist() == [[0.5, -1], [1, 2], [3, 4], [5, 6], [7, 8]]
+    assert file.words() == ["the", ". . .", "at a@b.c", "last"]
+    assert file.table().tolist() == [[0.5, -1], [1, 2], [3, 4], [7, 8]]
 
 
 def test_rows_without_newlines_between(tmp_path: Path, vectors: torch.Tensor) -> None:
@@ -134,7 +135,28 @@ def test_words_that_are_not_utf8(tmp_path: Path) -> None:
     path.write_bytes(b"a 1 2\nb\xe2\x82 3 4\n")
     with pytest.raises(pe.FileFormatError, match="byte 7: a word that is not UTF-8"):
         open_vectors(path).words()
-    assert open_vectors(path, unicode_errors="replace").words() == ["a", "b\ufffd"]
+    file = open_vectors(path, unicode_errors="replace")
+    assert file.words() == ["a", "b\ufffd"]
+    assert file.rows(file.words(), missing="error").vectors.tolist() == [[1, 2], [3, 4]]
+    assert file.coverage(["b"]).missing == ["b"]
+
+
+def test_bad_bytes_are_replaced_as_python_does(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    bytes_of_interest = [*b"az\x80\x8f\x90\x9f\xa0\xbf\xc1\xc3\xe0\xe2\xed\xf0\xf1\xf4\xf5\xff"]
+    words = [bytes(chance.choices(bytes_of_interest, k=9)) for _ in range(3000)]
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"".join(word + b" 1 2\n" for word in words))
+    read = open_vectors(path, unicode_errors="replace").words()
+    assert read == [word.decode(errors="replace") for word in words]
+
+
+def test_words_with_control_characters(tmp_path: Path) -> None:
+    keyed_vectors = pytest.importorskip("gensim.models.keyedvectors").KeyedVectors
+    path = tmp_path / "words.vec"
+    path.write_text("3 2\na 0.5 1\n\x1f 0.25 2\n\x02 1 2\n")
+    words = keyed_vectors.load_word2vec_format(path).index_to_key
+    assert open_vectors(path).words() == words == ["a", "\x1f", "\x02"]
 
 
 def test_many_rows_on_several_threads(tmp_path: Path) -> None:
@@ -272,6 +294,9 @@ def test_missing_shard_and_missing_tensor(tmp_path: Path) -> None:
     (tmp_path / "model-2-of-2.safetensors").unlink()
     with pytest.raises(pe.FileFormatError, match=r"shard 'model-2-of-2.safetensors': No such file"):
         open_vectors(index)
+    index.write_text('{"weight_map": {}}\0')
+    with pytest.raises(pe.FileFormatError, match="byte 18: expected JSON: a zero byte"):
+        open_vectors(index)
     index.write_text('{"weight_map": {"other": "model-1-of-2.safetensors"}}')
     with pytest.raises(pe.FileFormatError, match="byte 13: tensor 'other' is not in its shard"):
         open_vectors(index)
@@ -338,6 +363,9 @@ BROKEN_TENSORS = {
     "overlap": (safetensors({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, bytes(12)), None, "inside another"),
     "hole": (safetensors({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, bytes(12)), None, "after a hole"),
     "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", 0, "git lfs pull"),
+    "zero and what follows": (safetensors(b"{}\0 anything"), 10, "zero byte"),
+    "metadata that are no text": (safetensors({"__metadata__": {"k": 1}}), 23, "expected names and texts"),
+    "metadata that are no object": (safetensors({"__metadata__": "x"}), 23, "expected names and texts"),
     "nested without end": (safetensors(b'{"a":' + b"[" * 50), None, "deeper than"),
 }  # fmt: skip
 
@@ -357,6 +385,13 @@ def test_broken_safetensors(tmp_path: Path, case: str) -> None:
     assert str(error) == f"{path}: byte {error.offset}: {error.reason}"
 
 
+def test_shape_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors({"a": entry([1] * 2000, 0, 4)}, bytes(4)))
+    with pytest.raises(pe.FileFormatError, match="at most 1024 values in a list"):
+        open_vectors(path)
+
+
 # torch multiplies strides without extents of 0, where safetensors multiplies with them.
 @pytest.mark.parametrize("case", sorted(BROKEN_TENSORS.keys() - {"strides that overflow"}))
 def test_safetensors_refuses_them_too(tmp_path: Path, case: str) -> None:
@@ -371,6 +406,8 @@ BINARY = vector_files.binary(WORDS, table())
 BROKEN_WORDS = {
     "row too narrow": (b"a 1 2\nb 1\n", 6, "expected a row of 2 numbers, got 1"),
     "row too wide": (b"a 1 2\nb 0.5 1 2\n", 6, "expected a row of 2 numbers, got 3"),
+    "row too wide by a whole number": (b"2 2\na 0 0.25 0.5\nb 1 0.25 0.5\n", 4, "expected a row of 2 numbers, got 3"),
+    "header cut off": (b"400000 300", 10, "ends inside its header"),
     "not a number": (b"a 1 2\nb nan 2\n", 8, "expected a finite number, got 'nan'"),
     "fewer rows than the header says": (b"3 2\na 1.5 2.5\nb 1.5 2.5\n", 24, "ends after 2 rows"),
     "more rows than the header says": (b"1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"),
@@ -440,6 +477,34 @@ def test_errors_of_the_system_keep_their_class(tmp_path: Path) -> None:
     assert raised.value.filename == str(tmp_path / "absent.txt")
     with pytest.raises(IsADirectoryError):
         open_vectors(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [os.fsencode, os.fsdecode])
+def test_paths_that_are_not_utf8(tmp_path: Path, kind) -> None:
+    name = os.fsencode(tmp_path) + b"/\xff.txt"
+    with pytest.raises(FileNotFoundError) as absent:
+        open_vectors(kind(name))
+    assert absent.value.filename == os.fsdecode(name)
+    Path(os.fsdecode(name)).write_text("a 1 2\nb nan 1\n")
+    file = open_vectors(kind(name))
+    assert file.words() == ["a", "b"]
+    assert file.path == os.fsdecode(name)
+    with pytest.raises(pe.FileFormatError) as broken:
+        file.table()
+    assert broken.value.path == os.fsdecode(name)
+    with pytest.raises(ValueError, match=r"1 words have no row in .*/\?\.txt: 'c'"):
+        file.rows(["c"], missing="error")
+    with pytest.raises(pe.FileFormatError):
+        pe.cpp.TokenEmbedding.from_file(kind(name))
+
+
+def test_an_open_file_needs_no_path(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = open_vectors(files["glove"].name)
+    files["glove"].unlink()
+    assert len(file.table(progress=False)) == len(file.words()) == len(WORDS)
 
 
 def test_error_is_a_value_error_and_travels(tmp_path: Path) -> None:
@@ -595,7 +660,25 @@ def write_large(path: Path, name: str) -> None:
         path.write_bytes(safetensors({"t": entry([ROWS, COLUMNS], 0, size)}, bytes(size)))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
+def measure(path: Path, calls: list[str], before: str = "") -> Iterator[tuple[str, int, int]]:
+    """Each call, its peak of memory beside its result, and the result's size."""
+    process = subprocess.run(
+        [sys.executable, "-c", before + textwrap.dedent(READ), str(path), *calls],
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    for call, line in zip(calls, process.stdout.splitlines(), strict=True):
+        beside, result = map(int, line.split())
+        yield call, beside, result
+
+
+needs_peaks = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc"
+)
+
+
+@needs_peaks
 @pytest.mark.parametrize("name", ["glove", "word2vec-binary", "safetensors"])
 def test_memory_beside_the_result(tmp_path: Path, name: str) -> None:
     """At most 64 MiB: neither the file's pages nor a copy of the table."""
@@ -604,15 +687,19 @@ def test_memory_beside_the_result(tmp_path: Path, name: str) -> None:
     calls = ["file.table()", "file.table(dtype=torch.bfloat16)"]
     if name != "safetensors":
         calls.append(f"file.rows([f'w{{i}}' for i in range(0, {ROWS}, 4)]).vectors")
-    process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(READ), str(path), *calls],
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    lines = process.stdout.splitlines()
-    assert len(lines) == len(calls)
-    for call, line in zip(calls, lines, strict=True):
-        beside, result = map(int, line.split())
+    for call, beside, result in measure(path, calls):
         assert result >= ROWS * COLUMNS
+        assert beside <= 64 * MEBIBYTE, call
+
+
+@needs_peaks
+def test_memory_for_a_large_vocabulary(tmp_path: Path) -> None:
+    """As many words as the largest GloVe file has; beside the caller's own."""
+    words = 2_200_000
+    path = tmp_path / "words.txt"
+    path.write_text("".join(f"é{i} 0.5 1\n" for i in range(words)))
+    # A table of words to rows: what becomes of it counts, too.
+    before = f"words = {{f'é{{i}}': i for i in range({words})}}\n"
+    calls = ["file.rows(words).vectors", "torch.tensor(file.coverage(words).found)"]
+    for call, beside, _ in measure(path, calls, before):
         assert beside <= 64 * MEBIBYTE, call

@@ -1,0 +1,18 @@
+// Paths of any kind as bytes and back, as the module os does it: they need not be UTF-8.
+#pragma once
+
+#include <torch/python.h>
+
+#include <string>
+
+namespace posembed::python {
+
+inline std::string path_of(const pybind11::object& path) {
+  return pybind11::module_::import("os").attr("fsencode")(path).cast<std::string>();
+}
+
+inline pybind11::object python_path(const std::string& path) {
+  return pybind11::module_::import("os").attr("fsdecode")(pybind11::bytes(path));
+}
+
+}  // namespace posembed::python
