@@ -7,7 +7,6 @@
 
 #include "posembed/pretrained.h"
 #include "pretrained/bad_file.h"
-#include "pretrained/vocabulary.h"
 
 namespace posembed::pretrained {
 
@@ -42,18 +41,5 @@ auto with_path(const std::string& path, const Read& read) {
 std::shared_ptr<const Source> open_safetensors(const std::string& path, bool is_index,
                                                const OpenOptions& options);
 std::shared_ptr<const Source> open_words(const std::string& path, const OpenOptions& options);
-
-// What VectorFile does, also for the Python module, whose vocabularies are no std::string.
-
-/// Opens a file of any format.
-POSEMBED_API std::shared_ptr<const Source> open_source(const std::string& path,
-                                                       const OpenOptions& options);
-
-/// Rows for all words; the vocabulary keeps what was found.
-POSEMBED_API torch::Tensor rows(const Source& source, Vocabulary& vocabulary,
-                                const ReadOptions& options);
-
-/// Only looks words up.
-POSEMBED_API void look_up(const Source& source, Vocabulary& vocabulary, const Progress& progress);
 
 }  // namespace posembed::pretrained

@@ -86,15 +86,12 @@ const char* name(Format format) {
   }
 }
 
-std::shared_ptr<const Source> open_source(const std::string& path, const OpenOptions& options) {
+VectorFile open(const std::string& path, const OpenOptions& options) {
   const bool is_index = ends_with(path, ".json");
   const bool is_tensors =
       is_index || ends_with(path, ".safetensors") || is_safetensors(MappedFile(path).bytes());
-  return is_tensors ? open_safetensors(path, is_index, options) : open_words(path, options);
-}
-
-VectorFile open(const std::string& path, const OpenOptions& options) {
-  return VectorFile(open_source(path, options));
+  return VectorFile(is_tensors ? open_safetensors(path, is_index, options)
+                               : open_words(path, options));
 }
 
 const std::string& VectorFile::path() const { return source_->path(); }
@@ -118,27 +115,27 @@ torch::Tensor VectorFile::table(const ReadOptions& options) const {
 
 Rows VectorFile::rows(const std::vector<std::string>& words, const ReadOptions& options) const {
   Vocabulary vocabulary(words);
-  const torch::Tensor vectors = pretrained::rows(*source_, vocabulary, options);
+  const torch::Tensor vectors = rows(vocabulary, options);
   return {vectors, coverage_of(vocabulary)};
 }
 
 Coverage VectorFile::coverage(const std::vector<std::string>& words,
                               const Progress& progress) const {
   Vocabulary vocabulary(words);
-  pretrained::look_up(*source_, vocabulary, progress);
+  look_up(vocabulary, progress);
   return coverage_of(vocabulary);
 }
 
-torch::Tensor rows(const Source& source, Vocabulary& vocabulary, const ReadOptions& options) {
+torch::Tensor VectorFile::rows(Vocabulary& vocabulary, const ReadOptions& options) const {
   vocabulary.index();
-  torch::Tensor vectors = source.read_rows(vocabulary, options);
-  fill_missing(vectors, vocabulary, options.missing(), source.path());
+  torch::Tensor vectors = source_->read_rows(vocabulary, options);
+  fill_missing(vectors, vocabulary, options.missing(), path());
   return vectors;
 }
 
-void look_up(const Source& source, Vocabulary& vocabulary, const Progress& progress) {
+void VectorFile::look_up(Vocabulary& vocabulary, const Progress& progress) const {
   vocabulary.index();
-  source.look_up(vocabulary, progress);
+  source_->look_up(vocabulary, progress);
 }
 
 }  // namespace posembed::pretrained

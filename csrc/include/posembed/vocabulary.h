@@ -1,4 +1,4 @@
-// Finds the rows of a file for the words of a vocabulary.
+// The words whose rows are wanted of a file of vectors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -12,12 +12,17 @@
 
 namespace posembed::pretrained {
 
-/// The words asked for, met in a file's order. Millions of words should take few MiB: they lie in
-/// one text, and a table of 32-bit numbers finds them.
+/// The words asked for, met in a file's order: see VectorFile::rows. Millions of words take few
+/// MiB: they lie in one text, and a table of 32-bit numbers finds them.
+///
+///     posembed::pretrained::Vocabulary vocabulary;
+///     vocabulary.add("king");
+///     vocabulary.add("queen");
+///     const torch::Tensor vectors = file.rows(vocabulary);   // vocabulary.is_met(0), ...
 class Vocabulary {
  public:
-  /// Expects so many words and bytes; room that is never used takes no memory.
-  Vocabulary(size_t words, size_t bytes) {
+  /// Makes room for so many words of so many bytes in all; what is never used takes no memory.
+  explicit Vocabulary(size_t words = 0, size_t bytes = 0) {
     ends_.reserve(words);
     text_.reserve(bytes);
   }
@@ -35,8 +40,8 @@ class Vocabulary {
     ends_.push_back(static_cast<uint32_t>(text_.size()));
   }
 
-  /// Makes the words known to meet(), after the last has been added. Throws c10::ValueError for one
-  /// that is given twice.
+  /// Makes the words known to meet(), after the last has been added.
+  /// @throws c10::ValueError a word is given twice
   void index() {
     times_.assign(ends_.size(), 0);
     slots_.assign(ends_.size() + ends_.size() / 2 + 1, 0);
