@@ -155,7 +155,7 @@ TEST_F(VectorFiles, FillAVocabularyThatKeepsWhatWasFound) {
   const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\n"));
   Vocabulary vocabulary;
   for (const char* word : {"cat", "emu"}) vocabulary.add(word);
-  const torch::Tensor vectors = file.rows(vocabulary, ReadOptions().missing(Missing::zeros));
+  const torch::Tensor vectors = file.rows(vocabulary, ReadOptions().missing(Missing::zero));
   EXPECT_TRUE(torch::equal(vectors, torch::tensor({{3.f, 4.f}, {0.f, 0.f}})));
   EXPECT_TRUE(vocabulary.is_met(0));
   EXPECT_FALSE(vocabulary.is_met(1));
