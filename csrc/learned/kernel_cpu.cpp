@@ -1,12 +1,11 @@
 // One pass over x: a position's row is read once and added to the whole batch while it is in cache.
+#include "core/run.h"
+#include "core/stream.h"
+#include "core/stream_bytes.h"
 #include "learned/kernel.h"
 
 namespace posembed::learned::POSEMBED_ISA {
 namespace {
-
-using core::Compute;
-using core::load;
-using core::store;
 
 int64_t row_of(const AddArguments& a, int64_t batch, int64_t place) {
   if (a.positions.data == nullptr) return a.offset + place + a.first_row;
@@ -14,50 +13,73 @@ int64_t row_of(const AddArguments& a, int64_t batch, int64_t place) {
          a.first_row;
 }
 
-template <typename T>
-void add_rows(const T* POSEMBED_RESTRICT x, const T* POSEMBED_RESTRICT row, int64_t dim,
-              T* POSEMBED_RESTRICT out) {
-  for (int64_t i = 0; i < dim; ++i) store(load(x[i]) + load(row[i]), out + i);
+template <bool streaming, typename T>
+POSEMBED_INLINE void add_row(const T* x, const T* row, int64_t dim, T* out) {
+  if (streaming) core::expect_stream(out + dim, dim * int64_t{sizeof(T)});
+  core::for_runs(dim, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+    core::store_run<streaming>(core::load_run(x + i, count) + core::load_run(row + i, count),
+                               out + i, count);
+  });
 }
 
-template <typename T>
+template <typename T, bool streaming>
 void add_range(const AddArguments& a, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const int64_t place = token / a.batch, batch = token % a.batch;
     const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
     const T* row = static_cast<const T*>(a.weight) + row_of(a, batch, place) * a.weight_stride;
-    add_rows(x, row, a.embedding_dim,
-             static_cast<T*>(a.out) + (batch * a.seq + place) * a.embedding_dim);
+    add_row<streaming>(x, row, a.embedding_dim,
+                       static_cast<T*>(a.out) + (batch * a.seq + place) * a.embedding_dim);
   }
+  if (streaming) core::stream_fence();
+}
+
+/// Whether the result is too large for the caches, and its rows are aligned.
+template <typename T>
+bool is_streamed(const AddArguments& a) {
+  const int64_t row_bytes = a.embedding_dim * int64_t{sizeof(T)};
+  return a.batch * a.seq * row_bytes >= core::stream_bytes && row_bytes % 64 == 0 &&
+         core::is_aligned_to_vector(a.out);
 }
 
 // Columns are summed in blocks that stay in registers.
-constexpr int64_t block = 32;
+constexpr int64_t runs_together = core::wide ? 4 : 1;
 
-template <typename T>
-void sum_columns(const SumArguments& a, const T* column, int64_t width, T* out) {
-  const int64_t batch_stride = a.seq * a.embedding_dim;
-  Compute<T> total[block] = {};
+/// Sums `count` runs of columns over the batch.
+template <int64_t count, typename T, typename Size>
+POSEMBED_INLINE void sum_columns(const SumArguments& a, const T* column, Size size, T* out) {
+  core::Run<T> total[count] = {};
   for (int64_t batch = 0; batch < a.batch; ++batch) {
-    for (int64_t i = 0; i < width; ++i) total[i] += load(column[batch * batch_stride + i]);
+    const T* in = column + batch * a.seq * a.embedding_dim;
+    for (int64_t r = 0; r < count; ++r) {
+      total[r] = total[r] + core::load_run(in + r * core::run, size);
+    }
   }
-  for (int64_t i = 0; i < width; ++i) store(total[i], out + i);
+  for (int64_t r = 0; r < count; ++r) core::store_run(total[r], out + r * core::run, size);
 }
 
 template <typename T>
 void sum_range(const SumArguments& a, int64_t begin, int64_t end) {
+  const T* in = static_cast<const T*>(a.gradient);
+  T* out = static_cast<T*>(a.out);
+  constexpr int64_t block = runs_together * core::run;
+  int64_t at = begin * a.embedding_dim;
   const int64_t last = end * a.embedding_dim;
-  for (int64_t at = begin * a.embedding_dim; at < last; at += block) {
-    const T* column = static_cast<const T*>(a.gradient) + at;
-    sum_columns(a, column, last - at < block ? last - at : block, static_cast<T*>(a.out) + at);
+  for (; at + block <= last; at += block) {
+    sum_columns<runs_together>(a, in + at, core::Whole{}, out + at);
   }
+  core::for_runs(last - at, [&](int64_t i, auto count) {
+    sum_columns<1>(a, in + at + i, count, out + at + i);
+  });
 }
 
 }  // namespace
 
 void add(const AddArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
-    add_range<typename decltype(tag)::type>(arguments, begin, end);
+    using T = typename decltype(tag)::type;
+    const auto range = is_streamed<T>(arguments) ? add_range<T, true> : add_range<T, false>;
+    range(arguments, begin, end);
   });
 }
 
