@@ -1,6 +1,5 @@
 """A separate CMake project finds posembed in every supported way, builds and runs."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
+from support.build_folder import BUILD, ROOT, used_alone
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
 PROJECT = Path(__file__).with_name("project")
 # Kept between runs: what did not change is not compiled again.
 WORK = ROOT / "build" / f"install-test-{torch.__version__}"
@@ -39,7 +37,8 @@ def test_through_the_python_package() -> None:
 
 
 def test_through_an_installed_prefix(tmp_path: Path) -> None:
-    run("cmake", "--install", BUILD, "--prefix", tmp_path)
+    with used_alone():
+        run("cmake", "--install", BUILD, "--prefix", tmp_path)
     build_and_run("prefix", f"-DCMAKE_PREFIX_PATH={tmp_path}")
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
+from support.build_folder import BUILD, ROOT, used_alone
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +18,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
     flags = {"POSEMBED_BUILD": str(BUILD), "CMAKE_ARGS": "-DPOSEMBED_WARNINGS_AS_ERRORS=ON"}
-    result = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)],
-        capture_output=True,
-        text=True,
-        env=os.environ | flags,
-    )
+    with used_alone():
+        result = subprocess.run(
+            [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)],
+            capture_output=True,
+            text=True,
+            env=os.environ | flags,
+        )
     assert result.returncode == 0, result.stdout + result.stderr
     (file,) = folder.glob(f"posembed-{posembed.__version__}-*.whl")
     return zipfile.ZipFile(file)

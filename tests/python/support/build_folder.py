@@ -1,0 +1,14 @@
+"""The build folder: a wheel is linked in it while other processes' tests would install from it."""
+
+import os
+from pathlib import Path
+
+from filelock import FileLock  # torch needs it
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
+
+
+def used_alone() -> FileLock:
+    """A context in which no other process uses the folder."""
+    return FileLock(BUILD / "tests.lock")
