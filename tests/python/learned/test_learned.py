@@ -21,6 +21,22 @@ def test_initial_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_results_larger_than_caches(dtype: torch.dtype, aligned: bool) -> None:
+    """Those whose rows are whole lines are streamed; both round each sum once."""
+    dim = 640 if aligned else 641
+    position = pe.LearnedPositionalEmbedding(1200, dim, dtype=dtype)
+    x = torch.randn(3, 1200, dim, dtype=dtype)
+    result = position(x)
+    assert result.nbytes > 4 << 20
+    assert torch.equal(result, x + position.weight)
+    (gradient,) = torch.autograd.grad(result, position.weight, x)
+    exact = x.double().sum(0)
+    bound = torch.finfo(dtype).eps * x.double().abs().sum(0)  # of two additions and a rounding
+    assert bool(((gradient.double() - exact).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
 def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
     """offset, positions [seq], [1, seq] and [batch, seq], and encode: the same bits."""
     module = pe.LearnedPositionalEmbedding(20, 12, first_row=2, dtype=dtype, device=device)
