@@ -4,7 +4,7 @@ python benchmarks/run.py --case rotary --json 1.json --threads 1 --allocator reu
 python benchmarks/run.py --case rotary --json 2.json --threads 2
 python benchmarks/call_table.py 1.json 2.json
 
-Cells say how many times as fast as the column's call posembed is, the median of all rounds.
+Cells say how many times as fast as the column's call posembed is, by the fastest timing of each.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def setting(run: dict[str, Any]) -> str:
 
 def cells(result: dict[str, Any], labels: list[str]) -> list[str]:
     """Times of posembed's calls, and its speed beside the others'."""
-    rounds, found = result["rounds"], []
+    best, found = result["best"], []
     for label in labels:
-        if label not in rounds:
+        if label not in best:
             found.append("")
         elif label.startswith(OURS):
-            found.append(measure.readable(result["seconds"][label]))
+            found.append(measure.readable(best[label]))
         else:
-            found.append(f"{measure.speed(rounds, OURS, label):.2f}")
+            found.append(f"{measure.speed(best, OURS, label):.2f}")
     return found
 
 
 def case_table(name: str, results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The case in every run that has it, and the goals that were missed."""
-    labels = list(dict.fromkeys(label for _, result in results for label in result["seconds"]))
+    labels = list(dict.fromkeys(label for _, result in results for label in result["best"]))
     labels.sort(key=lambda label: not label.startswith(OURS))
     lines = [f"### {name}", "", f"| threads, allocator | {' | '.join(labels)} |"]
     lines.append("|---|" + "---:|" * len(labels))

@@ -54,9 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the names of cases and stop")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--rounds", type=int, default=7, help="each candidate is timed once a round"
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="turns that each candidate has")
     parser.add_argument("--allocator", default="default", choices=list(ALLOCATORS))
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile peers")
     parser.add_argument("--json", type=Path, help="write every number there")
