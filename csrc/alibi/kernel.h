@@ -132,9 +132,4 @@ const char* softmax_backward_cuda(const SoftmaxBackwardArguments& arguments,
                                   core::CudaStream stream);
 const char* reduce_cuda(const ReduceArguments& arguments, core::CudaStream stream);
 
-/// Writes `count` host numbers to device memory, passed as kernel arguments: a CUDA graph cannot
-/// capture a copy from the host.
-const char* write_slopes_cuda(const float* slopes, int64_t count, float* out,
-                              core::CudaStream stream);
-
 }  // namespace posembed::alibi

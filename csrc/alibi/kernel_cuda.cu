@@ -324,18 +324,6 @@ const char* launch_reduce_heads(const SlopeGradient& gradient, int64_t batch, in
                               queries);
 }
 
-// ----------------------------------------------------------------------------------------- slopes
-
-constexpr int64_t most_slopes = 512;
-
-struct SlopeBlock {
-  float values[most_slopes];
-};
-
-__global__ void write_slopes_kernel(SlopeBlock block, int64_t count, float* out) {
-  for (int64_t i = threadIdx.x; i < count; i += block_size) out[i] = block.values[i];
-}
-
 // --------------------------------------------------------------------------------------- launches
 
 /// Whether all rows can be read and written 16 bytes at a time.
@@ -452,19 +440,6 @@ const char* reduce_cuda(const ReduceArguments& arguments, core::CudaStream strea
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     return launch_reduce<typename decltype(tag)::type>(arguments, stream);
   });
-}
-
-const char* write_slopes_cuda(const float* slopes, int64_t count, float* out,
-                              core::CudaStream stream) {
-  for (int64_t done = 0; done < count; done += most_slopes) {
-    SlopeBlock block;
-    const int64_t size = std::min(most_slopes, count - done);
-    std::copy_n(slopes + done, size, block.values);
-    const char* error = core::checked_launch(write_slopes_kernel, 1, block_size, 0, stream, block,
-                                             size, out + done);
-    if (error != nullptr) return error;
-  }
-  return nullptr;
 }
 
 }  // namespace posembed::alibi

@@ -1,19 +1,18 @@
 // Operators for the inputs of ALiBi's biases: slopes of heads, positions among padding, and the
 // correction for a block of scores that was given local positions.
+#include <ATen/DimVector.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ne.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "alibi/kernel.h"
 #include "alibi/operator.h"
 #include "alibi/slopes.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/host_floats.h"
 
 namespace posembed::alibi {
 namespace {
@@ -43,19 +42,6 @@ std::vector<float> slope_values(int64_t num_heads, Text kind, double max_bias, i
   return values;
 }
 
-void write_slopes(const std::vector<float>& values, const Tensor& out) {
-  if (values.empty() || out.is_meta()) return;
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      dispatcher::check_launch(write_slopes_cuda(values.data(), out.numel(),
-                                                 out.mutable_data_ptr<float>(), scope.stream()));
-    }
-    return;
-  }
-  std::copy(values.begin(), values.end(), out.mutable_data_ptr<float>());
-}
-
 Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64_t> total_heads,
               int64_t head_start, at::ArrayRef<double> values, double factor,
               std::optional<at::Device> device) {
@@ -75,11 +61,8 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   std::vector<float> all = slope_values(num_heads, kind, max_bias, total, head_start, values);
   for (float& slope : all) slope /= static_cast<float>(factor);
   const bool two_sided = count != 0 && count == 2 * total;
-  Tensor out =
-      at::empty(two_sided ? std::vector<int64_t>{2, num_heads} : std::vector<int64_t>{num_heads},
-                at::TensorOptions(at::kFloat).device(device.value_or(at::kCPU)));
-  write_slopes(all, out);
-  return out;
+  const at::DimVector sizes = two_sided ? at::DimVector{2, num_heads} : at::DimVector{num_heads};
+  return dispatcher::floats_on(device.value_or(at::kCPU), all, sizes);
 }
 
 /// Counts only visible keys, from 0, as Bloom does.

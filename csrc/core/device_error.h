@@ -19,7 +19,7 @@ enum class ErrorKind : int32_t {
 };
 
 struct DeviceError {
-  /// 0: free. 1: being written. 2: complete.
+  /// 0: free. 1: being written. 2: complete. 3: being read.
   uint32_t state;
   ErrorKind kind;
   int64_t value;  // the id or position that was given
@@ -31,7 +31,9 @@ struct DeviceError {
 /// Keeps the first error of all kernels; later ones are dropped until the host has read it.
 __device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value,
                                     int64_t place, int64_t limit) {
-  if (error == nullptr || atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
+  // Reading is cheap where many threads have an error; a swap each would take the bus for minutes.
+  if (error == nullptr || *static_cast<const volatile uint32_t*>(&error->state) != 0u) return;
+  if (atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
   error->kind = kind;
   error->value = value;
   error->place = place;

@@ -1,5 +1,6 @@
 #include "dispatcher/device_errors.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -75,7 +76,9 @@ void mark_device_used(c10::DeviceIndex device) {
 
 void raise_device_error() {
   core::DeviceError* error = record.load();
-  if (error == nullptr || state_of(*error).load(std::memory_order_acquire) != 2) return;
+  if (error == nullptr || state_of(*error).load(std::memory_order_relaxed) != 2) return;
+  uint32_t complete = 2;  // becomes 3, being read: another thread may ask at the same time
+  if (!state_of(*error).compare_exchange_strong(complete, 3, std::memory_order_acquire)) return;
   const core::DeviceError found = *error;
   state_of(*error).store(0, std::memory_order_release);
   TORCH_CHECK_INDEX(false, name(found.kind), " ", found.value, " at place ", found.place,
@@ -87,7 +90,11 @@ void check_errors() {
   if (record.load() == nullptr) return;
   const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
   for (size_t device = 0; device < used.size(); ++device) {
-    if (used[device]) cuda.synchronizeDevice(static_cast<c10::DeviceIndex>(device));
+    if (!used[device]) continue;
+    const c10::Device current(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
+    // Waiting restores the device that was current, which starts the driver there.
+    const c10::DeviceGuard guard(current);
+    cuda.synchronizeDevice(current.index());
   }
   raise_device_error();
 }

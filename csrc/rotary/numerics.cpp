@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "dispatcher/host_floats.h"
 #include "rotary/scaling.h"
 
 namespace posembed::rotary {
@@ -91,13 +92,17 @@ Tensor frequencies(const RotarySpec& spec, const LongRopeScaling& scaling) {
 
 Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(spec); }
 
-/// The frequencies on the device of `like`, computed once on the CPU as models do.
-Tensor frequencies_beside(const Specification& spec, const Tensor& like) {
+/// Those of a specification, computed once, on the CPU as models do.
+const std::vector<float>& known_frequencies(const Specification& spec) {
   static std::mutex mutex;
-  static auto& known = *new std::map<std::pair<const Specification*, c10::DeviceIndex>, at::Tensor>;
+  static auto& known = *new std::map<const Specification*, std::vector<float>>;
   const std::lock_guard<std::mutex> lock(mutex);
-  Tensor& found = known[{&spec, like.is_cuda() ? like.get_device() : c10::DeviceIndex{-1}}];
-  if (!found.defined()) found = float32_frequencies(spec.spec).to(like.device());
+  std::vector<float>& found = known[&spec];
+  if (found.empty()) {
+    const Tensor computed = float32_frequencies(spec.spec).contiguous();
+    const float* values = computed.const_data_ptr<float>();
+    found.assign(values, values + computed.numel());
+  }
   return found;
 }
 
@@ -156,8 +161,11 @@ Tensor float32_frequencies(const RotarySpec& spec) {
 AngleTables use_tables(const Specification& spec, const Tensor& query, const Inputs& inputs,
                        Arguments* call) {
   const Numerics numerics = spec.spec.numerics;
+  const std::vector<float>& known = known_frequencies(spec);
+  const auto count = static_cast<int64_t>(known.size());
+  const Tensor frequencies = dispatcher::floats_on(query.device(), known, count);
   const Tensor places = positions_of_pairs(spec, inputs, *call, query);
-  const Tensor angles = places.to(at::kFloat) * frequencies_beside(spec, query);
+  const Tensor angles = places.to(at::kFloat) * frequencies;
   const AngleTables whole = sines_and_cosines(angles, numerics);
   const bool rounded =
       (numerics == Numerics::float32 || numerics == Numerics::float32_rounded_table) &&
