@@ -85,8 +85,10 @@ Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeT
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor rows = ids.reshape(-1).index_select(0, maxima.clamp_min(0).reshape(-1));
-  return at::gather(table, 0, rows.to(at::kLong).view_symint(maxima.sym_sizes()))
-      .masked_fill(maxima.lt(0), 0);
+  // On CUDA a bag may hold nothing but ids outside the table.
+  const Tensor none = maxima.lt(0);
+  const Tensor taken = rows.to(at::kLong).view_symint(maxima.sym_sizes()).masked_fill(none, 0);
+  return at::gather(table, 0, taken).masked_fill(none, 0);
 }
 
 // ------------------------------------------------------------------------------- sum and mean

@@ -54,11 +54,13 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
               arguments...);
 }
 
-/// nullptr, or the text of the error of the last launch.
-inline const char* launch_error() {
-  const cudaError_t error = cudaGetLastError();
+/// nullptr, or the text of an error.
+inline const char* text_of(cudaError_t error) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
+
+/// The same for the last launch.
+inline const char* launch_error() { return text_of(cudaGetLastError()); }
 
 /// Runs `kernel`, if there are blocks, with so many bytes of dynamic_shared_memory(). Returns
 /// nullptr, or the text of the launch's error.

@@ -12,6 +12,7 @@ using core::Compute;
 
 constexpr int block_size = 128;
 constexpr int64_t most_row_blocks = 4096;
+constexpr int64_t busy_row_blocks = 1024;  // fewer leave parts of a large GPU idle
 constexpr int64_t argument_bytes = 16384;
 
 /// The pairs that one launch carries.
@@ -74,7 +75,8 @@ __device__ void apply_pairs(const Layout& layout, int64_t pair,
 }
 
 /// A block takes `width` * block_size pairs, starting with pair `begin` of the model, of every
-/// gridDim.x-th encoding; `count` pairs are in `block`.
+/// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it; `count` pairs
+/// are in `block`.
 template <typename T, int width>
 __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
                               int64_t begin, int64_t count) {
@@ -92,6 +94,8 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   }
   const bool shared = arguments.position_stride[0] == 0;
   const int64_t rows = shared ? arguments.seq : arguments.batch * arguments.seq;
+  const int64_t shared_begin = arguments.batch * blockIdx.z / gridDim.z;
+  const int64_t shared_end = arguments.batch * (blockIdx.z + 1) / gridDim.z;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t batch = row / arguments.seq, seq = row - batch * arguments.seq;
     const Position position =
@@ -106,8 +110,8 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
       values[0][i] = layout.cos_first ? cosine : sine;
       values[1][i] = layout.cos_first ? sine : cosine;
     }
-    const int64_t last = shared ? arguments.batch : batch + 1;
-    for (int64_t b = batch; b < last; ++b) {
+    const int64_t last = shared ? shared_end : batch + 1;
+    for (int64_t b = shared ? shared_begin : batch; b < last; ++b) {
       const T* in = static_cast<const T*>(arguments.in);
       if (in != nullptr) in += b * arguments.in_stride[0] + seq * arguments.in_stride[1];
       T* out = static_cast<T*>(arguments.out) + b * arguments.out_stride[0] +
@@ -150,6 +154,13 @@ bool in_packs(const Arguments& arguments) {
          (arguments.in == nullptr || fits(arguments.in, arguments.in_stride));
 }
 
+/// Where few encodings serve many sequences, several blocks share an encoding.
+unsigned parts_of_batch(const Arguments& arguments) {
+  if (arguments.position_stride[0] != 0) return 1;
+  const int64_t parts = core::divide_up(busy_row_blocks, arguments.seq);
+  return static_cast<unsigned>(std::min(arguments.batch, parts));
+}
+
 template <typename T, int width>
 void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   const Sinusoid& sinusoid = arguments.sinusoid;
@@ -158,7 +169,8 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
     const int64_t count = std::min(most_pairs<T>, sinusoid.pairs - begin);
     std::copy_n(turns_of<T>(sinusoid) + begin, count, block.turns);
     const dim3 grid(static_cast<unsigned>(std::min(encodings(arguments), most_row_blocks)),
-                    static_cast<unsigned>(core::divide_up(count, width * block_size)));
+                    static_cast<unsigned>(core::divide_up(count, width * block_size)),
+                    parts_of_batch(arguments));
     core::launch_with(encode_kernel<T, width>, grid, block_size, 0, stream, arguments, block, begin,
                       count);
   }

@@ -358,19 +358,36 @@ void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t st
                pieces);
 }
 
-void sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
-  const int64_t blocks = divide_up(a.count, threads);
-  core::launch(key_kernel, blocks, threads, stream, a, w);
-  cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys, w.keys, w.unsorted_places,
-                                  w.places, a.count, 0, key_bits(a.num_embeddings), stream);
-  if (a.row_ids == nullptr) {
-    cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
-    core::launch(first_kernel, blocks, threads, stream, a, w);
-    return;
+/// Rows by id: stable, so that sums have an order. CUB takes errors of launches before it for its
+/// own and clears them, hence the status after each step.
+const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
+  if (const char* error = core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w)) {
+    return error;
   }
-  core::launch(head_kernel, blocks, threads, stream, a, w);
-  cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys, w.ranks, a.count, stream);
-  core::launch(row_id_kernel, blocks, threads, stream, a, w);
+  return core::text_of(cub::DeviceRadixSort::SortPairs(w.sort, w.sort_bytes, w.unsorted_keys,
+                                                       w.keys, w.unsorted_places, w.places, a.count,
+                                                       0, key_bits(a.num_embeddings), stream));
+}
+
+/// Dense form: of each row of the table, its first entry.
+const char* find_first_entries(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
+  const cudaError_t cleared = cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
+  if (cleared != cudaSuccess) return core::text_of(cleared);
+  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
+  return core::checked_launch(first_kernel, blocks, threads, 0, stream, a, w);
+}
+
+/// Rows form: ranks, and the id of each row.
+const char* rank_rows(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
+  if (const char* error = core::checked_launch(head_kernel, blocks, threads, 0, stream, a, w)) {
+    return error;
+  }
+  const cudaError_t summed = cub::DeviceScan::InclusiveSum(w.sort, w.sort_bytes, w.unsorted_keys,
+                                                           w.ranks, a.count, stream);
+  if (summed != cudaSuccess) return core::text_of(summed);
+  return core::checked_launch(row_id_kernel, blocks, threads, 0, stream, a, w);
 }
 
 }  // namespace
@@ -396,11 +413,12 @@ int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
 }
 
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
-  if (arguments.count == 0 || arguments.embedding_dim == 0 || arguments.num_embeddings == 0) {
-    return nullptr;
-  }
+  if (arguments.count == 0 || arguments.num_embeddings == 0) return nullptr;
   Workspace workspace = lay_out(arguments);
-  sort(arguments, workspace, stream);
+  if (const char* error = sort(arguments, workspace, stream)) return error;
+  const auto list = arguments.row_ids == nullptr ? find_first_entries : rank_rows;
+  if (const char* error = list(arguments, workspace, stream)) return error;
+  if (arguments.embedding_dim == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t dim = arguments.embedding_dim;

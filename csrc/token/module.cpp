@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/where.h>
 
 #include <ostream>
 #include <vector>
@@ -18,6 +19,16 @@ void check(TokenOptions& options) {
   token::check_table_options(options);
   if (options.sparse()) options.gradient(TableGradient::rows);
   options.sparse(options.gradient() == TableGradient::rows);
+}
+
+/// Ids [count] without those outside the table: a CUDA call cannot refuse them. In one dimension,
+/// in which torch finds equal ids on CUDA. Another id that was given stands in for one outside the
+/// table, or the first row if there is none.
+torch::Tensor within(const torch::Tensor& ids, int64_t rows) {
+  const torch::Tensor flat = ids.reshape(-1);
+  if (!flat.is_cuda() || flat.numel() == 0) return flat;
+  const torch::Tensor valid = flat.ge(0).logical_and(flat.lt(rows));
+  return at::where(valid, flat, (flat * valid).amax());
 }
 
 }  // namespace
@@ -59,8 +70,10 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
     functional::embedding(ids, table.narrow(1, 0, 1), {});  // refuses bad ids before any write
-    const torch::Tensor known = ids.clamp(0, table.size(0) - 1).contiguous();
-    at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());
+    const torch::Tensor known = within(ids, table.size(0));
+    if (known.numel() > 0) {
+      at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());
+    }
   }
   return functional::embedding(ids, weight,
                                {options.padding_idx().value_or(-1), options.scale(),

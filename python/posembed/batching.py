@@ -116,10 +116,14 @@ def front(tensor: Tensor, mapped: int | None, size: int) -> Tensor:
 
 
 def copies_of(ids: Tensor, mapped: int | None, rows: int, size: int) -> Tensor:
-    """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other."""
+    """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other.
+
+    An id outside its own table becomes -1, or it would be one of the next.
+    """
     ids = front(ids, mapped, size)
     starts = torch.arange(size, device=ids.device) * rows
-    return ids + starts.view(-1, *[1] * (ids.dim() - 1))
+    places = ids + starts.view(-1, *[1] * (ids.dim() - 1))
+    return torch.where((ids < 0) | (ids >= rows), -1, places)
 
 
 def embedding_rule(
@@ -147,6 +151,8 @@ def embedding_rule(
         result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
         return result, 0
     tables = weight.movedim(weight_dim, 0)
+    if info.batch_size > 0:
+        operator(tables[0, :, :1].detach(), ids)  # refuses bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, **options)
     if padding_idx >= 0:  # each table has its own padding row now: cut their gradients off here

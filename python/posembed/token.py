@@ -14,6 +14,19 @@ from posembed._validation import finite, whole
 from posembed.functional import Gradient, Initialization
 
 
+def within(ids: Tensor, rows: int) -> Tensor:
+    """Ids [count] without those outside the table: a CUDA call cannot refuse them.
+
+    In one dimension, in which torch finds equal ids on CUDA. Another id that was given stands in
+    for one outside the table, or the first row if there is none.
+    """
+    ids = ids.reshape(-1)
+    if not ids.is_cuda or ids.numel() == 0:
+        return ids
+    valid = (ids >= 0) & (ids < rows)
+    return torch.where(valid, ids, (ids * valid).amax())
+
+
 class TokenEmbedding(nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
@@ -184,8 +197,9 @@ class TokenEmbedding(nn.Embedding):
             with torch.no_grad():
                 table = self.weight.detach()
                 functional.embedding(ids, table[:, :1])  # refuses bad ids before any write
-                known = ids.clamp(0, self.num_embeddings - 1).contiguous()
-                torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
+                known = within(ids, self.num_embeddings)
+                if known.numel() > 0:
+                    torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
         return functional.embedding(
             ids,
             self.weight,

@@ -273,7 +273,7 @@ PoolArguments pool_of(Problem<float>& problem, std::vector<float>& out, core::De
   return arguments;
 }
 
-TEST(BagCudaSource, RecordsABadIdAndLeavesItOut) {
+TEST(BagGpuSource, RecordsABadIdAndLeavesItOut) {
   Problem<float> problem(4);
   problem.ids[0] = rows;  // the only id of bag 1
   std::vector<float> out(static_cast<size_t>(problem.bags() * 4), 7.0f);
@@ -285,7 +285,7 @@ TEST(BagCudaSource, RecordsABadIdAndLeavesItOut) {
   for (int i = 4; i < 8; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 0.0f);
 }
 
-TEST(BagCudaSource, RecordsABadOffsetAndLeavesItsBagsEmpty) {
+TEST(BagGpuSource, RecordsABadOffsetAndLeavesItsBagsEmpty) {
   for (const int64_t bad : {int64_t{-1}, int64_t{1} << 40}) {
     Problem<float> problem(4);
     problem.offsets[3] = bad;

@@ -211,16 +211,19 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&
-                    blockDim.x > 0 && blockDim.x <= 1024 &&
+                    gridDim.z > 0 && gridDim.z <= 65535 && blockDim.x > 0 && blockDim.x <= 1024 &&
                     config->dynamicSmemBytes <= sizeof cuda_on_cpu::shared_memory;
   if (!fits) return last_error = cudaErrorInvalidConfiguration;
   const std::function<void()> body = [&] { kernel(arguments...); };
-  for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-      memset(cuda_on_cpu::shared_memory, 0xff, config->dynamicSmemBytes);
-      cuda_on_cpu::Block threads(blockDim.x, body);
-      cuda_on_cpu::Block::current = &threads;
-      threads.run();
+  const auto run_block = [&] {
+    memset(cuda_on_cpu::shared_memory, 0xff, config->dynamicSmemBytes);
+    cuda_on_cpu::Block threads(blockDim.x, body);
+    cuda_on_cpu::Block::current = &threads;
+    threads.run();
+  };
+  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
     }
   }
   return cudaSuccess;

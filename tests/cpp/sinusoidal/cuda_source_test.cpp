@@ -132,6 +132,14 @@ TYPED_TEST(SinusoidalGpuSource, MoreRowsThanBlocks) {
   check<TypeParam>(arguments, {1, most_row_blocks + 3, 7, 0, 0}, false, false);
 }
 
+TYPED_TEST(SinusoidalGpuSource, ManySequencesOfFewTokens) {
+  const Encoding encoding(Preset::vaswani, 8, 10000, 0, false);
+  Arguments arguments;
+  arguments.sinusoid = encoding.sinusoid;
+  check<TypeParam>(arguments, {busy_row_blocks + 5, 1, 8, 0, 0}, true, false);
+  check<TypeParam>(arguments, {7, busy_row_blocks / 4, 8, 0, 0}, true, false);
+}
+
 TYPED_TEST(SinusoidalGpuSource, Nothing) {
   const Encoding encoding(Preset::tensor2tensor, 9, 10000, 0, false);
   Arguments arguments;

@@ -51,7 +51,8 @@ def test_equals_torch(dtype: torch.dtype, options: dict, device: torch.device) -
     ids = make_ids(device=device)
     for index in (torch.int32, torch.int64):
         ours.zero_grad(), theirs.zero_grad()
-        result, expected = ours(ids.to(index)), theirs(ids)
+        # In one dimension: else torch shrinks rows several times on CUDA, and at once.
+        result, expected = ours(ids.to(index)), theirs(ids.flatten()).view(*ids.shape, -1)
         assert torch.equal(result, expected)
         assert torch.equal(ours.weight, theirs.weight)
         gradient = torch.randn_like(expected)
@@ -285,6 +286,26 @@ def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.de
         alone = weights[i].clone().requires_grad_()
         (wanted,) = torch.autograd.grad(look_up(alone, ids[i]).pow(2).sum(), alone)
         assert_close(per_copy[i], wanted, 1e-13)
+
+
+@pytest.mark.parametrize("ids", [[[0, ROWS], [1, 2]], [[0, 1], [-1, 2]]])
+def test_vmap_keeps_to_the_table_of_each_copy(ids: list, device: torch.device) -> None:
+    weights = torch.randn(2, ROWS, COLUMNS, device=device)
+    places = torch.tensor(ids, device=device)
+    with pytest.raises(IndexError, match=f"{ROWS if ids[0][1] == ROWS else -1} at place"):
+        torch.func.vmap(pe.functional.embedding)(places, weights), pe.check_errors()
+
+
+@pytest.mark.gpu
+def test_max_norm_leaves_other_rows_cuda() -> None:
+    token = pe.TokenEmbedding(5, 4, max_norm=0.1, device="cuda")
+    before = token.weight.detach().clone()
+    token(torch.tensor([[1, 9], [-1, 1]], device="cuda"))
+    with pytest.raises(IndexError, match=r"token id 9 at place 1|token id -1 at place 2"):
+        pe.check_errors()
+    others = [0, 2, 3, 4]
+    assert torch.equal(token.weight[others], before[others])
+    assert token(torch.empty(0, dtype=torch.int64, device="cuda")).shape == (0, 4)
 
 
 def test_scale_and_logits() -> None:
