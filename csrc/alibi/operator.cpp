@@ -11,10 +11,8 @@
 #include "alibi/kernel.h"
 #include "alibi/places.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/device_errors.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 
 namespace posembed::alibi {
 namespace {
@@ -129,28 +127,13 @@ Matrices matrices_of(const Tensor& scores) {
           {scores.dim() == 4 ? scores.stride(0) : 0, scores.stride(-3), scores.stride(-2)}};
 }
 
-/// Runs a kernel over all rows: on the stream of `tensor`'s device, or on the CPU's threads.
+/// Runs a kernel over all rows.
 template <typename Arguments, typename Cpu, typename Cuda>
 void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_row, const Cpu& cpu,
-         [[maybe_unused]] const Cuda& cuda) {
-  if (tensor.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(tensor);
-      call.distances.error = dispatcher::device_error();
-      dispatcher::check_launch(cuda(call, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(rows, bytes_per_row,
-                           [&](int64_t begin, int64_t end) { cpu(call, begin, end); });
+         const Cuda& cuda) {
+  call.distances.error = dispatcher::device_error(tensor.device());
+  dispatcher::launch(call, tensor, rows, bytes_per_row, cpu, cuda);
 }
-
-// Launchers must be named inside `if constexpr` only: without CUDA they do not exist.
-#define POSEMBED_CUDA_LAUNCHER(launcher)                                \
-  [](const auto& call, core::CudaStream stream) -> const char* {        \
-    if constexpr (core::built_with_cuda) return launcher(call, stream); \
-    return nullptr;                                                     \
-  }
 
 void fill(const Tensor& slopes, const Layout& layout, const Tensor& out) {
   if (out.numel() == 0) return;
@@ -336,8 +319,6 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
       POSEMBED_CUDA_LAUNCHER(softmax_backward_cuda));
   return {out, sum.finish(call.batch, call.distances.queries)};
 }
-
-#undef POSEMBED_CUDA_LAUNCHER
 
 // ------------------------------------------------------------------------------------------- Meta
 

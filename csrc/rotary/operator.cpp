@@ -6,8 +6,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/numerics.h"
@@ -17,20 +16,12 @@ namespace {
 
 // ------------------------------------------------------------------------------------ the kernel
 
-void launch(const Arguments& call, const Tensor& query) {
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      Arguments on_device = call;
-      on_device.error = dispatcher::device_error();
-      dispatcher::check_launch(rotate_cuda(on_device, scope.stream()));
-    }
-    return;
-  }
+void launch(Arguments& call, const Tensor& query) {
+  call.error = dispatcher::device_error(query.device());
   const int64_t heads = call.rows[0].heads + (call.count > 1 ? call.rows[1].heads : 0);
   const int64_t token_bytes = 2 * heads * call.head_dim * core::size_of(call.scalar);
-  dispatcher::parallel_for(call.batch * call.seq, token_bytes,
-                           [&call](int64_t begin, int64_t end) { rotate_cpu(call, begin, end); });
+  dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 
 void rotate(const Job& job, const Rotation& by) {

@@ -10,8 +10,7 @@
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/kernel.h"
 
@@ -94,17 +93,9 @@ int64_t token_bytes(const rotary::Arguments& rotation) {
 
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      rotation.error = dispatcher::device_error();
-      dispatcher::check_launch(norm_and_rotate_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(
-      rotation.batch * rotation.seq, 4 * token_bytes(rotation),
-      [&arguments](int64_t begin, int64_t end) { norm_and_rotate_cpu(arguments, begin, end); });
+  rotation.error = dispatcher::device_error(query.device());
+  dispatcher::launch(arguments, query, rotation.batch * rotation.seq, 4 * token_bytes(rotation),
+                     norm_and_rotate_cpu, POSEMBED_CUDA_LAUNCHER(norm_and_rotate_cuda));
 }
 
 Two norm_rotary(const Call& call) {
@@ -158,19 +149,12 @@ void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, cons
 
 void launch(BackwardArguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.forward.rotation;
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      rotation.error = dispatcher::device_error();
-      dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
+  rotation.error = dispatcher::device_error(query.device());
   const int64_t tokens = rotation.batch * rotation.seq;
   const int64_t part_bytes = 6 * tokens * token_bytes(rotation) / arguments.parts;
-  dispatcher::parallel_for(arguments.parts, part_bytes, [&arguments](int64_t begin, int64_t end) {
-    backward_cpu(arguments, begin, end);
-  });
+  dispatcher::launch(arguments, query, arguments.parts, part_bytes, backward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(backward_cuda));
+  if (query.is_cuda()) return;
   dispatcher::parallel_for(
       2 * rotation.head_dim, arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
