@@ -285,14 +285,9 @@ Tensor bias_backward_autograd(const Tensor& grad, const MaybeTensor& query_posit
     node->batch = node->batched ? grad.sym_size(0) : c10::SymInt(1);
     node->dtype = code(grad.scalar_type());
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_bias_backward(grad, places, form, two_sided, dtype); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(grad); direction.defined()) {
-    dispatcher::set_tangent(
-        output, call_bias_backward(direction, places, form, two_sided, output.scalar_type()));
-  }
-  return output;
+  return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
+    return call_bias_backward(reduced, places, form, two_sided, dtype);
+  });
 }
 
 // --------------------------------------------------------------------------- alibi_add and softmax

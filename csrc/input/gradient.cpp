@@ -381,13 +381,8 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
     node->probability = probability;
     node->first = first;
   }
-  const Tensor output =
-      dispatcher::below_autograd([&] { return call_input_dropout(x, seed, probability, first); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(x); direction.defined()) {
-    dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability, first));
-  }
-  return output;
+  return dispatcher::linear(
+      node, x, [&](const Tensor& in) { return call_input_dropout(in, seed, probability, first); });
 }
 
 }  // namespace
