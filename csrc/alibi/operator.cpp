@@ -69,9 +69,7 @@ void check_scores(const Tensor& scores, const Tensor& slopes, const Places& plac
 void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Places& places,
                             const MaybeOffset& query_offset, int64_t sides) {
   check_matrices(grad, "grad", places, query_offset);
-  TORCH_CHECK_VALUE(weights.sym_sizes() == grad.sym_sizes(),
-                    "weights: expected the shape of grad, ", grad.sym_sizes(), ", got ",
-                    weights.sym_sizes());
+  dispatcher::check_same_shape(weights, "weights", grad, "grad");
   dispatcher::check_same_dtype(weights, "weights", grad, "grad");
   dispatcher::check_same_device(weights, "weights", grad, "grad");
   TORCH_CHECK_VALUE(sides >= 0 && sides <= 2, "sides: expected 0, 1 or 2, got ", sides);

@@ -54,9 +54,7 @@ void check_weights(const Places& in, const MaybeTensor& weights, Text mode, cons
                     "'; a weighted mean is a sum of weights that add up to 1");
   dispatcher::check_same_dtype(*weights, "weights", like, name);
   dispatcher::check_same_device(*weights, "weights", like, name);
-  TORCH_CHECK_VALUE(weights->sym_sizes() == in.ids.sym_sizes(),
-                    "weights: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
-                    weights->sym_sizes());
+  dispatcher::check_same_shape(*weights, "weights", in.ids, "ids");
 }
 
 void check_table(const Tensor& weight, const Places& in) {
@@ -90,9 +88,7 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
   if (!maxima.has_value()) return;
   TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
                    maxima->scalar_type());
-  TORCH_CHECK_VALUE(maxima->sym_sizes() == gradient.sym_sizes(),
-                    "maxima: expected the shape of gradient, ", gradient.sym_sizes(), ", got ",
-                    maxima->sym_sizes());
+  dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
 }
 
 // ----------------------------------------------------------------------------- what kernels see

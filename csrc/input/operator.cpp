@@ -84,9 +84,7 @@ void check_statistic(const Tensor& kept, const char* argument, const Input& in) 
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
                    compute_type(in.token), ", got ", kept.scalar_type());
   dispatcher::check_same_device(kept, argument, in.token, "token");
-  TORCH_CHECK_VALUE(kept.sym_sizes() == in.ids.sym_sizes(), argument,
-                    ": expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
-                    kept.sym_sizes());
+  dispatcher::check_same_shape(kept, argument, in.ids, "ids");
 }
 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {

@@ -180,13 +180,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   if (!positions.has_value()) return;
   dispatcher::check_integers(*positions, "positions");
-  const int64_t rank = positions->dim();
-  TORCH_CHECK_VALUE(rank == 1 || rank == 2, "positions: expected [seq] or [batch, seq], got ",
-                    positions->sym_sizes());
-  dispatcher::check_size(positions->sym_size(-1), seq, "positions", "seq");
-  TORCH_CHECK_VALUE(rank == 1 || positions->sym_size(0) == batch || positions->sym_size(0) == 1,
-                    "positions: expected batch ", batch, " or 1, got ", positions->sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+  dispatcher::check_positions_shape(*positions, "positions", batch, seq, offset);
 }
 
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {

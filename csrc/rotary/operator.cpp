@@ -67,7 +67,7 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation
 
 void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  check_out(out, "out", query, "query");
+  dispatcher::check_like(out, "out", query, "query");
   check_writable(out, "out");
   check_apart_or_same(out, "out", query, "query");
   const Tensor in = dispatcher::with_dense_rows(query);
@@ -77,8 +77,8 @@ void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
 void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                      const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  check_out(query_out, "query_out", query, "query");
-  check_out(key_out, "key_out", key, "key");
+  dispatcher::check_like(query_out, "query_out", query, "query");
+  dispatcher::check_like(key_out, "key_out", key, "key");
   check_writable(query_out, "query_out");
   check_writable(key_out, "key_out");
   check_apart(key_out, "key_out", query_out, "query_out");
@@ -114,10 +114,7 @@ Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
 
 void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  dispatcher::check_same_dtype(gradient, "gradient", query, "query");
-  dispatcher::check_same_device(gradient, "gradient", query, "query");
-  TORCH_CHECK_VALUE(gradient.sym_sizes() == query.sym_sizes(), "gradient: expected the shape of ",
-                    "query, ", query.sym_sizes(), ", got ", gradient.sym_sizes());
+  dispatcher::check_like(gradient, "gradient", query, "query");
 }
 
 Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
@@ -188,14 +185,14 @@ void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rot
 
 void rotary_out_meta(const Tensor& out, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  check_out(out, "out", query, "query");
+  dispatcher::check_like(out, "out", query, "query");
 }
 
 void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                           const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  check_out(query_out, "query_out", query, "query");
-  check_out(key_out, "key_out", key, "key");
+  dispatcher::check_like(query_out, "query_out", query, "query");
+  dispatcher::check_like(key_out, "key_out", key, "key");
 }
 
 Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {

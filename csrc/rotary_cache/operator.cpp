@@ -115,7 +115,7 @@ void check(const Call& call) {
   check_scale(call.key_scale, call.key_scale_tensor, names.key_scale, call);
   check_scale(call.value_scale, call.value_scale_tensor, names.value_scale, call);
   if (call.query_out.has_value()) {
-    rotary::check_out(*call.query_out, "query_out", call.query, "query");
+    dispatcher::check_like(*call.query_out, "query_out", call.query, "query");
   }
 }
 

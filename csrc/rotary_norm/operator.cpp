@@ -129,14 +129,6 @@ void norm_rotary_in_place(const Call& call) {
 
 // ----------------------------------------------------------------------------------- backward
 
-void check_gradient(const Tensor& gradient, const char* argument, const Tensor& of,
-                    const char* of_argument) {
-  dispatcher::check_same_dtype(gradient, argument, of, of_argument);
-  dispatcher::check_same_device(gradient, argument, of, of_argument);
-  TORCH_CHECK_VALUE(gradient.sym_sizes() == of.sym_sizes(), argument, ": expected the shape of ",
-                    of_argument, ", ", of.sym_sizes(), ", got ", gradient.sym_sizes());
-}
-
 /// Checks the rstd that forward kept: [batch, seq, heads] in the compute type.
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
@@ -170,8 +162,8 @@ Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
                           const Tensor& key_gradient, const Tensor& query_rstd,
                           const Tensor& key_rstd) {
   check(call);
-  check_gradient(query_gradient, "query_gradient", call.query, "query");
-  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
+  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   check_rstd(query_rstd, "query_rstd", call.query, call);
   check_rstd(key_rstd, "key_rstd", call.key, call);
   Four result = empty_gradients(call);
@@ -216,8 +208,8 @@ Four norm_rotary_forward_meta(const Call& call) {
 Four norm_rotary_backward_meta(const Call& call, const Tensor& query_gradient,
                                const Tensor& key_gradient, const Tensor&, const Tensor&) {
   check(call);
-  check_gradient(query_gradient, "query_gradient", call.query, "query");
-  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
+  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   return empty_gradients(call);
 }
 

@@ -32,14 +32,8 @@ void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt
   // positions: [seq], [batch, seq] or [1, seq]
   check_position_type(positions);
   dispatcher::check_same_device(positions, "positions", x, "x");
-  TORCH_CHECK_VALUE(positions.dim() == 1 || positions.dim() == x.dim() - 1,
-                    "positions: expected [seq]", x.dim() == 3 ? " or [batch, seq]" : "", ", got ",
-                    positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(-1), x.sym_size(-2), "positions", "seq");
-  TORCH_CHECK_VALUE(
-      positions.dim() == 1 || positions.sym_size(0) == x.sym_size(0) || positions.sym_size(0) == 1,
-      "positions: expected batch ", x.sym_size(0), " or 1, got ", positions.sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+  const auto batch = x.dim() == 3 ? std::optional(x.sym_size(0)) : std::nullopt;
+  dispatcher::check_positions_shape(positions, "positions", batch, x.sym_size(-2), offset);
 }
 
 void check_scale(const MaybeTensor& scale, const Tensor& other, const char* other_argument) {
