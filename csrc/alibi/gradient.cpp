@@ -19,18 +19,15 @@ using dispatcher::variable_list;
 int64_t code(at::ScalarType type) { return static_cast<int64_t>(type); }
 at::ScalarType type_of(int64_t code) { return static_cast<at::ScalarType>(code); }
 
-/// The form of a derivative, to which hidden keys contribute nothing.
-Form without_hiding(Form form) {
-  form.hide = false;
-  return form;
-}
+/// In a derivative: hidden keys contribute nothing to it.
+constexpr bool without_hiding = false;
 
 Tensor scaled(const Tensor& tensor, double scale) {
   return scale == 1.0 ? tensor : at::mul(tensor, scale);
 }
 
-/// The members that all nodes share.
-struct Call {
+/// Places that outlive the call, for the members of a node.
+struct SavedPlaces {
   template <typename Visitor>
   void members(Visitor& visit) {
     visit(query_positions);
@@ -38,42 +35,33 @@ struct Call {
     visit(cu_seqlens);
     visit(attention_mask);
     visit(offset);
-    visit(has_offset);
     visit(causal);
-    visit(hide);
-    visit(scale);
   }
 
-  void keep(const Places& places, const Form& form) {
+  void save(const Places& places) {
     query_positions = dispatcher::save(places.query_positions);
     key_positions = dispatcher::save(places.key_positions);
     cu_seqlens = dispatcher::save(places.cu_seqlens);
     attention_mask = dispatcher::save(places.attention_mask);
-    has_offset = form.query_offset.has_value();
-    if (has_offset) offset = *form.query_offset;
-    causal = form.causal;
-    hide = form.hide;
-    scale = form.scale;
+    offset = places.query_offset;
+    causal = places.causal;
   }
 
-  Places places() const {
-    return {dispatcher::unpack(query_positions), dispatcher::unpack(key_positions),
-            dispatcher::unpack(cu_seqlens), dispatcher::unpack(attention_mask)};
-  }
-
-  Form form() const {
-    return {has_offset ? MaybeOffset(offset) : std::nullopt, causal, hide, scale};
+  Places unpack() const {
+    return {dispatcher::unpack(query_positions),
+            dispatcher::unpack(key_positions),
+            dispatcher::unpack(cu_seqlens),
+            dispatcher::unpack(attention_mask),
+            offset,
+            causal};
   }
 
   SavedVariable query_positions;
   SavedVariable key_positions;
   SavedVariable cu_seqlens;
   SavedVariable attention_mask;
-  c10::SymInt offset;
-  bool has_offset = false;  // otherwise ends are aligned
+  MaybeOffset offset;
   bool causal = true;
-  bool hide = true;
-  double scale = 1.0;
 };
 
 /// Gradient of alibi_bias.
@@ -83,18 +71,17 @@ class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    call.members(visit);
+    places.members(visit);
     visit(two_sided);
     visit(dtype);
   }
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {
-        call_bias_backward(gradients[0], call.places(), call.form(), two_sided, type_of(dtype))};
+    return {call_bias_backward(gradients[0], places.unpack(), two_sided, type_of(dtype))};
   }
 
-  Call call;
+  SavedPlaces places;
   bool two_sided = false;
   int64_t dtype = 0;  // of slopes
 };
@@ -106,7 +93,7 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    call.members(visit);
+    places.members(visit);
     visit(queries);
     visit(keys);
     visit(batch);
@@ -116,13 +103,13 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    const Tensor bias = call_bias(gradients[0], queries, keys, call.places(),
-                                  without_hiding(call.form()), type_of(dtype));
+    const Tensor bias =
+        call_bias(gradients[0], queries, keys, places.unpack(), without_hiding, type_of(dtype));
     if (!batched) return {bias};
     return {bias.expand_symint({batch, -1, -1, -1})};
   }
 
-  Call call;
+  SavedPlaces places;
   c10::SymInt queries;
   c10::SymInt keys;
   c10::SymInt batch;
@@ -137,7 +124,8 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    call.members(visit);
+    places.members(visit);
+    visit(scale);
     visit(two_sided);
     visit(dtype);
   }
@@ -145,13 +133,13 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
   variable_list backward(variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
     if (!gradient.defined()) return {Tensor(), Tensor()};
-    const Tensor of_scores = needs(0) ? scaled(gradient, call.scale) : Tensor();
+    const Tensor of_scores = needs(0) ? scaled(gradient, scale) : Tensor();
     if (!needs(1)) return {of_scores, Tensor()};
-    return {of_scores,
-            call_bias_backward(gradient, call.places(), call.form(), two_sided, type_of(dtype))};
+    return {of_scores, call_bias_backward(gradient, places.unpack(), two_sided, type_of(dtype))};
   }
 
-  Call call;
+  SavedPlaces places;
+  double scale = 1.0;
   bool two_sided = false;
   int64_t dtype = 0;  // of slopes
 };
@@ -164,7 +152,9 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   template <typename Visitor>
   void members(Visitor& visit) {
     visit(weights);
-    call.members(visit);
+    places.members(visit);
+    visit(hide);
+    visit(scale);
     visit(sides);
     visit(dtype);
   }
@@ -172,13 +162,15 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto [of_scores, of_slopes] =
-        call_softmax_backward(gradients[0], unpack_output(weights), call.places(), call.form(),
+        call_softmax_backward(gradients[0], unpack_output(weights), places.unpack(), hide, scale,
                               needs(1) ? sides : 0, type_of(dtype));
     return {of_scores, needs(1) ? of_slopes : Tensor()};
   }
 
   SavedOutput weights;
-  Call call;
+  SavedPlaces places;
+  bool hide = true;
+  double scale = 1.0;
   int64_t sides = 1;
   int64_t dtype = 0;  // of slopes
 };
@@ -192,7 +184,9 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
   void members(Visitor& visit) {
     visit(grad);
     visit(weights);
-    call.members(visit);
+    places.members(visit);
+    visit(hide);
+    visit(scale);
   }
 
   variable_list backward(variable_list&& gradients) {
@@ -201,10 +195,8 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
     if (!direction.defined()) return {Tensor(), Tensor()};
     variable_list result(2);
     if (needs(0)) {
-      Form form = call.form();
-      form.scale = 1.0;
-      result[0] =
-          std::get<0>(call_softmax_backward(direction, w, call.places(), form, 0, std::nullopt));
+      result[0] = std::get<0>(
+          call_softmax_backward(direction, w, places.unpack(), hide, 1.0, 0, std::nullopt));
     }
     if (needs(1)) {
       const Tensor mean = (g * w).sum(-1, true), change = (direction * w).sum(-1, true);
@@ -215,17 +207,19 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
 
   SavedVariable grad;
   SavedVariable weights;
-  Call call;
+  SavedPlaces places;
+  bool hide = true;
+  double scale = 1.0;
 
  private:
   /// The gradient of what both results are made from: the gradient of the biased scores.
   Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like) {
     if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
-      return of_scores.defined() ? scaled(of_scores, call.scale) : Tensor();
+      return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
     }
-    const Form form = without_hiding(call.form());
-    if (of_scores.defined()) return call_add(of_scores, of_slopes, call.places(), form);
-    return call_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), call.places(), form,
+    const Places at = places.unpack();
+    if (of_scores.defined()) return call_add(of_scores, of_slopes, at, without_hiding, scale);
+    return call_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), at, without_hiding,
                      like.scalar_type())
         .expand_symint(like.sym_sizes());
   }
@@ -234,132 +228,103 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
 // -------------------------------------------------------------------------------------- alibi_bias
 
 Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                     const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                     const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                     MaybeOffset query_offset, bool causal, bool hide, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  const Form form{query_offset, causal, hide};
+                     const Places& places, bool hide, MaybeType dtype) {
   auto node = dispatcher::node_for<AlibiBiasBackward>(slopes);
   if (node) {
-    node->call.keep(places, form);
+    node->places.save(places);
     node->two_sided = slopes.dim() == 2;
     node->dtype = code(slopes.scalar_type());
   }
   Tensor output = dispatcher::below_autograd(
-      [&] { return call_bias(slopes, queries, keys, places, form, dtype); });
+      [&] { return call_bias(slopes, queries, keys, places, hide, dtype); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(slopes); direction.defined()) {
-    dispatcher::set_tangent(output, call_bias(direction, queries, keys, places,
-                                              without_hiding(form), output.scalar_type()));
+    dispatcher::set_tangent(
+        output, call_bias(direction, queries, keys, places, without_hiding, output.scalar_type()));
   }
   return output;
 }
 
 void bias_out_autograd(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
-                       c10::SymInt keys, const MaybeTensor& query_positions,
-                       const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                       const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal,
-                       bool hide) {
+                       c10::SymInt keys, const Places& places, bool hide) {
   dispatcher::check_inference_only(out, "out", "posembed::alibi_bias");
   dispatcher::check_inference_only(slopes, "slopes", "posembed::alibi_bias");
-  dispatcher::below_autograd([&] {
-    call_bias_out(out, slopes, queries, keys,
-                  {query_positions, key_positions, cu_seqlens, attention_mask},
-                  {query_offset, causal, hide});
-  });
+  dispatcher::below_autograd([&] { call_bias_out(out, slopes, queries, keys, places, hide); });
   torch::autograd::impl::bump_version(out);
 }
 
-Tensor bias_backward_autograd(const Tensor& grad, const MaybeTensor& query_positions,
-                              const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                              const MaybeTensor& attention_mask, MaybeOffset query_offset,
-                              bool causal, bool two_sided, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  const Form form{query_offset, causal};
+Tensor bias_backward_autograd(const Tensor& grad, const Places& places, bool two_sided,
+                              MaybeType dtype) {
   auto node = dispatcher::node_for<AlibiBiasBackwardBackward>(grad);
   if (node && grad.dim() >= 3) {
-    node->call.keep(places, form);
+    node->places.save(places);
     node->queries = grad.sym_size(-2);
     node->keys = grad.sym_size(-1);
     node->batched = grad.dim() == 4;
     node->batch = node->batched ? grad.sym_size(0) : c10::SymInt(1);
     node->dtype = code(grad.scalar_type());
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_bias_backward(grad, places, form, two_sided, dtype); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(grad); direction.defined()) {
-    dispatcher::set_tangent(
-        output, call_bias_backward(direction, places, form, two_sided, output.scalar_type()));
-  }
-  return output;
+  return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
+    return call_bias_backward(reduced, places, two_sided, dtype);
+  });
 }
 
 // --------------------------------------------------------------------------- alibi_add and softmax
 
 /// The tangent of scores * scale + bias; undefined if neither has one.
 Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, const Places& places,
-                      const Form& form) {
+                      double scale) {
   const Tensor of_scores = dispatcher::tangent(scores), of_slopes = dispatcher::tangent(slopes);
   if (!of_slopes.defined()) {
-    return of_scores.defined() ? scaled(of_scores, form.scale) : Tensor();
+    return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
   }
-  const Form shown = without_hiding(form);
-  if (of_scores.defined()) return call_add(of_scores, of_slopes, places, shown);
-  const Tensor bias = call_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1), places, shown,
-                                scores.scalar_type());
+  if (of_scores.defined()) return call_add(of_scores, of_slopes, places, without_hiding, scale);
+  const Tensor bias = call_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1), places,
+                                without_hiding, scores.scalar_type());
   return bias.expand_symint(scores.sym_sizes());
 }
 
-Tensor add_autograd(const Tensor& scores, const Tensor& slopes, const MaybeTensor& query_positions,
-                    const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                    const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal,
-                    bool hide, double scale) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  const Form form{query_offset, causal, hide, scale};
+Tensor add_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
+                    double scale) {
   auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
   Tensor output =
-      dispatcher::below_autograd([&] { return call_add(scores, slopes, places, form); });
+      dispatcher::below_autograd([&] { return call_add(scores, slopes, places, hide, scale); });
   if (node) {
-    node->call.keep(places, form);
+    node->places.save(places);
+    node->scale = scale;
     node->two_sided = slopes.dim() == 2;
     node->dtype = code(slopes.scalar_type());
     torch::autograd::set_history(output, node);
   }
-  dispatcher::set_tangent(output, biased_tangent(scores, slopes, places, form));
+  dispatcher::set_tangent(output, biased_tangent(scores, slopes, places, scale));
   return output;
 }
 
-Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes,
-                        const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                        const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                        MaybeOffset query_offset, bool causal, bool hide, double scale) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  const Form form{query_offset, causal, hide, scale};
+Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
+                        double scale) {
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
   Tensor output =
-      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, places, form); });
+      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, places, hide, scale); });
   if (node) {
     torch::autograd::set_history(output, node);
     node->weights = dispatcher::save_output(output);
-    node->call.keep(places, form);
+    node->places.save(places);
+    node->hide = hide;
+    node->scale = scale;
     node->sides = slopes.dim() == 2 ? 2 : 1;
     node->dtype = code(slopes.scalar_type());
   }
-  const Tensor direction = biased_tangent(scores, slopes, places, form);
+  const Tensor direction = biased_tangent(scores, slopes, places, scale);
   if (direction.defined()) {
-    Form plain = form;
-    plain.scale = 1.0;
     dispatcher::set_tangent(output, std::get<0>(call_softmax_backward(direction, output, places,
-                                                                      plain, 0, std::nullopt)));
+                                                                      hide, 1.0, 0, std::nullopt)));
   }
   return output;
 }
 
 /// The tangents of both results of alibi_softmax_backward.
 void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, const Places& places,
-                                   const Form& form, const Tensor& of_scores,
-                                   const Tensor& of_slopes) {
+                                   double scale, const Tensor& of_scores, const Tensor& of_slopes) {
   const Tensor dg = dispatcher::tangent(grad), dw = dispatcher::tangent(weights);
   if (!dg.defined() && !dw.defined()) return;
   const Tensor g = dispatcher::primal(grad), w = dispatcher::primal(weights);
@@ -374,72 +339,53 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, co
     change = change.defined() ? change + shift : shift;
   }
   direction = direction - w * change;
-  dispatcher::set_tangent(of_scores, scaled(direction, form.scale));
+  dispatcher::set_tangent(of_scores, scaled(direction, scale));
   if (of_slopes.sym_size(-1) != 0) {
-    dispatcher::set_tangent(
-        of_slopes,
-        call_bias_backward(direction, places, form, of_slopes.dim() == 2, of_slopes.scalar_type()));
+    dispatcher::set_tangent(of_slopes, call_bias_backward(direction, places, of_slopes.dim() == 2,
+                                                          of_slopes.scalar_type()));
   }
 }
 
-std::tuple<Tensor, Tensor> softmax_backward_autograd(
-    const Tensor& grad, const Tensor& weights, const MaybeTensor& query_positions,
-    const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-    const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal, bool hide,
-    double scale, int64_t sides, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  const Form form{query_offset, causal, hide, scale};
+std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const Tensor& weights,
+                                                     const Places& places, bool hide, double scale,
+                                                     int64_t sides, MaybeType dtype) {
   auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
   auto [of_scores, of_slopes] = dispatcher::below_autograd(
-      [&] { return call_softmax_backward(grad, weights, places, form, sides, dtype); });
+      [&] { return call_softmax_backward(grad, weights, places, hide, scale, sides, dtype); });
   if (node) {
     node->grad = dispatcher::save(grad);
     node->weights = dispatcher::save(weights);
-    node->call.keep(places, form);
+    node->places.save(places);
+    node->hide = hide;
+    node->scale = scale;
     torch::autograd::set_history(variable_list{of_scores, of_slopes}, node);
   }
-  set_softmax_backward_tangents(grad, weights, places, form, of_scores, of_slopes);
+  set_softmax_backward_tangents(grad, weights, places, scale, of_scores, of_slopes);
   return {of_scores, of_slopes};
 }
 
-using Change = void (*)(const Tensor&, const Tensor&, const Places&, const Form&);
-
-void change_autograd(const Tensor& scores, const Tensor& slopes, const Places& places,
-                     const Form& form, Change change, const char* alternative) {
+template <auto change>
+void change_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
+                     double scale) {
+  constexpr const char* alternative =
+      change == call_add_in_place ? "posembed::alibi_add" : "posembed::alibi_softmax";
   dispatcher::check_inference_only(scores, "scores", alternative);
   dispatcher::check_inference_only(slopes, "slopes", alternative);
-  dispatcher::below_autograd([&] { change(scores, slopes, places, form); });
+  dispatcher::below_autograd([&] { change(scores, slopes, places, hide, scale); });
   torch::autograd::impl::bump_version(scores);
-}
-
-void add_in_place_autograd(const Tensor& scores, const Tensor& slopes,
-                           const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                           const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                           MaybeOffset query_offset, bool causal, bool hide, double scale) {
-  change_autograd(scores, slopes, {query_positions, key_positions, cu_seqlens, attention_mask},
-                  {query_offset, causal, hide, scale}, call_add_in_place, "posembed::alibi_add");
-}
-
-void softmax_in_place_autograd(const Tensor& scores, const Tensor& slopes,
-                               const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                               const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                               MaybeOffset query_offset, bool causal, bool hide, double scale) {
-  change_autograd(scores, slopes, {query_positions, key_positions, cu_seqlens, attention_mask},
-                  {query_offset, causal, hide, scale}, call_softmax_in_place,
-                  "posembed::alibi_softmax");
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("alibi_bias", bias_autograd);
-  m.impl("alibi_bias_out", bias_out_autograd);
-  m.impl("alibi_bias_backward", bias_backward_autograd);
-  m.impl("alibi_add", add_autograd);
-  m.impl("alibi_add_", add_in_place_autograd);
-  m.impl("alibi_softmax", softmax_autograd);
-  m.impl("alibi_softmax_", softmax_in_place_autograd);
-  m.impl("alibi_softmax_backward", softmax_backward_autograd);
+  m.impl("alibi_bias", Bias::kernel<bias_autograd>);
+  m.impl("alibi_bias_out", BiasOut::kernel<bias_out_autograd>);
+  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward_autograd>);
+  m.impl("alibi_add", OnScores<Tensor>::kernel<add_autograd>);
+  m.impl("alibi_add_", OnScores<void>::kernel<change_autograd<call_add_in_place>>);
+  m.impl("alibi_softmax", OnScores<Tensor>::kernel<softmax_autograd>);
+  m.impl("alibi_softmax_", OnScores<void>::kernel<change_autograd<call_softmax_in_place>>);
+  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward_autograd>);
 }
 
 }  // namespace posembed::alibi

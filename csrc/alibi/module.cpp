@@ -19,13 +19,10 @@ namespace functional {
 namespace {
 
 alibi::Places places_of(const AlibiCall& call) {
-  return {call.query_positions, call.key_positions, call.cu_seqlens, call.attention_mask};
-}
-
-alibi::Form form_of(const AlibiCall& call) {
   alibi::MaybeOffset offset;
   if (call.query_offset.has_value()) offset = c10::SymInt(*call.query_offset);
-  return {offset, call.causal, call.hide, call.scale};
+  return {call.query_positions, call.key_positions, call.cu_seqlens, call.attention_mask, offset,
+          call.causal};
 }
 
 }  // namespace
@@ -43,7 +40,7 @@ torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
 
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
                          const AlibiCall& call, std::optional<torch::Dtype> dtype) {
-  return alibi::call_bias(slopes, query_length, key_length, places_of(call), form_of(call), dtype);
+  return alibi::call_bias(slopes, query_length, key_length, places_of(call), call.hide, dtype);
 }
 
 void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes, const AlibiCall& call) {
@@ -51,26 +48,26 @@ void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes, const
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
                     out.sizes());
-  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), places_of(call), form_of(call));
+  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), places_of(call), call.hide);
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                         const AlibiCall& call) {
-  return alibi::call_add(scores, slopes, places_of(call), form_of(call));
+  return alibi::call_add(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
 void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes, const AlibiCall& call) {
-  alibi::call_add_in_place(scores, slopes, places_of(call), form_of(call));
+  alibi::call_add_in_place(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
 torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
                             const AlibiCall& call) {
-  return alibi::call_softmax(scores, slopes, places_of(call), form_of(call));
+  return alibi::call_softmax(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
 void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
                     const AlibiCall& call) {
-  alibi::call_softmax_in_place(scores, slopes, places_of(call), form_of(call));
+  alibi::call_softmax_in_place(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
 torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,

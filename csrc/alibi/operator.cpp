@@ -11,15 +11,11 @@
 #include "alibi/kernel.h"
 #include "alibi/places.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/device_errors.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 
 namespace posembed::alibi {
 namespace {
-
-using MaybeInt = std::optional<int64_t>;
 
 // ------------------------------------------------------------------------------ shapes and checks
 
@@ -37,11 +33,11 @@ at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
 }
 
 void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
-                const Places& places, const MaybeOffset& query_offset) {
+                const Places& places) {
   check_slopes(slopes);
   TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
   TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
-  check_places(places, query_offset, batch_of_places(places), queries, keys, slopes.device());
+  check_places(places, batch_of_places(places), queries, keys, slopes.device());
 }
 
 MaybeSize batch_size(const Tensor& scores) {
@@ -49,31 +45,27 @@ MaybeSize batch_size(const Tensor& scores) {
 }
 
 /// scores or a gradient of them: [heads, queries, keys] or [batch, heads, queries, keys]
-void check_matrices(const Tensor& scores, const char* argument, const Places& places,
-                    const MaybeOffset& query_offset) {
+void check_matrices(const Tensor& scores, const char* argument, const Places& places) {
   dispatcher::check_floating(scores, argument);
   TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4, argument,
                     ": expected [batch, heads, query_length, key_length] or [heads, query_length, "
                     "key_length], got ",
                     scores.sym_sizes());
-  check_places(places, query_offset, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1),
+  check_places(places, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1),
                scores.device());
 }
 
-void check_scores(const Tensor& scores, const Tensor& slopes, const Places& places,
-                  const MaybeOffset& query_offset) {
-  check_matrices(scores, "scores", places, query_offset);
+void check_scores(const Tensor& scores, const Tensor& slopes, const Places& places) {
+  check_matrices(scores, "scores", places);
   check_slopes(slopes);
   dispatcher::check_same_device(slopes, "slopes", scores, "scores");
   dispatcher::check_size(slopes.sym_size(-1), scores.sym_size(-3), "slopes", "heads");
 }
 
 void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Places& places,
-                            const MaybeOffset& query_offset, int64_t sides) {
-  check_matrices(grad, "grad", places, query_offset);
-  TORCH_CHECK_VALUE(weights.sym_sizes() == grad.sym_sizes(),
-                    "weights: expected the shape of grad, ", grad.sym_sizes(), ", got ",
-                    weights.sym_sizes());
+                            int64_t sides) {
+  check_matrices(grad, "grad", places);
+  dispatcher::check_same_shape(weights, "weights", grad, "grad");
   dispatcher::check_same_dtype(weights, "weights", grad, "grad");
   dispatcher::check_same_device(weights, "weights", grad, "grad");
   TORCH_CHECK_VALUE(sides >= 0 && sides <= 2, "sides: expected 0, 1 or 2, got ", sides);
@@ -112,10 +104,6 @@ c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
 
 // ------------------------------------------------------------------------------------ the kernels
 
-MaybeOffset symbolic(const MaybeInt& value) {
-  return value.has_value() ? MaybeOffset(*value) : std::nullopt;
-}
-
 Slopes slopes_view(const Tensor& slopes) {
   return {slopes.const_data_ptr(), dispatcher::scalar_of(slopes), slopes.size(-1),
           slopes.dim() == 2 ? 2 : 1};
@@ -129,28 +117,13 @@ Matrices matrices_of(const Tensor& scores) {
           {scores.dim() == 4 ? scores.stride(0) : 0, scores.stride(-3), scores.stride(-2)}};
 }
 
-/// Runs a kernel over all rows: on the stream of `tensor`'s device, or on the CPU's threads.
+/// Runs a kernel over all rows.
 template <typename Arguments, typename Cpu, typename Cuda>
 void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_row, const Cpu& cpu,
-         [[maybe_unused]] const Cuda& cuda) {
-  if (tensor.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(tensor);
-      call.distances.error = dispatcher::device_error();
-      dispatcher::check_launch(cuda(call, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(rows, bytes_per_row,
-                           [&](int64_t begin, int64_t end) { cpu(call, begin, end); });
+         const Cuda& cuda) {
+  call.distances.error = dispatcher::device_error(tensor.device());
+  dispatcher::launch(call, tensor, rows, bytes_per_row, cpu, cuda);
 }
-
-// Launchers must be named inside `if constexpr` only: without CUDA they do not exist.
-#define POSEMBED_CUDA_LAUNCHER(launcher)                                \
-  [](const auto& call, core::CudaStream stream) -> const char* {        \
-    if constexpr (core::built_with_cuda) return launcher(call, stream); \
-    return nullptr;                                                     \
-  }
 
 void fill(const Tensor& slopes, const Layout& layout, const Tensor& out) {
   if (out.numel() == 0) return;
@@ -165,28 +138,22 @@ void fill(const Tensor& slopes, const Layout& layout, const Tensor& out) {
       out.size(-1) * core::size_of(call.scalar), fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
 }
 
-Tensor bias(const Tensor& slopes, int64_t queries, int64_t keys, const MaybeTensor& query_positions,
-            const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-            const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
-            MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_bias(slopes, queries, keys, places, symbolic(query_offset));
-  const Layout layout(places, query_offset, causal, hide, queries, keys);
+Tensor bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, const Places& places,
+            bool hide, MaybeType dtype) {
+  check_bias(slopes, queries, keys, places);
+  const Layout layout(places, hide, queries.expect_int(), keys.expect_int());
   Tensor out = dispatcher::empty_symint(bias_sizes(slopes, queries, keys, places),
                                         slopes.options().dtype(type_or(dtype, slopes)));
   fill(slopes, layout, out);
   return out;
 }
 
-void bias_out(const Tensor& out, const Tensor& slopes, int64_t queries, int64_t keys,
-              const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-              const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-              MaybeInt query_offset, bool causal, bool hide) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_bias(slopes, queries, keys, places, symbolic(query_offset));
+void bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
+              const Places& places, bool hide) {
+  check_bias(slopes, queries, keys, places);
   check_bias_out(out, slopes, queries, keys, places);
   check_memory(out, "out");
-  fill(slopes, Layout(places, query_offset, causal, hide, queries, keys), out);
+  fill(slopes, Layout(places, hide, queries.expect_int(), keys.expect_int()), out);
 }
 
 /// Calls the kernel of add or softmax.
@@ -234,27 +201,21 @@ using Write = void (*)(const Tensor& scores, const Tensor& slopes, const Layout&
                        double scale, const Tensor& out);
 
 template <Write write>
-Tensor new_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor& query_positions,
-                  const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                  const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
+Tensor new_scores(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
                   double scale) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_scores(scores, slopes, places, symbolic(query_offset));
-  const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
+  check_scores(scores, slopes, places);
+  const Layout layout(places, hide, scores.size(-2), scores.size(-1));
   Tensor out = dispatcher::empty(scores.sizes(), scores.options());
   write(dispatcher::with_dense_rows(scores), slopes, layout, scale, out);
   return out;
 }
 
 template <Write write>
-void change_scores(const Tensor& scores, const Tensor& slopes, const MaybeTensor& query_positions,
-                   const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                   const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal, bool hide,
+void change_scores(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
                    double scale) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_scores(scores, slopes, places, symbolic(query_offset));
+  check_scores(scores, slopes, places);
   check_memory(scores, "scores");
-  const Layout layout(places, query_offset, causal, hide, scores.size(-2), scores.size(-1));
+  const Layout layout(places, hide, scores.size(-2), scores.size(-1));
   write(scores, slopes, layout, scale, scores);
 }
 
@@ -287,13 +248,9 @@ class SlopeSum {
   SlopeGradient gradient_;
 };
 
-Tensor bias_backward(const Tensor& grad, const MaybeTensor& query_positions,
-                     const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                     const MaybeTensor& attention_mask, MaybeInt query_offset, bool causal,
-                     bool two_sided, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_matrices(grad, "grad", places, symbolic(query_offset));
-  const Layout layout(places, query_offset, causal, true, grad.size(-2), grad.size(-1));
+Tensor bias_backward(const Tensor& grad, const Places& places, bool two_sided, MaybeType dtype) {
+  check_matrices(grad, "grad", places);
+  const Layout layout(places, true, grad.size(-2), grad.size(-1));
   const Tensor in = dispatcher::with_dense_rows(grad);
   const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
   ReduceArguments call;
@@ -309,15 +266,10 @@ Tensor bias_backward(const Tensor& grad, const MaybeTensor& query_positions,
 }
 
 std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& weights,
-                                            const MaybeTensor& query_positions,
-                                            const MaybeTensor& key_positions,
-                                            const MaybeTensor& cu_seqlens,
-                                            const MaybeTensor& attention_mask,
-                                            MaybeInt query_offset, bool causal, bool hide,
-                                            double scale, int64_t sides, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_softmax_backward(grad, weights, places, symbolic(query_offset), sides);
-  const Layout layout(places, query_offset, causal, hide, grad.size(-2), grad.size(-1));
+                                            const Places& places, bool hide, double scale,
+                                            int64_t sides, MaybeType dtype) {
+  check_softmax_backward(grad, weights, places, sides);
+  const Layout layout(places, hide, grad.size(-2), grad.size(-1));
   const Tensor of_output = dispatcher::with_dense_rows(grad),
                output = dispatcher::with_dense_rows(weights);
   Tensor out = dispatcher::empty(grad.sizes(), grad.options());
@@ -337,78 +289,56 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
   return {out, sum.finish(call.batch, call.distances.queries)};
 }
 
-#undef POSEMBED_CUDA_LAUNCHER
-
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                 const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                 const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                 MaybeOffset query_offset, bool, bool, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_bias(slopes, queries, keys, places, query_offset);
+Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, const Places& places,
+                 bool, MaybeType dtype) {
+  check_bias(slopes, queries, keys, places);
   return at::empty_symint(bias_sizes(slopes, queries, keys, places),
                           slopes.options().dtype(type_or(dtype, slopes)));
 }
 
 void bias_out_meta(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                   const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                   const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                   MaybeOffset query_offset, bool, bool) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_bias(slopes, queries, keys, places, query_offset);
+                   const Places& places, bool) {
+  check_bias(slopes, queries, keys, places);
   check_bias_out(out, slopes, queries, keys, places);
 }
 
-Tensor bias_backward_meta(const Tensor& grad, const MaybeTensor& query_positions,
-                          const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                          const MaybeTensor& attention_mask, MaybeOffset query_offset, bool,
-                          bool two_sided, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_matrices(grad, "grad", places, query_offset);
+Tensor bias_backward_meta(const Tensor& grad, const Places& places, bool two_sided,
+                          MaybeType dtype) {
+  check_matrices(grad, "grad", places);
   return at::empty_symint(slope_sizes(grad, two_sided ? 2 : 1),
                           grad.options().dtype(type_or(dtype, grad)));
 }
 
-void change_scores_meta(const Tensor& scores, const Tensor& slopes,
-                        const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                        const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                        MaybeOffset query_offset, bool, bool, double) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_scores(scores, slopes, places, query_offset);
+void change_scores_meta(const Tensor& scores, const Tensor& slopes, const Places& places, bool,
+                        double) {
+  check_scores(scores, slopes, places);
 }
 
-Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes,
-                       const MaybeTensor& query_positions, const MaybeTensor& key_positions,
-                       const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
-                       MaybeOffset query_offset, bool, bool, double) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_scores(scores, slopes, places, query_offset);
+Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes, const Places& places, bool,
+                       double) {
+  check_scores(scores, slopes, places);
   return at::empty_symint(scores.sym_sizes(), scores.options());
 }
 
 std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tensor& weights,
-                                                 const MaybeTensor& query_positions,
-                                                 const MaybeTensor& key_positions,
-                                                 const MaybeTensor& cu_seqlens,
-                                                 const MaybeTensor& attention_mask,
-                                                 MaybeOffset query_offset, bool, bool, double,
-                                                 int64_t sides, MaybeType dtype) {
-  const Places places{query_positions, key_positions, cu_seqlens, attention_mask};
-  check_softmax_backward(grad, weights, places, query_offset, sides);
+                                                 const Places& places, bool, double, int64_t sides,
+                                                 MaybeType dtype) {
+  check_softmax_backward(grad, weights, places, sides);
   return {at::empty_symint(grad.sym_sizes(), grad.options()),
           at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))};
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("alibi_bias", bias);
-  m.impl("alibi_bias_out", bias_out);
-  m.impl("alibi_bias_backward", bias_backward);
-  m.impl("alibi_add", new_scores<add_to>);
-  m.impl("alibi_add_", change_scores<add_to>);
-  m.impl("alibi_softmax", new_scores<softmax_to>);
-  m.impl("alibi_softmax_", change_scores<softmax_to>);
-  m.impl("alibi_softmax_backward", softmax_backward);
+  m.impl("alibi_bias", Bias::kernel<bias>);
+  m.impl("alibi_bias_out", BiasOut::kernel<bias_out>);
+  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward>);
+  m.impl("alibi_add", OnScores<Tensor>::kernel<new_scores<add_to>>);
+  m.impl("alibi_add_", OnScores<void>::kernel<change_scores<add_to>>);
+  m.impl("alibi_softmax", OnScores<Tensor>::kernel<new_scores<softmax_to>>);
+  m.impl("alibi_softmax_", OnScores<void>::kernel<change_scores<softmax_to>>);
+  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward>);
 }
 
 }  // namespace
@@ -420,14 +350,14 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("alibi_bias", bias_meta);
-  m.impl("alibi_bias_out", bias_out_meta);
-  m.impl("alibi_bias_backward", bias_backward_meta);
-  m.impl("alibi_add", new_scores_meta);
-  m.impl("alibi_add_", change_scores_meta);
-  m.impl("alibi_softmax", new_scores_meta);
-  m.impl("alibi_softmax_", change_scores_meta);
-  m.impl("alibi_softmax_backward", softmax_backward_meta);
+  m.impl("alibi_bias", Bias::kernel<bias_meta>);
+  m.impl("alibi_bias_out", BiasOut::kernel<bias_out_meta>);
+  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward_meta>);
+  m.impl("alibi_add", OnScores<Tensor>::kernel<new_scores_meta>);
+  m.impl("alibi_add_", OnScores<void>::kernel<change_scores_meta>);
+  m.impl("alibi_softmax", OnScores<Tensor>::kernel<new_scores_meta>);
+  m.impl("alibi_softmax_", OnScores<void>::kernel<change_scores_meta>);
+  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward_meta>);
 }
 
 }  // namespace posembed::alibi

@@ -24,34 +24,48 @@ struct Places {
   MaybeTensor key_positions;
   MaybeTensor cu_seqlens;
   MaybeTensor attention_mask;
-};
-
-/// How scores become biased scores.
-struct Form {
-  MaybeOffset query_offset;
+  MaybeOffset query_offset = std::nullopt;  // none: ends are aligned
   bool causal = true;
-  bool hide = true;
-  double scale = 1.0;
 };
 
 using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
                               at::ArrayRef<double>, double, std::optional<at::Device>);
 using Positions = Tensor(const Tensor&);
-using Bias = Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeTensor&, const MaybeTensor&,
-                    const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool, bool, MaybeType);
-using BiasOut = void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, const MaybeTensor&,
-                     const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool,
-                     bool);
-using BiasBackward = Tensor(const Tensor&, const MaybeTensor&, const MaybeTensor&,
-                            const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool, bool,
-                            MaybeType);
+/// Converts between a schema's long argument list, with which kernels are registered, and Places,
+/// with which they are written; `Trailing` are the arguments after them.
+template <typename Function, typename... Trailing>
+struct Spread;
+
+template <typename Result, typename... Leading, typename... Trailing>
+struct Spread<Result(Leading...), Trailing...> {
+  using Signature = Result(Leading..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+                           const MaybeTensor&, MaybeOffset, bool, Trailing...);
+
+  template <Result (*function)(Leading..., const Places&, Trailing...)>
+  static Result kernel(Leading... leading, const MaybeTensor& query_positions,
+                       const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
+                       const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal,
+                       Trailing... trailing) {
+    return function(leading...,
+                    {query_positions, key_positions, cu_seqlens, attention_mask,
+                     std::move(query_offset), causal},
+                    trailing...);
+  }
+
+  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Leading... leading,
+                     const Places& at, Trailing... trailing) {
+    return handle.call(leading..., at.query_positions, at.key_positions, at.cu_seqlens,
+                       at.attention_mask, at.query_offset, at.causal, trailing...);
+  }
+};
+
+using Bias = Spread<Tensor(const Tensor&, c10::SymInt, c10::SymInt), bool, MaybeType>;
+using BiasOut = Spread<void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt), bool>;
+using BiasBackward = Spread<Tensor(const Tensor&), bool, MaybeType>;
 template <typename Result>
-using OnScores = Result(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
-                        const MaybeTensor&, const MaybeTensor&, MaybeOffset, bool, bool, double);
-using SoftmaxBackward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
-                                                   const MaybeTensor&, const MaybeTensor&,
-                                                   const MaybeTensor&, MaybeOffset, bool, bool,
-                                                   double, int64_t, MaybeType);
+using OnScores = Spread<Result(const Tensor&, const Tensor&), bool, double>;
+using SoftmaxBackward = Spread<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&), bool,
+                               double, int64_t, MaybeType>;
 using LseCorrection = Tensor(const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt, Text, bool);
 
 template <typename... Given>
@@ -65,69 +79,63 @@ inline Tensor call_positions(const Tensor& attention_mask) {
   return handle.call(attention_mask);
 }
 
-inline Tensor call_bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                        const Places& at, const Form& form, MaybeType dtype) {
-  static const auto handle = dispatcher::find<Bias>("posembed::alibi_bias");
-  return handle.call(slopes, std::move(queries), std::move(keys), at.query_positions,
-                     at.key_positions, at.cu_seqlens, at.attention_mask, form.query_offset,
-                     form.causal, form.hide, dtype);
+/// hide: whether hidden keys get -infinity; otherwise their bias is 0.
+inline Tensor call_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
+                        const Places& places, bool hide, MaybeType dtype) {
+  static const auto handle = dispatcher::find<Bias::Signature>("posembed::alibi_bias");
+  return Bias::call(handle, slopes, queries, keys, places, hide, dtype);
 }
 
-inline void call_bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
-                          c10::SymInt keys, const Places& at, const Form& form) {
-  static const auto handle = dispatcher::find<BiasOut>("posembed::alibi_bias_out");
-  handle.call(out, slopes, std::move(queries), std::move(keys), at.query_positions,
-              at.key_positions, at.cu_seqlens, at.attention_mask, form.query_offset, form.causal,
-              form.hide);
+inline void call_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& queries,
+                          const c10::SymInt& keys, const Places& places, bool hide) {
+  static const auto handle = dispatcher::find<BiasOut::Signature>("posembed::alibi_bias_out");
+  BiasOut::call(handle, out, slopes, queries, keys, places, hide);
 }
 
-inline Tensor call_bias_backward(const Tensor& grad, const Places& at, const Form& form,
-                                 bool two_sided, MaybeType dtype) {
-  static const auto handle = dispatcher::find<BiasBackward>("posembed::alibi_bias_backward");
-  return handle.call(grad, at.query_positions, at.key_positions, at.cu_seqlens, at.attention_mask,
-                     form.query_offset, form.causal, two_sided, dtype);
+inline Tensor call_bias_backward(const Tensor& grad, const Places& places, bool two_sided,
+                                 MaybeType dtype) {
+  static const auto handle =
+      dispatcher::find<BiasBackward::Signature>("posembed::alibi_bias_backward");
+  return BiasBackward::call(handle, grad, places, two_sided, dtype);
 }
 
-template <typename Result>
-Result call_on_scores(const c10::TypedOperatorHandle<OnScores<Result>>& handle,
-                      const Tensor& scores, const Tensor& slopes, const Places& at,
-                      const Form& form) {
-  return handle.call(scores, slopes, at.query_positions, at.key_positions, at.cu_seqlens,
-                     at.attention_mask, form.query_offset, form.causal, form.hide, form.scale);
+/// scale: multiplies the scores, not the bias.
+inline Tensor call_add(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
+                       double scale) {
+  using Operator = OnScores<Tensor>;
+  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_add");
+  return Operator::call(handle, scores, slopes, places, hide, scale);
 }
 
-inline Tensor call_add(const Tensor& scores, const Tensor& slopes, const Places& at,
-                       const Form& form) {
-  static const auto handle = dispatcher::find<OnScores<Tensor>>("posembed::alibi_add");
-  return call_on_scores(handle, scores, slopes, at, form);
+inline void call_add_in_place(const Tensor& scores, const Tensor& slopes, const Places& places,
+                              bool hide, double scale) {
+  using Operator = OnScores<void>;
+  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_add_");
+  Operator::call(handle, scores, slopes, places, hide, scale);
 }
 
-inline void call_add_in_place(const Tensor& scores, const Tensor& slopes, const Places& at,
-                              const Form& form) {
-  static const auto handle = dispatcher::find<OnScores<void>>("posembed::alibi_add_");
-  call_on_scores(handle, scores, slopes, at, form);
+inline Tensor call_softmax(const Tensor& scores, const Tensor& slopes, const Places& places,
+                           bool hide, double scale) {
+  using Operator = OnScores<Tensor>;
+  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_softmax");
+  return Operator::call(handle, scores, slopes, places, hide, scale);
 }
 
-inline Tensor call_softmax(const Tensor& scores, const Tensor& slopes, const Places& at,
-                           const Form& form) {
-  static const auto handle = dispatcher::find<OnScores<Tensor>>("posembed::alibi_softmax");
-  return call_on_scores(handle, scores, slopes, at, form);
-}
-
-inline void call_softmax_in_place(const Tensor& scores, const Tensor& slopes, const Places& at,
-                                  const Form& form) {
-  static const auto handle = dispatcher::find<OnScores<void>>("posembed::alibi_softmax_");
-  call_on_scores(handle, scores, slopes, at, form);
+inline void call_softmax_in_place(const Tensor& scores, const Tensor& slopes, const Places& places,
+                                  bool hide, double scale) {
+  using Operator = OnScores<void>;
+  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_softmax_");
+  Operator::call(handle, scores, slopes, places, hide, scale);
 }
 
 /// sides: how many slopes each head has; 0: their gradient is not asked for, and comes empty.
 inline std::tuple<Tensor, Tensor> call_softmax_backward(const Tensor& grad, const Tensor& weights,
-                                                        const Places& at, const Form& form,
-                                                        int64_t sides, MaybeType dtype) {
-  static const auto handle = dispatcher::find<SoftmaxBackward>("posembed::alibi_softmax_backward");
-  return handle.call(grad, weights, at.query_positions, at.key_positions, at.cu_seqlens,
-                     at.attention_mask, form.query_offset, form.causal, form.hide, form.scale,
-                     sides, dtype);
+                                                        const Places& places, bool hide,
+                                                        double scale, int64_t sides,
+                                                        MaybeType dtype) {
+  static const auto handle =
+      dispatcher::find<SoftmaxBackward::Signature>("posembed::alibi_softmax_backward");
+  return SoftmaxBackward::call(handle, grad, weights, places, hide, scale, sides, dtype);
 }
 
 template <typename... Given>

@@ -107,11 +107,11 @@ void check_lengths(const Distances& distances, bool own_positions) {
 
 }  // namespace
 
-void check_places(const Places& places, const MaybeOffset& query_offset, const MaybeSize& batch,
-                  const c10::SymInt& queries, const c10::SymInt& keys, c10::Device device) {
+void check_places(const Places& places, const MaybeSize& batch, const c10::SymInt& queries,
+                  const c10::SymInt& keys, c10::Device device) {
   check_positions(places.query_positions, "query_positions", batch, queries, device);
   check_positions(places.key_positions, "key_positions", batch, keys, device);
-  TORCH_CHECK_VALUE(!places.query_positions.has_value() || !query_offset.has_value(),
+  TORCH_CHECK_VALUE(!places.query_positions.has_value() || !places.query_offset.has_value(),
                     "query_offset: expected none beside query_positions");
   if (places.cu_seqlens.has_value()) {
     dispatcher::check_integers(*places.cu_seqlens, "cu_seqlens");
@@ -136,12 +136,11 @@ MaybeSize batch_of_places(const Places& places) {
   return std::nullopt;
 }
 
-Layout::Layout(const Places& places, const std::optional<int64_t>& query_offset, bool causal,
-               bool hide, int64_t queries, int64_t keys) {
+Layout::Layout(const Places& places, bool hide, int64_t queries, int64_t keys) {
   distances_.queries = queries;
   distances_.keys = keys;
-  distances_.offset = query_offset.value_or(keys - queries);
-  distances_.causal = causal;
+  distances_.offset = places.query_offset.value_or(keys - queries).expect_int();
+  distances_.causal = places.causal;
   distances_.hide = hide;
   const bool positions = places.query_positions.has_value() || places.key_positions.has_value();
   check_lengths(distances_, positions);

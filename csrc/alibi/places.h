@@ -14,8 +14,8 @@ using MaybeSize = std::optional<c10::SymInt>;
 /// Checks of shapes, dtypes and devices, which a Meta kernel can run too.
 /// Positions and mask: [length] or [batch, length], documents: [documents + 1].
 /// @param batch  none: there is no batch, as in scores [heads, query, key]
-void check_places(const Places& places, const MaybeOffset& query_offset, const MaybeSize& batch,
-                  const c10::SymInt& queries, const c10::SymInt& keys, c10::Device device);
+void check_places(const Places& places, const MaybeSize& batch, const c10::SymInt& queries,
+                  const c10::SymInt& keys, c10::Device device);
 
 /// The batch size of positions or mask; none if none of them has that dimension.
 MaybeSize batch_of_places(const Places& places);
@@ -26,8 +26,7 @@ class Layout {
   /// Checks what depends on values: lengths and distances of 31 bits, and on the CPU positions and
   /// boundaries of documents. Meta kernels must not: a bound on symbolic lengths would be a guard
   /// of compiled graphs.
-  Layout(const Places& places, const std::optional<int64_t>& query_offset, bool causal, bool hide,
-         int64_t queries, int64_t keys);
+  Layout(const Places& places, bool hide, int64_t queries, int64_t keys);
 
   const Distances& distances() const { return distances_; }
 

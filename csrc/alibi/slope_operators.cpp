@@ -81,9 +81,9 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",
                     "form: expected 'distance' or 'key', got '", form, "'");
-  const Form bias{query_start - key_start, causal};
-  if (form == "key") return call_bias(slopes, query_length, 1, {}, bias, {}).squeeze(-1);
-  return call_bias(slopes, 1, 1, {}, bias, {}).squeeze(-1).expand_symint({-1, query_length});
+  const Places places{{}, {}, {}, {}, query_start - key_start, causal};
+  if (form == "key") return call_bias(slopes, query_length, 1, places, true, {}).squeeze(-1);
+  return call_bias(slopes, 1, 1, places, true, {}).squeeze(-1).expand_symint({-1, query_length});
 }
 
 }  // namespace

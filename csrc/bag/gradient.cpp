@@ -9,6 +9,7 @@
 #include "bag/operator.h"
 #include "dispatcher/autograd.h"
 #include "token/operator.h"
+#include "token/rows_node.h"
 
 namespace posembed::bag {
 namespace {
@@ -56,17 +57,8 @@ class Unpacked {
 
 Tensor or_undefined(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
 
-/// The tangent of a function that is linear in each of its two arguments.
-template <typename Function>
-Tensor product_rule(const Tensor& a, const Tensor& b, const Function& function) {
-  Tensor result;
-  if (const Tensor direction = dispatcher::tangent(a); direction.defined()) {
-    result = function(direction, dispatcher::primal(b));
-  }
-  if (const Tensor direction = dispatcher::tangent(b); direction.defined()) {
-    result = dispatcher::accumulate(result, function(dispatcher::primal(a), direction));
-  }
-  return result;
+MaybeTensor if_defined(const Tensor& tensor) {
+  return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
 /// The gradient of the table in the form that `form` names: "dense", or "rows" for a sparse tensor
@@ -151,15 +143,9 @@ Tensor token_bag_autograd(const Tensor& weight, const Tensor& ids, const MaybeTe
     node->mode = mode;
     node->form = gradient;
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_token_bag(weight, places, weights, mode, gradient); });
-  if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output,
-                          product_rule(weight, factors, [&](const Tensor& table, const Tensor& by) {
-                            const MaybeTensor given = by.defined() ? MaybeTensor(by) : std::nullopt;
-                            return call_token_bag(table, places, given, mode, gradient);
-                          }));
-  return output;
+  return dispatcher::bilinear(node, weight, factors, [&](const Tensor& table, const Tensor& by) {
+    return call_token_bag(table, places, if_defined(by), mode, gradient);
+  });
 }
 
 // ------------------------------------------------------------------------------------ maximum
@@ -262,47 +248,25 @@ Tensor token_bag_backward_autograd(const Tensor& gradient, const Tensor& ids,
     node->maxima = dispatcher::save(maxima);
     node->mode = mode;
   }
-  const auto call = [&](const Tensor& rows, const Tensor& by) {
-    const MaybeTensor given = by.defined() ? MaybeTensor(by) : std::nullopt;
-    return call_token_bag_backward(rows, places, given, maxima, num_embeddings, mode);
-  };
-  Tensor output = dispatcher::below_autograd([&] { return call(gradient, factors); });
-  if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, product_rule(gradient, factors, call));
-  return output;
+  return dispatcher::bilinear(node, gradient, factors, [&](const Tensor& rows, const Tensor& by) {
+    return call_token_bag_backward(rows, places, if_defined(by), maxima, num_embeddings, mode);
+  });
 }
 
-constexpr const char* no_second_derivative =
-    "posembed: gradient='rows' has no second derivative; use gradient='dense'";
-
-/// Sparse gradients have no derivative: second derivatives need gradient="dense".
-class TokenBagRowsBackward : public dispatcher::OperatorNode<TokenBagRowsBackward> {
+class TokenBagRowsBackward : public token::RowsNode<TokenBagRowsBackward> {
  public:
   static constexpr const char* label = "TokenBagRowsBackward";
-
-  template <typename Visitor>
-  void members(Visitor&) {}
-
-  variable_list backward(variable_list&&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, no_second_derivative);
-  }
 };
 
 std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(
     const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
     const MaybeTensor& weights, const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
     int64_t padding_idx, bool include_last_offset) {
-  const Tensor factors = or_undefined(weights);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !dispatcher::tangent(gradient).defined() && !dispatcher::tangent(factors).defined(),
-      no_second_derivative);
-  auto node = dispatcher::node_for<TokenBagRowsBackward>(gradient, factors);
-  std::tuple<Tensor, Tensor> outputs = dispatcher::below_autograd([&] {
+  const auto call = [&] {
     return call_token_bag_backward_rows(gradient, {ids, offsets, padding_idx, include_last_offset},
                                         weights, maxima, num_embeddings, mode);
-  });
-  if (node) torch::autograd::set_history(std::get<1>(outputs), node);
-  return outputs;
+  };
+  return token::underived_rows<TokenBagRowsBackward>(call, gradient, or_undefined(weights));
 }
 
 // ----------------------------------------------------------------------- the weights' gradient
@@ -346,13 +310,9 @@ Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor&
     node->gradient = dispatcher::save(gradient);
     node->weight = dispatcher::save(weight);
   }
-  const auto call = [&](const Tensor& rows, const Tensor& table) {
+  return dispatcher::bilinear(node, gradient, weight, [&](const Tensor& rows, const Tensor& table) {
     return call_token_bag_weights_backward(rows, table, places);
-  };
-  Tensor output = dispatcher::below_autograd([&] { return call(gradient, weight); });
-  if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, product_rule(gradient, weight, call));
-  return output;
+  });
 }
 
 }  // namespace

@@ -13,9 +13,8 @@
 
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "token/operator.h"
 
 namespace posembed::bag {
@@ -55,9 +54,7 @@ void check_weights(const Places& in, const MaybeTensor& weights, Text mode, cons
                     "'; a weighted mean is a sum of weights that add up to 1");
   dispatcher::check_same_dtype(*weights, "weights", like, name);
   dispatcher::check_same_device(*weights, "weights", like, name);
-  TORCH_CHECK_VALUE(weights->sym_sizes() == in.ids.sym_sizes(),
-                    "weights: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
-                    weights->sym_sizes());
+  dispatcher::check_same_shape(*weights, "weights", in.ids, "ids");
 }
 
 void check_table(const Tensor& weight, const Places& in) {
@@ -91,9 +88,7 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
   if (!maxima.has_value()) return;
   TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
                    maxima->scalar_type());
-  TORCH_CHECK_VALUE(maxima->sym_sizes() == gradient.sym_sizes(),
-                    "maxima: expected the shape of gradient, ", gradient.sym_sizes(), ", got ",
-                    maxima->sym_sizes());
+  dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
 }
 
 // ----------------------------------------------------------------------------- what kernels see
@@ -159,18 +154,11 @@ void pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Mo
   arguments.embedding_dim = table.size(1);
   arguments.table_stride = table.stride(0);
   arguments.bags = layout.bags;
-  if (weight.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(weight);
-      arguments.error = dispatcher::device_error();
-      dispatcher::check_launch(pool_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
+  arguments.error = dispatcher::device_error(weight.device());
   const int64_t bytes = layout.bags.count * table.size(1) * core::size_of(arguments.scalar);
-  dispatcher::parallel_for(
-      layout.bags.bags, bytes / std::max<int64_t>(1, layout.bags.bags),
-      [&arguments](int64_t begin, int64_t end) { pool_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, weight, layout.bags.bags,
+                     bytes / std::max<int64_t>(1, layout.bags.bags), pool_cpu,
+                     POSEMBED_CUDA_LAUNCHER(pool_cuda));
 }
 
 void check_pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Text mode,
@@ -240,16 +228,8 @@ Tensor bags_of_places(const Layout& layout) {
   Tensor out = at::empty({layout.bags.count}, layout.ids.options().dtype(at::kInt));
   const FindArguments arguments{reinterpret_cast<uint32_t*>(out.mutable_data_ptr<int32_t>()),
                                 layout.bags};
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      dispatcher::check_launch(find_bags_cuda(arguments, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(
-      layout.bags.count, 2 * core::size_of(core::Scalar::float32),
-      [&arguments](int64_t begin, int64_t end) { find_bags_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, out, layout.bags.count, 2 * core::size_of(core::Scalar::float32),
+                     find_bags_cpu, POSEMBED_CUDA_LAUNCHER(find_bags_cuda));
   return out;
 }
 
@@ -273,16 +253,9 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   arguments.scalar = dispatcher::scalar_of(out);
   arguments.embedding_dim = gradient.size(1);
   arguments.bags = layout.bags;
-  if (gradient.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(gradient);
-      dispatcher::check_launch(spread_cuda(arguments, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(
-      layout.bags.count, 2 * gradient.size(1) * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { spread_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, gradient, layout.bags.count,
+                     2 * gradient.size(1) * core::size_of(arguments.scalar), spread_cpu,
+                     POSEMBED_CUDA_LAUNCHER(spread_cuda));
   return out;
 }
 
@@ -361,16 +334,9 @@ Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, 
   arguments.embedding_dim = table.size(1);
   arguments.table_stride = table.stride(0);
   arguments.bags = layout.bags;
-  if (weight.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(weight);
-      dispatcher::check_launch(dot_cuda(arguments, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(
-      layout.bags.count, 2 * table.size(1) * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { dot_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, weight, layout.bags.count,
+                     2 * table.size(1) * core::size_of(arguments.scalar), dot_cpu,
+                     POSEMBED_CUDA_LAUNCHER(dot_cuda));
   return out;
 }
 

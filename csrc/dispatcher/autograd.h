@@ -220,4 +220,31 @@ auto below_autograd(const Function& function) {
   return function();
 }
 
+/// The Autograd kernel of an operator that is linear in `input`: `function` calls the operator with
+/// a tensor in its place.
+template <typename Node, typename Function>
+at::Tensor linear(const Node& node, const at::Tensor& input, const Function& function) {
+  at::Tensor output = below_autograd([&] { return function(input); });
+  if (node) torch::autograd::set_history(output, node);
+  if (const at::Tensor direction = tangent(input); direction.defined()) {
+    set_tangent(output, function(direction));
+  }
+  return output;
+}
+
+/// The same for an operator that is linear in each of two inputs, of which one may be undefined.
+template <typename Node, typename Function>
+at::Tensor bilinear(const Node& node, const at::Tensor& a, const at::Tensor& b,
+                    const Function& function) {
+  at::Tensor output = below_autograd([&] { return function(a, b); });
+  if (node) torch::autograd::set_history(output, node);
+  at::Tensor direction;
+  if (const at::Tensor along = tangent(a); along.defined()) direction = function(along, primal(b));
+  if (const at::Tensor along = tangent(b); along.defined()) {
+    direction = accumulate(direction, function(primal(a), along));
+  }
+  set_tangent(output, direction);
+  return output;
+}
+
 }  // namespace posembed::dispatcher

@@ -7,6 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
+
 #include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {
@@ -42,6 +44,20 @@ inline void check_same_device(const at::Tensor& tensor, const char* argument,
                     other_argument, ", ", other.device(), ", got ", tensor.device());
 }
 
+inline void check_same_shape(const at::Tensor& tensor, const char* argument,
+                             const at::Tensor& other, const char* other_argument) {
+  TORCH_CHECK_VALUE(tensor.sym_sizes() == other.sym_sizes(), argument, ": expected the shape of ",
+                    other_argument, ", ", other.sym_sizes(), ", got ", tensor.sym_sizes());
+}
+
+/// The dtype, device and shape of another tensor.
+inline void check_like(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
+                       const char* other_argument) {
+  check_same_dtype(tensor, argument, other, other_argument);
+  check_same_device(tensor, argument, other, other_argument);
+  check_same_shape(tensor, argument, other, other_argument);
+}
+
 inline void check_rank(const at::Tensor& tensor, const char* argument, int64_t rank,
                        const char* shape) {
   TORCH_CHECK_VALUE(tensor.dim() == rank, argument, ": expected ", shape, ", got ",
@@ -52,6 +68,20 @@ inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, con
                        const char* dimension) {
   TORCH_CHECK_VALUE(size == expected, argument, ": expected ", dimension, " ", expected, ", got ",
                     size);
+}
+
+/// Positions [seq], or where there is a batch also [batch, seq] or [1, seq]. No offset beside them.
+inline void check_positions_shape(const at::Tensor& positions, const char* argument,
+                                  const std::optional<c10::SymInt>& batch, const c10::SymInt& seq,
+                                  const c10::SymInt& offset) {
+  const bool one_row = positions.dim() == 1;
+  TORCH_CHECK_VALUE(one_row || (batch.has_value() && positions.dim() == 2), argument,
+                    ": expected [seq]", batch.has_value() ? " or [batch, seq]" : "", ", got ",
+                    positions.sym_sizes());
+  check_size(positions.sym_size(-1), seq, argument, "seq");
+  TORCH_CHECK_VALUE(one_row || positions.sym_size(0) == *batch || positions.sym_size(0) == 1,
+                    argument, ": expected batch ", *batch, " or 1, got ", positions.sym_size(0));
+  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
 /// Memory that a kernel is to write: kernels ask for a contiguous last dimension.

@@ -56,8 +56,9 @@ std::atomic<core::DeviceError*> record{nullptr};
 // memory.
 std::array<std::atomic<bool>, std::numeric_limits<c10::DeviceIndex>::max() + 1> used{};
 
-core::DeviceError* make_record() {
+core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
   if constexpr (core::built_with_cuda) {
+    const c10::DeviceGuard guard(device);  // or the driver would start on the current one
     record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
   }
   return record;
@@ -65,8 +66,9 @@ core::DeviceError* make_record() {
 
 }  // namespace
 
-core::DeviceError* device_error() {
-  static core::DeviceError* const made = make_record();
+core::DeviceError* device_error(c10::Device device) {
+  if (!device.is_cuda()) return nullptr;
+  static core::DeviceError* const made = make_record(device);
   return made;
 }
 

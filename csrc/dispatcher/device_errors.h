@@ -8,9 +8,9 @@
 
 namespace posembed::dispatcher {
 
-/// The record that kernels write: pinned memory that every device can reach. Null in a CPU-only
-/// build.
-core::DeviceError* device_error();
+/// The record that kernels on `device` write: pinned memory that every device can reach. Null on
+/// the CPU.
+core::DeviceError* device_error(c10::Device device);
 
 /// Throws c10::IndexError for the recorded error, if there is one, and clears it. Does not wait for
 /// kernels that still run.

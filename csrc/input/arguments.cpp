@@ -67,9 +67,7 @@ void check_type(const Input& in) {
   }
   dispatcher::check_integers(*in.types, "types");
   dispatcher::check_same_device(*in.types, "types", in.token, "token");
-  TORCH_CHECK_VALUE(in.types->sym_sizes() == in.ids.sym_sizes(),
-                    "types: expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
-                    in.types->sym_sizes());
+  dispatcher::check_same_shape(*in.types, "types", in.ids, "ids");
 }
 
 void check_norm(const Input& in) {

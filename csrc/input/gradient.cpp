@@ -3,12 +3,7 @@
 // run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/square.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -18,6 +13,7 @@
 #include <tuple>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/norm_chain.h"
 #include "input/operator.h"
 #include "learned/operator.h"
 #include "token/operator.h"
@@ -54,17 +50,6 @@ Tensor sum_of(const Input& in) {
   return at::add(sum, token::call_embedding(table, position_rows(in), in.position_padding_idx));
 }
 
-/// The norm's divisor, and its result before weight and bias.
-struct Normalised {
-  Tensor rows, rstd;
-};
-
-Normalised normalise(const Input& in, const Tensor& sum) {
-  const Tensor centred = in.norm == "layer" ? at::sub(sum, sum.mean(-1, true)) : sum;
-  const Tensor rstd = at::rsqrt(at::add(at::square(centred).mean(-1, true), in.eps));
-  return {at::mul(centred, rstd), rstd};
-}
-
 Tensor drop(const Input& in, const Tensor& x) {
   if (!drops(in)) return x;
   return call_input_dropout(x, *in.seed, in.dropout, in.first_token * in.token.sym_size(1));
@@ -73,7 +58,7 @@ Tensor drop(const Input& in, const Tensor& x) {
 Tensor forward_chain(const Input& in) {
   Tensor x = sum_of(in);
   if (norms(in)) {
-    x = normalise(in, x).rows;
+    x = dispatcher::norm_chain(x, in.norm == "layer", in.eps).rows;
     if (in.norm_weight.has_value()) x = at::mul(x, *in.norm_weight);
     if (in.norm_bias.has_value()) x = at::add(x, *in.norm_bias);
   }
@@ -99,7 +84,8 @@ Backward backward_chain(const Input& in, const Tensor& output_gradient) {
   Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
   const Tensor none = at::zeros({0}, in.token.options());
   if (!norms(in)) return with_tables(in, gradient.to(type), none, none);
-  const Normalised x = normalise(in, sum_of(in));
+  const bool centred = in.norm == "layer";
+  const dispatcher::Normed x = dispatcher::norm_chain(sum_of(in), centred, in.eps);
   const std::array<int64_t, 2> tokens = {0, 1};
   Tensor weight_gradient = none, bias_gradient = none;
   if (in.norm_bias.has_value()) bias_gradient = gradient.sum(tokens).to(type);
@@ -107,10 +93,8 @@ Backward backward_chain(const Input& in, const Tensor& output_gradient) {
     weight_gradient = at::mul(gradient, x.rows).sum(tokens).to(type);
     gradient = at::mul(gradient, *in.norm_weight);
   }
-  const Tensor along = at::mul(gradient, x.rows).mean(-1, true);
-  Tensor rest = at::sub(gradient, at::mul(x.rows, along));
-  if (in.norm == "layer") rest = at::sub(rest, gradient.mean(-1, true));
-  return with_tables(in, at::mul(rest, x.rstd).to(type), weight_gradient, bias_gradient);
+  const Tensor sum_gradient = dispatcher::norm_backward_chain(x, centred, gradient);
+  return with_tables(in, sum_gradient.to(type), weight_gradient, bias_gradient);
 }
 
 bool has_tangent(const Tensor& tensor) { return dispatcher::tangent(tensor).defined(); }
@@ -381,13 +365,8 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
     node->probability = probability;
     node->first = first;
   }
-  const Tensor output =
-      dispatcher::below_autograd([&] { return call_input_dropout(x, seed, probability, first); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(x); direction.defined()) {
-    dispatcher::set_tangent(output, call_input_dropout(direction, seed, probability, first));
-  }
-  return output;
+  return dispatcher::linear(
+      node, x, [&](const Tensor& in) { return call_input_dropout(in, seed, probability, first); });
 }
 
 }  // namespace

@@ -10,9 +10,8 @@
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "input/arguments.h"
 #include "input/kernel.h"
 #include "learned/operator.h"
@@ -30,19 +29,12 @@ c10::SymDimVector output_sizes(const Input& in) {
 // ------------------------------------------------------------------------------------- forward
 
 void launch(ForwardArguments& arguments, const Tensor& out) {
+  Arguments& in = arguments.input;
   arguments.out = out.mutable_data_ptr();
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      arguments.input.error = dispatcher::device_error();
-      dispatcher::check_launch(forward_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
-  const Arguments& in = arguments.input;
-  dispatcher::parallel_for(
-      in.batch * in.seq, 4 * in.embedding_dim * core::size_of(in.scalar),
-      [&arguments](int64_t begin, int64_t end) { forward_cpu(arguments, begin, end); });
+  in.error = dispatcher::device_error(out.device());
+  dispatcher::launch(arguments, out, in.batch * in.seq,
+                     4 * in.embedding_dim * core::size_of(in.scalar), forward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(forward_cuda));
 }
 
 Tensor input_embedding(const Input& in) {
@@ -92,26 +84,16 @@ void check_statistic(const Tensor& kept, const char* argument, const Input& in) 
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
                    compute_type(in.token), ", got ", kept.scalar_type());
   dispatcher::check_same_device(kept, argument, in.token, "token");
-  TORCH_CHECK_VALUE(kept.sym_sizes() == in.ids.sym_sizes(), argument,
-                    ": expected the shape of ids, ", in.ids.sym_sizes(), ", got ",
-                    kept.sym_sizes());
+  dispatcher::check_same_shape(kept, argument, in.ids, "ids");
 }
 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
-  if (gradient.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      // Bad indices are not recorded again: forward did, and an error that stands makes the
-      // operators behind this one in the same backward pass raise.
-      const dispatcher::CudaScope scope(gradient);
-      dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
+  // Bad indices are not recorded again: forward did, and an error that stands makes the operators
+  // behind this one in the same backward pass raise.
   const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
-  dispatcher::parallel_for(arguments.parts, part_bytes, [&arguments](int64_t begin, int64_t end) {
-    backward_cpu(arguments, begin, end);
-  });
-  if (arguments.partial == nullptr) return;
+  dispatcher::launch(arguments, gradient, arguments.parts, part_bytes, backward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(backward_cuda));
+  if (gradient.is_cuda() || arguments.partial == nullptr) return;
   dispatcher::parallel_for(
       sums_of(arguments), gradient.size(2) * arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
@@ -235,16 +217,8 @@ Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability, c1
   const DropoutArguments arguments{
       in.const_data_ptr(), out.mutable_data_ptr(),         dispatcher::scalar_of(x), in.numel(),
       probability,         seed.const_data_ptr<int64_t>(), first.expect_int()};
-  if (x.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(x);
-      dispatcher::check_launch(drop_cuda(arguments, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(
-      arguments.count, 4 * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { drop_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, x, arguments.count, 4 * core::size_of(arguments.scalar), drop_cpu,
+                     POSEMBED_CUDA_LAUNCHER(drop_cuda));
   return out;
 }
 

@@ -92,13 +92,9 @@ Tensor learned_encode_autograd(const Tensor& weight, const Tensor& positions, in
     node->rows = weight.sym_size(0);
     node->first_row = first_row;
   }
-  Tensor output =
-      dispatcher::below_autograd([&] { return call_learned_encode(weight, positions, first_row); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
-    dispatcher::set_tangent(output, call_learned_encode(direction, positions, first_row));
-  }
-  return output;
+  return dispatcher::linear(node, weight, [&](const Tensor& table) {
+    return call_learned_encode(table, positions, first_row);
+  });
 }
 
 /// The gradient of learned_backward: rows of the table's, one for each that was summed.
@@ -140,14 +136,9 @@ Tensor learned_backward_autograd(const Tensor& gradient, const MaybeTensor& posi
     node->offset = offset;
     node->first_row = first_row;
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_learned_backward(gradient, positions, rows, offset, first_row); });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
-    dispatcher::set_tangent(output,
-                            call_learned_backward(direction, positions, rows, offset, first_row));
-  }
-  return output;
+  return dispatcher::linear(node, gradient, [&](const Tensor& summed) {
+    return call_learned_backward(summed, positions, rows, offset, first_row);
+  });
 }
 
 }  // namespace

@@ -11,9 +11,8 @@
 #include "core/index_range.h"
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "learned/kernel.h"
 #include "token/operator.h"
 
@@ -68,22 +67,8 @@ AddArguments add_arguments(const Tensor& x, const Tensor& weight, const Tensor& 
   arguments.x_stride[1] = x.stride(1);
   arguments.rows = weight.size(0);
   arguments.weight_stride = weight.stride(0);
+  arguments.error = dispatcher::device_error(x.device());
   return arguments;
-}
-
-void launch(AddArguments& arguments, const Tensor& x) {
-  if (x.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(x);
-      arguments.error = dispatcher::device_error();
-      dispatcher::check_launch(add_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(
-      arguments.batch * arguments.seq,
-      2 * arguments.embedding_dim * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { add_cpu(arguments, begin, end); });
 }
 
 Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
@@ -103,7 +88,9 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
     arguments.position_stride[0] = places.dim() == 2 && places.size(0) > 1 ? x.size(1) : 0;
     arguments.position_stride[1] = 1;
   }
-  launch(arguments, x);
+  dispatcher::launch(arguments, x, arguments.batch * arguments.seq,
+                     2 * arguments.embedding_dim * core::size_of(arguments.scalar), add_cpu,
+                     POSEMBED_CUDA_LAUNCHER(add_cuda));
   return out;
 }
 
@@ -140,16 +127,9 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
   arguments.batch = gradient.size(0);
   arguments.seq = gradient.size(1);
   arguments.embedding_dim = gradient.size(2);
-  if (gradient.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(gradient);
-      dispatcher::check_launch(sum_batch_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(
-      arguments.seq, arguments.batch * arguments.embedding_dim * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { sum_batch_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, gradient, arguments.seq,
+                     arguments.batch * arguments.embedding_dim * core::size_of(arguments.scalar),
+                     sum_batch_cpu, POSEMBED_CUDA_LAUNCHER(sum_batch_cuda));
 }
 
 Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
@@ -200,13 +180,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   if (!positions.has_value()) return;
   dispatcher::check_integers(*positions, "positions");
-  const int64_t rank = positions->dim();
-  TORCH_CHECK_VALUE(rank == 1 || rank == 2, "positions: expected [seq] or [batch, seq], got ",
-                    positions->sym_sizes());
-  dispatcher::check_size(positions->sym_size(-1), seq, "positions", "seq");
-  TORCH_CHECK_VALUE(rank == 1 || positions->sym_size(0) == batch || positions->sym_size(0) == 1,
-                    "positions: expected batch ", batch, " or 1, got ", positions->sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+  dispatcher::check_positions_shape(*positions, "positions", batch, seq, offset);
 }
 
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {

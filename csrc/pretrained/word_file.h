@@ -43,7 +43,6 @@ class RowReader {
 
   /// Where the next row begins.
   int64_t position() const { return at_; }
-  int64_t rows_read() const { return rows_read_; }
 
   /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.
   /// Throws BadFile for text that is no finite number.

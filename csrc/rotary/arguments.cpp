@@ -42,16 +42,9 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
   const Tensor positions = by_axis ? all.select(0, 0) : all;
   dispatcher::check_integers(positions, names.positions);
   dispatcher::check_same_device(positions, names.positions, query, names.query);
-  const bool one_row = positions.dim() == 1;
-  TORCH_CHECK_VALUE(one_row || (positions.dim() == 2 && where.batch >= 0), names.positions,
-                    ": expected [seq]", where.batch >= 0 ? " or [batch, seq]" : "", ", got ",
-                    positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(-1), query.sym_size(where.seq), names.positions, "seq");
-  TORCH_CHECK_VALUE(
-      one_row || positions.sym_size(0) == query.sym_size(where.batch) || positions.sym_size(0) == 1,
-      names.positions, ": expected batch ", query.sym_size(where.batch), " or 1, got ",
-      positions.sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+  const auto batch = where.batch < 0 ? std::nullopt : std::optional(query.sym_size(where.batch));
+  dispatcher::check_positions_shape(positions, names.positions, batch, query.sym_size(where.seq),
+                                    offset);
 }
 
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
@@ -184,13 +177,6 @@ void check_position_values(const Tensor& positions, const char* argument) {
                       ": expected -1 (leave the token as it is) or more, got ", position,
                       " at place ", place);
   }
-}
-
-void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument) {
-  dispatcher::check_same_dtype(out, argument, in, in_argument);
-  dispatcher::check_same_device(out, argument, in, in_argument);
-  TORCH_CHECK_VALUE(out.sym_sizes() == in.sym_sizes(), argument, ": expected the shape of ",
-                    in_argument, ", ", in.sym_sizes(), ", got ", out.sym_sizes());
 }
 
 Inputs checked_inputs(const Rotation& by, int64_t tokens) {

@@ -30,9 +30,6 @@ void check(const Tensor& query, const Tensor* key, const Rotation& by, const Nam
 /// Throws c10::IndexError for positions below -1 in a contiguous CPU tensor.
 void check_position_values(const Tensor& positions, const char* argument);
 
-/// Checks that `out` has the dtype, device and shape of `in`.
-void check_out(const Tensor& out, const char* argument, const Tensor& in, const char* in_argument);
-
 /// The optional tensors of a Rotation as kernels read them: contiguous where they must be,
 /// undefined where not given.
 struct Inputs {

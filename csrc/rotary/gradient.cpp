@@ -256,19 +256,11 @@ Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
     node->rotation.save(by);
     node->rotated = dispatcher::save(rotated);
   }
-  Tensor output = dispatcher::below_autograd([&] { return call_rotary_tangent(rotated, by); });
-  if (node) torch::autograd::set_history(output, node);
-  Tensor result;
-  if (const Tensor direction = dispatcher::tangent(rotated); direction.defined()) {
-    const MaybeTensor frequencies = primal(by.frequencies);
-    result = call_rotary_tangent(direction, with_frequencies(by, frequencies));
-  }
-  if (const MaybeTensor direction = tangent_of(by.frequencies); direction.has_value()) {
-    result = dispatcher::accumulate(
-        result, call_rotary_tangent(dispatcher::primal(rotated), with_frequencies(by, direction)));
-  }
-  dispatcher::set_tangent(output, result);
-  return output;
+  const Tensor direction = by.frequencies.value_or(Tensor());
+  return dispatcher::bilinear(node, rotated, direction, [&](const Tensor& in, const Tensor& along) {
+    const MaybeTensor given = along.defined() ? MaybeTensor(along) : std::nullopt;
+    return call_rotary_tangent(in, with_frequencies(by, given));
+  });
 }
 
 Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor& query,
@@ -281,19 +273,9 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
   }
   const MaybeTensor frequencies = primal(by.frequencies);  // only their dtype counts
   const Rotation plain = with_frequencies(by, frequencies);
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_rotary_frequencies_backward(gradient, query, plain); });
-  if (node) torch::autograd::set_history(output, node);
-  Tensor result;
-  if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
-    result = call_rotary_frequencies_backward(direction, dispatcher::primal(query), plain);
-  }
-  if (const Tensor direction = dispatcher::tangent(query); direction.defined()) {
-    result = dispatcher::accumulate(
-        result, call_rotary_frequencies_backward(dispatcher::primal(gradient), direction, plain));
-  }
-  dispatcher::set_tangent(output, result);
-  return output;
+  return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
+    return call_rotary_frequencies_backward(of, in, plain);
+  });
 }
 
 /// In-place operators record no history for any argument.

@@ -6,8 +6,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/numerics.h"
@@ -17,20 +16,12 @@ namespace {
 
 // ------------------------------------------------------------------------------------ the kernel
 
-void launch(const Arguments& call, const Tensor& query) {
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      Arguments on_device = call;
-      on_device.error = dispatcher::device_error();
-      dispatcher::check_launch(rotate_cuda(on_device, scope.stream()));
-    }
-    return;
-  }
+void launch(Arguments& call, const Tensor& query) {
+  call.error = dispatcher::device_error(query.device());
   const int64_t heads = call.rows[0].heads + (call.count > 1 ? call.rows[1].heads : 0);
   const int64_t token_bytes = 2 * heads * call.head_dim * core::size_of(call.scalar);
-  dispatcher::parallel_for(call.batch * call.seq, token_bytes,
-                           [&call](int64_t begin, int64_t end) { rotate_cpu(call, begin, end); });
+  dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 
 void rotate(const Job& job, const Rotation& by) {
@@ -76,7 +67,7 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation
 
 void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  check_out(out, "out", query, "query");
+  dispatcher::check_like(out, "out", query, "query");
   check_writable(out, "out");
   check_apart_or_same(out, "out", query, "query");
   const Tensor in = dispatcher::with_dense_rows(query);
@@ -86,8 +77,8 @@ void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
 void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                      const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  check_out(query_out, "query_out", query, "query");
-  check_out(key_out, "key_out", key, "key");
+  dispatcher::check_like(query_out, "query_out", query, "query");
+  dispatcher::check_like(key_out, "key_out", key, "key");
   check_writable(query_out, "query_out");
   check_writable(key_out, "key_out");
   check_apart(key_out, "key_out", query_out, "query_out");
@@ -123,10 +114,7 @@ Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
 
 void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  dispatcher::check_same_dtype(gradient, "gradient", query, "query");
-  dispatcher::check_same_device(gradient, "gradient", query, "query");
-  TORCH_CHECK_VALUE(gradient.sym_sizes() == query.sym_sizes(), "gradient: expected the shape of ",
-                    "query, ", query.sym_sizes(), ", got ", gradient.sym_sizes());
+  dispatcher::check_like(gradient, "gradient", query, "query");
 }
 
 Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
@@ -197,14 +185,14 @@ void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rot
 
 void rotary_out_meta(const Tensor& out, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  check_out(out, "out", query, "query");
+  dispatcher::check_like(out, "out", query, "query");
 }
 
 void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                           const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  check_out(query_out, "query_out", query, "query");
-  check_out(key_out, "key_out", key, "key");
+  dispatcher::check_like(query_out, "query_out", query, "query");
+  dispatcher::check_like(key_out, "key_out", key, "key");
 }
 
 Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {

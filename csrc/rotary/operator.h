@@ -33,7 +33,7 @@ struct Rotation {
 /// Converts between a schema's long argument list, with which kernels are registered, and the
 /// struct with which they are written.
 template <typename Result, typename... Tensors>
-struct Grouped {
+struct Spread {
   using Signature = Result(Tensors..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                            Text, Text, c10::SymInt, bool, bool);
 
@@ -52,13 +52,13 @@ struct Grouped {
   }
 };
 
-using Rotary = Grouped<Tensor, const Tensor&>;
-using RotaryPair = Grouped<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
-using RotaryFrequenciesBackward = Grouped<Tensor, const Tensor&, const Tensor&>;
-using RotaryInPlace = Grouped<void, const Tensor&>;
-using RotaryPairInPlace = Grouped<void, const Tensor&, const Tensor&>;
-using RotaryOut = Grouped<void, const Tensor&, const Tensor&>;
-using RotaryPairOut = Grouped<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
+using Rotary = Spread<Tensor, const Tensor&>;
+using RotaryPair = Spread<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
+using RotaryFrequenciesBackward = Spread<Tensor, const Tensor&, const Tensor&>;
+using RotaryInPlace = Spread<void, const Tensor&>;
+using RotaryPairInPlace = Spread<void, const Tensor&, const Tensor&>;
+using RotaryOut = Spread<void, const Tensor&, const Tensor&>;
+using RotaryPairOut = Spread<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
 
 inline Tensor call_rotary(const Tensor& query, const Rotation& by) {
   static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary");

@@ -9,8 +9,7 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
 
@@ -116,7 +115,7 @@ void check(const Call& call) {
   check_scale(call.key_scale, call.key_scale_tensor, names.key_scale, call);
   check_scale(call.value_scale, call.value_scale_tensor, names.value_scale, call);
   if (call.query_out.has_value()) {
-    rotary::check_out(*call.query_out, "query_out", call.query, "query");
+    dispatcher::check_like(*call.query_out, "query_out", call.query, "query");
   }
 }
 
@@ -187,19 +186,12 @@ void set_slots(const Tensor& slots, const Dimensions& where, Arguments& argument
 
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      rotation.error = dispatcher::device_error();
-      dispatcher::check_launch(rotate_and_keep_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
+  rotation.error = dispatcher::device_error(query.device());
   const int64_t elements = rotation.rows[0].heads * rotation.head_dim +
                            rotation.rows[1].heads * (rotation.head_dim + arguments.value_dim);
-  dispatcher::parallel_for(
-      rotation.batch * rotation.seq, 2 * elements * core::size_of(rotation.scalar),
-      [&arguments](int64_t begin, int64_t end) { rotate_and_keep_cpu(arguments, begin, end); });
+  dispatcher::launch(arguments, query, rotation.batch * rotation.seq,
+                     2 * elements * core::size_of(rotation.scalar), rotate_and_keep_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_and_keep_cuda));
 }
 
 void rotary_cache(const Call& call) {

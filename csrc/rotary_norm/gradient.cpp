@@ -1,12 +1,7 @@
 // Derivatives of the QK-norm operators. The usual backward pass is one kernel. For second
 // derivatives and tangents the same formulas run as a chain of differentiable operators.
 #include <ATen/ops/add.h>
-#include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/square.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
@@ -16,6 +11,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/norm_chain.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/operator.h"
 
@@ -24,15 +20,8 @@ namespace {
 
 // -------------------------------------------------------------------- as a chain of operators
 
-/// What the norm divides by, and its result before the weight, in the compute type.
-struct Normed {
-  Tensor rows, rstd;
-};
-
-Normed normed(const Call& call, const Tensor& tensor) {
-  const Tensor wide = tensor.to(dispatcher::compute_type(tensor));
-  const Tensor rstd = at::rsqrt(at::add(at::square(wide).mean(-1, true), call.eps));
-  return {at::mul(wide, rstd), rstd};
+dispatcher::Normed normed(const Call& call, const Tensor& tensor) {
+  return dispatcher::norm_chain(tensor.to(dispatcher::compute_type(tensor)), false, call.eps);
 }
 
 Tensor factor(const Call& call, const Tensor& weight) {
@@ -57,14 +46,13 @@ Two forward_chain(const Call& call) {
 /// Gradients of a tensor and its weight.
 Two backward_chain(const Call& call, const Tensor& tensor, const Tensor& weight,
                    const Tensor& output_gradient) {
-  const Normed x = normed(call, tensor);
+  const dispatcher::Normed x = normed(call, tensor);
   const Tensor rotated = rotate(call, output_gradient.to(dispatcher::compute_type(tensor)), true);
   std::vector<int64_t> all_but_last(static_cast<size_t>(tensor.dim() - 1));
   for (size_t i = 0; i < all_but_last.size(); ++i) all_but_last[i] = static_cast<int64_t>(i);
   const Tensor weight_gradient = at::mul(rotated, x.rows).sum(all_but_last);
-  const Tensor gradient = at::mul(rotated, factor(call, weight));
-  const Tensor along = at::mul(gradient, x.rows).mean(-1, true);
-  const Tensor result = at::mul(at::sub(gradient, at::mul(x.rows, along)), x.rstd);
+  const Tensor result =
+      dispatcher::norm_backward_chain(x, false, at::mul(rotated, factor(call, weight)));
   return {result.to(tensor.scalar_type()), weight_gradient.to(tensor.scalar_type())};
 }
 

@@ -10,8 +10,7 @@
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
-#include "dispatcher/parallel.h"
+#include "dispatcher/launch.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/kernel.h"
 
@@ -94,17 +93,9 @@ int64_t token_bytes(const rotary::Arguments& rotation) {
 
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      rotation.error = dispatcher::device_error();
-      dispatcher::check_launch(norm_and_rotate_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
-  dispatcher::parallel_for(
-      rotation.batch * rotation.seq, 4 * token_bytes(rotation),
-      [&arguments](int64_t begin, int64_t end) { norm_and_rotate_cpu(arguments, begin, end); });
+  rotation.error = dispatcher::device_error(query.device());
+  dispatcher::launch(arguments, query, rotation.batch * rotation.seq, 4 * token_bytes(rotation),
+                     norm_and_rotate_cpu, POSEMBED_CUDA_LAUNCHER(norm_and_rotate_cuda));
 }
 
 Two norm_rotary(const Call& call) {
@@ -138,14 +129,6 @@ void norm_rotary_in_place(const Call& call) {
 
 // ----------------------------------------------------------------------------------- backward
 
-void check_gradient(const Tensor& gradient, const char* argument, const Tensor& of,
-                    const char* of_argument) {
-  dispatcher::check_same_dtype(gradient, argument, of, of_argument);
-  dispatcher::check_same_device(gradient, argument, of, of_argument);
-  TORCH_CHECK_VALUE(gradient.sym_sizes() == of.sym_sizes(), argument, ": expected the shape of ",
-                    of_argument, ", ", of.sym_sizes(), ", got ", gradient.sym_sizes());
-}
-
 /// Checks the rstd that forward kept: [batch, seq, heads] in the compute type.
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
@@ -158,19 +141,12 @@ void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, cons
 
 void launch(BackwardArguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.forward.rotation;
-  if (query.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(query);
-      rotation.error = dispatcher::device_error();
-      dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
-    }
-    return;
-  }
+  rotation.error = dispatcher::device_error(query.device());
   const int64_t tokens = rotation.batch * rotation.seq;
   const int64_t part_bytes = 6 * tokens * token_bytes(rotation) / arguments.parts;
-  dispatcher::parallel_for(arguments.parts, part_bytes, [&arguments](int64_t begin, int64_t end) {
-    backward_cpu(arguments, begin, end);
-  });
+  dispatcher::launch(arguments, query, arguments.parts, part_bytes, backward_cpu,
+                     POSEMBED_CUDA_LAUNCHER(backward_cuda));
+  if (query.is_cuda()) return;
   dispatcher::parallel_for(
       2 * rotation.head_dim, arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
@@ -186,8 +162,8 @@ Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
                           const Tensor& key_gradient, const Tensor& query_rstd,
                           const Tensor& key_rstd) {
   check(call);
-  check_gradient(query_gradient, "query_gradient", call.query, "query");
-  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
+  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   check_rstd(query_rstd, "query_rstd", call.query, call);
   check_rstd(key_rstd, "key_rstd", call.key, call);
   Four result = empty_gradients(call);
@@ -232,8 +208,8 @@ Four norm_rotary_forward_meta(const Call& call) {
 Four norm_rotary_backward_meta(const Call& call, const Tensor& query_gradient,
                                const Tensor& key_gradient, const Tensor&, const Tensor&) {
   check(call);
-  check_gradient(query_gradient, "query_gradient", call.query, "query");
-  check_gradient(key_gradient, "key_gradient", call.key, "key");
+  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
+  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   return empty_gradients(call);
 }
 

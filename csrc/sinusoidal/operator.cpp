@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "sinusoidal/kernel.h"
 #include "sinusoidal/specification.h"
 
@@ -33,14 +32,8 @@ void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt
   // positions: [seq], [batch, seq] or [1, seq]
   check_position_type(positions);
   dispatcher::check_same_device(positions, "positions", x, "x");
-  TORCH_CHECK_VALUE(positions.dim() == 1 || positions.dim() == x.dim() - 1,
-                    "positions: expected [seq]", x.dim() == 3 ? " or [batch, seq]" : "", ", got ",
-                    positions.sym_sizes());
-  dispatcher::check_size(positions.sym_size(-1), x.sym_size(-2), "positions", "seq");
-  TORCH_CHECK_VALUE(
-      positions.dim() == 1 || positions.sym_size(0) == x.sym_size(0) || positions.sym_size(0) == 1,
-      "positions: expected batch ", x.sym_size(0), " or 1, got ", positions.sym_size(0));
-  TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
+  const auto batch = x.dim() == 3 ? std::optional(x.sym_size(0)) : std::nullopt;
+  dispatcher::check_positions_shape(positions, "positions", batch, x.sym_size(-2), offset);
 }
 
 void check_scale(const MaybeTensor& scale, const Tensor& other, const char* other_argument) {
@@ -112,19 +105,12 @@ int64_t groups_for_threads(int64_t batch, int64_t bytes) {
 
 void launch(Arguments call, const Tensor& out) {
   if (out.numel() == 0) return;
-  if (out.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(out);
-      dispatcher::check_launch(encode_cuda(call, scope.stream()));
-    }
-    return;
-  }
   const int64_t rows = call.batch * call.seq;
   const int64_t row_bytes = 2 * call.sinusoid.layout.columns * core::size_of(call.scalar);
-  call.groups = groups_for_threads(call.batch, rows * row_bytes);
+  if (!out.is_cuda()) call.groups = groups_for_threads(call.batch, rows * row_bytes);
   const int64_t count = encodings(call);
-  dispatcher::parallel_for(count, row_bytes * (rows / count),
-                           [&call](int64_t begin, int64_t end) { encode_cpu(call, begin, end); });
+  dispatcher::launch(call, out, count, row_bytes * (rows / count), encode_cpu,
+                     POSEMBED_CUDA_LAUNCHER(encode_cuda));
 }
 
 /// Strides of batch and seq; without a batch dimension, as if batch were 1.

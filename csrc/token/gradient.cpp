@@ -6,12 +6,12 @@
 #include <ATen/ops/eq.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/tensors.h"
 #include "token/operator.h"
+#include "token/rows_node.h"
 
 namespace posembed::token {
 namespace {
@@ -59,16 +59,10 @@ Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t paddi
     node->form = gradient;
     node->vocabulary_start = vocabulary_start;
   }
-  Tensor output = dispatcher::below_autograd([&] {
-    return call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
+  return dispatcher::linear(node, weight, [&](const Tensor& table) {
+    return call_embedding(table, ids, padding_idx, scale, scale_grad_by_freq, gradient,
                           vocabulary_start);
   });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
-    dispatcher::set_tangent(output, call_embedding(direction, ids, padding_idx, scale,
-                                                   scale_grad_by_freq, gradient, vocabulary_start));
-  }
-  return output;
 }
 
 /// The count of each id among `ids`: [..., 1], in a dtype that can hold it. 1 for ids outside the
@@ -128,46 +122,25 @@ Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
     node->scale_grad_by_freq = scale_grad_by_freq;
     node->vocabulary_start = vocabulary_start;
   }
-  Tensor output = dispatcher::below_autograd([&] {
-    return call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
+  return dispatcher::linear(node, gradient, [&](const Tensor& rows) {
+    return call_embedding_backward(rows, ids, num_embeddings, padding_idx, scale,
                                    scale_grad_by_freq, vocabulary_start);
   });
-  if (node) torch::autograd::set_history(output, node);
-  if (const Tensor direction = dispatcher::tangent(gradient); direction.defined()) {
-    dispatcher::set_tangent(
-        output, call_embedding_backward(direction, ids, num_embeddings, padding_idx, scale,
-                                        scale_grad_by_freq, vocabulary_start));
-  }
-  return output;
 }
 
-/// Sparse gradients have no derivative: second derivatives need gradient="dense".
-class EmbeddingRowsBackward : public dispatcher::OperatorNode<EmbeddingRowsBackward> {
+class EmbeddingRowsBackward : public RowsNode<EmbeddingRowsBackward> {
  public:
   static constexpr const char* label = "EmbeddingRowsBackward";
-
-  template <typename Visitor>
-  void members(Visitor&) {}
-
-  dispatcher::variable_list backward(dispatcher::variable_list&&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "posembed: gradient='rows' has no second derivative; use ",
-                                "gradient='dense'");
-  }
 };
 
 std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(
     const Tensor& gradient, const Tensor& ids, c10::SymInt num_embeddings, int64_t padding_idx,
     double scale, bool scale_grad_by_freq, int64_t vocabulary_start) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!dispatcher::tangent(gradient).defined(),
-                              "posembed: gradient='rows' has no second derivative; use ",
-                              "gradient='dense'");
-  auto node = dispatcher::node_for<EmbeddingRowsBackward>(gradient);
-  std::tuple<Tensor, Tensor> outputs = dispatcher::below_autograd([&] {
+  const auto call = [&] {
     return call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
                                         scale_grad_by_freq, vocabulary_start);
-  });
-  if (node) torch::autograd::set_history(std::get<1>(outputs), node);
-  return outputs;
+  };
+  return underived_rows<EmbeddingRowsBackward>(call, gradient);
 }
 
 }  // namespace

@@ -12,9 +12,8 @@
 #include "core/index_range.h"
 #include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/parallel.h"
 #include "token/kernel.h"
 #include "token/sorted_ids.h"
 
@@ -275,17 +274,10 @@ Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
   arguments.first_row = lookup.first_row;
   arguments.scale = lookup.scale;
   arguments.kind = lookup.kind;
-  if (weight.is_cuda()) {
-    if constexpr (core::built_with_cuda) {
-      const dispatcher::CudaScope scope(weight);
-      if (!lookup.partial) arguments.error = dispatcher::device_error();
-      dispatcher::check_launch(gather_cuda(arguments, scope.stream()));
-    }
-    return out;
-  }
-  dispatcher::parallel_for(
-      arguments.count, 2 * arguments.embedding_dim * core::size_of(arguments.scalar),
-      [&arguments](int64_t begin, int64_t end) { gather_cpu(arguments, begin, end); });
+  if (!lookup.partial) arguments.error = dispatcher::device_error(weight.device());
+  dispatcher::launch(arguments, weight, arguments.count,
+                     2 * arguments.embedding_dim * core::size_of(arguments.scalar), gather_cpu,
+                     POSEMBED_CUDA_LAUNCHER(gather_cuda));
   return out;
 }
 

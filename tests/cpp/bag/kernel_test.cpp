@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "bag/kernel_cuda.cu"
+#include "copies.h"
+#include "values.h"
 
 namespace posembed::bag {
 namespace {
@@ -42,15 +44,9 @@ void dot_on_gpu(const DotArguments& arguments, int64_t, int64_t) {
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> result = {
-      {"baseline", baseline::pool, baseline::find_bags, baseline::spread, baseline::dot},
-      {"cuda source", pool_on_gpu, find_bags_on_gpu, spread_on_gpu, dot_on_gpu}};
-#if defined(POSEMBED_X86_VARIANTS)
-  if (core::instruction_set() >= core::InstructionSet::avx2)
-    result.push_back({"avx2", avx2::pool, avx2::find_bags, avx2::spread, avx2::dot});
-  if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back({"avx512", avx512::pool, avx512::find_bags, avx512::spread, avx512::dot});
-#endif
+  std::vector<Variant> result;
+  POSEMBED_ADD_COPIES(result, isa::pool, isa::find_bags, isa::spread, isa::dot)
+  result.push_back({"cuda source", pool_on_gpu, find_bags_on_gpu, spread_on_gpu, dot_on_gpu});
   return result;
 }
 
@@ -99,14 +95,6 @@ struct Problem {
   std::vector<int32_t> ids;
   std::vector<T> table, gradient, weights;
 };
-
-template <typename T>
-constexpr core::Scalar scalar_of() {
-  if constexpr (std::is_same_v<T, double>) return core::Scalar::float64;
-  if constexpr (std::is_same_v<T, core::BFloat16>) return core::Scalar::bfloat16;
-  if constexpr (std::is_same_v<T, core::Float16>) return core::Scalar::float16;
-  return core::Scalar::float32;
-}
 
 /// Of a sum of 140 terms of size 1 in float32 or float64, and of its rounding.
 template <typename T>

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "copies.h"
 #include "input/problems.h"
 #include "sinusoidal/problems.h"
 
@@ -17,17 +18,8 @@ struct Copy {
 };
 
 std::vector<Copy> copies() {
-  std::vector<Copy> all{
-      {"baseline", baseline::forward, baseline::backward, baseline::add_parts, baseline::drop}};
-#if defined(POSEMBED_X86_VARIANTS)
-  const core::InstructionSet set = core::instruction_set();
-  if (set >= core::InstructionSet::avx2) {
-    all.push_back({"avx2", avx2::forward, avx2::backward, avx2::add_parts, avx2::drop});
-  }
-  if (set >= core::InstructionSet::avx512) {
-    all.push_back({"avx512", avx512::forward, avx512::backward, avx512::add_parts, avx512::drop});
-  }
-#endif
+  std::vector<Copy> all;
+  POSEMBED_ADD_COPIES(all, isa::forward, isa::backward, isa::add_parts, isa::drop)
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "copies.h"
 #include "values.h"
 
 namespace posembed::learned {
@@ -22,13 +23,8 @@ struct Copy {
 };
 
 std::vector<Copy> copies() {
-  std::vector<Copy> all{{"baseline", baseline::add, baseline::sum_batch}};
-#if defined(POSEMBED_X86_VARIANTS)
-  const core::InstructionSet set = core::instruction_set();
-  if (set >= core::InstructionSet::avx2) all.push_back({"avx2", avx2::add, avx2::sum_batch});
-  if (set >= core::InstructionSet::avx512)
-    all.push_back({"avx512", avx512::add, avx512::sum_batch});
-#endif
+  std::vector<Copy> all;
+  POSEMBED_ADD_COPIES(all, isa::add, isa::sum_batch)
   return all;
 }
 

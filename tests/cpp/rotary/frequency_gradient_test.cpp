@@ -4,22 +4,21 @@
 
 // The library may hold the real launcher.
 #define sum_moments_cuda sum_moments_cuda_on_cpu
+#include "copies.h"
 #include "rotary/call.h"
 #include "rotary/frequency_gradient_cuda.cu"
 
 namespace posembed::rotary {
 namespace {
 
-using Sum = void (*)(const Arguments&, double*, int64_t, int64_t);
+struct Copy {
+  const char* name;
+  void (*sum)(const Arguments&, double*, int64_t, int64_t);
+};
 
-/// The copies of the kernel that this processor can run.
-std::vector<Sum> variants() {
-  std::vector<Sum> result = {baseline::sum_moments};
-#if defined(POSEMBED_X86_VARIANTS)
-  if (core::instruction_set() >= core::InstructionSet::avx2) result.push_back(avx2::sum_moments);
-  if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back(avx512::sum_moments);
-#endif
+std::vector<Copy> copies() {
+  std::vector<Copy> result;
+  POSEMBED_ADD_COPIES(result, isa::sum_moments)
   return result;
 }
 
@@ -83,14 +82,14 @@ void check(const Problem& problem) {
   const double one_rounding = problem.scalar == Scalar::float64 ? 0x1p-52 : 0x1p-23;
   const int64_t chunks = chunks_of(arguments.batch * arguments.seq);
   std::vector<double> first;
-  for (const Sum sum : variants()) {
+  for (const auto& [name, sum] : copies()) {
     std::vector<double> sums = room_for_sums(arguments);
     sum(arguments, sums.data(), chunks / 2, chunks);
     sum(arguments, sums.data(), 0, chunks / 2);
     const std::vector<double> found = totals(arguments, sums);
     ASSERT_NO_FATAL_FAILURE(compare(problem, expected, found, one_rounding));
     if (first.empty()) first = found;
-    ASSERT_EQ(found, first) << problem.text();
+    ASSERT_EQ(found, first) << name << ", " << problem.text();
   }
   std::vector<double> sums = room_for_sums(arguments), found(static_cast<size_t>(problem.pairs));
   ASSERT_EQ(sum_moments_cuda(arguments, sums.data(), found.data(), Scalar::float64, nullptr),

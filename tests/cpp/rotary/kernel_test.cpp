@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "copies.h"
 #include "rotary/call.h"
 #include "rotary/problems.h"
 
@@ -24,13 +25,8 @@ using core::Float16;
 
 /// The copies of the kernel that this processor can run.
 std::vector<Variant> variants() {
-  std::vector<Variant> result = {{"baseline", baseline::rotate}};
-#if defined(POSEMBED_X86_VARIANTS)
-  if (core::instruction_set() >= core::InstructionSet::avx2)
-    result.push_back({"avx2", avx2::rotate});
-  if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back({"avx512", avx512::rotate});
-#endif
+  std::vector<Variant> result;
+  POSEMBED_ADD_COPIES(result, isa::rotate)
   return result;
 }
 

@@ -4,6 +4,7 @@
 
 // The library may hold the real launcher.
 #define rotate_and_keep_cuda rotate_and_keep_cuda_on_cpu
+#include "copies.h"
 #include "rotary/call.h"
 #include "rotary_cache/kernel_cuda.cu"
 
@@ -23,14 +24,8 @@ void run_on_gpu(const Arguments& arguments, int64_t, int64_t) {
 }
 
 std::vector<Variant> variants() {
-  std::vector<Variant> result = {{"cuda source", run_on_gpu},
-                                 {"baseline", baseline::rotate_and_keep}};
-#if defined(POSEMBED_X86_VARIANTS)
-  if (core::instruction_set() >= core::InstructionSet::avx2)
-    result.push_back({"avx2", avx2::rotate_and_keep});
-  if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back({"avx512", avx512::rotate_and_keep});
-#endif
+  std::vector<Variant> result = {{"cuda source", run_on_gpu}};
+  POSEMBED_ADD_COPIES(result, isa::rotate_and_keep)
   return result;
 }
 

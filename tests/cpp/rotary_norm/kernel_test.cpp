@@ -5,6 +5,7 @@
 // The library may hold the real launchers.
 #define norm_and_rotate_cuda norm_and_rotate_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
+#include "copies.h"
 #include "rotary/call.h"
 #include "rotary_norm/kernel_cuda.cu"
 
@@ -34,14 +35,8 @@ void backward_on_gpu(const BackwardArguments& arguments, int64_t, int64_t) {
 std::vector<Variant> variants() {
   std::vector<Variant> result = {
       {"cuda source", forward_on_gpu, backward_on_gpu,
-       [](const BackwardArguments&, int64_t, int64_t) {}},  // the launch did it
-      {"baseline", baseline::norm_and_rotate, baseline::backward, baseline::add_parts}};
-#if defined(POSEMBED_X86_VARIANTS)
-  if (core::instruction_set() >= core::InstructionSet::avx2)
-    result.push_back({"avx2", avx2::norm_and_rotate, avx2::backward, avx2::add_parts});
-  if (core::instruction_set() >= core::InstructionSet::avx512)
-    result.push_back({"avx512", avx512::norm_and_rotate, avx512::backward, avx512::add_parts});
-#endif
+       [](const BackwardArguments&, int64_t, int64_t) {}}};  // the launch did it
+  POSEMBED_ADD_COPIES(result, isa::norm_and_rotate, isa::backward, isa::add_parts)
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "copies.h"
 #include "sinusoidal/problems.h"
 
 namespace posembed::sinusoidal {
@@ -15,12 +16,8 @@ using Kernel = void(const Arguments&, int64_t, int64_t);
 
 /// The copies of the kernel that this processor can run.
 std::vector<std::pair<const char*, Kernel*>> copies() {
-  std::vector<std::pair<const char*, Kernel*>> result{{"baseline", baseline::encode}};
-#if defined(POSEMBED_X86_VARIANTS)
-  const auto set = core::instruction_set();
-  if (set >= core::InstructionSet::avx2) result.emplace_back("avx2", avx2::encode);
-  if (set >= core::InstructionSet::avx512) result.emplace_back("avx512", avx512::encode);
-#endif
+  std::vector<std::pair<const char*, Kernel*>> result;
+  POSEMBED_ADD_COPIES(result, isa::encode)
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "copies.h"
 #include "core/index_range.h"
 #include "values.h"
 
@@ -27,28 +28,9 @@ struct Copy {
 };
 
 std::vector<Copy> copies() {
-  std::vector<Copy> all{
-      {"baseline", baseline::gather, baseline::group, baseline::sum_groups, baseline::fill_table}};
-#if defined(POSEMBED_X86_VARIANTS)
-  const core::InstructionSet set = core::instruction_set();
-  if (set >= core::InstructionSet::avx2) {
-    all.push_back({"avx2", avx2::gather, avx2::group, avx2::sum_groups, avx2::fill_table});
-  }
-  if (set >= core::InstructionSet::avx512) {
-    all.push_back(
-        {"avx512", avx512::gather, avx512::group, avx512::sum_groups, avx512::fill_table});
-  }
-#endif
+  std::vector<Copy> all;
+  POSEMBED_ADD_COPIES(all, isa::gather, isa::group, isa::sum_groups, isa::fill_table)
   return all;
-}
-
-template <typename T>
-std::vector<T> random_values(size_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<T> values(count);
-  for (T& value : values) core::store(static_cast<core::Compute<T>>(normal(generator)), &value);
-  return values;
 }
 
 std::vector<int64_t> random_ids(int64_t count, int64_t rows, unsigned seed) {
@@ -101,7 +83,7 @@ TYPED_TEST(TokenKernel, GathersRowsOfBothIndexTypes) {
   using T = TypeParam;
   for (const int64_t dim : {1, 7, 64, 129}) {
     const int64_t rows = 50, stride = dim + 3;
-    const auto weight = random_values<T>(static_cast<size_t>(rows * stride), 1);
+    const auto weight = random_values<T>(rows * stride, 1);
     const auto ids = random_ids(33, rows - 2, 2);
     const std::vector<int32_t> narrow(ids.begin(), ids.end());
     for (const Copy& copy : copies()) {
@@ -197,7 +179,7 @@ TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
   ids[6] = std::numeric_limits<int64_t>::max();
   const auto size = static_cast<int64_t>(sizeof(T));
   for (const int64_t dim : {512 / size + 64, 640 / size + 1}) {
-    const auto weight = random_values<T>(static_cast<size_t>(rows * dim), 9);
+    const auto weight = random_values<T>(rows * dim, 9);
     const auto count = static_cast<int64_t>(ids.size());
     for (const size_t shift : {size_t{0}, sizeof(T)}) {
       for (const double scale : {1.0, 2.5}) {
@@ -239,7 +221,7 @@ TYPED_TEST(TokenKernel, FillsTables) {
   auto ids = random_ids(count, rows - 20, 10);  // the last rows stay zeros
   for (size_t place = 0; place < 150; ++place) ids[place * 2] = 17;
   for (const int64_t dim : {int64_t{64}, int64_t{67}}) {
-    const auto gradient = random_values<T>(static_cast<size_t>(count * dim), 11);
+    const auto gradient = random_values<T>(count * dim, 11);
     for (const Copy& copy : copies()) {
       const Groups sorted = group(copy, ids, rows, /*padding_idx=*/3);
       SumArguments sum;
@@ -279,7 +261,7 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
   auto ids = random_ids(count, rows, 4);
   for (size_t place = 0; place < 200; ++place) ids[place * 3] = 3;
   for (const int64_t dim : {1, 31, 32, 75}) {
-    const auto gradient = random_values<T>(static_cast<size_t>(count * dim), 5);
+    const auto gradient = random_values<T>(count * dim, 5);
     std::vector<T> first;
     for (const Copy& copy : copies()) {
       const Groups sorted = group(copy, ids, rows, /*padding_idx=*/7);
@@ -336,7 +318,7 @@ TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
   for (int64_t place = 0; place < count; ++place) ids.push_back(place * 7 % rows);
   ids[40] = ids[0];  // one group of two
   for (const int64_t dim : {1, 7, 64, 129, 1100}) {
-    auto gradient = random_values<T>(static_cast<size_t>(count * dim), 12);
+    auto gradient = random_values<T>(count * dim, 12);
     for (size_t i = 0; i < gradient.size(); ++i) {
       if (i % 8 < 5) core::store(special[i % 8], &gradient[i]);
       if (i % 8 == 5) gradient[i] = denormal;
@@ -383,9 +365,9 @@ TYPED_TEST(TokenKernel, SumsRowsThatPlacesShare) {
   for (int64_t place = 0; place < count; ++place) {
     sources.push_back(static_cast<uint32_t>(place * shared / count));
   }
-  const auto factors = random_values<C>(static_cast<size_t>(count), 14);
+  const auto factors = random_values<C>(count, 14);
   for (const int64_t dim : {1, 31, 75, 600}) {
-    const auto gradient = random_values<T>(static_cast<size_t>(shared * dim), 15);
+    const auto gradient = random_values<T>(shared * dim, 15);
     for (const bool weighted : {false, true}) {
       std::vector<T> first;
       for (const Copy& copy : copies()) {
