@@ -32,8 +32,8 @@ namespace functional {
 
 /// What the ALiBi functions have in common: where queries and keys are, and which keys are seen.
 struct AlibiCall {
-  std::optional<int64_t>
-      query_offset;    ///< position of the first query; default: the last query is at the last key
+  /// Position of the first query; default: the last query is at the last key.
+  std::optional<int64_t> query_offset;
   bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
   bool hide = true;    ///< whether hidden keys get -infinity; otherwise their bias is 0
   double scale = 1.0;  ///< multiplies the scores, not the bias

@@ -202,7 +202,8 @@ def rerotate_(
         spec: The specification that rotated them.
         new_spec: The new specification; default: the same.
         layout: The order of dimensions.
-        frequencies: Those that were passed to :func:`rotary`, if any; not with ``new_spec``.
+        frequencies: Those that were passed to :func:`rotary`, if any; keys are moved to the same
+            ones, or to those of ``new_spec``.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
