@@ -236,7 +236,8 @@ def test_only_the_operators_faces_call_operators() -> None:
         if file.name not in faces and file.parent.name != "functional"
     ]
     assert modules
-    callers = [file.name for file in modules if "torch.ops" in file.read_text()]
+    calls = re.compile(r"torch\.ops|_C\.rotary")  # _C: a shorter way to the same operators
+    callers = [file.name for file in modules if calls.search(file.read_text())]
     assert callers == []
 
 
