@@ -18,7 +18,7 @@ namespace posembed {
 POSEMBED_API int64_t empty_cache();
 
 /// Limits the bytes that are kept, in the whole process; 0 keeps none. The default is 512 MiB, or
-/// the environment variable POSEMBED_CACHE_LIMIT. Returns the previous limit.
+/// what the environment variable POSEMBED_CACHE_LIMIT says. Returns the previous limit.
 ///
 /// Only CPU results of 4 MiB and more are kept, and only if their memory came fresh from the
 /// system: with an allocator that reuses memory itself (jemalloc, tcmalloc), posembed keeps
