@@ -99,7 +99,8 @@ def alibi_bias(
         key_positions: Those of the keys, [key_length] or [batch, key_length].
         cu_seqlens: Documents packed one after the other: int32 or int64 [documents + 1] boundaries
             from 0 to key_length. Keys of other documents than the query's are hidden.
-        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden.
+        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden, but still
+            counted: :func:`alibi_positions` gives positions that count visible keys only.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
         hide: Hidden keys get -inf; otherwise 0.
