@@ -1,5 +1,5 @@
-// The Python module posembed._C: the C++ modules (posembed.cpp) and build information. Operators
-// are not bound here: Python calls them through torch.ops.
+// The Python module posembed._C: the C++ modules (posembed.cpp), readers of files, memory, build
+// information. Python calls operators through torch.ops; rotary alone has a shorter way here.
 #include "bindings.h"
 
 #include "posembed/build_info.h"

@@ -73,8 +73,8 @@ Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
 
 /// The rows that a gradient of the table sums, one for each place.
 struct Gradient {
-  const Tensor&
-      rows;           // [..., embedding_dim], contiguous: one for each place, or those of `sources`
+  // [..., embedding_dim], contiguous: one for each place, or those of `sources`.
+  const Tensor& rows;
   const Tensor& ids;  // [...], contiguous
   int64_t num_embeddings;
   int64_t padding_idx = -1;

@@ -24,6 +24,7 @@ def rotary(
     inverse: bool,
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
+    /,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def rotary_(
     query: Tensor,
@@ -35,6 +36,21 @@ def rotary_(
     inverse: bool,
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
+    /,
+) -> None: ...
+def rotary_out(
+    query_out: Tensor,
+    key_out: Tensor | None,
+    query: Tensor,
+    key: Tensor | None,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
+    /,
 ) -> None: ...
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool
@@ -65,20 +81,6 @@ class VectorFile:
         self, vocabulary: Vocabulary, progress: _Progress
     ) -> tuple[int, list[str], list[str]]: ...
 
-def rotary_out(
-    query_out: Tensor,
-    key_out: Tensor | None,
-    query: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    inverse: bool,
-    frequencies: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None: ...
-
 class ALiBi(ModuleWrapper):
     def __init__(
         self,
@@ -98,12 +100,68 @@ class ALiBi(ModuleWrapper):
     def alibi_slopes(
         self, batch_size: int | None = None, key_length: int | None = None
     ) -> Tensor: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
-    def add_(self, *args: Any, **kwargs: Any) -> None: ...
-    def softmax(self, *args: Any, **kwargs: Any) -> Any: ...
-    def softmax_(self, *args: Any, **kwargs: Any) -> None: ...
-    def lse_correction(self, *args: Any, **kwargs: Any) -> Any: ...
-    def attention(self, *args: Any, **kwargs: Any) -> Any: ...
+    def forward(
+        self,
+        query_length: int,
+        key_length: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        query_offset: int | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor: ...
+    def add_(
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        query_offset: int | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> None: ...
+    def softmax(
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        query_offset: int | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor: ...
+    def softmax_(
+        self,
+        scores: Tensor,
+        *,
+        scale: float = 1.0,
+        query_offset: int | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> None: ...
+    def lse_correction(
+        self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
+    ) -> Tensor: ...
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None = None,
+        dropout: float = 0.0,
+        query_offset: int | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> Tensor: ...
 
 class InputEmbedding(ModuleWrapper):
     def __init__(
@@ -119,14 +177,28 @@ class InputEmbedding(ModuleWrapper):
         eps: float = 1e-5,
         dropout: float = 0.0,
         padding_idx: int | None = None,
+        position_rule: str = "consecutive",
+        token_dim: int | None = None,
+        output_dim: int | None = None,
         gradient: str = "dense",
     ) -> None: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        *,
+        offset: int = 0,
+        attention_mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        first_token: int = 0,
+    ) -> Tensor: ...
 
 class LearnedPositionalEmbedding(ModuleWrapper):
     def __init__(self, max_positions: int, embedding_dim: int, *, first_row: int = 0) -> None: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
-    def encode(self, positions: Tensor) -> Any: ...
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor: ...
+    def encode(self, positions: Tensor) -> Tensor: ...
+    def extend(self, max_positions: int, method: str = "linear") -> None: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(
@@ -137,8 +209,26 @@ class RotaryEmbedding(ModuleWrapper):
         learned_frequencies: bool = False,
         **spec_options: Any,
     ) -> None: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
-    def rotate_(self, *args: Any, **kwargs: Any) -> None: ...
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
+    def rotate_(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+    ) -> None: ...
     def rerotate_(
         self,
         key: Tensor,
@@ -159,10 +249,11 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        learned_scale: bool = False,
     ) -> None: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
-    def encode(self, *args: Any, **kwargs: Any) -> Any: ...
-    def shift_matrix(self, distance: float) -> Any: ...
+    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor: ...
+    def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor: ...
+    def shift_matrix(self, distance: float) -> Tensor: ...
 
 class TokenBag(ModuleWrapper):
     def __init__(
@@ -177,7 +268,7 @@ class TokenBag(ModuleWrapper):
     ) -> None: ...
     def forward(
         self, ids: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
-    ) -> Any: ...
+    ) -> Tensor: ...
 
 class TokenEmbedding(ModuleWrapper):
     def __init__(
@@ -193,7 +284,7 @@ class TokenEmbedding(ModuleWrapper):
         scale: float | str = 1.0,
         gradient: str = "dense",
     ) -> None: ...
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def forward(self, ids: Tensor) -> Tensor: ...
     @staticmethod
     def from_file(
         path: str | bytes | PathLike[str],
@@ -212,4 +303,4 @@ class TokenEmbedding(ModuleWrapper):
         covariance_scale: float = 1e-9,
         generator: torch.Generator | None = None,
     ) -> None: ...
-    def logits(self, hidden: Tensor) -> Any: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...

@@ -54,7 +54,7 @@ def set_cache_limit(bytes: int) -> int:
 
     Args:
         bytes: The limit. Without this call it is 512 MiB, or what the environment variable
-            `POSEMBED_CACHE_LIMIT`.
+            `POSEMBED_CACHE_LIMIT` says.
 
     Returns:
         The limit before.

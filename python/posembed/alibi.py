@@ -42,8 +42,9 @@ class Places(TypedDict, total=False):
         key_positions: Those of the keys, [key] or [batch, key].
         cu_seqlens: Boundaries [documents + 1] of documents packed one after the other; keys of
             other documents are hidden.
-        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Default
-            positions count only visible keys, as in Bloom.
+        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Without
+            positions of queries or keys, only visible keys are counted, as in Bloom; functions
+            such as :func:`posembed.functional.alibi_bias` count all.
         hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
     """
 

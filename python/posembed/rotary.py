@@ -19,8 +19,6 @@ from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import Numerics, RotarySpec
 
-LENGTH_DEPENDENT = (DynamicNtkScaling, LongRopeScaling)
-
 
 @torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
     reason="dynamic NTK has other frequencies at every length: compile module.resolve(seq_len)"
@@ -32,11 +30,12 @@ def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
     """The specification within the original context, the one beyond (LongRoPE), and its end."""
-    if not isinstance(spec.scaling, (DynamicNtkScaling, LongRopeScaling)):
-        return None
-    original = spec.scaling.original_max_positions
-    many = isinstance(spec.scaling, DynamicNtkScaling)
-    return spec.resolve(original), None if many else spec.resolve(original + 1), original
+    match spec.scaling:
+        case DynamicNtkScaling(original_max_positions=original):
+            return spec.resolve(original), None, original
+        case LongRopeScaling(original_max_positions=original):
+            return spec.resolve(original), spec.resolve(original + 1), original
+    return None
 
 
 class RotaryEmbedding(nn.Module):
@@ -96,7 +95,7 @@ class RotaryEmbedding(nn.Module):
         self.layout = layout
         self.register_parameter("frequencies", None)
         if learned_frequencies:
-            if isinstance(self.spec.scaling, LENGTH_DEPENDENT):
+            if self.spec.is_dynamic:
                 raise ValueError(
                     "learned_frequencies: expected a specification whose frequencies do not depend "
                     "on the length of the sequence: pass spec.resolve(seq_len)"

@@ -199,6 +199,18 @@ class RotarySpec:
         resolved: str = torch.ops.posembed.rotary_resolve(self.text, seq_len)
         return self if resolved == self.text else RotarySpec.from_json(resolved)
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the frequencies depend on the length of the sequence; :meth:`resolve` fixes them.
+
+        Examples:
+            >>> import posembed as pe
+            >>> spec = pe.RotarySpec(64, scaling=pe.DynamicNtkScaling(2.0, 4096))
+            >>> spec.is_dynamic, spec.resolve(8192).is_dynamic
+            (True, False)
+        """
+        return self.resolve(0) is not self
+
     def for_keys(self) -> RotarySpec:
         """The specification that rotates a single tensor as keys; differs only for xPos.
 

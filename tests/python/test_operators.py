@@ -32,6 +32,22 @@ OPERATORS: list[OperatorCase] = [
     *input.CASES,
 ]
 
+# Operators on tensors that the shared tests cannot take, and who tests them. Those without tensor
+# arguments read specifications.
+WITHOUT_CASE = {
+    "embedding_backward_rows": "the size of its result depends on the ids; token/test_token.py",
+    "token_bag_backward_rows": "the size of its result depends on the ids; bag/test_bag.py",
+    "embedding_resize": "draws random rows; token/test_resize.py",
+    "learned_positions": "from integers to integers; learned/test_learned.py",
+    "alibi_positions": "from integers to integers; alibi/test_alibi.py",
+    "norm_rotary_forward": "the forward pass of norm_rotary, which has cases",
+    "norm_rotary_backward": "the backward pass of norm_rotary, which has cases",
+    "input_embedding_forward": "the forward pass of input_embedding, which has cases",
+    "input_embedding_backward": "the backward pass of input_embedding, which has cases",
+    "input_embedding_backward_rows": "the same with rows; input/test_row_gradients.py",
+    "rotary_rerotate_": "rotary_ twice, on a copy; rotary/test_conversion.py",
+}
+
 every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 differentiable = pytest.mark.parametrize(
     "case",
@@ -77,6 +93,17 @@ def first_of(case: OperatorCase, sample: Sample):
     """The operator as a function of its first floating-point tensor, giving one tensor."""
     rest = sample.tensors()[1:]
     return lambda tensor: torch.cat([r.flatten() for r in case(sample.replace([tensor, *rest]))])
+
+
+def test_every_operator_has_a_case() -> None:
+    on_tensors = {
+        schema.name.removeprefix("posembed::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("posembed::")
+        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+    }
+    tried = {case.operator._opname for case in OPERATORS}
+    assert on_tensors - tried == set(WITHOUT_CASE)
 
 
 @every

@@ -32,11 +32,11 @@ namespace functional {
 
 /// What the ALiBi functions have in common: where queries and keys are, and which keys are seen.
 struct AlibiCall {
-  std::optional<int64_t>
-      query_offset;    ///< position of the first query; default: the last query is at the last key
+  /// Position of the first query; default: the last query is at the last key.
+  std::optional<int64_t> query_offset;
   bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
   bool hide = true;    ///< whether hidden keys get -infinity; otherwise their bias is 0
-  double scale = 1.0;  ///< multiplies the scores, not the bias
+  double scale = 1.0;  ///< multiplies the scores, not the bias; alibi_bias() does not read it
   std::optional<torch::Tensor> query_positions;  ///< int32 or int64 [query] or [batch, query]
   std::optional<torch::Tensor> key_positions;    ///< int32 or int64 [key] or [batch, key]
   std::optional<torch::Tensor> cu_seqlens;       ///< [documents + 1]: other documents are hidden
@@ -141,6 +141,10 @@ struct POSEMBED_API ALiBiOptions {
 /// Biases attention scores. Unless learned, slopes are derived from the options, again whenever the
 /// module moves: there is no state to cast or save.
 ///
+/// In all methods `causal` is the module's option, whatever the call says, and an attention_mask
+/// without positions makes positions count visible keys only, as in Bloom: the functions hide keys,
+/// but count all (see functional::alibi_positions).
+///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));
 class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
@@ -168,8 +172,7 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   torch::Tensor alibi_slopes(std::optional<int64_t> batch_size = std::nullopt,
                              std::optional<int64_t> key_length = std::nullopt) const;
 
-  /// The bias [num_heads, query_length, key_length]; see functional::alibi_bias. `call.causal` is
-  /// replaced by the module's option.
+  /// The bias [num_heads, query_length, key_length]; see functional::alibi_bias.
   /// @param key_length  default: query_length
   /// @param dtype  default: the module's
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,

@@ -40,9 +40,8 @@ struct BagCall {
 /// The rows of each bag pooled; gradients flow to `weight` and `weights`.
 /// @param ids  int32/int64 [bags, size]; or [count], split into bags by `offsets`
 /// @param weight  floating [num_embeddings, embedding_dim]
-/// @param offsets  int32/int64 [bags]: where each bag begins. The first is 0 and they never
-/// decrease;
-///     a bag whose offset equals the next one is empty.
+/// @param offsets  int32/int64 [bags]: where each bag begins. The first is 0, and they never
+///     decrease; a bag whose offset equals the next one is empty.
 /// @param weights  in the shape of `ids` and the dtype of `weight`: factors of the rows, for sums
 /// @return [bags, embedding_dim]; zeros for a bag without ids
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids, offsets

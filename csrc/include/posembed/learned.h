@@ -83,8 +83,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
 
   /// Makes the table longer, in place. Rows before position 0 stay.
   /// @param method  "linear" or "cubic": interpolated, the first and the last row stay the first
-  /// and
-  ///     the last. "repeat": the rows are repeated from the first one on.
+  ///     and the last. "repeat": the rows are repeated from the first one on.
   /// @throws c10::ValueError fewer positions than the table has; an unknown method
   void extend(int64_t max_positions, const std::string& method = "linear");
 

@@ -18,7 +18,7 @@ namespace posembed {
 POSEMBED_API int64_t empty_cache();
 
 /// Limits the bytes that are kept, in the whole process; 0 keeps none. The default is 512 MiB, or
-/// the environment variable POSEMBED_CACHE_LIMIT. Returns the previous limit.
+/// what the environment variable POSEMBED_CACHE_LIMIT says. Returns the previous limit.
 ///
 /// Only CPU results of 4 MiB and more are kept, and only if their memory came fresh from the
 /// system: with an allocator that reuses memory itself (jemalloc, tcmalloc), posembed keeps
@@ -32,8 +32,9 @@ POSEMBED_API int64_t set_cache_limit(int64_t bytes);
 /// again as fast. posembed does so for its modules' tables, tables read from files, and results. Of
 /// other tensors call it before their first value is written; later the system moves them when it
 /// finds the time. Does nothing below 4 MiB, on other devices, where the system has no transparent
-/// huge pages (see core/huge_pages.h), and where the
-/// environment variable POSEMBED_HUGE_PAGES is 0.
+/// huge pages (Linux has, where `madvise` or `always` stands in
+/// /sys/kernel/mm/transparent_hugepage/enabled), and where the environment variable
+/// POSEMBED_HUGE_PAGES is 0.
 ///
 ///     torch::Tensor table = torch::empty({50257, 768});
 ///     posembed::prefer_huge_pages(table);

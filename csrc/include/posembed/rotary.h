@@ -50,8 +50,7 @@ struct PermuteOptions {
 ///     weight = posembed::permute_rotary_weight(weight, 32, posembed::Pairing::interleaved);
 ///
 /// @param weight  [num_heads * head_dim, ...]: a projection's weight or bias, or a LoRA B matrix;
-/// for
-///     the weight of a norm over one head, [head_dim] with num_heads 1
+///     for the weight of a norm over one head, [head_dim] with num_heads 1
 /// @param num_heads  heads in the rows: the key heads of a key projection, all heads of packed QKV
 /// @param to  the pairing of the result; the weight has the other one
 /// @param options  the rotated window and, for packed QKV, the heads of query and key
@@ -108,7 +107,7 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 /// @param new_positions  the positions to move to; shapes as in rotary()
 /// @param new_spec  the specification to move to; default: `spec`
 /// @param frequencies  RotaryCall::frequencies of the rotation, if it had any; a `new_spec` has
-/// none
+///     none: keys are moved to its own
 /// @throws as rotary_()
 POSEMBED_API void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
                             const torch::Tensor& new_positions, const std::string& spec,

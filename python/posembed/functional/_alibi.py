@@ -38,6 +38,11 @@ def alibi_slopes(
 
     Raises:
         ValueError: No heads, heads outside total_heads, or another number of values.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.functional.alibi_slopes(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     return torch.ops.posembed.alibi_slopes(  # type: ignore[no-any-return]
         num_heads,
@@ -60,6 +65,10 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
 
     Returns:
         int64, shaped like attention_mask.
+
+    Raises:
+        ValueError: The mask has no dimension.
+        TypeError: The mask is floating.
 
     Examples:
         >>> import torch, posembed as pe
@@ -99,7 +108,8 @@ def alibi_bias(
         key_positions: Those of the keys, [key_length] or [batch, key_length].
         cu_seqlens: Documents packed one after the other: int32 or int64 [documents + 1] boundaries
             from 0 to key_length. Keys of other documents than the query's are hidden.
-        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden.
+        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden, but still
+            counted: :func:`alibi_positions` gives positions that count visible keys only.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
         hide: Hidden keys get -inf; otherwise 0.
@@ -184,19 +194,20 @@ def alibi_add(
 
     Returns:
         Shape and dtype of scores.
+
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`alibi_bias`.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> slopes = pe.functional.alibi_slopes(8)
+        >>> pe.functional.alibi_add(torch.ones(8, 2, 3), slopes, scale=0.5)[0]
+        tensor([[ 0.0000,  0.5000,    -inf],
+                [-0.5000,  0.0000,  0.5000]])
     """
-    return torch.ops.posembed.alibi_add(  # type: ignore[no-any-return]
-        scores,
-        slopes,
-        query_positions,
-        key_positions,
-        cu_seqlens,
-        attention_mask,
-        query_offset=query_offset,
-        causal=causal,
-        hide=hide,
-        scale=scale,
-    )
+    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
+    return torch.ops.posembed.alibi_add(scores, slopes, *places, **form)  # type: ignore[no-any-return]
 
 
 def alibi_add_(
@@ -219,18 +230,9 @@ def alibi_add_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    torch.ops.posembed.alibi_add_(
-        scores,
-        slopes,
-        query_positions,
-        key_positions,
-        cu_seqlens,
-        attention_mask,
-        query_offset=query_offset,
-        causal=causal,
-        hide=hide,
-        scale=scale,
-    )
+    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
+    torch.ops.posembed.alibi_add_(scores, slopes, *places, **form)
 
 
 def alibi_softmax(
@@ -253,6 +255,9 @@ def alibi_softmax(
     Returns:
         Shape and dtype of scores. A query that sees no key has weights 0.
 
+    Raises:
+        ValueError, TypeError, IndexError: As :func:`alibi_bias`.
+
     Examples:
         >>> import torch, posembed as pe
         >>> slopes = pe.functional.alibi_slopes(8)
@@ -260,18 +265,9 @@ def alibi_softmax(
         tensor([[0.3775, 0.6225, 0.0000],
                 [0.1863, 0.3072, 0.5065]])
     """
-    return torch.ops.posembed.alibi_softmax(  # type: ignore[no-any-return]
-        scores,
-        slopes,
-        query_positions,
-        key_positions,
-        cu_seqlens,
-        attention_mask,
-        query_offset=query_offset,
-        causal=causal,
-        hide=hide,
-        scale=scale,
-    )
+    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
+    return torch.ops.posembed.alibi_softmax(scores, slopes, *places, **form)  # type: ignore[no-any-return]
 
 
 def alibi_softmax_(
@@ -294,18 +290,9 @@ def alibi_softmax_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    torch.ops.posembed.alibi_softmax_(
-        scores,
-        slopes,
-        query_positions,
-        key_positions,
-        cu_seqlens,
-        attention_mask,
-        query_offset=query_offset,
-        causal=causal,
-        hide=hide,
-        scale=scale,
-    )
+    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
+    torch.ops.posembed.alibi_softmax_(scores, slopes, *places, **form)
 
 
 def alibi_lse_correction(
@@ -336,6 +323,16 @@ def alibi_lse_correction(
 
     Returns:
         [heads, query_length], to add to the log-sum-exps of queries.
+
+    Raises:
+        ValueError: An unknown form, or slopes of another shape.
+        TypeError: The dtype of slopes is not supported.
+
+    Examples:
+        >>> import posembed as pe
+        >>> slopes = pe.functional.alibi_slopes(8)
+        >>> pe.functional.alibi_lse_correction(slopes, 2, query_start=4, key_start=2)[0]
+        tensor([-1., -1.])
     """
     return torch.ops.posembed.alibi_lse_correction(  # type: ignore[no-any-return]
         slopes,

@@ -56,8 +56,9 @@ def input_embedding(
         dropout: Probability of dropping a component.
         padding_idx: The token row that gets no gradient.
         position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
-        gradient: Form of the token table's gradient, "dense" or "rows"; or "own" where ids count up
-            from 0: each token has a row of its own, and the gradient needs no sort.
+        gradient: Form of the token table's gradient, "dense" or "rows". "own", for
+            :class:`posembed.InputEmbedding` with ``token_dim``: ``token`` has a row for each id,
+            and ids count up from 0.
         seed: Of dropout's mask: int64 with one element, on the device of ``ids``; None: drawn from
             torch's generator for that device.
         first_token: Place of the first of these tokens in the mask. Parts of a batch that get the
@@ -70,6 +71,12 @@ def input_embedding(
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
         IndexError: An id, position or type is outside its table.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> token, position = torch.randn(30522, 768), torch.randn(512, 768)
+        >>> ids = torch.randint(30522, (2, 128))
+        >>> y = pe.functional.input_embedding(ids, token, position, norm="layer")
     """
     if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)

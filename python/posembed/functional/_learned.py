@@ -33,6 +33,11 @@ def learned_add(
         ValueError: Shapes or options do not fit.
         TypeError: A dtype is not supported.
         IndexError: A position has no row; the message names it.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> table = torch.randn(512, 768)
+        >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
     return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
         x, weight, positions, offset=offset, first_row=first_row
@@ -43,6 +48,13 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
     """Rows of a table of learned positions: int32 or int64 [...] -> [..., embedding_dim].
 
     Arguments and errors as :func:`learned_add`.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> table = torch.arange(6.0).view(3, 2)
+        >>> pe.functional.learned_encode(table, torch.tensor([0, -1]), first_row=1)
+        tensor([[2., 3.],
+                [0., 1.]])
     """
     return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
 
@@ -67,6 +79,13 @@ def learned_extend(
 
     Raises:
         ValueError: ``max_positions`` is less than before, or the method is unknown.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> pe.functional.learned_extend(torch.tensor([[1.0], [3.0]]), 3)
+        tensor([[1.],
+                [2.],
+                [3.]])
     """
     return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
         weight, max_positions, first_row=first_row, method=method
@@ -84,6 +103,9 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
     Returns:
         int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
         table with ``first_row = padding_idx + 1``.
+
+    Raises:
+        ValueError: ``past_length`` is negative, or ``ids`` has no dimension.
 
     Examples:
         >>> import torch, posembed as pe

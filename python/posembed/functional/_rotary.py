@@ -110,8 +110,9 @@ def rotary(
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
     if out is not None:
-        given = (positions, frequencies, cu_seqlens)
-        rotate_into(out, query, key, given, (spec.text, layout, offset, inverse))
+        rotate_into(
+            out, query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+        )
         return out
     return rotated(
         query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
@@ -149,18 +150,15 @@ def rotate_into(
     out: Tensor | tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor | None,
-    given: tuple[Tensor | None, Tensor | None, Tensor | None],
-    options: tuple[str, Layout, int, bool],
+    positions: Tensor | None,
+    spec: str,
+    layout: Layout,
+    offset: int,
+    inverse: bool,
+    frequencies: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None:
-    """:func:`rotary` with ``out``.
-
-    Args:
-        out: As there, like query and key.
-        query: As there.
-        key: As there.
-        given: Positions, frequencies, cu_seqlens.
-        options: Text of the specification, layout, offset, inverse.
-    """
+    """:func:`rotated` into ``out``."""
     parts = out if isinstance(out, tuple) else (out,)
     as_given = isinstance(out, tuple) == (key is not None) and len(parts) == (
         2 if key is not None else 1
@@ -170,14 +168,16 @@ def rotate_into(
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"out: expected {expected}, got {kinds}")
     query_out, key_out = out if isinstance(out, tuple) else (out, None)
+    given = (positions, frequencies, cu_seqlens)
     if eager(query_out, key_out, query, key, *given):
-        _C.rotary_out(query_out, key_out, query, key, given[0], *options, *given[1:])
+        by = (positions, spec, layout, offset, inverse, frequencies, cu_seqlens)
+        _C.rotary_out(query_out, key_out, query, key, *by)
         return
-    named = dict(zip(("spec", "layout", "offset", "inverse"), options, strict=True))
+    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
-        torch.ops.posembed.rotary_out(query_out, query, *given, **named)
+        torch.ops.posembed.rotary_out(query_out, query, *given, **options)
     else:
-        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **named)
+        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **options)
 
 
 def rerotate_(
@@ -202,7 +202,8 @@ def rerotate_(
         spec: The specification that rotated them.
         new_spec: The new specification; default: the same.
         layout: The order of dimensions.
-        frequencies: Those that were passed to :func:`rotary`, if any; not with ``new_spec``.
+        frequencies: Those that were passed to :func:`rotary`, if any; keys are moved to the same
+            ones, or to those of ``new_spec``.
 
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.

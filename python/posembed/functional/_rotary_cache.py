@@ -66,7 +66,7 @@ def rotary_cache_(
         TypeError: A dtype is not supported.
         IndexError: A position is below -1, or a slot outside the cache.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> key_cache, value_cache = torch.zeros(2, 10, 16, 2, 64).unbind()  # 10 pages of 16 slots
         >>> query, key, value = torch.randn(3, 8, 64), torch.randn(3, 2, 64), torch.randn(3, 2, 64)
@@ -127,7 +127,7 @@ def mla_rotary(
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary`.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> spec = pe.RotarySpec(192, rotary_dim=64, rotary_start=128, interleaved=True)
         >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
@@ -171,7 +171,7 @@ def mla_rotary_cache_(
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_cache_`.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> spec = pe.RotarySpec(192, rotary_dim=64, rotary_start=128, interleaved=True)
         >>> cache, slots = torch.zeros(10, 16, 512 + 64), torch.tensor([32, 33])

@@ -49,7 +49,7 @@ def norm_rotary(
         TypeError: A dtype is not supported.
         IndexError: A position is below -1.
 
-    Example:
+    Examples:
         >>> import torch, posembed as pe
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> weight = torch.ones(64)
@@ -91,6 +91,12 @@ def norm_rotary_(
     Raises:
         ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
             tensors overlap in memory.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
+        >>> weight = torch.ones(64)
+        >>> pe.functional.norm_rotary_(query, key, weight, weight, spec=pe.RotarySpec(64))
     """
     torch.ops.posembed.norm_rotary_(
         query,

@@ -63,6 +63,10 @@ def sinusoidal_encode(
     Returns:
         [..., embedding_dim]; NaN where a position is not finite.
 
+    Raises:
+        ValueError: ``scale`` has not one element.
+        TypeError: A dtype is not supported.
+
     Examples:
         >>> import torch, posembed as pe
         >>> time = pe.SinusoidalSpec(64, preset="ddpm")

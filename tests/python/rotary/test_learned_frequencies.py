@@ -165,6 +165,16 @@ def test_resolving_shares_what_is_learned() -> None:
         assert not torch.equal(resolved.forward(query), pe.RotaryEmbedding(16)(query))
 
 
+def test_a_dynamic_specification_starts_them_once_resolved() -> None:
+    spec = pe.RotarySpec(4, scaling=pe.LongRopeScaling([1.0, 2.0], [1.0, 8.0], 64))
+    assert spec.is_dynamic
+    for kind in (pe.RotaryEmbedding, pe.cpp.RotaryEmbedding):
+        with pytest.raises(ValueError, match=r"pass spec\.resolve\(seq_len\)"):
+            kind(spec, learned_frequencies=True)
+        rope = kind(spec.resolve(65), learned_frequencies=True)
+        assert torch.equal(rope.frequencies, spec.frequencies(65).float())
+
+
 def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> None:
     """Scores of a teacher with another base: the loss falls, and frequencies move to the teacher's."""
     torch.manual_seed(0)

@@ -104,6 +104,7 @@ def test_a_dynamic_specification_is_resolved_or_refused() -> None:
         rope(query)
     fixed = rope.spec.resolve(100)
     assert fixed == pe.RotarySpec(32, scaling=pe.NtkScaling(2.0 * 100 / 64 - 1.0))
+    assert (rope.spec.is_dynamic, fixed.is_dynamic) == (True, False)
     assert fixed.resolve(5000) == fixed
     assert torch.equal(rope(query, seq_len=100), pe.functional.rotary(query, spec=fixed))
     assert rope.spec.resolve(64) == pe.RotarySpec(32)

@@ -132,6 +132,14 @@ def softmax_backward(
     return change * scale, bias_backward(change, *places, two_sided=sides == 2, **options)
 
 
+def lse_correction(
+    slopes: Tensor, query_length: int, *, query_start: int, key_start: int, form: str, causal: bool
+) -> Tensor:
+    """For a block of keys before its queries."""
+    steps = torch.arange(query_length, device=slopes.device) * (form == "key")
+    return -slopes[:, None] * (query_start - key_start + steps)
+
+
 def positions_of(
     *sizes: int, device: torch.device | str, dtype: torch.dtype = torch.int64
 ) -> Tensor:
@@ -174,6 +182,17 @@ def placed_bias_sample(
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
     return Sample((slopes, 4, 7, queries, keys), {"causal": False})
+
+
+def lse_sample(form: str) -> Any:
+    """Lengths are numbers here too."""
+    starts = {"query_start": 12, "key_start": 5}
+
+    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+        slopes = torch.rand(3, device=device, dtype=dtype)
+        return Sample((slopes, 4), {**starts, "form": form, "causal": True})
+
+    return make
 
 
 def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) -> Any:
@@ -308,6 +327,15 @@ CASES = [
         softmax_grad_sample(sides=0),
         softmax_backward,
         differentiable=False,  # by weights of hidden keys, which are 0
+    ),
+    *(
+        OperatorCase(
+            f"alibi_lse_correction-{form}",
+            OPERATORS.alibi_lse_correction.default,
+            lse_sample(form),
+            lse_correction,
+        )
+        for form in ("distance", "key")
     ),
     OperatorCase(
         "alibi_add_",

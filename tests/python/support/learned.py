@@ -83,6 +83,18 @@ def backward_sample(positions: str | None = None, **options: Any) -> Any:
     return make
 
 
+def reference_extend(weight: Tensor, max_positions: int, *, first_row: int, method: str) -> Tensor:
+    """By repetition; tests/python/learned has the interpolations."""
+    assert method == "repeat"
+    rows = weight[first_row:]
+    return torch.cat([weight[:first_row], *[rows] * max_positions])[: first_row + max_positions]
+
+
+def extend_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    weight = torch.randn(7, COLUMNS, device=device, dtype=dtype)
+    return Sample((weight, 12), {"first_row": 2, "method": "repeat"})
+
+
 CASES = [
     OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
     OperatorCase(
@@ -108,6 +120,12 @@ CASES = [
         torch.ops.posembed.learned_encode.default,
         encode_sample,
         reference_encode,
+    ),
+    OperatorCase(
+        "learned_extend",
+        torch.ops.posembed.learned_extend.default,
+        extend_sample,
+        reference_extend,
     ),
     OperatorCase(
         "learned_backward",

@@ -200,6 +200,20 @@ def frequencies(spec: str, device: torch.device | str, dtype: torch.dtype) -> Te
     return torch.rand(pairs, device=device, dtype=wide)
 
 
+HEADS, HEAD_DIM = 3, 8
+
+
+def reference_permute(weight: Tensor, num_heads: int, *, interleaved: bool) -> Tensor:
+    assert interleaved
+    halves = weight.view(num_heads, 2, HEAD_DIM // 2, -1)
+    return halves.transpose(1, 2).reshape(weight.shape).clone()
+
+
+def weight_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+    weight = torch.randn(HEADS * HEAD_DIM, 5, device=device, dtype=dtype)
+    return Sample((weight, HEADS), {"interleaved": True})
+
+
 PLAIN = '{"head_dim":8}'
 PARTIAL = (
     '{"base":500000.0,"head_dim":16,"interleaved":true,"reverse":true,'
@@ -374,6 +388,13 @@ CASES = [
         sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
         reference,
         dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_permute_weight",
+        torch.ops.posembed.rotary_permute_weight.default,
+        weight_sample,
+        reference_permute,
+        differentiable=False,  # weights are converted once, outside training
     ),
     OperatorCase(
         "rotary_pair-xpos-learned",
