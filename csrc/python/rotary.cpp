@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "bindings.h"
+#include "fast_call.h"
 
 namespace posembed::python {
 namespace {
@@ -105,14 +106,24 @@ void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
   }
 }
 
+/// For eager calls: a shorter way to the dispatcher than torch.ops, which takes more than twice the
+/// time for one token.
+PyMethodDef functions[] = {
+    fast_method<rotary>("rotary",
+                        "rotary(query, key, positions, spec, layout, offset, inverse, frequencies, "
+                        "cu_seqlens, /) -> Tensor | tuple[Tensor, Tensor]"),
+    fast_method<rotary_in_place>("rotary_",
+                                 "rotary_(query, key, positions, spec, layout, offset, inverse, "
+                                 "frequencies, cu_seqlens, /) -> None"),
+    fast_method<rotary_out>("rotary_out",
+                            "rotary_out(query_out, key_out, query, key, positions, spec, layout, "
+                            "offset, inverse, frequencies, cu_seqlens, /) -> None"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 void bind_rotary(py::module_& module) {
-  // For eager calls: a shorter way to the dispatcher than torch.ops, which halves the time for one
-  // token.
-  module.def("rotary", &rotary);
-  module.def("rotary_", &rotary_in_place);
-  module.def("rotary_out", &rotary_out);
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd",
            py::arg("learned_frequencies") = false)
