@@ -21,7 +21,6 @@ struct GradientRow {
   C* type;         // the sum of its type; nullptr: not wanted
   C mean, rstd;
   C* normalised;  // memory for the normalised row
-  C* weighted;    // memory for its gradient
 };
 
 /// Sums over a row, lane by lane: of the weighted gradient times the normalised row, and of the
@@ -44,14 +43,14 @@ class BackwardPart {
         columns_(partial_columns(dim_)),
         count_(last(number) - last(number - 1)),
         grouped_(together > 1 && a_.norm != Norm::none && a_.seed == nullptr && shares_waves(a_)),
-        memory_(2 * together + 3, dim_),
+        memory_(together + 3, dim_),
         tokens_(a_, last(number - 1), last(number)),
         factors_(a_.dropout, a_.seed, a_.first_element, dim_),
         weight_(a_.norm_weight, dim_, 1),
         partial_(static_cast<C*>(b.partial)),
-        position_(memory_.row(2 * together)),
-        weight_sum_(memory_.row(2 * together + 1)),
-        bias_sum_(memory_.row(2 * together + 2)) {
+        position_(memory_.row(together)),
+        weight_sum_(memory_.row(together + 1)),
+        bias_sum_(memory_.row(together + 2)) {
     clear(weight_sum_);
     clear(bias_sum_);
     if (partial_ == nullptr) return;
@@ -123,8 +122,7 @@ class BackwardPart {
                           nullptr,
                           0,
                           1,
-                          memory_.row(2 * k),
-                          memory_.row(2 * k + 1)};
+                          memory_.row(k)};
     result.out = target(token);
     if (streaming) core::expect_stream(target(tokens_.soon()), dim_ * int64_t{sizeof(T)});
     if (b_.type_gradient != nullptr) {
@@ -149,7 +147,6 @@ class BackwardPart {
   template <typename Count>
   POSEMBED_INLINE Run<T> gradient_at(const GradientRow<T>& row, const C* factors, int64_t i,
                                      Count count) {
-    prefetch_run(row.soon + i);
     const Run<T> given = core::load_run(row.given + i, count);
     return factors == nullptr ? given : given * core::load_values<T>(factors + i);
   }
@@ -166,6 +163,7 @@ class BackwardPart {
   /// Without a norm the gradient is only summed and copied.
   void sum_row(const GradientRow<T>& row, const C* factors) const {
     core::for_runs(dim_, [&](int64_t i, auto count) {
+      prefetch_run(row.soon + i);
       const Run<T> value = gradient_at(row, factors, i, count);
       core::store_values(core::load_values<T>(position_ + i) + value, position_ + i);
       write(row, value, i, count);
@@ -185,10 +183,11 @@ class BackwardPart {
       offset[k] = a_.norm == Norm::layer ? core::sum(sums.total[k]) * factor : C(0);
     }
     core::for_runs(dim_, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+      const Run<T> weight = core::load_values<T>(weight_.values() + i);
       Run<T> position = core::load_values<T>(position_ + i);
 #pragma GCC unroll 4
       for (int k = 0; k < group; ++k) {
-        const Run<T> g = core::load_values<T>(rows[k].weighted + i);
+        const Run<T> g = gradient_at(rows[k], factors, i, count) * weight;
         const Run<T> straight = core::fma(g, core::fill<T>(rows[k].rstd), core::fill<T>(offset[k]));
         const Run<T> value = core::fma(core::load_values<T>(rows[k].normalised + i),
                                        core::fill<T>(slope[k]), straight);
@@ -212,12 +211,12 @@ class BackwardPart {
 #pragma GCC unroll 4
       for (int k = 0; k < group; ++k) {
         const Run<T> x = (sum_at<plain>(rows[k].rows, i, count) - rows[k].mean) * rows[k].rstd;
+        prefetch_run(rows[k].soon + i);
         Run<T> g = gradient_at(rows[k], factors, i, count);
         weight_sum = core::fma(g, x, weight_sum);
         bias_sum = bias_sum + g;
         g = g * weight;
         core::store_values(x, rows[k].normalised + i);
-        core::store_values(g, rows[k].weighted + i);
         sums.along[k] = core::fma(g, x, sums.along[k]);
         sums.total[k] = sums.total[k] + g;
       }
