@@ -31,6 +31,7 @@ struct Places {
 using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
                               at::ArrayRef<double>, double, std::optional<at::Device>);
 using Positions = Tensor(const Tensor&);
+
 /// Converts between a schema's long argument list, with which kernels are registered, and Places,
 /// with which they are written; `Trailing` are the arguments after them.
 template <typename Function, typename... Trailing>

@@ -198,7 +198,7 @@ class BackwardPart {
     });
   }
 
-  /// Computes normalised rows and weighted gradients, and accumulates the gradients of the norm's
+  /// Computes normalised rows and the sums of each, and accumulates the gradients of the norm's
   /// parameters.
   template <int group>
   GradientSums<T, group> sum_gradients(const GradientRow<T> (&rows)[group],

@@ -22,7 +22,9 @@ inline const torch::Tensor& tensor_from(PyObject* object, size_t place, const ch
   return THPVariable_Unpack(object);
 }
 
-inline std::string_view text_from(PyObject* object) {
+inline std::string_view text_from(PyObject* object, size_t place) {
+  TORCH_CHECK_TYPE(PyUnicode_Check(object), "argument ", place + 1, ": expected str, got ",
+                   Py_TYPE(object)->tp_name);
   Py_ssize_t size = 0;
   const char* const data = PyUnicode_AsUTF8AndSize(object, &size);
   if (data == nullptr) throw py::error_already_set();
@@ -50,7 +52,7 @@ decltype(auto) from_python(PyObject* object, size_t place) {
     using Maybe = std::optional<torch::Tensor>;
     return object == Py_None ? Maybe() : Maybe(tensor_from(object, place, "a tensor or None"));
   } else if constexpr (std::is_same_v<T, std::string_view>) {
-    return text_from(object);
+    return text_from(object, place);
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
   } else {

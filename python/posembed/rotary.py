@@ -224,7 +224,7 @@ class RotaryEmbedding(nn.Module):
         depend on it (dynamic NTK, LongRoPE). All calls that share a key cache need the same
         resolved specification.
         """
-        try:  # _frequencies() without the cost of a call, a fortieth of a token's time
+        try:  # _frequencies() without the cost of a call, which one token feels
             frequencies = self._parameters["frequencies"]
         except KeyError:
             frequencies = self.frequencies

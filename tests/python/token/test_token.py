@@ -300,9 +300,9 @@ def test_vmap_keeps_to_the_table_of_each_copy(ids: list, device: torch.device) -
 def test_max_norm_leaves_other_rows_cuda() -> None:
     token = pe.TokenEmbedding(5, 4, max_norm=0.1, device="cuda")
     before = token.weight.detach().clone()
-    token(torch.tensor([[1, 9], [-1, 1]], device="cuda"))
+    ids = torch.tensor([[1, 9], [-1, 1]], device="cuda")
     with pytest.raises(IndexError, match=r"token id 9 at place 1|token id -1 at place 2"):
-        pe.check_errors()
+        token(ids), pe.check_errors()
     others = [0, 2, 3, 4]
     assert torch.equal(token.weight[others], before[others])
     assert token(torch.empty(0, dtype=torch.int64, device="cuda")).shape == (0, 4)
