@@ -16,22 +16,22 @@
 
 namespace posembed::python {
 
-inline const torch::Tensor& tensor_from(PyObject* object, size_t place, const char* expected) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object), "argument ", place + 1, ": expected ", expected,
-                   ", got ", Py_TYPE(object)->tp_name);
+inline const torch::Tensor& tensor_from(PyObject* object, const char* name, const char* expected) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object), name, ": expected ", expected, ", got ",
+                   Py_TYPE(object)->tp_name);
   return THPVariable_Unpack(object);
 }
 
-inline std::string_view text_from(PyObject* object, size_t place) {
-  TORCH_CHECK_TYPE(PyUnicode_Check(object), "argument ", place + 1, ": expected str, got ",
-                   Py_TYPE(object)->tp_name);
+inline std::string_view text_from(PyObject* object, const char* name) {
+  TORCH_CHECK_TYPE(PyUnicode_Check(object), name, ": expected str, got ", Py_TYPE(object)->tp_name);
   Py_ssize_t size = 0;
   const char* const data = PyUnicode_AsUTF8AndSize(object, &size);
   if (data == nullptr) throw py::error_already_set();
   return {data, static_cast<size_t>(size)};
 }
 
-inline int64_t integer_from(PyObject* object) {
+inline int64_t integer_from(PyObject* object, const char* name) {
+  TORCH_CHECK_TYPE(PyIndex_Check(object), name, ": expected int, got ", Py_TYPE(object)->tp_name);
   const int64_t value = PyLong_AsLongLong(object);
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
   return value;
@@ -43,21 +43,21 @@ inline bool truth_of(PyObject* object) {
   return value != 0;
 }
 
-/// A Python object as an argument of type T, the one at `place`.
+/// A Python object as an argument of type T; `name` is for messages.
 template <typename T>
-decltype(auto) from_python(PyObject* object, size_t place) {
+decltype(auto) from_python(PyObject* object, const char* name) {
   if constexpr (std::is_same_v<T, const torch::Tensor&>) {
-    return tensor_from(object, place, "a tensor");
+    return tensor_from(object, name, "a tensor");
   } else if constexpr (std::is_same_v<T, const std::optional<torch::Tensor>&>) {
     using Maybe = std::optional<torch::Tensor>;
-    return object == Py_None ? Maybe() : Maybe(tensor_from(object, place, "a tensor or None"));
+    return object == Py_None ? Maybe() : Maybe(tensor_from(object, name, "a tensor or None"));
   } else if constexpr (std::is_same_v<T, std::string_view>) {
-    return text_from(object, place);
+    return text_from(object, name);
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
   } else {
     static_assert(std::is_same_v<T, int64_t>);
-    return integer_from(object);
+    return integer_from(object, name);
   }
 }
 
@@ -75,35 +75,36 @@ PyObject* to_python(std::variant<Results...> result) {
 }
 
 template <typename Result, typename... Arguments, size_t... places>
-PyObject* call(Result (*function)(Arguments...), PyObject* const* given,
+PyObject* call(Result (*function)(Arguments...), const char* const* names, PyObject* const* given,
                std::index_sequence<places...>) {
   if constexpr (std::is_void_v<Result>) {
-    function(from_python<Arguments>(given[places], places)...);
+    function(from_python<Arguments>(given[places], names[places])...);
     return py::none().release().ptr();
   } else {
-    return to_python(function(from_python<Arguments>(given[places], places)...));
+    return to_python(function(from_python<Arguments>(given[places], names[places])...));
   }
 }
 
-template <typename Result, typename... Arguments>
-PyObject* checked_call(Result (*function)(Arguments...), PyObject* const* given, Py_ssize_t count) {
-  TORCH_CHECK_TYPE(count == sizeof...(Arguments), "expected ", sizeof...(Arguments),
-                   " arguments by place, got ", count);
-  return call(function, given, std::index_sequence_for<Arguments...>());
+template <typename Result, typename... Arguments, size_t count>
+PyObject* checked_call(Result (*function)(Arguments...), const char* const (&names)[count],
+                       PyObject* const* given, Py_ssize_t number) {
+  static_assert(count == sizeof...(Arguments), "each argument has a name");
+  TORCH_CHECK_TYPE(number == count, "expected ", count, " arguments by place, got ", number);
+  return call(function, names, given, std::index_sequence_for<Arguments...>());
 }
 
-/// `function` in the form in which Python calls it.
-template <auto function>
-PyObject* fast_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
+/// `function` in the form in which Python calls it; `names` are those of its arguments.
+template <auto function, const auto& names>
+PyObject* fast_call(PyObject*, PyObject* const* given, Py_ssize_t number) {
   HANDLE_TH_ERRORS
-  return checked_call(function, given, count);
+  return checked_call(function, names, given, number);
   END_HANDLE_TH_ERRORS
 }
 
 /// An entry of a table of functions.
-template <auto function>
+template <auto function, const auto& names>
 PyMethodDef fast_method(const char* name, const char* signature) {
-  const auto erased = reinterpret_cast<void (*)()>(&fast_call<function>);
+  const auto erased = reinterpret_cast<void (*)()>(&fast_call<function, names>);
   return {name, reinterpret_cast<PyCFunction>(erased), METH_FASTCALL, signature};
 }
 

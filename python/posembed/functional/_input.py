@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Gradient
+from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
 
@@ -92,7 +92,7 @@ def input_embedding(
         seed if dropout > 0 else None,
         offset=offset,
         first_row=first_row,
-        sinusoid="" if sinusoid is None else sinusoid.text,
+        sinusoid="" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid"),
         norm=norm or "none",
         eps=eps,
         scale=scale,

@@ -1,11 +1,27 @@
-"""Literal types of options that several functions share."""
+"""Options that several functions share."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+from posembed.specification import RotarySpec, SinusoidalSpec
 
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
+
+
+def rotary_text(spec: RotarySpec, name: str = "spec") -> str:
+    """The specification as operators take it."""
+    if not isinstance(spec, RotarySpec):
+        raise TypeError(f"{name}: expected a RotarySpec, got {type(spec).__name__}")
+    return spec.text
+
+
+def sinusoidal_text(spec: SinusoidalSpec, name: str = "spec") -> str:
+    """The specification as operators take it."""
+    if not isinstance(spec, SinusoidalSpec):
+        raise TypeError(f"{name}: expected a SinusoidalSpec, got {type(spec).__name__}")
+    return spec.text

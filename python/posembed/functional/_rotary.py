@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from posembed import _C
-from posembed.functional._options import Layout
+from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
 
 
@@ -109,14 +109,13 @@ def rotary(
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> query, key = pe.functional.rotary(query, key, spec=spec)
     """
+    text = rotary_text(spec)
     if out is not None:
         rotate_into(
-            out, query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
+            out, query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens
         )
         return out
-    return rotated(
-        query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
-    )
+    return rotated(query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens)
 
 
 def rotated(
@@ -220,8 +219,8 @@ def rerotate_(
         old_positions,
         new_positions,
         frequencies,
-        spec=spec.text,
-        new_spec=None if new_spec is None else new_spec.text,
+        spec=rotary_text(spec),
+        new_spec=None if new_spec is None else rotary_text(new_spec, "new_spec"),
         layout=layout,
     )
 
@@ -251,13 +250,12 @@ def rotary_(
         >>> cache = torch.randn(1, 10, 2, 64)
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
     """
+    text = rotary_text(spec)
     if eager(query, key, positions, frequencies, cu_seqlens):
-        _C.rotary_(
-            query, key, positions, spec.text, layout, offset, inverse, frequencies, cu_seqlens
-        )
+        _C.rotary_(query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens)
         return
     given = (positions, frequencies, cu_seqlens)
-    options = {"spec": spec.text, "layout": layout, "offset": offset, "inverse": inverse}
+    options = {"spec": text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         torch.ops.posembed.rotary_(query, *given, **options)
     else:

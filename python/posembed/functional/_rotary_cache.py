@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed.functional._options import CacheLayout, Layout
+from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.specification import RotarySpec
 
 
@@ -86,7 +86,7 @@ def rotary_cache_(
         slot_mapping,
         positions,
         query_out,
-        spec=spec.text,
+        spec=rotary_text(spec),
         layout=layout,
         cache_layout=cache_layout,
         offset=offset,
@@ -134,7 +134,13 @@ def mla_rotary(
         >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
     """
     return torch.ops.posembed.mla_rotary(  # type: ignore[no-any-return]
-        query, key_rope, positions, spec=spec.text, layout=layout, offset=offset, inverse=inverse
+        query,
+        key_rope,
+        positions,
+        spec=rotary_text(spec),
+        layout=layout,
+        offset=offset,
+        inverse=inverse,
     )
 
 
@@ -187,7 +193,7 @@ def mla_rotary_cache_(
         slot_mapping,
         positions,
         query_out,
-        spec=spec.text,
+        spec=rotary_text(spec),
         layout=layout,
         offset=offset,
         **scale_options("scale", scale),

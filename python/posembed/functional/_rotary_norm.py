@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout
+from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
 
 
@@ -63,7 +63,7 @@ def norm_rotary(
         query_weight,
         key_weight,
         positions,
-        spec=spec.text,
+        spec=rotary_text(spec),
         layout=layout,
         offset=offset,
         eps=eps,
@@ -104,7 +104,7 @@ def norm_rotary_(
         query_weight,
         key_weight,
         positions,
-        spec=spec.text,
+        spec=rotary_text(spec),
         layout=layout,
         offset=offset,
         eps=eps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed.functional._options import sinusoidal_text
 from posembed.specification import SinusoidalSpec
 
 
@@ -41,7 +42,7 @@ def sinusoidal(
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
     return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
-        x, positions, scale, spec=spec.text, offset=offset
+        x, positions, scale, spec=sinusoidal_text(spec), offset=offset
     )
 
 
@@ -74,7 +75,7 @@ def sinusoidal_encode(
         torch.Size([1, 64])
     """
     return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
-        positions, scale, spec=spec.text, dtype=dtype
+        positions, scale, spec=sinusoidal_text(spec), dtype=dtype
     )
 
 
@@ -97,5 +98,5 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
         torch.Size([64, 64])
     """
     return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
-        distance, spec=spec.text
+        distance, spec=sinusoidal_text(spec)
     )

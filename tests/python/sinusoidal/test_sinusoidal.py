@@ -159,6 +159,7 @@ def test_module_holds_nothing_that_can_rot() -> None:
         (lambda m, x: m(x, torch.arange(3), offset=1), ValueError, "offset: expected 0 where positions are given, got 1"),
         (lambda m, x: m(x, torch.arange(3, device="meta")), ValueError, "positions: expected the device of x, cpu, got meta"),
         (lambda m, x: m.encode(torch.arange(3), dtype=torch.int64), TypeError, "dtype: expected float32"),
+        (lambda m, x: pe.functional.sinusoidal(x, spec=8), TypeError, "spec: expected a SinusoidalSpec, got int"),
         (lambda m, x: m.shift_matrix(float("inf")), ValueError, "distance: expected a finite number"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(7).shift_matrix(1), ValueError, "expected an even embedding_dim, .*, got 7"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(0), ValueError, "embedding_dim: expected a positive number, got 0"),
