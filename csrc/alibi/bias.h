@@ -13,6 +13,24 @@
 
 namespace posembed::alibi {
 
+/// A row of a matrix of scores: one query of one head.
+struct Row {
+  int64_t batch;
+  int64_t head;
+  int64_t query;
+};
+
+POSEMBED_INLINE Row row_at(int64_t number, int64_t heads, int64_t queries) {
+  const int64_t plane = number / queries;
+  return {plane / heads, plane % heads, number % queries};
+}
+
+template <typename T>
+POSEMBED_INLINE T* elements(const Matrices& matrices, const Row& row) {
+  return static_cast<T*>(matrices.data) + row.batch * matrices.stride[0] +
+         row.head * matrices.stride[1] + row.query * matrices.stride[2];
+}
+
 /// The distance that marks a key as hidden from the query.
 inline constexpr int32_t hidden = std::numeric_limits<int32_t>::min();
 
@@ -27,17 +45,8 @@ struct Line {
 
 template <typename C>
 POSEMBED_INLINE Line<C> line_of(const Slopes& slopes, const Distances& distances, int64_t head) {
-  const auto read = [&](int64_t place) -> C {
-    switch (slopes.scalar) {
-      case core::Scalar::float64:
-        return static_cast<C>(static_cast<const double*>(slopes.data)[place]);
-      case core::Scalar::bfloat16:
-        return core::load(static_cast<const core::BFloat16*>(slopes.data)[place]);
-      case core::Scalar::float16:
-        return core::load(static_cast<const core::Float16*>(slopes.data)[place]);
-      default:
-        return static_cast<const float*>(slopes.data)[place];
-    }
+  const auto read = [&](int64_t place) {
+    return core::read_floating<C>(slopes.data, slopes.scalar, place);
   };
   return {read(head), -read(head + (slopes.sides - 1) * slopes.heads),
           distances.hide ? -static_cast<C>(INFINITY) : C(0)};

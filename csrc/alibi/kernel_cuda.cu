@@ -21,23 +21,6 @@ unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, 
 
 // ---------------------------------------------------------------------------------------- one row
 
-struct Row {
-  int64_t batch;
-  int64_t head;
-  int64_t query;
-};
-
-__device__ Row row_at(int64_t number, int64_t heads, int64_t queries) {
-  const int64_t plane = number / queries;
-  return {plane / heads, plane % heads, number % queries};
-}
-
-template <typename T>
-__device__ T* elements(const Matrices& matrices, const Row& row) {
-  return static_cast<T*>(matrices.data) + row.batch * matrices.stride[0] +
-         row.head * matrices.stride[1] + row.query * matrices.stride[2];
-}
-
 /// The query of a row, which gives biases of keys. Plain: distances depend only on key - query.
 template <bool plain>
 class Query {

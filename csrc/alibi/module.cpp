@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "alibi/operator.h"
+#include "dispatcher/checks.h"
 #include "posembed/alibi.h"
 
 namespace posembed {
@@ -189,6 +190,8 @@ torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
                     derived_.sizes());
   TORCH_CHECK_VALUE(!options.train_length().has_value() || key_length.has_value(),
                     "key_length: expected a number with train_length, got none");
+  TORCH_CHECK_VALUE(batch_size.value_or(0) >= 0, "batch_size: expected 0 or more, got ",
+                    *batch_size);
   const torch::Tensor plain = slopes_for(key_length.value_or(0)).detach().to(torch::kFloat);
   return batch_size.has_value() ? plain.repeat({*batch_size, 1}) : plain.clone();
 }
@@ -215,6 +218,33 @@ functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t 
   return call;
 }
 
+void check_scores(const torch::Tensor& scores) {
+  TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4,
+                    "scores: expected [batch, heads, query_length, key_length] or [heads, "
+                    "query_length, key_length], got ",
+                    scores.sizes());
+}
+
+void check_attention(const torch::Tensor& query, const torch::Tensor& key,
+                     const torch::Tensor& value, double dropout) {
+  // query: [batch, num_heads, seq, head_dim], key: [batch, heads, keys, head_dim], value: [batch,
+  // heads, keys, value_dim]
+  dispatcher::check_rank(query, "query", 4, "[batch, num_heads, seq, head_dim]");
+  dispatcher::check_rank(key, "key", 4, "[batch, heads, keys, head_dim]");
+  dispatcher::check_rank(value, "value", 4, "[batch, heads, keys, value_dim]");
+  dispatcher::check_same_dtype(key, "key", query, "query");
+  dispatcher::check_same_dtype(value, "value", query, "query");
+  dispatcher::check_size(key.size(0), query.size(0), "key", "batch");
+  dispatcher::check_size(key.size(3), query.size(3), "key", "head_dim");
+  dispatcher::check_size(value.size(0), query.size(0), "value", "batch");
+  dispatcher::check_size(value.size(1), key.size(1), "value", "heads");
+  dispatcher::check_size(value.size(2), key.size(2), "value", "keys");
+  TORCH_CHECK_VALUE(key.size(1) > 0 && query.size(1) % key.size(1) == 0,
+                    "key: expected heads that divide those of query, ", query.size(1), ", got ",
+                    key.size(1));
+  TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, "dropout: expected 0 to 1, got ", dropout);
+}
+
 }  // namespace
 
 torch::Tensor ALiBiImpl::forward(int64_t query_length, std::optional<int64_t> key_length,
@@ -234,16 +264,19 @@ void ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call
 }
 
 void ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
+  check_scores(scores);
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
 }
 
 torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiCall call) const {
+  check_scores(scores);
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   return functional::alibi_softmax(scores, slopes_for(scores.size(-1)), call);
 }
 
 void ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
+  check_scores(scores);
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
 }
@@ -257,13 +290,13 @@ torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_star
 torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tensor& key,
                                    const torch::Tensor& value, functional::AlibiCall call,
                                    std::optional<double> scale, double dropout) const {
+  check_attention(query, key, value, dropout);
   // [batch, key heads, queries of a group, head_dim]: keys need not be copied for each query of a
   // group.
-  const int64_t key_heads = key.size(-3), queries = query.size(-2), keys = key.size(-2);
+  const int64_t key_heads = key.size(1), queries = query.size(2), keys = key.size(2);
   const auto batch = query.size(0), heads = query.size(1), head_dim = query.size(3);
-  TORCH_CHECK_VALUE(key_heads > 0 && heads % key_heads == 0,
-                    "key: expected heads that divide those of query, ", heads, ", got ", key_heads);
-  const torch::Tensor grouped = query.reshape({batch, key_heads, -1, head_dim});
+  const torch::Tensor grouped =
+      query.reshape({batch, key_heads, heads / key_heads * queries, head_dim});
   torch::Tensor scores =
       at::matmul(grouped, key.transpose(-2, -1)).view({batch, heads, queries, keys});
   call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
@@ -273,7 +306,7 @@ torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tens
     softmax_(scores, std::move(call));
   }
   if (dropout > 0) scores = at::dropout(scores, dropout, /*train=*/true);
-  const torch::Tensor weights = scores.view({batch, key_heads, -1, keys});
+  const torch::Tensor weights = scores.view({batch, key_heads, heads / key_heads * queries, keys});
   return at::matmul(weights, value).view({batch, heads, queries, value.size(-1)});
 }
 

@@ -12,6 +12,7 @@
 #include "alibi/places.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::alibi {
@@ -59,7 +60,7 @@ void check_scores(const Tensor& scores, const Tensor& slopes, const Places& plac
   check_matrices(scores, "scores", places);
   check_slopes(slopes);
   dispatcher::check_same_device(slopes, "slopes", scores, "scores");
-  dispatcher::check_size(slopes.sym_size(-1), scores.sym_size(-3), "slopes", "heads");
+  dispatcher::check_size(scores.sym_size(-3), slopes.sym_size(-1), "scores", "heads");
 }
 
 void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Places& places,
@@ -86,13 +87,6 @@ void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& 
   const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, places);
   TORCH_CHECK_VALUE(out.sym_sizes() == c10::SymIntArrayRef(expected), "out: expected ",
                     c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
-}
-
-/// Checks memory that a caller gives for a result.
-void check_memory(const Tensor& tensor, const char* argument) {
-  dispatcher::check_dense_rows(tensor, argument);
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, argument,
-                    ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
 /// The shape of the gradient of slopes; sides is 0 if it is not needed.
@@ -152,7 +146,7 @@ void bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10:
               const Places& places, bool hide) {
   check_bias(slopes, queries, keys, places);
   check_bias_out(out, slopes, queries, keys, places);
-  check_memory(out, "out");
+  dispatcher::check_writable(out, "out");
   fill(slopes, Layout(places, hide, queries.expect_int(), keys.expect_int()), out);
 }
 
@@ -214,7 +208,7 @@ template <Write write>
 void change_scores(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
                    double scale) {
   check_scores(scores, slopes, places);
-  check_memory(scores, "scores");
+  dispatcher::check_writable(scores, "scores");
   const Layout layout(places, hide, scores.size(-2), scores.size(-1));
   write(scores, slopes, layout, scale, scores);
 }

@@ -7,6 +7,7 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cu_seqlens.h"
 
 namespace posembed::alibi {
 namespace {
@@ -75,21 +76,6 @@ void check_distances(const Places& places, const Distances& distances) {
                     key.low, " to ", key.high);
 }
 
-void check_documents(const Tensor& cu_seqlens, int64_t keys) {
-  const core::IndexView view = dispatcher::index_view(cu_seqlens);
-  const int64_t last = cu_seqlens.numel() - 1;
-  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 at place 0, got ",
-                    core::read(view, 0));
-  for (int64_t place = 1; place <= last; ++place) {
-    TORCH_CHECK_VALUE(core::read(view, place) >= core::read(view, place - 1),
-                      "cu_seqlens: expected numbers that do not decrease, got ",
-                      core::read(view, place), " after ", core::read(view, place - 1), " at place ",
-                      place);
-  }
-  TORCH_CHECK_VALUE(core::read(view, last) == keys, "cu_seqlens: expected key_length ", keys,
-                    " at its end, got ", core::read(view, last));
-}
-
 void check_lengths(const Distances& distances, bool own_positions) {
   TORCH_CHECK_VALUE(distances.queries <= most, "query_length: expected up to ", most, ", got ",
                     distances.queries);
@@ -154,7 +140,7 @@ Layout::Layout(const Places& places, bool hide, int64_t queries, int64_t keys) {
   set_positions(places.key_positions, &distances_.key_positions, &distances_.key_stride);
   if (places.cu_seqlens.has_value()) {
     const Tensor& boundaries = keep(places.cu_seqlens->contiguous());
-    if (boundaries.device().is_cpu()) check_documents(boundaries, keys);
+    dispatcher::check_cu_seqlens(boundaries, keys, "key_length");
     distances_.cu_seqlens = dispatcher::index_view(boundaries);
     distances_.documents = boundaries.numel() - 1;
   }

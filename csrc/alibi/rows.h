@@ -22,23 +22,6 @@ using core::Words;
 /// Elements that vectors take at a time.
 inline constexpr int64_t block = 2 * lanes;
 
-struct Row {
-  int64_t batch;
-  int64_t head;
-  int64_t query;
-};
-
-POSEMBED_INLINE Row row_at(int64_t number, int64_t heads, int64_t queries) {
-  const int64_t plane = number / queries;
-  return {plane / heads, plane % heads, number % queries};
-}
-
-template <typename T>
-POSEMBED_INLINE T* elements(const Matrices& matrices, const Row& row) {
-  return static_cast<T*>(matrices.data) + row.batch * matrices.stride[0] +
-         row.head * matrices.stride[1] + row.query * matrices.stride[2];
-}
-
 using Ints = int32_t __attribute__((vector_size(sizeof(Floats))));
 
 /// Integers of a block of T, in the order in which vectors hold its elements.

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,6 +34,11 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
+/// As the width of a grid; more than fit become too many rather than a few.
+inline unsigned grid_of(int64_t blocks) {
+  return static_cast<unsigned>(std::min<int64_t>(blocks, UINT32_MAX));
+}
+
 /// Runs `kernel` in `blocks` blocks of `threads` threads with `shared_bytes` of
 /// dynamic_shared_memory().
 template <typename... Parameters, typename... Arguments>
@@ -46,12 +52,11 @@ void launch_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, s
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/// The same without shared memory.
+/// The same without shared memory. Too many blocks for CUDA's grid fail to launch.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
             const Arguments&... arguments) {
-  launch_with(kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream,
-              arguments...);
+  launch_with(kernel, grid_of(blocks), static_cast<unsigned>(threads), 0, stream, arguments...);
 }
 
 /// nullptr, or the text of an error.

@@ -52,9 +52,9 @@ class Sum {
     return false;
   }
 
-  Term terms_[2 * max_rank];
+  Term terms_[2 * max_rank + 1];  // of two blocks and their bytes
   int64_t count_ = 0;
-  int64_t reach_[2 * max_rank + 1], divisor_[2 * max_rank + 1];
+  int64_t reach_[2 * max_rank + 2], divisor_[2 * max_rank + 2];
   int64_t candidates_ = 0;
 };
 
@@ -62,11 +62,19 @@ bool is_empty(const StridedMemory& memory) {
   return std::find(memory.size, memory.size + memory.rank, 0) != memory.size + memory.rank;
 }
 
-/// From the first element to the last one, in elements.
+/// From the first byte to the last one.
 int64_t span(const StridedMemory& memory) {
-  int64_t result = 0;
-  for (int64_t i = 0; i < memory.rank; ++i) result += memory.stride[i] * (memory.size[i] - 1);
-  return result;
+  int64_t elements = 0;
+  for (int64_t i = 0; i < memory.rank; ++i) elements += memory.stride[i] * (memory.size[i] - 1);
+  return elements * memory.item_size + memory.item_size - 1;
+}
+
+/// Adds the places of all bytes, from the first one on.
+void add_bytes(const StridedMemory& memory, Sum* sum) {
+  for (int64_t i = 0; i < memory.rank; ++i) {
+    sum->add(memory.stride[i] * memory.item_size, memory.size[i] - 1);
+  }
+  sum->add(1, memory.item_size - 1);
 }
 
 /// Whether every stride steps over all elements that the smaller strides reach.
@@ -87,27 +95,23 @@ bool strides_nest(const StridedMemory& memory) {
 
 bool overlap(const StridedMemory& a, const StridedMemory& b) {
   if (is_empty(a) || is_empty(b)) return false;
-  const auto distance = static_cast<int64_t>(b.address - a.address);  // in bytes
+  // The place of a byte of a minus that of one of b is the distance; b's bytes are counted from its
+  // end, so that every factor is positive.
+  const auto distance = static_cast<int64_t>(b.address - a.address);
   const int64_t a_span = span(a), b_span = span(b);
-  if (distance >= (a_span + 1) * a.item_size || -distance >= (b_span + 1) * b.item_size) {
-    return false;
-  }
-  // a's index form minus b's is the distance; b's indices are counted from their ends, so that
-  // every factor is positive.
+  if (distance > a_span || -distance > b_span) return false;
   Sum sum;
-  for (int64_t i = 0; i < a.rank; ++i) sum.add(a.stride[i], a.size[i] - 1);
-  for (int64_t i = 0; i < b.rank; ++i) sum.add(b.stride[i], b.size[i] - 1);
-  int64_t elements = distance / a.item_size;
-  const int64_t rest = distance % a.item_size;
-  if (rest < 0) --elements;
-  // Elements that are not aligned with each other touch two neighbours.
-  return sum.can_be(elements + b_span) || (rest != 0 && sum.can_be(elements + 1 + b_span));
+  add_bytes(a, &sum);
+  add_bytes(b, &sum);
+  return sum.can_be(distance + b_span);
 }
 
 bool overlaps_itself(const StridedMemory& memory) {
   if (is_empty(memory) || strides_nest(memory)) return false;
   // Two different indices with one address: their difference is 0 in the form, and positive in the
   // first dimension where it is not 0. Differences are counted from their least, 1 - size.
+  int64_t reach = 0;  // of the form, in elements
+  for (int64_t i = 0; i < memory.rank; ++i) reach += memory.stride[i] * (memory.size[i] - 1);
   for (int64_t first = 0; first < memory.rank; ++first) {
     if (memory.size[first] == 1) continue;
     if (memory.stride[first] == 0) return true;
@@ -115,7 +119,7 @@ bool overlaps_itself(const StridedMemory& memory) {
     for (int64_t i = 0; i < memory.rank; ++i) {
       sum.add(memory.stride[i], i == first ? memory.size[i] - 2 : 2 * (memory.size[i] - 1));
     }
-    if (sum.can_be(span(memory) - memory.stride[first] * memory.size[first])) return true;
+    if (sum.can_be(reach - memory.stride[first] * memory.size[first])) return true;
   }
   return false;
 }

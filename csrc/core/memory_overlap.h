@@ -18,8 +18,8 @@ struct StridedMemory {
 
 inline constexpr int64_t max_rank = 8;
 
-/// Whether an element of `a` and one of `b`, of the same item size, share a byte. Exact, unless
-/// 100,000 candidates do not decide it: then true.
+/// Whether an element of `a` and one of `b` share a byte. Exact, unless 100,000 candidates do not
+/// decide it: then true.
 bool overlap(const StridedMemory& a, const StridedMemory& b);
 
 /// Whether two indices lead to the same element; as exact.

@@ -3,6 +3,7 @@
 // result, denormals and NaN included (AVX512_BF16's own instruction would flush denormals).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -50,6 +51,27 @@ POSEMBED_INLINE float load(Float16 value) {
   const uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits(0x77800000u));
   const uint32_t result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
   return float_from_bits(result | (uint32_t{value.bits} & 0x8000u) << 16);
+}
+
+/// Element `place` of floating data of any type. A NaN becomes that of arithmetic: vector stores of
+/// bfloat16 rely on its lower half (core/vector.h).
+template <typename C>
+POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {
+  C value;
+  switch (type) {
+    case Scalar::float64:
+      value = static_cast<C>(static_cast<const double*>(data)[place]);
+      break;
+    case Scalar::bfloat16:
+      value = load(static_cast<const BFloat16*>(data)[place]);
+      break;
+    case Scalar::float16:
+      value = load(static_cast<const Float16*>(data)[place]);
+      break;
+    default:
+      value = static_cast<const float*>(data)[place];
+  }
+  return value == value ? value : static_cast<C>(NAN);
 }
 
 POSEMBED_INLINE void store(float value, float* out) { *out = value; }

@@ -16,6 +16,14 @@ POSEMBED_INLINE bool is_aligned_to_vector(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Words) == 0;
 }
 
+/// Whether `rows` rows of `columns` elements of T, one after the other at `out`, are written past
+/// the caches: if they are too many to stay there and all aligned.
+template <typename T>
+POSEMBED_INLINE bool streams_rows(const void* out, int64_t rows, int64_t columns) {
+  const int64_t row_bytes = columns * int64_t{sizeof(T)};
+  return rows * row_bytes >= stream_bytes && row_bytes % 64 == 0 && is_aligned_to_vector(out);
+}
+
 /// Bytes of a page of virtual memory.
 inline constexpr int64_t page = 4096;
 

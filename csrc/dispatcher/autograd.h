@@ -196,6 +196,12 @@ inline at::Tensor tangent(const at::Tensor& tensor) {
   return tensor.defined() ? at::Tensor(tensor._fw_grad(/*level=*/0)) : at::Tensor();
 }
 
+/// The same in memory of its own, for an output that moves as `tensor` does.
+inline at::Tensor copied_tangent(const at::Tensor& tensor) {
+  const at::Tensor direction = tangent(tensor);
+  return direction.defined() ? direction.clone() : direction;
+}
+
 inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
   if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
 }

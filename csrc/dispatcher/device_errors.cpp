@@ -60,6 +60,7 @@ core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
   if constexpr (core::built_with_cuda) {
     const c10::DeviceGuard guard(device);  // or the driver would start on the current one
     record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
+    TORCH_CHECK(record != nullptr, "posembed: CUDA gave no pinned memory for errors of kernels");
   }
   return record;
 }

@@ -33,8 +33,8 @@ int64_t initial_limit() {
   return text == nullptr ? int64_t{512} << 20 : std::max<int64_t>(0, std::atoll(text));
 }
 
-/// Freed blocks, the newest last. Never waits for its lock: in a process that was forked while
-/// another thread held it, it would wait for ever. malloc serves instead.
+/// Freed blocks, the newest last. Results never wait for the lock: in a process that was forked
+/// while another thread held it, they would wait for ever. malloc serves instead.
 class KeptBlocks {
  public:
   /// The newest block that fits and is at most a quarter larger; none if there is none.

@@ -6,8 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
-#include <optional>
-
 namespace posembed::dispatcher {
 
 /// at::empty, with kept memory for large CPU tensors if some fits.

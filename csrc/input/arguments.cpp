@@ -37,8 +37,9 @@ void check_position(const Input& in) {
   const bool sinusoidal = !in.sinusoid.empty();
   TORCH_CHECK_VALUE(!sinusoidal || !in.position.has_value(),
                     "position: expected no table beside a sinusoid");
-  TORCH_CHECK_VALUE(sinusoidal || in.position.has_value() || !in.positions.has_value(),
-                    "positions: expected none without position or sinusoid");
+  TORCH_CHECK_VALUE(
+      sinusoidal || in.position.has_value() || !in.positions.has_value(),
+      "positions: expected none where there is no table of positions and no sinusoid");
   learned::check_positions(in.positions, in.ids.sym_size(0), in.ids.sym_size(1), in.offset);
   if (in.positions.has_value()) {
     dispatcher::check_same_device(*in.positions, "positions", in.token, "token");
@@ -57,7 +58,7 @@ void check_position(const Input& in) {
 
 void check_type(const Input& in) {
   TORCH_CHECK_VALUE(in.token_type.has_value() || !in.types.has_value(),
-                    "types: expected none without token_type");
+                    "types: expected none where there is no table of token types");
   if (!in.token_type.has_value()) return;
   dispatcher::check_rank(*in.token_type, "token_type", 2, "[num_types, embedding_dim]");
   check_like_token(*in.token_type, "token_type", in.token);

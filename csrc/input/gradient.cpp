@@ -310,8 +310,9 @@ Forward input_embedding_forward_autograd(const Input& in) {
 }
 
 Tensor input_embedding_autograd(const Input& in) {
-  if (has_tangent(in)) return forward_chain(in);
-  if (requires_grad(in)) return std::get<0>(input_embedding_forward_autograd(in));
+  if (requires_grad(in) || has_tangent(in)) {
+    return std::get<0>(input_embedding_forward_autograd(in));
+  }
   return dispatcher::below_autograd([&] { return call_input_embedding(in); });
 }
 

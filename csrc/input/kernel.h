@@ -27,6 +27,12 @@ struct Table {
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
+/// The index of a token.
+POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t place) {
+  if (table.index.data == nullptr) return table.offset + place * table.index_stride[1];
+  return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
+}
+
 /// A sinusoid's turns, passed by value in the arguments of a CUDA launch.
 inline constexpr int64_t turn_bytes_cuda = 16384;
 
@@ -111,6 +117,14 @@ struct BackwardArguments {
 /// Partial sums of a part: of the norm's weight, its bias, then each type.
 POSEMBED_INLINE int64_t sums_of(const BackwardArguments& b) {
   return 2 + (b.type_gradient == nullptr ? 0 : b.input.type.rows);
+}
+
+/// Where sum `number` belongs; nullptr: nowhere.
+template <typename T>
+POSEMBED_INLINE T* sum_target(const BackwardArguments& b, int64_t number) {
+  if (number == 0) return static_cast<T*>(b.weight_gradient);
+  if (number == 1) return static_cast<T*>(b.bias_gradient);
+  return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
 /// Processes parts [begin, end) of the tokens, or of the places if `position_gradient` is wanted.

@@ -18,12 +18,9 @@ using core::load_run;
 using core::load_values;
 using core::store_run;
 
-/// Whether to write rows past the caches: aligned rows of outputs too large to stay in them.
 template <typename T>
 bool is_streamed(const Arguments& a, const void* out) {
-  const int64_t row_bytes = a.embedding_dim * int64_t{sizeof(T)};
-  return a.batch * a.seq * row_bytes >= core::stream_bytes && row_bytes % 64 == 0 &&
-         core::is_aligned_to_vector(out);
+  return core::streams_rows<T>(out, a.batch * a.seq, a.embedding_dim);
 }
 
 /// Whether plain sums have loops of their own: only where those pay for their size.
@@ -66,14 +63,6 @@ void backward_parts(const BackwardArguments& b, int64_t begin, int64_t end) {
     }
   }
   if (streamed) core::stream_fence();
-}
-
-/// Where sum `number` of the parts belongs; nullptr: nowhere.
-template <typename T>
-T* sum_target(const BackwardArguments& b, int64_t number) {
-  if (number == 0) return static_cast<T*>(b.weight_gradient);
-  if (number == 1) return static_cast<T*>(b.bias_gradient);
-  return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
 template <typename T>

@@ -275,14 +275,6 @@ __global__ void __launch_bounds__(max_threads)
 
 constexpr int part_groups = 32;
 
-/// Where sum `number` of the parts belongs; nullptr: nowhere.
-template <typename T>
-__device__ T* sum_target(const BackwardArguments& b, int64_t number) {
-  if (number == 0) return static_cast<T*>(b.weight_gradient);
-  if (number == 1) return static_cast<T*>(b.bias_gradient);
-  return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
-}
-
 /// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's warps share the parts.
 template <typename T>
 __global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(BackwardArguments b) {
@@ -359,7 +351,7 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const bool cached = bytes <= row_cache_bytes;
   with_turns<T>(a.sinusoid, [&](const auto& turns) {
     core::launch_with(forward_kernel<T, width, std::decay_t<decltype(turns)>>,
-                      static_cast<unsigned>(a.batch * a.seq), threads_for(a.embedding_dim, width),
+                      core::grid_of(a.batch * a.seq), threads_for(a.embedding_dim, width),
                       cached ? static_cast<size_t>(bytes) : 0, stream, f, turns, cached);
   });
 }

@@ -230,8 +230,9 @@ Tensor input_embedding_meta(const Input& in) {
 }
 
 Forward input_embedding_forward_meta(const Input& in) {
+  const Tensor output = input_embedding_meta(in);
   auto [mean, rstd] = statistics(in);
-  return {input_embedding_meta(in), mean, rstd};
+  return {output, mean, rstd};
 }
 
 Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, const Tensor&,

@@ -34,11 +34,6 @@ struct Rows {
   bool valid = true;
 };
 
-__device__ inline int64_t index_of(const Table& table, int64_t batch, int64_t place) {
-  if (table.index.data == nullptr) return table.offset + place * table.index_stride[1];
-  return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
-}
-
 /// The row of one table; nullptr for an index outside it, which one thread records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index, int64_t place,

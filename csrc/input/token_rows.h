@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <new>
 
 #include "core/run.h"
 #include "core/stream.h"
@@ -22,6 +23,7 @@ class RowMemory {
   RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_runs(columns + 1)) {
     const auto bytes = static_cast<size_t>(rows * stride_) * sizeof(C);
     data_ = static_cast<C*>(std::aligned_alloc(64, bytes));
+    if (data_ == nullptr) throw std::bad_alloc();
   }
   RowMemory(const RowMemory&) = delete;
   RowMemory& operator=(const RowMemory&) = delete;
@@ -75,9 +77,7 @@ POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
 }
 
 POSEMBED_INLINE int64_t index_of(const Table& table, const Token& token) {
-  if (table.index.data == nullptr) return table.offset + token.place * table.index_stride[1];
-  return read(table.index,
-              token.batch * table.index_stride[0] + token.place * table.index_stride[1]);
+  return index_of(table, token.batch, token.place);
 }
 
 template <typename T>

@@ -48,8 +48,8 @@ Tensor learned_extend(const Tensor& weight, int64_t max_positions, int64_t first
 Tensor learned_positions(const Tensor& mask, c10::SymInt past, c10::SymInt skip) {
   const at::ScalarType type = mask.scalar_type();
   TORCH_CHECK_TYPE(type == at::kBool || type == at::kInt || type == at::kLong,
-                   "mask: expected bool, int32 or int64, got ", type);
-  TORCH_CHECK_VALUE(mask.dim() >= 1, "mask: expected [..., seq], got a number");
+                   "attention_mask: expected bool, int32 or int64, got ", type);
+  TORCH_CHECK_VALUE(mask.dim() >= 1, "attention_mask: expected [..., seq], got a number");
   TORCH_CHECK_VALUE(past >= 0, "past_length: expected 0 or more, got ", past);
   TORCH_CHECK_VALUE(skip >= 0 && skip <= mask.sym_size(-1), "past_length: expected 0 to ",
                     mask.sym_size(-1), ", the length of the mask, got ", skip);

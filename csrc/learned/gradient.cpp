@@ -40,9 +40,9 @@ class LearnedAddBackward : public dispatcher::OperatorNode<LearnedAddBackward> {
 /// The tangent of x + rows of weight, from the tangents of both.
 Tensor add_tangent(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                    const c10::SymInt& offset, int64_t first_row) {
-  Tensor direction = dispatcher::tangent(x);
   const Tensor rows = dispatcher::tangent(weight);
-  if (!rows.defined()) return direction;
+  if (!rows.defined()) return dispatcher::copied_tangent(x);
+  Tensor direction = dispatcher::tangent(x);
   if (!direction.defined()) direction = at::zeros_like(x);
   return call_learned_add(direction, rows, positions, offset, first_row);
 }

@@ -1,7 +1,6 @@
 // One pass over x: a position's row is read once and added to the whole batch while it is in cache.
 #include "core/run.h"
 #include "core/stream.h"
-#include "core/stream_bytes.h"
 #include "learned/kernel.h"
 
 namespace posembed::learned::POSEMBED_ISA {
@@ -32,14 +31,6 @@ void add_range(const AddArguments& a, int64_t begin, int64_t end) {
                        static_cast<T*>(a.out) + (batch * a.seq + place) * a.embedding_dim);
   }
   if (streaming) core::stream_fence();
-}
-
-/// Whether the result is too large for the caches, and its rows are aligned.
-template <typename T>
-bool is_streamed(const AddArguments& a) {
-  const int64_t row_bytes = a.embedding_dim * int64_t{sizeof(T)};
-  return a.batch * a.seq * row_bytes >= core::stream_bytes && row_bytes % 64 == 0 &&
-         core::is_aligned_to_vector(a.out);
 }
 
 // Columns are summed in blocks that stay in registers.
@@ -78,7 +69,9 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end) {
 void add(const AddArguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto range = is_streamed<T>(arguments) ? add_range<T, true> : add_range<T, false>;
+    const bool streamed = core::streams_rows<T>(arguments.out, arguments.batch * arguments.seq,
+                                                arguments.embedding_dim);
+    const auto range = streamed ? add_range<T, true> : add_range<T, false>;
     range(arguments, begin, end);
   });
 }

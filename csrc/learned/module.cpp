@@ -4,6 +4,7 @@
 
 #include <ostream>
 
+#include "dispatcher/checks.h"
 #include "learned/operator.h"
 #include "posembed/learned.h"
 #include "posembed/memory.h"
@@ -14,6 +15,7 @@ namespace functional {
 
 torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
                                 int64_t past_length) {
+  dispatcher::check_integers(ids, "ids");
   return learned::call_learned_positions(ids.ne(padding_idx), past_length, 0);
 }
 

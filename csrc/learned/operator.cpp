@@ -29,9 +29,9 @@ void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positio
   dispatcher::check_floating(x, "x");
   dispatcher::check_rank(x, "x", 3, "[batch, seq, embedding_dim]");
   check_table(weight, "weight", first_row);
-  dispatcher::check_same_dtype(weight, "weight", x, "x");
-  dispatcher::check_same_device(weight, "weight", x, "x");
-  dispatcher::check_size(weight.sym_size(1), x.sym_size(2), "weight", "embedding_dim");
+  dispatcher::check_same_dtype(x, "x", weight, "weight");
+  dispatcher::check_same_device(x, "x", weight, "weight");
+  dispatcher::check_size(x.sym_size(2), weight.sym_size(1), "x", "embedding_dim");
   check_positions(positions, x.sym_size(0), x.sym_size(1), offset);
   if (positions.has_value()) {
     dispatcher::check_same_device(*positions, "positions", x, "x");
@@ -44,12 +44,14 @@ void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_r
   dispatcher::check_same_device(positions, "positions", weight, "weight");
 }
 
-void check_backward(const Tensor& gradient, const MaybeTensor& positions,
-                    const c10::SymInt& offset) {
+void check_backward(const Tensor& gradient, const MaybeTensor& positions, const c10::SymInt& rows,
+                    const c10::SymInt& offset, int64_t first_row) {
   // gradient: [batch, seq, embedding_dim]
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 3, "[batch, seq, embedding_dim]");
   check_positions(positions, gradient.sym_size(0), gradient.sym_size(1), offset);
+  TORCH_CHECK_VALUE(first_row >= 0 && first_row <= rows, "first_row: expected 0 to ", rows,
+                    ", the rows of the table, got ", first_row);
 }
 
 // ---------------------------------------------------------------------------------------- add
@@ -134,9 +136,7 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
 
 Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
                         int64_t offset, int64_t first_row) {
-  check_backward(gradient, positions, offset);
-  TORCH_CHECK_VALUE(first_row >= 0 && first_row <= rows, "first_row: expected 0 to ", rows,
-                    ", the rows of the table, got ", first_row);
+  check_backward(gradient, positions, rows, offset, first_row);
   if (positions.has_value()) {
     const Tensor ids = at::add(positions->expand({gradient.size(0), gradient.size(1)}), first_row);
     return token::call_embedding_backward(gradient, ids, rows);
@@ -148,8 +148,8 @@ Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, in
 }
 
 Tensor learned_backward_meta(const Tensor& gradient, const MaybeTensor& positions, c10::SymInt rows,
-                             c10::SymInt offset, int64_t) {
-  check_backward(gradient, positions, offset);
+                             c10::SymInt offset, int64_t first_row) {
+  check_backward(gradient, positions, rows, offset, first_row);
   return at::empty_symint({rows, gradient.sym_size(2)}, gradient.options());
 }
 

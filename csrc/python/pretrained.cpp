@@ -2,6 +2,7 @@
 #include "posembed/pretrained.h"
 
 #include <filesystem>
+#include <memory>
 
 #include "bindings.h"
 #include "path.h"
@@ -42,10 +43,16 @@ Missing missing_of(const std::string& text) {
 
 /// A call of Python's `progress`, or none; either way control-C ends the reading.
 Progress progress_of(const py::object& progress) {
-  return [progress](int64_t done, int64_t total) {
+  // Readers copy the function without Python's lock, which copies of a py::object would need.
+  const auto destroy = [](const py::object* object) {
+    const py::gil_scoped_acquire locked;
+    delete object;
+  };
+  const std::shared_ptr<const py::object> shared(new py::object(progress), destroy);
+  return [shared](int64_t done, int64_t total) {
     const py::gil_scoped_acquire locked;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    if (!progress.is_none()) progress(done, total);
+    if (!shared->is_none()) (*shared)(done, total);
   };
 }
 
@@ -129,9 +136,9 @@ void bind_pretrained(py::module_& module) {
   py::class_<VectorFile>(module, "VectorFile")
       .def("format", [](const VectorFile& file) { return name(file.format()); })
       .def("names", &VectorFile::names)
-      .def("shape", &VectorFile::shape, py::arg("name"))
+      .def("shape", &VectorFile::shape, py::arg("name"), py::call_guard<py::gil_scoped_release>())
       .def("dtype", &VectorFile::dtype, py::arg("name"))
-      .def("words", &VectorFile::words)
+      .def("words", &VectorFile::words, py::call_guard<py::gil_scoped_release>())
       .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"))
       .def("table", &table, py::arg("tensor"), py::arg("dtype"), py::arg("progress"))
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),

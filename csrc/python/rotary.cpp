@@ -41,8 +41,8 @@ Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const May
                 bool inverse) {
   const py::gil_scoped_release release;
   if (!key.has_value())
-    return self.forward(query, std::nullopt, positions, offset, inverse, cu_seqlens);
-  return self.forward(query, *key, positions, offset, inverse, cu_seqlens);
+    return self.forward(query, std::nullopt, positions, offset, cu_seqlens, inverse);
+  return self.forward(query, *key, positions, offset, cu_seqlens, inverse);
 }
 
 void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
@@ -50,9 +50,9 @@ void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, cons
                      bool inverse) {
   const py::gil_scoped_release release;
   if (key.has_value()) {
-    self.rotate_(query, *key, positions, offset, inverse, cu_seqlens);
+    self.rotate_(query, *key, positions, offset, cu_seqlens, inverse);
   } else {
-    self.rotate_(query, std::nullopt, positions, offset, inverse, cu_seqlens);
+    self.rotate_(query, std::nullopt, positions, offset, cu_seqlens, inverse);
   }
 }
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <string>
 
-#include "core/memory_overlap.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cu_seqlens.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {
@@ -80,30 +80,6 @@ void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimens
                     query.sym_size(std::max<int64_t>(where.batch, 0)));
 }
 
-core::StridedMemory memory_of(const Tensor& tensor) {
-  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
-          static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
-          tensor.strides().data(), tensor.dim()};
-}
-
-/// Checks that `cu_seqlens` are prefix sums of document lengths that add up to `tokens`. Not on
-/// CUDA, where it would wait for the device; kernels stay in bounds whatever the values.
-void check_document_values(const Tensor& cu_seqlens, int64_t tokens) {
-  const int64_t last = cu_seqlens.size(0) - 1;
-  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
-  if (cu_seqlens.is_cuda()) return;
-  const core::IndexView view = dispatcher::index_view(cu_seqlens);
-  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
-                    core::read(view, 0));
-  for (int64_t place = 1; place <= last; ++place) {
-    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
-    TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
-                      before, " and ", here, " at place ", place);
-  }
-  TORCH_CHECK_VALUE(core::read(view, last) == tokens, "cu_seqlens: expected the number of tokens, ",
-                    tokens, ", last, got ", core::read(view, last));
-}
-
 void set_positions(const Tensor& positions, const Specification& spec, const Dimensions& where,
                    Arguments* result) {
   result->positions = dispatcher::index_view(positions);
@@ -115,14 +91,6 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
     result->axes = spec.axes;
     result->axis_of_pair = spec.axis_of_pair.data();
   }
-}
-
-/// Whether the strides of two tensors of one shape lead to the same elements.
-bool same_places(const Tensor& tensor, const Tensor& other) {
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) > 1 && tensor.stride(i) != other.stride(i)) return false;
-  }
-  return true;
 }
 
 /// As at::empty_like, from the memory that posembed keeps: see output_memory.h.
@@ -189,21 +157,22 @@ Inputs checked_inputs(const Rotation& by, int64_t tokens) {
   }
   if (by.cu_seqlens.has_value()) {
     inputs.cu_seqlens = by.cu_seqlens->contiguous();
-    check_document_values(inputs.cu_seqlens, tokens);
+    dispatcher::check_cu_seqlens(inputs.cu_seqlens, tokens, "the number of tokens");
   }
   if (by.frequencies.has_value()) inputs.frequencies = by.frequencies->contiguous();
   return inputs;
 }
 
-Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where) {
+Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where) {
   Rows result;
   result.in = in.const_data_ptr();
-  result.out = out.mutable_data_ptr();
+  if (out != nullptr) result.out = out->mutable_data_ptr();
   result.heads = in.size(where.heads);
   const int64_t order[3] = {where.batch, where.seq, where.heads};
   for (int i = 0; i < 3; ++i) {
-    result.in_stride[i] = order[i] < 0 ? 0 : in.stride(order[i]);
-    result.out_stride[i] = order[i] < 0 ? 0 : out.stride(order[i]);
+    if (order[i] < 0) continue;
+    result.in_stride[i] = in.stride(order[i]);
+    if (out != nullptr) result.out_stride[i] = out->stride(order[i]);
   }
   return result;
 }
@@ -215,7 +184,7 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
   Arguments result;
   result.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
-    result.rows[i] = rows(*job.in[i], *job.out[i], where);
+    result.rows[i] = rows(*job.in[i], job.out[i], where);
     result.rows[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
   }
   result.scalar = dispatcher::scalar_of(query);
@@ -259,27 +228,6 @@ Tensor empty_result(const Tensor& input) {
   Tensor result = at::empty_like(input);
   const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
   return dense ? result : at::empty_symint(input.sym_sizes(), input.options());
-}
-
-void check_writable(const Tensor& tensor, const char* argument) {
-  dispatcher::check_dense_rows(tensor, argument);
-  TORCH_CHECK_VALUE(
-      tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
-      ": expected elements that do not share memory, got strides ", tensor.strides());
-}
-
-void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
-                 const char* other_argument) {
-  TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,
-                    ": expected memory apart from ", other_argument,
-                    "'s, got tensors that overlap");
-}
-
-void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
-                         const char* in_argument) {
-  if (out.const_data_ptr() == in.const_data_ptr() && same_places(out, in)) return;
-  TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
-                    in_argument, " itself or memory apart from it, got tensors that overlap");
 }
 
 }  // namespace posembed::rotary

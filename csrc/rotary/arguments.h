@@ -40,9 +40,11 @@ struct Inputs {
 /// as they meet them.
 Inputs checked_inputs(const Rotation& by, int64_t tokens);
 
-Rows rows(const Tensor& in, const Tensor& out, const Dimensions& where);
+/// @param out  nullptr where rows are only read: asking for memory to write would copy it if it is
+///             shared until it is written
+Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where);
 
-/// What to rotate: one or two tensors, each with the place of its result.
+/// What to rotate: one or two tensors, each with the place of its result, if it has one.
 struct Job {
   const Tensor* in[2];
   const Tensor* out[2];
@@ -57,16 +59,5 @@ void check_exact_angles(Text spec, const char* operator_name);
 
 /// Like at::empty_like, but always with the contiguous last dimension that kernels need.
 Tensor empty_result(const Tensor& input);
-
-/// Checks that `tensor` can be written in place: contiguous last dimension, no element twice.
-void check_writable(const Tensor& tensor, const char* argument);
-
-/// Throws c10::ValueError if the tensors share an element; exact even for interleaved views.
-void check_apart(const Tensor& tensor, const char* argument, const Tensor& other,
-                 const char* other_argument);
-
-/// The same, but `out` may be `in`, which is then rotated in place.
-void check_apart_or_same(const Tensor& out, const char* argument, const Tensor& in,
-                         const char* in_argument);
 
 }  // namespace posembed::rotary

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "dispatcher/checks.h"
@@ -33,9 +34,12 @@ std::vector<int64_t> chosen(const PermuteOptions& options, int64_t num_heads) {
   std::vector<int64_t> heads(static_cast<size_t>(num_heads));
   std::iota(heads.begin(), heads.end(), 0);
   if (options.heads.has_value()) heads = *options.heads;
-  for (const int64_t head : heads) {
-    TORCH_CHECK_VALUE(head >= 0 && head < num_heads, "heads: expected 0 to ", num_heads - 1,
-                      ", got ", head);
+  std::sort(heads.begin(), heads.end());
+  for (size_t i = 0; i < heads.size(); ++i) {
+    TORCH_CHECK_VALUE(heads[i] >= 0 && heads[i] < num_heads, "heads: expected 0 to ", num_heads - 1,
+                      ", got ", heads[i]);
+    TORCH_CHECK_VALUE(i == 0 || heads[i] != heads[i - 1], "heads: expected each once, got ",
+                      heads[i], " again");
   }
   return heads;
 }

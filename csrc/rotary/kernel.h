@@ -49,9 +49,7 @@ struct Frequencies {
 
 /// The frequency of a pair, as it is stored.
 POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
-  return frequencies.scalar == core::Scalar::float64
-             ? static_cast<const double*>(frequencies.data)[pair]
-             : static_cast<const float*>(frequencies.data)[pair];
+  return core::read_floating<double>(frequencies.data, frequencies.scalar, pair);
 }
 
 /// Turns per position of a pair; none if the frequency is NaN or too large, for which kernels write

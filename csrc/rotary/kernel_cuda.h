@@ -29,7 +29,7 @@ constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the l
 /// one before it loads its first row.
 struct Divisor {
   int64_t value;
-  uint64_t inverse;  // 2^64 / value, rounded down
+  uint64_t inverse;  // (2^64 - 1) / value, rounded down
 
   static Divisor of(int64_t value) { return {value, UINT64_MAX / static_cast<uint64_t>(value)}; }
 };
@@ -108,6 +108,7 @@ struct Pack {
     if constexpr (size == 1) {
       pack.element[0] = *in;
     } else {
+      static_assert(sizeof(Pack) == vector_bytes);
       // Through uint4: a struct of small members would be read piece by piece.
       const uint4 raw = *reinterpret_cast<const uint4*>(in);
       memcpy(pack.element, &raw, vector_bytes);
@@ -119,6 +120,7 @@ struct Pack {
     if constexpr (size == 1) {
       *out = element[0];
     } else {
+      static_assert(sizeof(Pack) == vector_bytes);
       uint4 raw;
       memcpy(&raw, element, vector_bytes);
       *reinterpret_cast<uint4*>(out) = raw;

@@ -152,28 +152,29 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
-                                           int64_t offset, bool inverse,
-                                           const std::optional<torch::Tensor>& cu_seqlens) {
+                                           int64_t offset,
+                                           const std::optional<torch::Tensor>& cu_seqlens,
+                                           bool inverse) {
   return functional::rotary(query, std::nullopt, positions, text_,
                             call(offset, inverse, cu_seqlens));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, int64_t offset, bool inverse,
-    const std::optional<torch::Tensor>& cu_seqlens) {
+    const std::optional<torch::Tensor>& positions, int64_t offset,
+    const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
   return functional::rotary(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+                                  const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
   functional::rotary_(query, std::nullopt, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
 void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,
                                   const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  bool inverse, const std::optional<torch::Tensor>& cu_seqlens) {
+                                  const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
   functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 

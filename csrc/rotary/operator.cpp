@@ -7,6 +7,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/numerics.h"
@@ -36,7 +37,7 @@ void rotate(const Job& job, const Rotation& by) {
 Tensor rotary(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
   const Tensor in = dispatcher::with_dense_rows(query);
-  Tensor out = empty_result(in);
+  Tensor out = empty_result(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
   return out;
 }
@@ -45,31 +46,31 @@ std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, c
   check(query, &key, by);
   const Tensor query_in = dispatcher::with_dense_rows(query);
   const Tensor key_in = dispatcher::with_dense_rows(key);
-  Tensor query_out = empty_result(query_in);
-  Tensor key_out = empty_result(key_in);
+  Tensor query_out = empty_result(query);
+  Tensor key_out = empty_result(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
   return {query_out, key_out};
 }
 
 void rotary_in_place(const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
-  check_writable(query, "query");
+  dispatcher::check_writable(query, "query");
   rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
 }
 
 void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
   check(query, &key, by);
-  check_writable(query, "query");
-  check_writable(key, "key");
-  check_apart(key, "key", query, "query");
+  dispatcher::check_writable(query, "query");
+  dispatcher::check_writable(key, "key");
+  dispatcher::check_apart(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, by);
 }
 
 void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
   check(query, nullptr, by);
   dispatcher::check_like(out, "out", query, "query");
-  check_writable(out, "out");
-  check_apart_or_same(out, "out", query, "query");
+  dispatcher::check_writable(out, "out");
+  dispatcher::check_apart_or_same(out, "out", query, "query");
   const Tensor in = dispatcher::with_dense_rows(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
 }
@@ -79,13 +80,13 @@ void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tenso
   check(query, &key, by);
   dispatcher::check_like(query_out, "query_out", query, "query");
   dispatcher::check_like(key_out, "key_out", key, "key");
-  check_writable(query_out, "query_out");
-  check_writable(key_out, "key_out");
-  check_apart(key_out, "key_out", query_out, "query_out");
-  check_apart(query_out, "query_out", key, "key");
-  check_apart(key_out, "key_out", query, "query");
-  check_apart_or_same(query_out, "query_out", query, "query");
-  check_apart_or_same(key_out, "key_out", key, "key");
+  dispatcher::check_writable(query_out, "query_out");
+  dispatcher::check_writable(key_out, "key_out");
+  dispatcher::check_apart(key_out, "key_out", query_out, "query_out");
+  dispatcher::check_apart(query_out, "query_out", key, "key");
+  dispatcher::check_apart(key_out, "key_out", query, "query");
+  dispatcher::check_apart_or_same(query_out, "query_out", query, "query");
+  dispatcher::check_apart_or_same(key_out, "key_out", key, "key");
   const Tensor query_in = dispatcher::with_dense_rows(query);
   const Tensor key_in = dispatcher::with_dense_rows(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
@@ -102,7 +103,7 @@ void check_tangent(const Tensor& rotated, const Rotation& by) {
 Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
   check_tangent(rotated, by);
   const Tensor in = dispatcher::with_dense_rows(rotated);
-  Tensor out = empty_result(in).zero_();
+  Tensor out = empty_result(rotated).zero_();
   const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
   Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by);
   call.tangent = true;
@@ -147,7 +148,7 @@ Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
   const Tensor in = dispatcher::with_dense_rows(query),
                dense = dispatcher::with_dense_rows(gradient);
   const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
-  const Arguments call = arguments({{&in, &dense}, {&in, &dense}, 2}, inputs, by);
+  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by);
   Tensor out = empty_frequencies(query, by);
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));

@@ -10,6 +10,7 @@
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
 
@@ -125,7 +126,7 @@ struct Named {
 };
 
 void check_apart(const Named& tensor, const Named& other) {
-  rotary::check_apart(tensor.tensor, tensor.name, other.tensor, other.name);
+  dispatcher::check_apart(tensor.tensor, tensor.name, other.tensor, other.name);
 }
 
 /// Checks that each tensor that is written is writable and shares no memory with another.
@@ -136,8 +137,8 @@ void check_memory(const Call& call) {
   const Named rotated{call.rotated_query(), elsewhere ? "query_out" : "query"};
   const Named written[] = {
       rotated, {call.key_cache, names.key_cache}, {call.value_cache, names.value_cache}};
-  for (const Named& target : written) rotary::check_writable(target.tensor, target.name);
-  if (call.rotate_key) rotary::check_writable(key.tensor, key.name);
+  for (const Named& target : written) dispatcher::check_writable(target.tensor, target.name);
+  if (call.rotate_key) dispatcher::check_writable(key.tensor, key.name);
   for (int i = 0; i < 3; ++i) {
     for (int j = 0; j < i; ++j) check_apart(written[i], written[j]);
     check_apart(key, written[i]);
@@ -148,7 +149,7 @@ void check_memory(const Call& call) {
     check_apart(value, key);
     if (elsewhere) check_apart(key, query);
   }
-  rotary::check_apart_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
+  dispatcher::check_apart_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
 }
 
 /// Checks slots on the CPU before anything is written; CUDA kernels record bad ones as they meet
@@ -209,10 +210,10 @@ void rotary_cache(const Call& call) {
   const Tensor query = dispatcher::with_dense_rows(call.query);
   const Tensor key = dispatcher::with_dense_rows(call.key);
   const Tensor value = dispatcher::with_dense_rows(call.value);
+  const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
   arguments.rotation =
-      rotary::arguments({{&query, &key}, {&call.rotated_query(), &key}, 2}, inputs, by);
-  if (!call.rotate_key) arguments.rotation.rows[1].out = nullptr;
-  arguments.value = rotary::rows(value, value, where);
+      rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2}, inputs, by);
+  arguments.value = rotary::rows(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =
       cache_of(call.key_cache, call.cache_layout, call.key_scale, call.key_scale_tensor);

@@ -164,8 +164,7 @@ Four norm_rotary_forward_autograd(const Call& call) {
 }
 
 Two norm_rotary_autograd(const Call& call) {
-  if (has_tangent(call)) return forward_chain(call);
-  if (requires_grad(call)) {
+  if (requires_grad(call) || has_tangent(call)) {
     auto [query, key, query_rstd, key_rstd] = norm_rotary_forward_autograd(call);
     return {query, key};
   }

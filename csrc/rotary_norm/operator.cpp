@@ -11,6 +11,7 @@
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/memory_checks.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/kernel.h"
 
@@ -119,9 +120,9 @@ Four norm_rotary_forward(const Call& call) {
 
 void norm_rotary_in_place(const Call& call) {
   check(call);
-  rotary::check_writable(call.query, "query");
-  rotary::check_writable(call.key, "key");
-  rotary::check_apart(call.key, "key", call.query, "query");
+  dispatcher::check_writable(call.query, "query");
+  dispatcher::check_writable(call.key, "key");
+  dispatcher::check_apart(call.key, "key", call.query, "query");
   const Two both = {call.query, call.key};
   Prepared prepared = prepare(call, both, both, false);
   launch(prepared.arguments, call.query);
@@ -177,7 +178,7 @@ Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
   BackwardArguments arguments;
   arguments.forward = prepared.arguments;
   for (int r = 0; r < 2; ++r) {
-    arguments.normed[r] = rotary::rows(normed[r], normed[r], where);
+    arguments.normed[r] = rotary::rows(normed[r], nullptr, where);
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;

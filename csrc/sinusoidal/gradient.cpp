@@ -169,7 +169,7 @@ Tensor add_autograd(const Tensor& x, const MaybeTensor& positions, const MaybeTe
     const Tensor along = encoding_tangent(at_rows, x.scalar_type()).expand_symint(x.sym_sizes());
     dispatcher::set_tangent(output, dispatcher::accumulate(dispatcher::tangent(x), along));
   } else {
-    dispatcher::set_tangent(output, dispatcher::tangent(x));
+    dispatcher::set_tangent(output, dispatcher::copied_tangent(x));
   }
   return output;
 }

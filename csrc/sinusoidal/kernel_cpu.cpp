@@ -138,9 +138,8 @@ POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value
 /// several rows at a time are slower than one by one.
 template <typename T>
 bool loads_meet_stores(const Rows<T>& rows) {
-  constexpr uintptr_t page = 4096;
   const auto from = reinterpret_cast<uintptr_t>(rows.in);
-  const uintptr_t ahead = (reinterpret_cast<uintptr_t>(rows.out) - from) % page;
+  const uintptr_t ahead = (reinterpret_cast<uintptr_t>(rows.out) - from) % core::page;
   return 0 < ahead && ahead <= 2 * sizeof(core::Words);
 }
 

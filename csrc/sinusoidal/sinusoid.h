@@ -62,23 +62,9 @@ POSEMBED_INLINE Position split(double position) {
   return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
 }
 
-/// Element `place` of floating data.
-POSEMBED_INLINE double read(const void* data, core::Scalar type, int64_t place) {
-  switch (type) {
-    case core::Scalar::float64:
-      return static_cast<const double*>(data)[place];
-    case core::Scalar::bfloat16:
-      return core::load(static_cast<const core::BFloat16*>(data)[place]);
-    case core::Scalar::float16:
-      return core::load(static_cast<const core::Float16*>(data)[place]);
-    default:
-      return static_cast<const float*>(data)[place];
-  }
-}
-
 POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
   if (!view.floating) return {core::read({view.data, view.index}, place), 0, 1.0};
-  return split(read(view.data, view.scalar, place));
+  return split(core::read_floating<double>(view.data, view.scalar, place));
 }
 
 /// The position of the row at `seq`; `place` is where it stands among given positions.
@@ -107,7 +93,8 @@ POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn
 /// The factor of every value.
 POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
   if (sinusoid.learned_scale == nullptr) return sinusoid.scale;
-  return sinusoid.scale * read(sinusoid.learned_scale, sinusoid.learned_type, 0);
+  return sinusoid.scale *
+         core::read_floating<double>(sinusoid.learned_scale, sinusoid.learned_type, 0);
 }
 
 /// The factor of sine and cosine of a pair: the scale, times the frequency for each derivative.

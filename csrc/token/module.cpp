@@ -69,7 +69,8 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
-    functional::embedding(ids, table.narrow(1, 0, 1), {});  // refuses bad ids before any write
+    functional::embedding(ids, table.narrow(1, 0, std::min<int64_t>(1, table.size(1))),
+                          {});  // refuses bad ids before any write
     const torch::Tensor known = within(ids, table.size(0));
     if (known.numel() > 0) {
       at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());

@@ -40,7 +40,8 @@ void reset_table(Module& module) {
     return;
   }
   TORCH_CHECK_VALUE(options._weight().sizes() == torch::IntArrayRef(sizes),
-                    "_weight: expected shape ", sizes, ", got ", options._weight().sizes());
+                    "_weight: expected shape ", torch::IntArrayRef(sizes), ", got ",
+                    options._weight().sizes());
   module.weight = module.register_parameter("weight", options._weight());
   options._weight(torch::Tensor());  // a clone makes its own table
 }

@@ -276,6 +276,21 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
 
 
 @derivable
+def test_tangents_have_memory_of_their_own(case: OperatorCase, device: torch.device) -> None:
+    """What is done to a result in place changes no tangent of an argument."""
+    sample = double(case, device)
+    with torch.autograd.forward_ad.dual_level():
+        directions = [torch.ones_like(t) for t in sample.tensors()]
+        for k, direction in enumerate(directions):
+            given = sample.tensors()
+            given[k] = torch.autograd.forward_ad.make_dual(given[k], direction)
+            for result in case(sample.replace(given)):
+                if torch.autograd.forward_ad.unpack_dual(result).tangent is not None:
+                    result.mul_(2)
+            assert torch.equal(direction, torch.ones_like(direction))
+
+
+@derivable
 def test_nested_func_transforms(case: OperatorCase, device: torch.device) -> None:
     """Second derivatives of the whole result squared, by both modes over the reverse one."""
     sample = double(case, device, 1, 2)
@@ -390,19 +405,28 @@ def without_data(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
+def views(tensor: Tensor) -> list[Tensor]:
+    """The same elements in other places: transposed, and with steps in the last dimension."""
+    swapped = tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 2 else tensor
+    stepped = [t.repeat_interleave(2, -1)[..., ::2] for t in (tensor, swapped) if t.dim() > 0]
+    return [tensor, swapped, *stepped]
+
+
 @every
 def test_meta_device(case: OperatorCase) -> None:
-    """Shapes, dtypes and strides without data, as with data."""
+    """Shapes, dtypes and strides without data, as with data, whatever the strides of arguments."""
     torch.manual_seed(5)
     sample = case.sample(2, 3, "cpu", torch.float32)
-    real = case(sample)
-    to_meta = tuple(without_data(a) if isinstance(a, Tensor) else a for a in sample.args)
-    for actual, wanted in zip(case(Sample(to_meta, sample.kwargs)), real, strict=True):
-        assert (actual.shape, actual.dtype, actual.stride()) == (
-            wanted.shape,
-            wanted.dtype,
-            wanted.stride(),
-        )
+    for place in range(1 if case.mutates else 4):
+        given = sample.replace([(views(t) * 2)[place] for t in sample.tensors()])
+        real = case(given)
+        to_meta = tuple(without_data(a) if isinstance(a, Tensor) else a for a in given.args)
+        for actual, wanted in zip(case(Sample(to_meta, sample.kwargs)), real, strict=True):
+            assert (actual.shape, actual.dtype, actual.stride()) == (
+                wanted.shape,
+                wanted.dtype,
+                wanted.stride(),
+            )
 
 
 @every

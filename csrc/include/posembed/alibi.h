@@ -9,6 +9,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -33,14 +34,18 @@ namespace functional {
 /// What the ALiBi functions have in common: where queries and keys are, and which keys are seen.
 struct AlibiCall {
   /// Position of the first query; default: the last query is at the last key.
-  std::optional<int64_t> query_offset;
+  std::optional<int64_t> query_offset = std::nullopt;
   bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
   bool hide = true;    ///< whether hidden keys get -infinity; otherwise their bias is 0
   double scale = 1.0;  ///< multiplies the scores, not the bias; alibi_bias() does not read it
-  std::optional<torch::Tensor> query_positions;  ///< int32 or int64 [query] or [batch, query]
-  std::optional<torch::Tensor> key_positions;    ///< int32 or int64 [key] or [batch, key]
-  std::optional<torch::Tensor> cu_seqlens;       ///< [documents + 1]: other documents are hidden
-  std::optional<torch::Tensor> attention_mask;   ///< [key] or [batch, key]: keys with 0 are hidden
+  /// int32 or int64 [query] or [batch, query].
+  std::optional<torch::Tensor> query_positions = std::nullopt;
+  /// int32 or int64 [key] or [batch, key].
+  std::optional<torch::Tensor> key_positions = std::nullopt;
+  /// int32 or int64 [documents + 1]: other documents are hidden.
+  std::optional<torch::Tensor> cu_seqlens = std::nullopt;
+  /// [key] or [batch, key]: keys with 0 are hidden.
+  std::optional<torch::Tensor> attention_mask = std::nullopt;
 };
 
 /// Slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
@@ -162,7 +167,8 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// float32 [num_heads] or [2, num_heads]; the parameter where they are learned.
+  /// float32 [num_heads] or [2, num_heads]; the parameter, in the module's dtype, where they are
+  /// learned.
   torch::Tensor slopes() const;
 
   /// Slopes for FlashAttention-2, positive: float32 [num_heads], or [batch_size, num_heads]. No
@@ -172,7 +178,8 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   torch::Tensor alibi_slopes(std::optional<int64_t> batch_size = std::nullopt,
                              std::optional<int64_t> key_length = std::nullopt) const;
 
-  /// The bias [num_heads, query_length, key_length]; see functional::alibi_bias.
+  /// The bias [num_heads, query_length, key_length], with a batch in front where positions or mask
+  /// have one; see functional::alibi_bias.
   /// @param key_length  default: query_length
   /// @param dtype  default: the module's
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
@@ -197,10 +204,12 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
 
   /// softmax(query key^T scale + bias) value.
   /// @param query  [batch, num_heads, seq, head_dim]
-  /// @param key, value  [batch, heads, keys, head_dim], heads being num_heads or a divisor of it
+  /// @param key  [batch, heads, keys, head_dim], heads being num_heads or a divisor of it
+  /// @param value  [batch, heads, keys, value_dim]
   /// @param call  its scale is not read
   /// @param scale  default: 1 / sqrt(head_dim)
   /// @param dropout  probability with which weights are zeroed
+  /// @throws c10::ValueError shapes and dropout; c10::TypeError dtypes
   torch::Tensor attention(const torch::Tensor& query, const torch::Tensor& key,
                           const torch::Tensor& value, functional::AlibiCall call = {},
                           std::optional<double> scale = std::nullopt, double dropout = 0.0) const;

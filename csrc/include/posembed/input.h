@@ -10,7 +10,9 @@
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "posembed/export.h"
@@ -52,8 +54,6 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(std::optional<int64_t>, max_positions) = std::nullopt;
   /// Rows of the table of token types (segments); 0: no such table.
   TORCH_ARG(int64_t, num_types) = 0;
-  /// Multiplies the token rows.
-  TORCH_ARG(double, scale) = 1.0;
   /// How the sum is normalised.
   TORCH_ARG(InputNorm, norm) = InputNorm::none;
   /// Added to the norm's variance.
@@ -74,8 +74,20 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
 
  public:
+  /// Multiplies the token rows; default: 1.
+  InputOptions& scale(double scale) {
+    scale_ = scale;
+    return *this;
+  }
   /// Scale token rows by the square root of embedding_dim.
-  InputOptions& sqrt_dim() { return scale(std::sqrt(static_cast<double>(embedding_dim_))); }
+  InputOptions& sqrt_dim() {
+    scale_.reset();
+    return *this;
+  }
+  double scale() const { return scale_.value_or(std::sqrt(static_cast<double>(embedding_dim_))); }
+
+ private:
+  std::optional<double> scale_ = 1.0;  // none: the square root of embedding_dim
 };
 
 /// The parameters of InputEmbedding's norm: `weight`, ones, and for a LayerNorm `bias`, zeros.

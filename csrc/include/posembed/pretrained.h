@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "posembed/export.h"
@@ -98,7 +99,7 @@ class POSEMBED_API VectorFile {
   const std::string& path() const;
   Format format() const;
 
-  /// The tables' names, in the file's order.
+  /// The tensors' names, in the file's order.
   std::vector<std::string> names() const;
   /// A tensor's shape. Reads no data, except that GloVe's lines are counted at the first call.
   std::vector<int64_t> shape(const std::string& name) const;
@@ -124,7 +125,8 @@ class POSEMBED_API VectorFile {
   /// The same for words that are many: the vocabulary keeps what was found.
   torch::Tensor rows(Vocabulary& vocabulary, const ReadOptions& options = {}) const;
 
-  /// What rows() would find, without reading the vectors.
+  /// What rows() would find, without reading the vectors. Of safetensors, the words that were given
+  /// at open().
   Coverage coverage(const std::vector<std::string>& vocabulary,
                     const Progress& progress = nullptr) const;
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "posembed/export.h"
@@ -170,10 +171,11 @@ class RotaryEmbedding;
 /// there is nothing to cast, move or save.
 ///
 ///     posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
-///     auto [q, k] = rope->forward(query, key);
+///     auto [q, k] = rope(query, key);
 class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbeddingImpl> {
  public:
   explicit RotaryEmbeddingImpl(int64_t head_dim) : RotaryEmbeddingImpl(RotaryOptions(head_dim)) {}
+  explicit RotaryEmbeddingImpl(const RotarySpec& spec) : RotaryEmbeddingImpl(RotaryOptions(spec)) {}
   explicit RotaryEmbeddingImpl(const RotaryOptions& options);
 
   void reset() override;
@@ -182,21 +184,22 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Rotates query; see functional::rotary for shapes and errors.
   torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0, bool inverse = false,
-                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+                        int64_t offset = 0,
+                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
+                        bool inverse = false);
   /// Rotates query and key in one launch.
   std::tuple<torch::Tensor, torch::Tensor> forward(
       const torch::Tensor& query, const torch::Tensor& key,
       const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-      bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+      const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
   /// forward() in place, for inference; see functional::rotary_.
   void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+               const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
   void rotate_(const torch::Tensor& query, const torch::Tensor& key,
                const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               bool inverse = false, const std::optional<torch::Tensor>& cu_seqlens = std::nullopt);
+               const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
   /// Casting the module leaves learned frequencies in float32 or float64: positions would multiply
   /// the rounding error of a 16-bit type.
@@ -216,7 +219,8 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Read at construction and by reset().
   RotaryOptions options;
 
-  /// Learned frequencies, float32 [rotary_dim / 2], radians per position; undefined if not learned.
+  /// Learned frequencies, float32 (float64 after to(torch::kDouble)) [rotary_dim / 2], radians per
+  /// position; undefined if not learned.
   torch::Tensor frequencies;
 
  private:
@@ -227,6 +231,16 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   std::string text_;  // options.spec().to_json(), which the operator reads
 };
 
-TORCH_MODULE(RotaryEmbedding);
+class RotaryEmbedding : public torch::nn::ModuleHolder<RotaryEmbeddingImpl> {
+ public:
+  using torch::nn::ModuleHolder<RotaryEmbeddingImpl>::ModuleHolder;
+  using Impl = RotaryEmbeddingImpl;
+
+  /// RotaryEmbeddingImpl::forward. Torch's own operator does not know overloads.
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return get()->forward(std::forward<Arguments>(arguments)...);
+  }
+};
 
 }  // namespace posembed

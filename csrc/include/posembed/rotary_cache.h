@@ -69,7 +69,8 @@ POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor&
 /// both.
 /// @param query  in `call.layout`: [batch, seq, heads, head_dim]
 /// @param key_rope  rotary_dim components: [batch, seq, 1, rotary_dim] or [batch, seq, rotary_dim]
-/// @param positions, spec  as in rotary()
+/// @param positions  as in rotary()
+/// @param spec  as in rotary()
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(
     const torch::Tensor& query, const torch::Tensor& key_rope,
     const std::optional<torch::Tensor>& positions, const std::string& spec,
@@ -88,7 +89,7 @@ struct MlaRotaryCacheCall {
 /// @param latent  the compressed keys and values: [tokens, latent_dim] or [tokens, 1, latent_dim]
 /// @param key_rope  [tokens, rotary_dim] or [tokens, 1, rotary_dim]; not changed
 /// @param cache  [pages, page_size, latent_dim + rotary_dim]; dtypes as in rotary_cache_()
-/// @param slot_mapping, positions, spec  as in rotary_cache_()
+/// @param slot_mapping  as in rotary_cache_(), like positions and spec
 POSEMBED_API void mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
                                     const torch::Tensor& key_rope, const torch::Tensor& cache,
                                     const torch::Tensor& slot_mapping,

@@ -31,7 +31,8 @@ struct NormRotaryCall {
 ///
 /// @param query  floating, in `call.layout`: [batch, seq, heads, head_dim]
 /// @param key  like query, with any number of heads
-/// @param query_weight, key_weight  [head_dim], in the dtype of query
+/// @param query_weight  [head_dim], in the dtype of query
+/// @param key_weight  like query_weight
 /// @param positions  as in rotary(); a token at -1 is normalised but not rotated
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> norm_rotary(

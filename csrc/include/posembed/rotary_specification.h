@@ -67,8 +67,8 @@ struct ProportionalScaling {
 /// original_max_positions and from another beyond: see RotarySpec::resolve. Ding et al.,
 /// arXiv:2402.13753.
 struct LongRopeScaling {
-  std::vector<double> short_factor;
-  std::vector<double> long_factor;
+  std::vector<double> short_factor = {};
+  std::vector<double> long_factor = {};
   int64_t original_max_positions = 0;
   /// How many times longer the context becomes.
   std::optional<double> factor = std::nullopt;
@@ -108,8 +108,8 @@ POSEMBED_API const char* name(Numerics numerics);
 
 /// For positions with several axes (time, height, width): the axis that rotates each pair.
 struct POSEMBED_API Sections {
-  std::vector<int64_t> axis_of_pair;  ///< [rotary_dim / 2]
-  bool restart = false;               ///< each axis has the whole series of frequencies
+  std::vector<int64_t> axis_of_pair = {};  ///< [rotary_dim / 2]
+  bool restart = false;                    ///< each axis has the whole series of frequencies
 
   /// sizes[a] pairs for axis a: one axis after the other; or, `interleaved`, the axes take turns
   /// and the remaining pairs belong to axis 0.

@@ -75,16 +75,26 @@ struct POSEMBED_API TokenOptions {
   TORCH_ARG(bool, scale_grad_by_freq) = false;
   /// torch's name for gradient(TableGradient::rows).
   TORCH_ARG(bool, sparse) = false;
-  /// Multiplies every result.
-  TORCH_ARG(double, scale) = 1.0;
   /// The form of weight.grad().
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
   /// The table to use; default: a new one, drawn from N(0, 1).
   TORCH_ARG(torch::Tensor, _weight) = torch::Tensor();
 
  public:
+  /// Multiplies every result; default: 1.
+  TokenOptions& scale(double scale) {
+    scale_ = scale;
+    return *this;
+  }
   /// Scale by the square root of embedding_dim, as the Transformer does.
-  TokenOptions& sqrt_dim() { return scale(std::sqrt(static_cast<double>(embedding_dim_))); }
+  TokenOptions& sqrt_dim() {
+    scale_.reset();
+    return *this;
+  }
+  double scale() const { return scale_.value_or(std::sqrt(static_cast<double>(embedding_dim_))); }
+
+ private:
+  std::optional<double> scale_ = 1.0;  // none: the square root of embedding_dim
 };
 
 /// How TokenEmbedding::resize fills new rows.
@@ -136,6 +146,7 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
 class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
  public:
   using torch::nn::ModuleHolder<TokenEmbeddingImpl>::ModuleHolder;
+  using Impl = TokenEmbeddingImpl;
 
   /// A module that shares `weight` [num_embeddings, embedding_dim]. The sizes in `options` are
   /// ignored.

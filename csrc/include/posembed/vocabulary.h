@@ -60,8 +60,9 @@ class Vocabulary {
   int64_t size() const { return static_cast<int64_t>(ends_.size()); }
 
   /// The place of a word of the file; -1 if it is not wanted or was met before: the first row of a
-  /// word counts, as in gensim.
+  /// word counts, as in gensim. Before index() no word is known.
   int64_t meet(std::string_view word) {
+    if (tags_.empty()) return -1;
     const size_t slot = find(word, hash_of(word));
     if (tags_[slot] == 0) return -1;
     uint8_t& times = times_[slots_[slot]];
@@ -69,7 +70,10 @@ class Vocabulary {
     return times == 1 ? int64_t{slots_[slot]} : -1;
   }
 
-  bool is_met(int64_t place) const { return times_[static_cast<size_t>(place)] > 0; }
+  bool is_met(int64_t place) const {
+    return 0 <= place && place < static_cast<int64_t>(times_.size()) &&
+           times_[static_cast<size_t>(place)] > 0;
+  }
 
   /// Calls `visit` with each word met that many times (0, 1, or 2 for more), in the vocabulary's
   /// order.

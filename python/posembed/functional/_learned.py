@@ -106,12 +106,15 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
 
     Raises:
         ValueError: ``past_length`` is negative, or ``ids`` has no dimension.
+        TypeError: ``ids`` are not int32 or int64.
 
     Examples:
         >>> import torch, posembed as pe
         >>> pe.functional.roberta_positions(torch.tensor([[0, 31414, 2, 1, 1]]), padding_idx=1)
         tensor([[ 0,  1,  2, -1, -1]])
     """
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids: expected int32 or int64, got {ids.dtype}")
     return torch.ops.posembed.learned_positions(ids.ne(padding_idx), past=past_length)  # type: ignore[no-any-return]
 
 

@@ -45,6 +45,7 @@ Block random_block(std::mt19937* random) {
     return std::uniform_int_distribution<int64_t>(least, most)(*random);
   };
   Block block;
+  block.item_size = int64_t{1} << pick(0, 3);
   block.address = 10000 + pick(0, 60) * (pick(0, 3) == 0 ? 1 : 4);
   for (int64_t rank = pick(0, 4); rank > 0; --rank) {
     block.size.push_back(pick(0, 9) == 0 ? 0 : pick(1, 4));

@@ -62,6 +62,11 @@ TEST(TokenModule, MaxNormShrinksLookedUpRowsInTheTable) {
   EXPECT_TRUE(torch::equal(token->weight[3], untouched));
 }
 
+TEST(TokenModule, MaxNormOfATableWithoutColumns) {
+  TokenEmbedding token(TokenOptions(5, 0).max_norm(1.0));
+  EXPECT_EQ(token->forward(some_ids()).size(-1), 0);
+}
+
 TEST(TokenModule, LogitsUseTheTable) {
   TokenEmbedding token(TokenOptions(5, 8));
   const torch::Tensor hidden = torch::randn({2, 3, 8});

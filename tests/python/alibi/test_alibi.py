@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import posembed as pe
 import pytest
@@ -140,6 +141,12 @@ def test_attention_by_flex_attention(key_heads: int, options) -> None:
     check_attention(key_heads, 3, 64, options, "cuda")
 
 
+@pytest.mark.parametrize("module", [pe.ALiBi, pe.cpp.ALiBi])
+def test_attention_of_an_empty_batch(module: Any) -> None:
+    query, key = torch.zeros(0, 4, 3, 8), torch.zeros(0, 2, 5, 8)
+    assert module(4).attention(query, key, key).shape == (0, 4, 3, 8)
+
+
 def test_attention_says_how_it_computes() -> None:
     query, key = torch.randn(2, 1, 4, 3, 8)
     assert pe.ALiBi(4).attention_backend(query, key) == "fused"
@@ -244,6 +251,16 @@ def test_left_padding_changes_nothing(device: torch.device) -> None:
     assert_close(alibi.attention(*padded, attention_mask=mask)[:, :, 3:], alone, 1e-6)
     last = alibi.attention(padded[0][:, :, -1:], *padded[1:], attention_mask=mask)
     assert_close(last, alone[:, :, -1:], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_slopes_may_be_any_nan(dtype: torch.dtype, device: torch.device) -> None:
+    """CUDA's own NaN has a payload that rounding to bfloat16 must not carry into the sign."""
+    slopes = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32, device=device).view(torch.float32)
+    scores = torch.zeros(2, 3, 70, dtype=dtype, device=device)
+    assert pe.functional.alibi_add(scores, slopes, causal=False)[..., 3:].isnan().all()
+    bias = pe.functional.alibi_bias(slopes, 3, 70, causal=False, dtype=dtype)
+    assert bias[..., :-3].isnan().all()
 
 
 def test_padding_may_hold_anything(device: torch.device) -> None:
@@ -490,16 +507,16 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.arange(3), query_offset=0), ValueError, "query_offset: expected none beside query_positions"),
         (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.tensor([0, 2**31, 1])), IndexError, "query_positions: expected -2147483647 to 2147483647, got 2147483648 at place 1"),
         (lambda s: pe.ALiBi(2).softmax_(s, query_positions=torch.tensor([0, 2**31 - 1, 1]), key_positions=torch.tensor([0, -5, 1, 2, 3])), ValueError, "positions: expected distances between queries and keys up to 2147483647, got queries from 0 to 2147483647 and keys from -5 to 3"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4])), ValueError, "cu_seqlens: expected key_length 5 at its end, got 4"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4, 3, 5])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 3 after 4 at place 2"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([1, 5])), ValueError, "cu_seqlens: expected 0 at place 0, got 1"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4])), ValueError, "cu_seqlens: expected key_length, 5, last, got 4"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4, 3, 5])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at place 2"),
+        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([1, 5])), ValueError, "cu_seqlens: expected 0 first, got 1"),
         (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor(5)), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[\]"),
         (lambda s: pe.ALiBi(2).softmax_(s, attention_mask=torch.ones(4, dtype=torch.bool)), ValueError, r"attention_mask: expected \[5\] or \[2, 5\], got \[4\]"),
         (lambda s: pe.functional.alibi_softmax_(s, torch.rand(2), attention_mask=torch.rand(5)), TypeError, "attention_mask: expected bool or integers, got Float"),
-        (lambda s: pe.ALiBi(4).softmax_(s), ValueError, "slopes: expected heads 2, got 4"),
+        (lambda s: pe.ALiBi(4).softmax_(s), ValueError, "scores: expected heads 4, got 2"),
         (lambda s: pe.ALiBi(2).softmax_(s.transpose(-1, -2)), ValueError, "scores: expected a contiguous last dimension"),
         (lambda s: pe.ALiBi(2).lse_correction(3, query_start=0, key_start=0, form="x"), ValueError, "form: expected 'distance' or 'key', got 'x'"),
-        (lambda s: pe.ALiBi(4).add_(s), ValueError, "slopes: expected heads 2, got 4"),
+        (lambda s: pe.ALiBi(4).add_(s), ValueError, "scores: expected heads 4, got 2"),
         (lambda s: pe.ALiBi(2).add_(s[0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[3, 5\]"),
         (lambda s: pe.ALiBi(2).add_(s.int()), TypeError, "scores: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(2).add_(s.transpose(-1, -2)), ValueError, "scores: expected a contiguous last dimension"),
@@ -510,6 +527,7 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(2, learned=True)(3, 5, out=s[0]), ValueError, "slopes: requires grad"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s), ValueError, r"out: expected \[2, 3, 5\], got \[2, 2, 3, 5\]"),
         (lambda s: pe.ALiBi(2)(5, 3, out=s[0].mT), ValueError, "out: expected a contiguous last dimension"),
+        (lambda s: pe.ALiBi(2).softmax_(s.as_strided((1, 2, 3, 5), (0, 6, 4, 1))), ValueError, "scores: expected elements that do not share memory"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0, :1].expand(2, 3, 5)), ValueError, "out: expected elements that do not share memory"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0].int()), TypeError, "out: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0], dtype=torch.float64), TypeError, "dtype: expected none or that of out, torch.float32, got torch.float64"),

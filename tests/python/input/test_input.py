@@ -498,6 +498,17 @@ def test_errors(error: type[Exception], message: str, call) -> None:
         call(embed, ids)
 
 
+def test_errors_with_a_tangent() -> None:
+    """Forward mode computes in another way, and checks as much."""
+    ids, table = torch.tensor([[1, 2]]), torch.randn(5, 8)
+
+    def call(table: Tensor) -> Tensor:
+        return torch.ops.posembed.input_embedding(table, ids, norm="foo")
+
+    with pytest.raises(ValueError, match="norm: expected"):
+        torch.func.jvp(call, (table,), (table,))
+
+
 @pytest.mark.gpu
 def test_ids_outside_on_cuda() -> None:
     embed, ids, types = make(KINDS[2], "cuda")

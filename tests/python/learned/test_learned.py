@@ -103,8 +103,8 @@ def test_position_without_a_row_cuda() -> None:
     ("error", "message", "call"),
     [
         (ValueError, "x: expected .batch, seq", lambda m: m(torch.zeros(3, 4))),
-        (ValueError, "weight: expected embedding_dim 5", lambda m: m(torch.zeros(1, 3, 5))),
-        (TypeError, "weight: expected the dtype of x", lambda m: m(torch.zeros(1, 3, 4).half())),
+        (ValueError, "x: expected embedding_dim 4, got 5", lambda m: m(torch.zeros(1, 3, 5))),
+        (TypeError, "x: expected the dtype of weight", lambda m: m(torch.zeros(1, 3, 4).half())),
         (
             ValueError,
             "positions: expected seq 3",
@@ -225,7 +225,7 @@ def test_opt_positions_are_those_of_transformers() -> None:
 
 
 def test_positions_among_padding_refuse() -> None:
-    with pytest.raises(TypeError, match="mask: expected bool, int32 or int64, got Float"):
+    with pytest.raises(TypeError, match="attention_mask: expected bool, int32 or int64, got Float"):
         pe.functional.opt_positions(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"past_length: expected 0 to 3, .* got 4"):
         pe.functional.opt_positions(torch.ones(1, 3, dtype=torch.int32), past_length=4)

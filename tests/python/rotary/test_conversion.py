@@ -110,6 +110,13 @@ def test_there_and_back(window: dict[str, int]) -> None:
         (48, 3, {"to": "neox"}, "to: expected 'interleaved' or 'half_split'"),
         (48, 3, {"to": "interleaved", "rotary_dim": 7}, "rotary_dim: expected an even number"),
         (48, 3, {"to": "interleaved", "rotary_dim": 8, "rotary_start": 9}, "rotary_dim: expected"),
+        (
+            48,
+            3,
+            {"to": "interleaved", "heads": [2, 0, 2]},
+            "heads: expected each once, got 2 again",
+        ),
+        (48, 3, {"to": "interleaved", "heads": [3]}, "heads: expected 0 to 2, got 3"),
     ],
 )
 def test_refusals(rows: int, heads: int, options: dict, message: str) -> None:

@@ -238,6 +238,21 @@ def test_a_scale_tensor_must_be_one_float32() -> None:
         pe.functional.rotary_cache_(**given, value_scale=torch.ones(2))
 
 
+def test_memory_of_other_dtypes_must_be_apart() -> None:
+    bytes_ = torch.zeros(4096, dtype=torch.uint8)
+    given = make(torch.device("cpu"), torch.bfloat16, FLOAT8)
+    sizes = given["query"].numel() * 2, given["key_cache"].numel()
+    for begin, free in ((sizes[0] - 1, False), (sizes[0], True)):
+        given["query"] = bytes_[: sizes[0]].view(torch.bfloat16).view_as(given["query"])
+        cache = bytes_[begin : begin + sizes[1]].view(FLOAT8)
+        given["key_cache"] = cache.view_as(given["key_cache"])
+        if free:
+            pe.functional.rotary_cache_(**given)
+            continue
+        with pytest.raises(ValueError, match="key_cache: expected memory apart from query's"):
+            pe.functional.rotary_cache_(**given)
+
+
 def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
     given = make(device)
     given["value_cache"] = given["key_cache"]

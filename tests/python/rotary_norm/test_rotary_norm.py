@@ -173,12 +173,18 @@ def test_heads_have_at_most_1024_components() -> None:
         pe.functional.norm_rotary(x, x, weight, weight, spec=pe.RotarySpec(1026, rotary_dim=16))
 
 
-def test_tangents_are_refused_alike() -> None:
-    given = make(torch.device("cpu"))
-    spec = pe.RotarySpec(16, numerics="float32")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"spec": pe.RotarySpec(16, numerics="float32")}, "numerics: expected 'exact' for"),
+        ({"query_weight": torch.ones(1)}, "query_weight: expected head_dim 16, got 1"),
+    ],
+)
+def test_tangents_are_refused_alike(change: dict[str, Any], text: str) -> None:
+    given = {**make(torch.device("cpu")), "spec": SPEC, **change}
 
     def norm(query: Tensor) -> Tensor:
-        return pe.functional.norm_rotary(**{**given, "query": query}, spec=spec)[0]
+        return pe.functional.norm_rotary(**{**given, "query": query})[0]
 
-    with pytest.raises(ValueError, match="numerics: expected 'exact' for norm_rotary"):
+    with pytest.raises(ValueError, match=text):
         torch.func.jvp(norm, (given["query"],), (given["query"],))

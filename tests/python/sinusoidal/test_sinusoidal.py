@@ -75,6 +75,14 @@ def test_sum_is_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
     assert_close(module(x), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_scale_may_be_any_nan(dtype: torch.dtype, device: torch.device) -> None:
+    """CUDA's own NaN has a payload that rounding to bfloat16 must not carry into the sign."""
+    scale = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device=device).view(torch.float32)
+    x = torch.ones(2, 3, 70, dtype=dtype, device=device)
+    assert pe.functional.sinusoidal(x, scale=scale, spec=pe.SinusoidalSpec(70)).isnan().all()
+
+
 def test_positions_that_are_none_give_nan(device: torch.device) -> None:
     positions = torch.tensor([1.0, float("nan"), float("inf"), 2.0], device=device)
     found = pe.SinusoidalPositionalEmbedding(7, preset="marian").encode(positions)

@@ -1,0 +1,25 @@
+#include "dispatcher/cu_seqlens.h"
+
+#include <c10/util/Exception.h>
+
+#include "dispatcher/tensors.h"
+
+namespace posembed::dispatcher {
+
+void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* total_name) {
+  const int64_t last = cu_seqlens.numel() - 1;
+  TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
+  if (cu_seqlens.is_cuda()) return;
+  const core::IndexView view = index_view(cu_seqlens);
+  TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
+                    core::read(view, 0));
+  for (int64_t place = 1; place <= last; ++place) {
+    const int64_t before = core::read(view, place - 1), here = core::read(view, place);
+    TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
+                      before, " and ", here, " at place ", place);
+  }
+  TORCH_CHECK_VALUE(core::read(view, last) == total, "cu_seqlens: expected ", total_name, ", ",
+                    total, ", last, got ", core::read(view, last));
+}
+
+}  // namespace posembed::dispatcher

@@ -1,0 +1,13 @@
+// The boundaries of documents that are packed one after the other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace posembed::dispatcher {
+
+/// Checks that `cu_seqlens`, [documents + 1] integers, are prefix sums of document lengths that add
+/// up to `total`, which is `total_name`. Not on CUDA, where it would wait for the device: kernels
+/// stay in bounds whatever the values.
+void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* total_name);
+
+}  // namespace posembed::dispatcher
