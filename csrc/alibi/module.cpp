@@ -300,7 +300,8 @@ torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tens
   torch::Tensor scores =
       at::matmul(grouped, key.transpose(-2, -1)).view({batch, heads, queries, keys});
   call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  if (at::GradMode::is_enabled() && (scores.requires_grad() || options.learned())) {
+  // Not only where scores require grad: inside a transform of torch.func one cannot see it.
+  if (at::GradMode::is_enabled()) {
     scores = softmax(scores, std::move(call));
   } else {
     softmax_(scores, std::move(call));

@@ -52,7 +52,7 @@ class Sum {
     return false;
   }
 
-  Term terms_[2 * max_rank + 1];  // of two blocks and their bytes
+  Term terms_[2 * max_rank + 1];  // of two blocks, and the parts of an element
   int64_t count_ = 0;
   int64_t reach_[2 * max_rank + 2], divisor_[2 * max_rank + 2];
   int64_t candidates_ = 0;
@@ -62,19 +62,11 @@ bool is_empty(const StridedMemory& memory) {
   return std::find(memory.size, memory.size + memory.rank, 0) != memory.size + memory.rank;
 }
 
-/// From the first byte to the last one.
+/// From the first element to the last one, in elements.
 int64_t span(const StridedMemory& memory) {
-  int64_t elements = 0;
-  for (int64_t i = 0; i < memory.rank; ++i) elements += memory.stride[i] * (memory.size[i] - 1);
-  return elements * memory.item_size + memory.item_size - 1;
-}
-
-/// Adds the places of all bytes, from the first one on.
-void add_bytes(const StridedMemory& memory, Sum* sum) {
-  for (int64_t i = 0; i < memory.rank; ++i) {
-    sum->add(memory.stride[i] * memory.item_size, memory.size[i] - 1);
-  }
-  sum->add(1, memory.item_size - 1);
+  int64_t result = 0;
+  for (int64_t i = 0; i < memory.rank; ++i) result += memory.stride[i] * (memory.size[i] - 1);
+  return result;
 }
 
 /// Whether every stride steps over all elements that the smaller strides reach.
@@ -95,23 +87,26 @@ bool strides_nest(const StridedMemory& memory) {
 
 bool overlap(const StridedMemory& a, const StridedMemory& b) {
   if (is_empty(a) || is_empty(b)) return false;
-  // The place of a byte of a minus that of one of b is the distance; b's bytes are counted from its
-  // end, so that every factor is positive.
-  const auto distance = static_cast<int64_t>(b.address - a.address);
-  const int64_t a_span = span(a), b_span = span(b);
-  if (distance > a_span || -distance > b_span) return false;
+  // Counted in the largest unit of which elements and their distance are multiples.
+  const auto bytes = static_cast<int64_t>(b.address - a.address);
+  const int64_t unit = std::gcd(std::gcd(a.item_size, b.item_size), bytes);
+  const int64_t a_item = a.item_size / unit, b_item = b.item_size / unit, distance = bytes / unit;
+  const int64_t a_last = span(a) * a_item + a_item - 1, b_last = span(b) * b_item + b_item - 1;
+  if (distance > a_last || -distance > b_last) return false;
+  // The place of a unit of a minus that of one of b is the distance; b's are counted from its end,
+  // so that every factor is positive.
   Sum sum;
-  add_bytes(a, &sum);
-  add_bytes(b, &sum);
-  return sum.can_be(distance + b_span);
+  for (int64_t i = 0; i < a.rank; ++i) sum.add(a.stride[i] * a_item, a.size[i] - 1);
+  for (int64_t i = 0; i < b.rank; ++i) sum.add(b.stride[i] * b_item, b.size[i] - 1);
+  sum.add(1, a_item - 1);
+  sum.add(1, b_item - 1);
+  return sum.can_be(distance + b_last);
 }
 
 bool overlaps_itself(const StridedMemory& memory) {
   if (is_empty(memory) || strides_nest(memory)) return false;
   // Two different indices with one address: their difference is 0 in the form, and positive in the
   // first dimension where it is not 0. Differences are counted from their least, 1 - size.
-  int64_t reach = 0;  // of the form, in elements
-  for (int64_t i = 0; i < memory.rank; ++i) reach += memory.stride[i] * (memory.size[i] - 1);
   for (int64_t first = 0; first < memory.rank; ++first) {
     if (memory.size[first] == 1) continue;
     if (memory.stride[first] == 0) return true;
@@ -119,7 +114,7 @@ bool overlaps_itself(const StridedMemory& memory) {
     for (int64_t i = 0; i < memory.rank; ++i) {
       sum.add(memory.stride[i], i == first ? memory.size[i] - 2 : 2 * (memory.size[i] - 1));
     }
-    if (sum.can_be(reach - memory.stride[first] * memory.size[first])) return true;
+    if (sum.can_be(span(memory) - memory.stride[first] * memory.size[first])) return true;
   }
   return false;
 }

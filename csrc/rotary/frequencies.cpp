@@ -101,7 +101,7 @@ void scale_llama3(Series& series, double factor, double low, double high,
   const double length = static_cast<double>(original_max_positions);
   for (DoubleDouble& frequency : series) {
     const DoubleDouble turns = length * frequency / core::constants::two_pi;
-    if (high < turns) continue;
+    if (!(turns < high)) continue;  // also where the factors are equal and nothing is blended
     const DoubleDouble kept = turns < low ? 0.0 : (turns - low) / (DoubleDouble(high) - low);
     frequency = blend(frequency, kept, frequency / factor);
   }

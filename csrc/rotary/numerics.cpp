@@ -70,6 +70,7 @@ Tensor frequencies(const RotarySpec& spec, const Llama3Scaling& scaling) {
   const Tensor kept = plain(spec);
   const Tensor wavelength = over(core::constants::two_pi.high, kept);
   const Tensor scaled = at::where(wavelength.gt(low), kept / scaling.factor, kept);
+  if (scaling.high_freq_factor == scaling.low_freq_factor) return scaled;  // nothing between them
   const Tensor part = (over(length, wavelength) - scaling.low_freq_factor) /
                       (scaling.high_freq_factor - scaling.low_freq_factor);
   const Tensor blended = at::rsub(part, 1) * scaled / scaling.factor + part * scaled;

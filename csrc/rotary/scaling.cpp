@@ -153,10 +153,10 @@ void check(const RotarySpec&, const Llama3Scaling& scaling) {
   check_positive("Llama3Scaling", "factor", scaling.factor);
   check_positive("Llama3Scaling", "low_freq_factor", scaling.low_freq_factor);
   check_length("Llama3Scaling", scaling.original_max_positions);
-  TORCH_CHECK_VALUE(
-      std::isfinite(scaling.high_freq_factor) && scaling.high_freq_factor > scaling.low_freq_factor,
-      "Llama3Scaling.high_freq_factor: expected more than low_freq_factor, ",
-      scaling.low_freq_factor, ", got ", scaling.high_freq_factor);
+  TORCH_CHECK_VALUE(std::isfinite(scaling.high_freq_factor) &&
+                        scaling.high_freq_factor >= scaling.low_freq_factor,
+                    "Llama3Scaling.high_freq_factor: expected at least low_freq_factor, ",
+                    scaling.low_freq_factor, ", got ", scaling.high_freq_factor);
 }
 
 void check(const RotarySpec&, const ProportionalScaling& scaling) {

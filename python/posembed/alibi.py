@@ -9,7 +9,7 @@ import functools
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -188,7 +188,7 @@ class ALiBi(nn.Module):
             )
         return [float(slope) for slope in slopes.detach().double().flatten().tolist()]
 
-    def _derived_slopes(self) -> Tensor:
+    def _derived_slopes(self, device: torch.device) -> Tensor:
         return functional.alibi_slopes(
             self.num_heads,
             kind="press" if self.kind == "given" else self.kind,
@@ -197,14 +197,24 @@ class ALiBi(nn.Module):
             head_start=self.head_start,
             values=self._given,
             factor=self.factor,
-            device=self._device,
+            device=device,
         )
 
     def _follow(self, like: Tensor) -> None:
         """Makes the slopes on the device of ``like``, once instead of in each call."""
         self._device, self._dtype = like.device, like.dtype
         with torch.inference_mode(False):
-            self._derived = self._derived_slopes()
+            self._derived = self._derived_slopes(self._device)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        """Tensors that are assigned bring a module out of meta: slopes follow the model's."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)  # type: ignore[no-untyped-call]
+        if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
+            found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
+            device = torch.get_default_device() if found is None else found.device
+            self._follow(torch.empty(0, device=device, dtype=self._dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ALiBi:
         """Moves and casts the module; slopes that are not learned are made again."""
@@ -222,9 +232,12 @@ class ALiBi(nn.Module):
             with torch.no_grad():
                 self.slopes.copy_(self._derived)
 
-    def _slopes(self, key_length: int) -> Tensor:
+    def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
         """The slopes for a number of keys: the module's own tensor, which callers must not get."""
         slopes = self.slopes if self.learned else self._derived
+        # torch.func.functional_call may run a module on meta with tensors from elsewhere.
+        if slopes.is_meta and scores is not None and not (self.learned or scores.is_meta):
+            slopes = self._derived_slopes(scores.device)
         if self.train_length is None or key_length <= self.train_length:
             return slopes
         return slopes / (key_length / self.train_length)
@@ -315,7 +328,7 @@ class ALiBi(nn.Module):
         queries, keys = scores.shape[-2:]
         functional.alibi_add_(
             scores,
-            self._slopes(keys),
+            self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
             **_complete(places, queries, keys),
@@ -335,7 +348,7 @@ class ALiBi(nn.Module):
         queries, keys = scores.shape[-2:]
         return functional.alibi_softmax(
             scores,
-            self._slopes(keys),
+            self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
             **_complete(places, queries, keys),
@@ -352,7 +365,7 @@ class ALiBi(nn.Module):
         queries, keys = scores.shape[-2:]
         functional.alibi_softmax_(
             scores,
-            self._slopes(keys),
+            self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
             **_complete(places, queries, keys),
@@ -486,6 +499,10 @@ class ALiBi(nn.Module):
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, places: Any
     ) -> Tensor:
+        for name, tensor in {"query": query, "key": key, "value": value}.items():
+            if tensor.dim() != 4:
+                shape = "[batch, heads, length, head_dim]"
+                raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
         batch, heads, queries, head_dim = query.shape
         key_heads, keys = key.shape[1:3]
         if heads % key_heads != 0:
@@ -495,7 +512,8 @@ class ALiBi(nn.Module):
         # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
         grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
         scores = (grouped @ key.mT).view(batch, heads, queries, keys)
-        if torch.is_grad_enabled() and (scores.requires_grad or self.learned):
+        # Not only where scores require grad: inside torch.func transforms one cannot see it.
+        if torch.is_grad_enabled():
             scores = self.softmax(scores, scale=scale, **places)
         else:
             self.softmax_(scores, scale=scale, **places)

@@ -65,6 +65,19 @@ TEST(ALiBiModule, AttendsWithTheBias) {
   EXPECT_TRUE(torch::allclose(alibi->attention(query, key, key), expected, 1e-5, 1e-6));
 }
 
+TEST(ALiBiModule, AttentionNamesWhatDoesNotFit) {
+  ALiBi alibi(4);
+  const torch::Tensor query = torch::zeros({2, 4, 3, 8}), key = torch::zeros({2, 2, 5, 8});
+  EXPECT_THROW(alibi->attention(query[0], key, key), c10::ValueError);
+  EXPECT_THROW(alibi->attention(query, key.narrow(3, 0, 6), key), c10::ValueError);
+  EXPECT_THROW(alibi->attention(query, key, key.narrow(2, 0, 3)), c10::ValueError);
+  EXPECT_THROW(alibi->attention(query, key, key.narrow(0, 0, 1)), c10::ValueError);
+  EXPECT_THROW(alibi->attention(query, key, key.to(torch::kDouble)), c10::TypeError);
+  EXPECT_THROW(alibi->attention(query, key, key, {}, std::nullopt, 1.5), c10::ValueError);
+  EXPECT_THROW(alibi->add_(torch::zeros({8})), c10::ValueError);
+  EXPECT_THROW(alibi->alibi_slopes(-1), c10::ValueError);
+}
+
 TEST(ALiBiModule, SoftmaxInPlaceAndApart) {
   ALiBi alibi(ALiBiOptions(4));
   const torch::Tensor scores = torch::randn({2, 4, 3, 5});

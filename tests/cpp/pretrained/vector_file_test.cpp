@@ -151,6 +151,17 @@ TEST_F(VectorFiles, ProgressEndsAtTheEndAndCanStop) {
   EXPECT_THROW(file.table(ReadOptions().progress(stop)), std::runtime_error);
 }
 
+TEST(Vocabulary, KnowsNoWordBeforeItIsIndexed) {
+  pretrained::Vocabulary vocabulary;
+  vocabulary.add("king");
+  EXPECT_EQ(vocabulary.meet("king"), -1);
+  EXPECT_FALSE(vocabulary.is_met(0));
+  vocabulary.index();
+  EXPECT_EQ(vocabulary.meet("king"), 0);
+  EXPECT_TRUE(vocabulary.is_met(0));
+  EXPECT_FALSE(vocabulary.is_met(-1) || vocabulary.is_met(1));
+}
+
 TEST_F(VectorFiles, FillAVocabularyThatKeepsWhatWasFound) {
   const VectorFile file = open(write("tiny.txt", "the 1 2\ncat 3 4\n"));
   Vocabulary vocabulary;

@@ -27,6 +27,18 @@ TEST(RotaryModule, RotatesByPositionTimesFrequency) {
   }
 }
 
+TEST(RotaryModule, IsCalledAndMadeOfASpecification) {
+  RotarySpec spec(8);
+  spec.base = 500.0;
+  RotaryEmbedding rope(spec);
+  EXPECT_EQ(rope->options.base(), 500.0);
+  const torch::Tensor query = torch::randn({1, 3, 2, 8}), key = query.narrow(2, 0, 1);
+  EXPECT_TRUE(torch::equal(rope(query), rope->forward(query)));
+  const auto [rotated, rotated_key] = rope(query, key, std::nullopt, /*offset=*/5);
+  EXPECT_TRUE(torch::equal(rotated, rope(query, std::nullopt, std::nullopt, 5)));
+  EXPECT_TRUE(torch::equal(rotated_key, rotated.narrow(2, 0, 1)));
+}
+
 TEST(RotaryModule, GradientsFlowWithoutPython) {
   RotaryEmbedding rope(RotaryOptions(8));
   const torch::Tensor query = torch::randn({1, 3, 4, 8}, torch::requires_grad());
@@ -139,12 +151,11 @@ TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
 TEST(RotaryModule, DocumentsRestartPositions) {
   RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
   const torch::Tensor query = torch::randn({7, 2, 8});
-  const torch::Tensor rotated =
-      rope->forward(query, std::nullopt, std::nullopt, /*offset=*/2, /*inverse=*/false,
-                    /*cu_seqlens=*/torch::tensor({0, 3, 7}, torch::kInt));
+  const torch::Tensor rotated = rope->forward(query, std::nullopt, std::nullopt, /*offset=*/2,
+                                              /*cu_seqlens=*/torch::tensor({0, 3, 7}, torch::kInt));
   const torch::Tensor second = rope->forward(query.slice(0, 3), std::nullopt, std::nullopt, 2);
   EXPECT_TRUE(torch::equal(rotated.slice(0, 3), second));
-  EXPECT_THROW(rope->forward(query, std::nullopt, std::nullopt, 0, false, torch::tensor({0, 6})),
+  EXPECT_THROW(rope->forward(query, std::nullopt, std::nullopt, 0, torch::tensor({0, 6})),
                c10::ValueError);
 }
 

@@ -172,6 +172,49 @@ def test_attention_drops_weights() -> None:
     )
 
 
+def test_attention_refuses_other_ranks() -> None:
+    query = torch.zeros(2, 3, 8)
+    for module in (pe.ALiBi(2), pe.cpp.ALiBi(2)):
+        with pytest.raises(ValueError, match=r"query: expected \[batch, .*head_dim\], got"):
+            module.attention(query, query, query)
+
+
+def test_attention_inside_function_transforms() -> None:
+    """Where whether scores require grad cannot be seen, they are not overwritten."""
+    alibi = pe.ALiBi(2)
+    given = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
+
+    def attention(query: torch.Tensor) -> torch.Tensor:
+        return alibi.attention(query, query, query)
+
+    def reference(query: torch.Tensor) -> torch.Tensor:
+        bias = alibi(4, dtype=torch.float64)
+        scores = query @ query.mT / 8**0.5 + bias
+        return scores.softmax(-1) @ query
+
+    def grad(function):
+        mapped = torch.func.vmap(function)
+        return torch.func.grad(lambda query: mapped(query).square().sum())(given)
+
+    assert_close(torch.func.vmap(attention)(given), torch.func.vmap(reference)(given), 1e-7)
+    leaf = given.clone().requires_grad_()
+    assert_close(torch.func.vmap(attention)(leaf).detach(), torch.func.vmap(reference)(given), 1e-7)
+    assert_close(grad(attention), grad(reference), 1e-6)
+    tangents = [torch.func.jvp(f, (given[0],), (given[1],))[1] for f in (attention, reference)]
+    assert_close(*tangents, 1e-6)
+
+
+def test_slopes_follow_a_model_out_of_meta() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), pe.ALiBi(2))
+    scores = torch.zeros(1, 2, 3, 3)
+    expected = pe.ALiBi(2).softmax(scores)
+    assert torch.equal(model[1].softmax(scores), expected)
+    model.load_state_dict(torch.nn.Sequential(torch.nn.Linear(8, 8)).state_dict(), assign=True)
+    assert torch.equal(model[1].softmax(scores), expected)
+    assert model[1](3).device.type == "cpu"
+
+
 def test_attention_trains_learned_slopes(device: torch.device) -> None:
     torch.manual_seed(0)
     alibi = pe.ALiBi(4, learned=True, device=device)
