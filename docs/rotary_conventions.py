@@ -23,7 +23,7 @@ An unknown one raises until `interleaved=` is stated.
 import posembed as pe
 from transformers import Gemma3TextConfig, Qwen2VLConfig
 
-gemma = Gemma3TextConfig()  # or a dict, or the path of a config.json
+gemma = Gemma3TextConfig()  # or a dict, or the path of a config.json or of its folder
 spec = pe.RotarySpec.from_huggingface(gemma, "full_attention")
 local = pe.RotarySpec.from_huggingface(gemma, "sliding_attention")
 tower = pe.RotarySpec.from_huggingface(Qwen2VLConfig(), part="vision_config")
@@ -34,6 +34,7 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 |---|---|---|
 | transformers 5 | `rope_parameters`, flat or one for each kind of layer | by `model_type` |
 | transformers 4 | `rope_theta`, `rope_scaling`, `rotary_pct`, ... | by `model_type` |
+| transformers 4, older | the text model's keys beside `vision_config` | by `model_type` |
 | Meta's `params.json` | `dim`, `n_heads`, `rope_theta`, `use_scaled_rope` | interleaved |
 | GGUF metadata, a dict | `<architecture>.rope.*` | by `general.architecture` |
 
@@ -80,16 +81,30 @@ def table(columns: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {first} | {second} |" for first, second in lines) + "\n"
 
 
+def switches() -> list[tuple[str, str]]:
+    """Families with a key that says whether the model rotates."""
+    families: dict[str, list[str]] = {}
+    for name, (key, default, rotating) in conventions.SWITCHES.items():
+        row = f"rotated if `{key}` is {rotating[0]!r}"
+        families.setdefault(row + " or missing" * (default in rotating), []).append(name)
+    return [(row, listed(names)) for row, names in sorted(families.items())]
+
+
 def page() -> str:
     """The whole page."""
     pairing = [
         ("(i, i + rotary_dim / 2)", listed(conventions.HALF_SPLIT)),
         ("(2i, 2i + 1)", listed(conventions.INTERLEAVED)),
-        ("as `rope_interleave` says", listed(conventions.BY_KEY)),
+        ("as `rope_interleave` says, or (2i, 2i + 1)", listed(conventions.BY_KEY)),
         ("rotated the other way", listed(conventions.REVERSED)),
         ("the last components of the head", listed(conventions.TRAILING)),
         ("frequencies times a learned tensor", listed(conventions.LEARNED_SCALE)),
         ("not rotated, whatever the keys say", listed(conventions.UNROTATED)),
+        *switches(),
+        (
+            "rotated where a window slides, not in `full_attention`",
+            listed(conventions.ROTATED_IF_SLIDING),
+        ),
     ]
     other_towers = conventions.HEIGHT_THEN_WIDTH | (
         conventions.INTERLEAVED_AXIAL - conventions.WIDTH_THEN_HEIGHT - conventions.WHOLE_GRID

@@ -6,6 +6,8 @@ to be stated by the caller.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def words(text: str) -> frozenset[str]:
     """The words of a text: hundreds of names read better without quotes."""
@@ -56,7 +58,8 @@ openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder r
 """
 )
 
-# Interleaved where the configuration's rope_interleave says so.
+# Interleaved where the configuration's rope_interleave says so, or where it does not have the key:
+# DeepSeek's own files do not.
 BY_KEY = words("axk1 deepseek_v3 glm4_moe_lite mistral4 youtu")
 
 # What `posembed convert` writes into a configuration: "interleaved" or "half_split". It says how
@@ -67,10 +70,35 @@ CONVERTED = "posembed_rotary_pairs"
 # how scores are scaled, what else is rotated.
 NO_BEARING = words(
     """
-no_rope_layer_interval no_rope_layers rotary_value use_mem_rope memory_attention_rope_dropout
+no_rope_layer_interval no_rope_layers rotary_value memory_attention_rope_dropout
 memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
 """
 )
+
+# Families of which only some models rotate: the key that says so, its value where the configuration
+# does not have it, and the values with which the model rotates.
+SWITCHES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
+    **dict.fromkeys(("RefinedWeb", "RefinedWebModel", "falcon"), ("alibi", False, (False,))),
+    **dict.fromkeys(
+        ("seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer"),
+        ("position_embeddings_type", "relative", ("rotary",)),
+    ),
+    "EvollaModel": ("position_embedding_type", "rotary", ("rotary",)),
+    "esm": ("position_embedding_type", "absolute", ("rotary",)),
+    "gptj": ("rotary", True, (True,)),
+    "granitemoehybrid": ("position_embedding_type", "nope", ("rope",)),
+    "zamba2": ("use_mem_rope", False, (True,)),
+}
+
+# Families whose layers of full attention do not rotate, where others have a sliding window.
+ROTATED_IF_SLIDING = words("afmoe cohere2 exaone4 exaone_moe flint")
+
+# Models made of several, whose older files have the keys of the text model beside the towers: the
+# type of their text model.
+FLAT_TEXT = {
+    **{name: f"{name}_text" for name in ("hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl")},
+    "fuyu": "persimmon",
+}
 
 # The other way round.
 REVERSED = frozenset({"nanochat"})
@@ -167,5 +195,15 @@ ALTERNATING_AXES = frozenset({"neomme"})
 # A rotary_dim beside partial_rotary_factor is not what the code reads.
 WIDTH_BY_PART = frozenset({"minimax_m3_vl_text"})
 
-# Bases that the code has and the configuration has not.
-FIXED_BASE = dict.fromkeys(words("clvp_encoder codegen gptj roformer"), 10000.0)
+# Part of the head that is rotated where the configuration does not say.
+DEFAULT_PART = {
+    **dict.fromkeys(words("glm glm4 glm4_moe glm4v_moe_text glmasr_encoder nemotron"), 0.5),
+    **dict.fromkeys(words("persimmon phi recurrent_gemma"), 0.5),
+    **dict.fromkeys(words("qwen3_5_moe_text qwen3_5_text qwen3_next stablelm"), 0.25),
+    "moonshine": 0.9,
+}
+
+# Bases that the code has and the configuration has not; files of towers rarely have one.
+FIXED_BASE = dict.fromkeys(
+    words("clvp_encoder codegen gptj roformer") | HEIGHT_THEN_WIDTH - {"lfm3_vl_vision"}, 10000.0
+)

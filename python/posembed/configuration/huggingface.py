@@ -27,12 +27,26 @@ def read(
         return RotarySpec(latent_width(config), rotary_dim=0)
     axis = layer_type if model_type in conventions.WINDOW_OF_AXIS else None
     rope = layers.parameters(config, None if axis else layer_type)
-    if rope is None or config.take("use_rotary_embedding", True) is False:
+    if rope is None or not rotates(config, model_type, layer_type):
         return RotarySpec(head_width(config), rotary_dim=0)
     spec = rotation(config, rope, model_type, axis, interleaved, base)
     config.done(ROTARY_KEY.pattern)
     rope.done()
     return spec
+
+
+def rotates(config: Keys, model_type: str, layer_type: str | None) -> bool:
+    """Whether the model, or the kind of its layers that is asked for, rotates at all."""
+    key, default, rotating = conventions.SWITCHES.get(model_type, (None, None, ()))
+    if key is not None and config.take(key, default) not in rotating:
+        return False
+    if not config.take("use_rotary_embedding", True):
+        return False
+    of_layers = config.take("no_rope_layers")  # 1: rotated
+    if of_layers and not any(of_layers):
+        return False
+    sliding = model_type in conventions.ROTATED_IF_SLIDING and config.take("sliding_window")
+    return not (sliding and layer_type == "full_attention")
 
 
 def rotation(
@@ -96,7 +110,7 @@ def is_interleaved(config: Keys, model_type: str, stated: bool | None) -> bool:
         return bool(same("interleaved", stated, named(converted)))
     known = None
     if model_type in conventions.BY_KEY:
-        known = bool(config.need("rope_interleave"))
+        known = by_key(config, stated)
     elif model_type in conventions.INTERLEAVED | conventions.INTERLEAVED_AXIAL:
         known = True
     elif model_type in conventions.HALF_SPLIT | conventions.AXIAL:
@@ -108,6 +122,15 @@ def is_interleaved(config: Keys, model_type: str, stated: bool | None) -> bool:
             "interleaved=False (pairs i, i + rotary_dim / 2), as its code has it"
         )
     return bool(pairing)
+
+
+def by_key(config: Keys, stated: bool | None) -> bool:
+    """rope_interleave, or what is stated; without either such models are interleaved."""
+    key = "rope_interleave"
+    given = config.take(key) if stated is not None or not config.has(key) else config.need(key)
+    if given is None:
+        given = True if stated is None else stated
+    return bool(given)
 
 
 def named(pairing: str) -> bool:

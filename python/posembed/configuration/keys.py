@@ -18,6 +18,8 @@ class Keys:
     """
 
     def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        check_mapping(fields, where)
+        self._names = set(fields)
         self.fields = {key: value for key, value in fields.items() if value is not None}
         self.where = where
         self._accepted: set[str] = set()
@@ -26,6 +28,10 @@ class Keys:
         """The value of a key that may be absent."""
         self._accepted.add(key)
         return self.fields.get(key, default)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, be it with None."""
+        return key in self._names
 
     def need(self, key: str) -> Any:
         """The value of a key that must be there."""
@@ -54,6 +60,12 @@ class Keys:
         if unknown:
             accepted = sorted(filter(pattern.search, self._accepted))
             raise ValueError(f"{self.where}: unknown keys {unknown}; accepted are {accepted}")
+
+
+def check_mapping(value: Any, where: str) -> None:
+    """Raises ValueError for what is not a dictionary."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected a dictionary, got {value!r}")
 
 
 def same(key: str, *values: Any) -> Any:

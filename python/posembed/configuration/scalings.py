@@ -21,7 +21,7 @@ from posembed.scaling import (
 from posembed.specification import RotarySpec
 
 # Other names of the same type.
-SAME_TYPE = {"mrope": "default", "su": "longrope"}
+SAME_TYPE = {"mrope": "default", "su": "longrope", "xdrope": "dynamic"}
 
 
 def linear(rope: Keys, config: Keys) -> RotaryScaling:
@@ -33,6 +33,7 @@ def dynamic(rope: Keys, config: Keys) -> RotaryScaling:
     """Dynamic NTK; with Hunyuan's alpha a fixed one."""
     alpha, factor = rope.take("alpha"), rope.take("factor")
     if alpha:
+        rope.ignore("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # not read beside it
         return NtkScaling(alpha)
     if factor is None:
         rope.need("factor")

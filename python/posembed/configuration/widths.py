@@ -54,5 +54,7 @@ def widths(config: Keys, rope: Keys, model_type: str) -> tuple[int, int]:
         return head_dim, head_dim
     if part is None and model_type in conventions.WIDTH_BY_PART:
         part = 1.0
+    if part is None and stated is None:
+        part = conventions.DEFAULT_PART.get(model_type)
     rotary_dim = same("rotary_dim", stated, None if part is None else int(head_dim * part))
     return head_dim, head_dim if rotary_dim is None else int(rotary_dim)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 ROTARY_KEY = re.compile("rope|rotary|theta")
 
-# What the default configurations lack for transformers' own code to run them, as their published
-# checkpoints have it.
+# What the default configurations lack for transformers' own code to run and to rotate, as their
+# published checkpoints have it.
 COMPLETED: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -24,11 +24,18 @@ COMPLETED: dict[str, dict[str, Any]] = {
             for kind, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))
         }
     },
+    **{
+        key: {"position_embeddings_type": "rotary"}
+        for key in ("seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer")
+    },
+    "esm": {"position_embedding_type": "rotary"},
     "glm4v_moe_text": {"head_dim": 128},
     "glm4v_text": {"partial_rotary_factor": 0.5},
     "glm_image_text": {"partial_rotary_factor": 0.5},
+    "granitemoehybrid": {"position_embedding_type": "rope"},
     "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
     "qwen3_omni_moe_text": {"head_dim": 128},
+    "zamba2": {"use_mem_rope": True},
 }
 # Two composite configurations that have no default.
 WITHOUT_DEFAULT = {"gemma4_assistant", "nougat"}
