@@ -12,6 +12,7 @@ from typing import Any
 from posembed.configuration import axes, scalings
 from posembed.configuration.conventions import words
 from posembed.configuration.keys import Fields, Keys, same
+from posembed.configuration.layers import check_type
 from posembed.scaling import LinearScaling, LongRopeScaling, RotaryScaling, YarnScaling
 from posembed.specification import RotarySpec, Sections
 
@@ -53,7 +54,7 @@ def read(
     """The specification of a file's metadata."""
     architecture = str(fields["general.architecture"])
     model, rope, tensors = sections_of(fields, f"{architecture}.")
-    local = has_local_layers(rope, architecture, layer_type)
+    local = has_local_layers(model, rope, architecture, layer_type)
     sizes, pairing = pairing_of(rope, architecture, interleaved)
     head_dim, rotary_dim = widths(model, rope, architecture, local)
     theta = base_of(rope, architecture, base, local)
@@ -78,12 +79,16 @@ def sections_of(fields: Fields, start: str) -> tuple[Keys, Keys, Keys]:
     return Keys(own, "the metadata"), Keys(rope, f"{start}rope"), Keys(tensors, "tensors")
 
 
-def has_local_layers(rope: Keys, architecture: str, layer_type: str | None) -> bool:
+def has_local_layers(model: Keys, rope: Keys, architecture: str, layer_type: str | None) -> bool:
     """Whether the layers that are asked for are those with a sliding window and its own base."""
     both = rope.take("freq_base_swa") is not None or architecture in SLIDING_BASE
     kinds = ("full_attention", "sliding_attention")
     if both and layer_type not in kinds:
         raise ValueError(f"layer_type: expected one of {list(kinds)}, got {layer_type!r}")
+    if layer_type is not None:
+        check_type(
+            list(kinds) if both or model.take("attention.sliding_window") else [], layer_type
+        )
     return both and layer_type == "sliding_attention"
 
 

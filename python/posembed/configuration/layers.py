@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posembed.configuration.keys import Fields, Keys, same
+from posembed.configuration.keys import Fields, Keys, check_mapping, same
 
 
 def of_type(fields: Fields, layer_type: str | None) -> Fields:
@@ -48,9 +48,25 @@ def legacy(config: Keys, rope: Fields) -> Fields:
     return rope
 
 
+class OneKindOfLayerError(ValueError):
+    """A kind of layer was asked for where all layers are alike."""
+
+
+def check_type(kinds: list[str], layer_type: str) -> None:
+    """Raises ValueError for a kind of layer that the configuration does not have."""
+    if not kinds:
+        raise OneKindOfLayerError(
+            f"layer_type: expected none: there is one kind of layer, got {layer_type!r}"
+        )
+    if layer_type not in kinds:
+        raise ValueError(f"layer_type: expected one of {sorted(set(kinds))}, got {layer_type!r}")
+
+
 def parameters(config: Keys, layer_type: str | None) -> Keys | None:
     """The rope_parameters of one kind of layer; None where such layers are not rotated."""
     new, old = config.take("rope_parameters"), config.take("rope_scaling") or None
+    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
+        check_mapping({} if value is None else value, key)
     rope = legacy(config, same("rope_scaling", new, old) or {})
     if is_nested(rope):
         kinds = {key for key, value in rope.items() if value is None or isinstance(value, dict)}
@@ -62,6 +78,8 @@ def parameters(config: Keys, layer_type: str | None) -> Keys | None:
         every.ignore(*kinds)
         every.done()
         rope = rope[layer_type]
+    elif layer_type is not None:
+        check_type(config.take("layer_types", []), layer_type)
     if rope is None:
         return None
     kind = rope.get("rope_type", rope.get("type", "default"))

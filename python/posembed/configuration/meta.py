@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from posembed.configuration.keys import Fields, Keys, same
+from posembed.configuration.layers import check_type
 from posembed.scaling import Llama3Scaling
 from posembed.specification import RotarySpec
 
 
-def read(fields: Fields, base: float | None) -> RotarySpec:
+def read(fields: Fields, layer_type: str | None, base: float | None) -> RotarySpec:
     """The specification of the original release of a Llama."""
+    if layer_type is not None:
+        check_type([], layer_type)
     keys = Keys(fields, "params.json")
     theta = same("rope_theta", keys.take("rope_theta"), base)
     if theta is None:
