@@ -160,13 +160,14 @@ class ALiBi(nn.Module):
         """ALiBi of a model's configuration: Bloom, MPT, Falcon-RW, Baichuan-13B or JAIS.
 
         Args:
-            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
             num_heads: Heads of this module, if it has a part of the model's.
             **options: As in ALiBi; ``head_start`` selects the part.
 
         Raises:
             ValueError: The model type is unknown, the model does not use ALiBi, or a key about it
                 is missing or unknown.
+            TypeError: ``config`` is none of these.
 
         Examples:
             >>> import posembed as pe

@@ -142,7 +142,7 @@ class RotaryEmbedding(nn.Module):
         """The module for a model's configuration; see :meth:`RotarySpec.from_huggingface`.
 
         Args:
-            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
             layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
             **options: ``part``, ``interleaved`` and ``base`` of
                 :meth:`RotarySpec.from_huggingface`, and options of the module.

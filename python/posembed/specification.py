@@ -166,11 +166,13 @@ class RotarySpec:
 
         Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata. Add
         tensors that change the rotation as keys: GGUF's "rope_freqs.weight" (Llama 3),
-        "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3).
+        "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). The specification of a
+        model whose keys say that it does not rotate has a rotary_dim of 0.
 
         Args:
-            config: A dict, a ``PretrainedConfig``, or the path of a config.json.
-            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
+            config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
+            layer_type: If layers differ: "full_attention", "sliding_attention", and so on; raises
+                where there is no such kind.
             part: A nested configuration, such as "vision_config"; default: the top level, or that
                 of the text model.
             interleaved: The pairing, for unknown model types: configurations do not contain it.
@@ -178,6 +180,7 @@ class RotarySpec:
 
         Raises:
             ValueError: A key is missing, unknown, or contradicts another; the message names it.
+            TypeError: ``config`` is none of these.
 
         Examples:
             >>> import posembed as pe

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posembed.configuration import file_of
+from posembed.configuration.layers import OneKindOfLayerError
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-
-CONFIG_NAMES = ("config.json", "params.json")
 
 
 def add_command(
@@ -91,27 +91,29 @@ def add_number_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rotary-dim", type=positive, help="components that are rotated")
 
 
-def config_file(path: str) -> Path:
-    """A configuration, or the one in a model's folder."""
-    if not Path(path).is_dir():
-        return Path(path)
-    found = [Path(path, name) for name in CONFIG_NAMES if Path(path, name).is_file()]
-    if not found:
-        raise ValueError(f"{path}: expected a folder with {' or '.join(CONFIG_NAMES)}")
-    return found[0]
+def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
+    """The specification of a configuration; errors begin with its path.
 
+    Of several that are compared, those with one kind of layer need not have --layer-type.
+    """
+    file = file_of(path)
 
-def read_spec(path: str, arguments: argparse.Namespace) -> RotarySpec:
-    """The specification of a configuration; errors begin with its path."""
-    file = config_file(path)
-    try:
+    def read(layer_type: str | None) -> RotarySpec:
         return RotarySpec.from_huggingface(
             file,
-            arguments.layer_type,
+            layer_type,
             part=getattr(arguments, "part", None),  # convert has none
             interleaved=arguments.interleaved,
             base=arguments.base,
         )
+
+    try:
+        try:
+            return read(arguments.layer_type)
+        except OneKindOfLayerError:
+            if not compared:
+                raise
+            return read(None)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

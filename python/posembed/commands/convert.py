@@ -18,7 +18,7 @@ import torch
 from posembed.commands import common, model_folder
 from posembed.commands.model_folder import CONFIG
 from posembed.commands.permutation import Permutation
-from posembed.configuration import load, select_part
+from posembed.configuration import file_of, load, select_part
 from posembed.configuration.conventions import CONVERTED
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def configuration(arguments: argparse.Namespace) -> Path:
         source.stat()  # raises where there is nothing
         if arguments.config is None:
             raise ValueError("--config: expected for a file, which does not say how it is rotated")
-        return common.config_file(arguments.config)
+        return file_of(arguments.config)
     if arguments.config is not None:
         raise ValueError(f"--config: expected none for a folder, which has its {CONFIG}")
     if not (source / CONFIG).is_file():

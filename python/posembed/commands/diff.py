@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints what differs."""
-    a, b = (common.read_spec(path, arguments) for path in (arguments.a, arguments.b))
+    a, b = (common.read_spec(path, arguments, compared=True) for path in (arguments.a, arguments.b))
     if arguments.json:
         differences = [] if a == b else a.diff(b).splitlines()
         common.print_json(

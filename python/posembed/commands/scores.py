@@ -42,7 +42,8 @@ def read_specs(arguments: argparse.Namespace) -> dict[str, RotarySpec]:
     if not arguments.configs:
         spec = common.spec_from_numbers(arguments)
         return {spec.describe(): spec}
-    return {path: common.read_spec(path, arguments) for path in arguments.configs}
+    several = len(arguments.configs) > 1
+    return {path: common.read_spec(path, arguments, compared=several) for path in arguments.configs}
 
 
 def shown_distances(farthest: int) -> list[int]:
