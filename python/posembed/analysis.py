@@ -74,6 +74,25 @@ def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
 # ------------------------------------------------------------------------------------------ scores
 
 
+def places(name: str, numbers: Tensor) -> Tensor:
+    """Distances or positions to compute at: int64 [n].
+
+    Raises:
+        ValueError: A tensor that is not [n], or a number below 0: rotations leave tokens at
+            position -1 as they are, which is no distance.
+        TypeError: A tensor of other than whole numbers.
+    """
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(f"{name}: expected int32 or int64, got {numbers.dtype}")
+    if numbers.dim() != 1:
+        raise ValueError(f"{name}: expected [n], got {list(numbers.shape)}")
+    numbers = numbers.to("cpu", torch.int64)
+    below = numbers[numbers < 0]
+    if len(below):
+        raise ValueError(f"{name}: expected numbers of at least 0, got {int(below[0])}")
+    return numbers
+
+
 def distances_to(distances: int | Tensor) -> Tensor:
     """Every distance from 0 up to and including a number, or the distances themselves: int64 [n].
 
@@ -81,16 +100,12 @@ def distances_to(distances: int | Tensor) -> Tensor:
         ValueError: A number below 0, or a tensor that is not [n].
         TypeError: A tensor of other than whole numbers.
     """
-    if not isinstance(distances, Tensor):
-        farthest = whole("distances", distances)
-        if farthest < 0:
-            raise ValueError(f"distances: expected a number of at least 0, got {farthest}")
-        return torch.arange(farthest + 1)
-    if distances.is_floating_point() or distances.is_complex():
-        raise TypeError(f"distances: expected int32 or int64, got {distances.dtype}")
-    if distances.dim() != 1:
-        raise ValueError(f"distances: expected [n], got {list(distances.shape)}")
-    return distances.to("cpu", torch.int64)
+    if isinstance(distances, Tensor):
+        return places("distances", distances)
+    farthest = whole("distances", distances)
+    if farthest < 0:
+        raise ValueError(f"distances: expected a number of at least 0, got {farthest}")
+    return torch.arange(farthest + 1)
 
 
 def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
@@ -103,7 +118,10 @@ def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
 
 
 def rotate_one(vector: Tensor, positions: Tensor, spec: RotarySpec) -> Tensor:
-    """The same head vector at each position: [head_dim] -> [positions, head_dim]."""
+    """The same query at each position: [head_dim] -> [positions, head_dim].
+
+    A key takes ``spec.for_keys()``: xPos scales it by the inverse of what it scales a query by.
+    """
     tokens = vector.expand(len(positions), 1, -1).contiguous()
     return functional.rotary(tokens, positions=positions, spec=spec, layout="thd")[:, 0]
 
@@ -121,12 +139,15 @@ def component_scores(
 
     Args:
         spec: The rotation.
-        distances: The largest distance, from 0, or int [n].
+        distances: The largest distance, from 0, or int [n], at least 0 each.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
     Returns:
         [distances, head_dim], divided by the square root of head_dim as attention does.
+
+    Raises:
+        ValueError: Shapes do not fit, or a distance is below 0.
 
     Examples:
         >>> import posembed as pe
@@ -136,7 +157,7 @@ def component_scores(
     at = distances_to(distances)
     start = torch.zeros(1, dtype=torch.int64)
     turned = rotate_one(head_vector("query", query, spec), at, spec)
-    still = rotate_one(head_vector("key", key, spec), start, spec)
+    still = rotate_one(head_vector("key", key, spec), start, spec.for_keys())
     return turned * still / math.sqrt(spec.head_dim)
 
 
@@ -154,7 +175,7 @@ def scores_by_distance(
 
     Args:
         spec: The rotation.
-        distances: The largest distance, from 0, or int [n].
+        distances: The largest distance, from 0, or int [n], at least 0 each.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
@@ -162,7 +183,7 @@ def scores_by_distance(
         [distances].
 
     Raises:
-        ValueError: Shapes do not fit.
+        ValueError: Shapes do not fit, or a distance is below 0.
 
     Examples:
         >>> import posembed as pe
@@ -279,7 +300,7 @@ def angle_error(
 
     Args:
         spec: The rotation.
-        positions: int [n]; default: powers of two up to 2 ** 20.
+        positions: int [n], at least 0 each; default: powers of two up to 2 ** 20.
         numerics: How angles of float32 data are rounded, see :class:`posembed.RotarySpec`:
             ``"float32"`` as most code does, or ``"exact"``, which leaves the rounding of the
             result.
@@ -295,7 +316,7 @@ def angle_error(
         >>> pe.analysis.angle_error(spec, at, numerics="exact").max().item() < 2e-7
         True
     """
-    at = 2 ** torch.arange(21) if positions is None else distances_to(positions)
+    at = 2 ** torch.arange(21) if positions is None else places("positions", positions)
     exact = dataclasses.replace(spec, numerics="exact")
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
     rounded = dataclasses.replace(spec, numerics=numerics)

@@ -97,6 +97,25 @@ def test_components_add_up(spec: pe.RotarySpec) -> None:
     assert_close(total, expected.flip(0), 1e-12)
 
 
+@pytest.mark.parametrize(
+    "scaling", [pe.XPosScaling(64.0, center=100.0), pe.XPosScaling(-64.0, center=7.5)], ids=str
+)
+def test_scores_of_xpos_are_those_of_query_and_key(scaling: pe.XPosScaling) -> None:
+    """A key is scaled by the inverse of a query's factor, so that the centre does not matter."""
+    rope = pe.RotaryEmbedding(8, scaling=scaling)
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    tokens = (one.expand(1, 41, 1, 8).contiguous() for one in (query, key))
+    queries, keys = (rotated[0, :, 0] for rotated in rope(*tokens))
+    # By pairs, whose two components share out their sum by where the query stands.
+    parts = (queries[-1] * keys.flip(0) / math.sqrt(8)).view(41, 2, 4).sum(1)
+    found = pe.analysis.component_scores(rope.spec, 40, query=query, key=key)
+    # Factors up to (1.4 / 0.4) ** (100 / 64) multiply the rounding of each component.
+    assert_close(found.view(41, 2, 4).sum(1), parts, 1e-13)
+    total = pe.analysis.scores_by_distance(rope.spec, 40, query=query, key=key)
+    assert_close(total, parts.sum(1), 1e-13)
+
+
 def test_chosen_distances() -> None:
     spec = pe.RotarySpec(32)
     chosen = pe.analysis.scores_by_distance(spec, torch.tensor([7, 3], dtype=torch.int32))
@@ -109,6 +128,8 @@ def test_chosen_distances() -> None:
         ({"distances": -1}, ValueError, "distances: expected a number of at least 0, got -1"),
         ({"distances": torch.zeros(2, 2, dtype=torch.int64)}, ValueError, r"got \[2, 2\]"),
         ({"distances": torch.zeros(2)}, TypeError, "expected int32 or int64, got torch.float32"),
+        ({"distances": torch.tensor([3, -1])}, ValueError, "numbers of at least 0, got -1"),
+        ({"distances": torch.tensor([-5])}, ValueError, "distances: .* of at least 0, got -5"),
         ({"query": torch.ones(8)}, ValueError, r"query: expected \[16\], got \[8\]"),
         ({"key": torch.ones(1, 16)}, ValueError, r"key: expected \[16\], got \[1, 16\]"),
     ],
@@ -183,6 +204,11 @@ def test_float32_angles_lose_what_pytorch_code_loses(name: str) -> None:
 def test_exact_angles_lose_nothing_with_distance(spec: pe.RotarySpec) -> None:
     positions = torch.tensor([1, 131_071, 2**31 - 1])
     assert pe.analysis.angle_error(spec, positions, numerics="exact").max() < 2e-7
+
+
+def test_angle_error_refuses_a_position_that_is_not_rotated() -> None:
+    with pytest.raises(ValueError, match="positions: expected numbers of at least 0, got -1"):
+        pe.analysis.angle_error(pe.RotarySpec(16), torch.tensor([-1, 4]))
 
 
 def test_angle_error_by_default_goes_to_a_million() -> None:
