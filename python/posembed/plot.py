@@ -7,6 +7,8 @@ Every function draws into ``axes``, or into a new figure, and returns the axes:
 from __future__ import annotations
 
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,7 @@ WIDTH, HEIGHT = 7.0, 4.0  # inches: a page's text is about as wide
 DPI = 200  # two dots for each of 512 components
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 CURVES_SHOWN = 6
+LEGEND_WIDTH = 72  # characters of a line, which fit into the figure
 
 Specs = RotarySpec | Sequence[RotarySpec] | Mapping[str, RotarySpec]
 
@@ -75,11 +78,37 @@ def matrix(
 
 
 def named(specs: Specs) -> dict[str, RotarySpec]:
-    """Specifications by their names in the legend."""
+    """Specifications by their names in the legend.
+
+    Descriptions leave long lists of numbers out, so several may be equal: those are numbered.
+    """
     if isinstance(specs, Mapping):
         return dict(specs)
     several = [specs] if isinstance(specs, RotarySpec) else list(specs)
-    return {spec.describe(): spec for spec in several}
+    result: dict[str, RotarySpec] = {}
+    seen: Counter[str] = Counter()
+    for spec in several:
+        name = spec.describe()
+        seen[name] += 1
+        result[name if seen[name] == 1 else f"{name} ({seen[name]})"] = spec
+    return result
+
+
+def legend(axes: Axes) -> None:
+    """A legend inside the axes, or below them if a name is long, in lines that fit the figure."""
+    lines, names = axes.get_legend_handles_labels()
+    texts = [textwrap.fill(name, LEGEND_WIDTH) for name in names]
+    if all("\n" not in text for text in texts):
+        axes.legend(lines, texts)
+        return
+    axes.legend(  # borderaxespad in heights of a letter: numbers and label of the axis are between
+        lines,
+        texts,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=5.0,
+        fontsize="small",
+    )
 
 
 def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
@@ -104,7 +133,7 @@ def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
         axes.plot(analysis.wavelengths(spec).wavelengths.numpy(), ".-", label=name)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend()
+    legend(axes)
     return label(axes, "Wavelength of each pair", "pair", "wavelength (positions)")
 
 
@@ -133,7 +162,7 @@ def scores_by_distance(
     if log:
         axes.set_xscale("log")
     axes.axhline(0.0, color="grey", linewidth=0.5)
-    axes.legend()
+    legend(axes)
     return label(
         axes, "Score of a query and a key of ones", "distance (positions)", "q · k / √head_dim"
     )

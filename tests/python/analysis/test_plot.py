@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import posembed as pe
@@ -75,6 +75,49 @@ def test_one_specification_or_a_list_are_named_by_what_they_are() -> None:
     assert legend(pe.plot.scores_by_distance(spec, 4)) == [spec.describe()]
     both = [pe.RotarySpec(64), spec]
     assert legend(pe.plot.wavelengths(both)) == [one.describe() for one in both]
+
+
+def longrope(factor: float) -> pe.RotarySpec:
+    """As Phi-3 for long texts; the description leaves the factors out."""
+    scaling = pe.LongRopeScaling((1.0,) * 48, (factor,) * 48, 4096, factor=32.0)
+    return pe.RotarySpec(96, scaling=scaling).resolve(8192)
+
+
+LOOK_ALIKE = {
+    "longrope": [longrope(1.0), longrope(2.0), longrope(4.0)],
+    "custom frequencies": [
+        pe.RotarySpec(4, custom_frequencies=numbers) for numbers in [(1.0, 0.5), (1.0, 0.25)]
+    ],
+}
+
+
+@pytest.mark.parametrize("draw", [pe.plot.wavelengths, pe.plot.scores_by_distance])
+@pytest.mark.parametrize("specs", LOOK_ALIKE.values(), ids=LOOK_ALIKE)
+def test_specifications_that_read_alike_are_all_drawn(
+    draw: Callable[..., Axes], specs: list[pe.RotarySpec]
+) -> None:
+    axes = draw(specs)
+    name = specs[0].describe()
+    numbered = [name, *(f"{name} ({i})" for i in range(2, len(specs) + 1))]
+    assert [text.replace("\n", " ") for text in legend(axes)] == numbered
+    first = axes.get_lines()[0].get_ydata()
+    for line in axes.get_lines()[1 : len(specs)]:
+        assert not np.array_equal(line.get_ydata(), first)
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_stand_below_the_axes() -> None:
+    """In a figure of its own they neither hide curves nor squeeze the axes."""
+    axes = pe.plot.wavelengths(LOOK_ALIKE["longrope"])
+    figure = axes.get_figure()
+    figure.draw_without_rendering()
+    box, whole = axes.get_legend().get_window_extent(), figure.bbox
+    assert box.y1 < axes.get_window_extent().y0
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    assert box.y0 >= whole.y0
+    assert axes.get_window_extent().height > 0.4 * whole.height
+    assert axes.get_window_extent().width > 0.8 * whole.width
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
