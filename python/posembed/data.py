@@ -6,17 +6,22 @@ Devlin et al., "BERT", arXiv:1810.04805, has the mask's 80/10/10.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+if TYPE_CHECKING:
+    import numpy as np
+
 # Two bytes an id are enough for vocabularies up to 65,536.
 ID_TYPES = (torch.uint16, torch.int32, torch.int64)
 
-Ids = Tensor | str | os.PathLike[str]
+Ids: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str]"
 
 
 def check_id_type(dtype: torch.dtype) -> None:
@@ -86,13 +91,29 @@ def save_ids(
     return count
 
 
+def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
+    """The ids as a tensor over the same memory, or over the file of the path."""
+    if isinstance(ids, Tensor):
+        return ids
+    if isinstance(ids, (str, os.PathLike)):
+        return open_ids(ids, dtype)
+    if not hasattr(ids, "__array_interface__"):  # the package does without numpy
+        found = type(ids).__name__
+        raise TypeError(f"ids: expected a tensor, a numpy array or a path, got {found}")
+    with warnings.catch_warnings():
+        # Of arrays that are read-only: windows are read.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(ids)
+
+
 def windows(
     ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
 ) -> tuple[Tensor, Tensor]:
     """Windows over ids and, as targets, over the ids that follow: views without a copy.
 
     Args:
-        ids: [ids] of any dtype and device, or the path of a file for :func:`open_ids`.
+        ids: [ids] of any dtype and device, a numpy array such as a ``numpy.memmap``, or the path of
+            a file for :func:`open_ids`. Do not write to windows over an array that is read-only.
         length: Ids of a window.
         stride: Ids from the start of one to the start of the next; default: length, so that no id
             is read twice.
@@ -104,6 +125,7 @@ def windows(
 
     Raises:
         ValueError: Too few ids for one window, or sizes below 1.
+        TypeError: ``ids`` are none of these, or an array of a dtype that torch does not have.
 
     Examples:
         >>> import torch, posembed as pe
@@ -113,8 +135,7 @@ def windows(
         >>> targets[0].tolist()
         [1, 2, 3, 4]
     """
-    if not isinstance(ids, Tensor):
-        ids = open_ids(ids, dtype)
+    ids = tensor_of(ids, dtype)
     stride = length if stride is None else stride
     if length < 1 or stride < 1:
         raise ValueError(f"length, stride: expected at least 1, got {length} and {stride}")
@@ -129,7 +150,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     Holds a view of the ids; workers of a loader share the file's pages.
 
     Args:
-        ids: [ids], or the path of a file for :func:`open_ids`.
+        ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
         length: Ids of a window.
         stride: Ids from one window to the next; default: length.
         dtype: Of a file's ids.

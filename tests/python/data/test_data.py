@@ -64,11 +64,25 @@ def test_a_large_file_is_mapped_not_read(tmp_path: Path) -> None:
     assert resident_bytes() - before < 2**26
 
 
-def test_windows_of_a_memory_map_of_numpy(tmp_path: Path) -> None:
-    ids = np.memmap(file_of(tmp_path, 9, "uint16"), dtype="uint16", mode="c")
-    inputs, _ = pe.data.windows(torch.from_numpy(ids), 4)
+def of_numpy(kind: str, path: Path) -> np.ndarray:
+    """The ids of a file as an array in memory, or mapped in a mode."""
+    if kind == "array":
+        return np.fromfile(path, dtype="uint16")
+    return np.memmap(path, dtype="uint16", mode=kind)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["array", "r", "r+", "c"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_windows_of_numpy_copy_nothing(tmp_path: Path, kind: str, step: int) -> None:
+    ids = of_numpy(kind, file_of(tmp_path, 18, "uint16"))[::step]
+    inputs, targets = pe.data.windows(ids, 4)
     assert inputs.data_ptr() == ids.ctypes.data
-    assert inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert inputs[1].tolist() == [4 * step, 5 * step, 6 * step, 7 * step]
+    assert torch.equal(targets.int(), inputs.int() + step)
+    dataset = pe.data.WindowDataset(ids, 4)
+    assert dataset[0][0].tolist() == [0, step, 2 * step, 3 * step]
+    assert dataset.inputs.data_ptr() == ids.ctypes.data
 
 
 def test_writing_does_not_reach_the_file(tmp_path: Path) -> None:
@@ -96,6 +110,11 @@ def test_ids_there_and_back(tmp_path: Path, name: str) -> None:
         (lambda p: pe.data.windows(torch.zeros(2, 9), 5), ValueError, r"got \[2, 9\]"),
         (lambda p: pe.data.windows(torch.arange(5), 0), ValueError, "length, stride: expected"),
         (lambda p: pe.data.windows(torch.arange(5), 2, 0), ValueError, "length, stride: expected"),
+        (
+            lambda p: pe.data.windows([1, 2, 3], 2),
+            TypeError,
+            "ids: expected a tensor, a numpy array or a path, got list",
+        ),
         (lambda p: pe.data.open_ids(p / "odd"), ValueError, "expected ids of 4 bytes, found 7"),
         (lambda p: pe.data.open_ids(p / "empty"), ValueError, "expected ids of 4 bytes, found 0"),
         (lambda p: pe.data.open_ids(p / "odd", torch.float32), TypeError, "dtype: expected torch"),
