@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from typing import Any, Literal
@@ -153,6 +154,8 @@ class TokenEmbedding(nn.Embedding):
         *,
         tensor: str | None = None,
         vocabulary: pretrained.Vocabulary | None = None,
+        words: pretrained.Vocabulary | None = None,
+        unicode_errors: Literal["strict", "replace"] = "strict",
         missing: pretrained.Missing = "mean",
         dtype: torch.dtype | None = None,
         freeze: bool = True,
@@ -165,6 +168,10 @@ class TokenEmbedding(nn.Embedding):
             tensor: The name of the table, for files with several.
             vocabulary: Words in the order of ids, a dict of words to ids, or a tokenizer; default:
                 all rows of the file.
+            words: For safetensors, which have no words: the word of each row, such as the model's
+                own tokenizer, so that ``vocabulary`` can select rows.
+            unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for
+                bad bytes.
             missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
                 "error".
             dtype: Of the table; default: that of the file.
@@ -174,6 +181,7 @@ class TokenEmbedding(nn.Embedding):
         Raises:
             FileFormatError: The file is broken.
             ValueError: Options do not fit the file.
+            TypeError: :meth:`from_pretrained` has no such option; nothing has been read.
 
         Examples:
             >>> import pathlib, tempfile, posembed as pe, torch
@@ -184,10 +192,17 @@ class TokenEmbedding(nn.Embedding):
             >>> token(torch.tensor([0]))
             tensor([[1., 2.]])
         """
-        file = pretrained.open_vectors(path)
+        # Before a long file is read.
+        inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
+        file = pretrained.open_vectors(path, words=words, unicode_errors=unicode_errors)
         if vocabulary is None:
             table = file.table(tensor, dtype)
         else:
+            if words is None and file.format == "safetensors":
+                raise ValueError(
+                    f"words: expected the word of each row beside vocabulary, as {file.path} has "
+                    "none: pass words= with the model's tokenizer, say"
+                )
             table = file.rows(vocabulary, tensor=tensor, dtype=dtype, missing=missing).vectors
         return cls.from_pretrained(table, freeze, **options)
 

