@@ -21,6 +21,10 @@ from posembed.token import TokenEmbedding, check_sizes
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
 
+# Options of tables that are put in place of the module's own, and which its one kernel lacks.
+TOKEN_DEFAULTS = {"max_norm": None, "scale_grad_by_freq": False}
+TYPE_DEFAULTS = {**TOKEN_DEFAULTS, "scale": 1.0, "padding_idx": None, "gradient": "dense"}
+
 
 class InputEmbedding(nn.Module):
     """Token, position and type rows, summed, normed and dropped out in one kernel.
@@ -148,7 +152,8 @@ class InputEmbedding(nn.Module):
             [batch, seq, embedding_dim], or ``output_dim`` components.
 
         Raises:
-            ValueError: Shapes do not fit.
+            ValueError: Shapes do not fit, or a submodule that was replaced has an option that the
+                kernel lacks.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
         """
@@ -165,6 +170,7 @@ class InputEmbedding(nn.Module):
                 raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
             table = {"sinusoid": self.position.spec}
         if self.token_type is not None:
+            _check_table("token_type", self.token_type, TYPE_DEFAULTS)
             table["token_type"] = self.token_type.weight
         norm: dict[str, Any] = {}
         if self.norm is not None:
@@ -225,6 +231,7 @@ class InputEmbedding(nn.Module):
         Projected rows are a table of their own, of which each token takes its row.
         """
         if self.token_dim is None:
+            _check_table("token", self.token, TOKEN_DEFAULTS)
             table = {
                 "token": self.token.weight,
                 "scale": self.token.scale,
@@ -277,6 +284,16 @@ def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> No
         )
     if rule == "roberta" and padding_idx is None:
         raise ValueError("padding_idx: expected an id where position_rule is 'roberta', got none")
+
+
+def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
+    """Raises ValueError for an option that would be ignored."""
+    for option, default in defaults.items():
+        value = getattr(table, option, default)
+        if value != default:
+            raise ValueError(
+                f"{name}: expected {option} {default!r}, as the kernel has no other, got {value!r}"
+            )
 
 
 def _position(

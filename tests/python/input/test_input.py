@@ -535,6 +535,36 @@ def test_a_learned_scale_of_sinusoids_is_refused() -> None:
         embed(ids)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("token", "max_norm", 1.0),
+        ("token", "scale_grad_by_freq", True),
+        ("token_type", "max_norm", 1.0),
+        ("token_type", "scale_grad_by_freq", True),
+        ("token_type", "scale", 2.0),
+        ("token_type", "padding_idx", 0),
+        ("token_type", "gradient", "rows"),
+    ],
+)
+def test_options_of_tables_that_the_kernel_lacks_are_refused(
+    name: str, option: str, value: object
+) -> None:
+    embed = pe.InputEmbedding(3, 8, positions=None, num_types=2)
+    rows = getattr(embed, name).num_embeddings
+    setattr(embed, name, pe.TokenEmbedding(rows, 8, **{option: value}))
+    with pytest.raises(ValueError, match=f"{name}: expected {option} .*, got {value!r}"):
+        embed(torch.tensor([[0, 2]]))
+
+
+def test_projected_tokens_have_every_option() -> None:
+    """Their rows come from the submodule's own call."""
+    embed = pe.InputEmbedding(3, 8, positions=None, token_dim=4)
+    embed.token = pe.TokenEmbedding(3, 4, max_norm=1e-3)
+    assert embed(torch.tensor([[0, 2]])).abs().max() < 1e-2
+    assert embed.token.weight[[0, 2]].norm(dim=1).max() < 2e-3
+
+
 def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     ids, token = torch.zeros(1, 4, dtype=torch.long), torch.zeros(3, 8)
     with pytest.raises(ValueError, match="sinusoid: expected embedding_dim 8, got 4"):
