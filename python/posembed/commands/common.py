@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+# Python's arguments in messages, and the options that stand for them here.
+ARGUMENTS = {
+    "pass base=": "pass --base",
+    "interleaved=True": "--interleaved",
+    "interleaved=False": "--half-split",
+    "pass interleaved=": "pass --interleaved or --half-split",
+}
+
 
 def add_command(
     commands: Commands,
@@ -91,6 +99,18 @@ def add_number_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rotary-dim", type=positive, help="components that are rotated")
 
 
+def add_length_option(parser: argparse.ArgumentParser) -> None:
+    """The length of sequences."""
+    parser.add_argument("--seq-len", type=positive, help="length, where frequencies depend on it")
+
+
+def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None:
+    """Raises ValueError for options that would be ignored because another argument is missing."""
+    for option in options:
+        if getattr(arguments, option.removeprefix("--").replace("-", "_")) not in (None, False):
+            raise ValueError(f"{option}: expected {wanted} only")
+
+
 def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
     """The specification of a configuration; errors begin with its path.
 
@@ -115,7 +135,32 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
                 raise
             return read(None)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise ValueError(f"{file}: {in_options(str(error))}") from error
+
+
+def in_options(message: str) -> str:
+    """A message with the options of the command line where it has Python's arguments."""
+    for argument, option in ARGUMENTS.items():
+        message = message.replace(argument, option)
+    return message
+
+
+def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, RotarySpec]:
+    """The specifications of configurations by path, or the one that options describe.
+
+    Those for one length, if it is given.
+    """
+    if paths:
+        only_with(arguments, "without CONFIG", "--head-dim", "--rotary-dim")
+        several = len(paths) > 1
+        specs = {path: read_spec(path, arguments, compared=several) for path in paths}
+    else:
+        only_with(arguments, "with CONFIG", "--layer-type", "--part")
+        spec = spec_from_numbers(arguments)
+        specs = {spec.describe(): spec}
+    if arguments.seq_len is None:
+        return specs
+    return {name: spec.resolve(arguments.seq_len) for name, spec in specs.items()}
 
 
 def spec_from_numbers(arguments: argparse.Namespace) -> RotarySpec:

@@ -21,9 +21,7 @@ def add(commands: Commands) -> None:
         ["config.json", "model_folder --seq-len 131072", "config.json --layer-type full_attention"],
     )
     parser.add_argument("config", help="a config.json, Meta's params.json, or a model's folder")
-    parser.add_argument(
-        "--seq-len", type=common.positive, help="length, where frequencies depend on it"
-    )
+    common.add_length_option(parser)
     common.add_part_option(parser)
     common.add_reading_options(parser)
 

@@ -56,8 +56,8 @@ def draw(spec: SinusoidalSpec, arguments: argparse.Namespace) -> Axes:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the picture, or prints the numbers."""
-    if arguments.bits is not None and not arguments.binary:
-        raise ValueError("--bits: expected with --binary only")
+    if not arguments.binary:
+        common.only_with(arguments, "with --binary", "--bits")
     spec = SinusoidalSpec(arguments.dim, base=arguments.base, preset=arguments.preset)
     output = arguments.output or (None if arguments.json else "heatmap.png")
     if output is not None:

@@ -23,6 +23,7 @@ def add(commands: Commands) -> None:
         [
             "--head-dim 256",
             "llama/config.json qwen/config.json --distances 65535",
+            "phi3/config.json --seq-len 131072",
             "--head-dim 256 --distances 65535 --log --plot scores.png",
         ],
     )
@@ -30,6 +31,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--distances", type=common.positive, default=512, help="the farthest (default: 512)"
     )
+    common.add_length_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw them as well: .png, .svg, .pdf")
     parser.add_argument("--log", action="store_true", help="draw distances logarithmically")
     common.add_number_options(parser)
@@ -39,11 +41,13 @@ def add(commands: Commands) -> None:
 
 def read_specs(arguments: argparse.Namespace) -> dict[str, RotarySpec]:
     """The specifications by what the columns are called."""
-    if not arguments.configs:
-        spec = common.spec_from_numbers(arguments)
-        return {spec.describe(): spec}
-    several = len(arguments.configs) > 1
-    return {path: common.read_spec(path, arguments, compared=several) for path in arguments.configs}
+    specs = common.specs_of(arguments.configs, arguments)
+    for name, spec in specs.items():
+        if spec.is_dynamic:
+            raise ValueError(
+                f"{name}: its frequencies depend on the length of the sequence: pass --seq-len"
+            )
+    return specs
 
 
 def shown_distances(farthest: int) -> list[int]:
@@ -54,6 +58,8 @@ def shown_distances(farthest: int) -> list[int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints scores at some distances; all of them as JSON."""
+    if arguments.plot is None:
+        common.only_with(arguments, "with --plot", "--log")
     specs = read_specs(arguments)
     farthest = arguments.distances
     scores = {

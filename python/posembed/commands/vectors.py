@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,6 +24,9 @@ FORMAT_OF_ENDING = {
     ".vec": "word2vec-text",
     ".txt": "glove",
 }
+
+# word2vec's first line: how many rows there are, and of how many numbers.
+LIKE_HEADER = re.compile(rb"-?\d+ -?\d+\n")
 
 
 def add(commands: Commands) -> None:
@@ -61,9 +65,14 @@ def add(commands: Commands) -> None:
 
 def read_vocabulary(path: str) -> list[str] | dict[str, int]:
     """Words line by line, or a mapping of words to rows out of JSON."""
-    text = Path(path).read_text(encoding="utf-8")
+    try:
+        # Editors may write a byte order mark.
+        text = Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8: {error}") from error
     if not path.endswith(".json"):
-        return text.splitlines()
+        # Not splitlines: it takes U+2028 for a line's end, which is a word of some tokenizers.
+        return text.removesuffix("\n").split("\n") if text else []
     try:
         fields: Any = json.loads(text)
         fields = fields.get("model", fields) if "vocab" not in fields else fields
@@ -103,6 +112,11 @@ def write_words(
     broken = [word for word in words if not word or len(word.split()) != 1]
     if broken:
         raise ValueError(f"{kind}: cannot hold words with blanks, such as {broken[0]!r}")
+    if kind == "glove" and words and LIKE_HEADER.fullmatch(next(lines_of(words[:1], vectors[:1]))):
+        raise ValueError(
+            f"{kind}: has no header, so that its first row, {words[0]!r} and one number, would be "
+            "read as one: pass --format word2vec-text"
+        )
     if kind != "glove":
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())
     rows = binary_rows if kind == "word2vec-binary" else lines_of
@@ -195,6 +209,10 @@ def listing(file: VectorFile) -> list[dict[str, Any]]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Lists, counts, converts: what was asked for."""
+    if arguments.output is None:
+        common.only_with(
+            arguments, "with --output", "--vocabulary", "--format", "--tensor", "--force"
+        )
     words = None if arguments.words is None else read_vocabulary(arguments.words)
     file = open_vectors(arguments.file, words=words)
     known: dict[str, Any] = {"file": arguments.file, "format": file.format}

@@ -25,9 +25,7 @@ def add(commands: Commands) -> None:
         ["--head-dim 16", "config.json --seq-len 131072", "config.json --plot wavelengths.png"],
     )
     parser.add_argument("config", nargs="?", help="a config.json, or a model's folder")
-    parser.add_argument(
-        "--seq-len", type=common.positive, help="length, where frequencies depend on it"
-    )
+    common.add_length_option(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw them as well: .png, .svg, .pdf")
     common.add_number_options(parser)
     common.add_part_option(parser)
@@ -36,12 +34,8 @@ def add(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table."""
-    if arguments.config is None:
-        spec = common.spec_from_numbers(arguments)
-    else:
-        spec = common.read_spec(arguments.config, arguments)
-    if arguments.seq_len is not None:
-        spec = spec.resolve(arguments.seq_len)
+    paths = [] if arguments.config is None else [arguments.config]
+    (spec,) = common.specs_of(paths, arguments).values()
     table = analysis.wavelengths(spec)
     columns = {
         "frequencies": table.frequencies.tolist(),

@@ -132,7 +132,13 @@ def test_explain_takes_what_a_configuration_does_not_say(
     known = printed_json(capsys, "explain", path, "--interleaved", "--base", 777)
     assert known["specification"]["interleaved"] is True
     assert known["specification"]["base"] == 777
-    assert "is not known: pass interleaved" in refusal(capsys, "explain", path, "--base", 777)
+    message = refusal(capsys, "explain", path, "--base", 777)
+    assert "is not known: pass --interleaved" in message
+    assert "or --half-split" in message
+    unsaid = write(tmp_path / "unsaid.json", {"model_type": "llama", "head_dim": 8})
+    assert refusal(capsys, "explain", unsaid).endswith(
+        "missing in the configuration: pass --base\n"
+    )
 
 
 @pytest.fixture
@@ -205,6 +211,55 @@ def test_scores(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         spec = pe.RotarySpec.from_huggingface(path)
         assert known["scores"][path] == pe.analysis.scores_by_distance(spec, 20).tolist()
     assert lines[-1].split()[1:] == [f"{known['scores'][path][20]:.4f}" for path in (config, other)]
+
+
+DYNAMIC = {
+    "dynamic": {"factor": 4.0},
+    "longrope": {
+        "factor": 32.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DYNAMIC)
+def test_scores_at_a_length(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where frequencies depend on it."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **DYNAMIC[kind]}
+    fields = {"head_dim": 16, "max_position_embeddings": 64, "rope_parameters": rope}
+    path = write(tmp_path / "config.json", {"model_type": "llama", **fields})
+    spec = pe.RotarySpec.from_huggingface(path)
+    assert spec.is_dynamic
+    for length in (32, 1024):
+        known = printed_json(capsys, "scores", path, "--distances", 9, "--seq-len", length)
+        expected = pe.analysis.scores_by_distance(spec.resolve(length), 9)
+        assert known["scores"][path] == expected.tolist()
+    assert refusal(capsys, "scores", path).endswith(
+        f"{path}: its frequencies depend on the length of the sequence: pass --seq-len\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["wavelengths", "CONFIG", "--head-dim", 64], "--head-dim: expected without CONFIG only"),
+        (["scores", "CONFIG", "--head-dim", 64], "--head-dim: expected without CONFIG only"),
+        (["scores", "CONFIG", "--rotary-dim", 8], "--rotary-dim: expected without CONFIG only"),
+        (["wavelengths", "--head-dim", 64, "--part", "x"], "--part: expected with CONFIG only"),
+        (
+            ["scores", "--head-dim", 64, "--layer-type", "x"],
+            "--layer-type: expected with CONFIG only",
+        ),
+        (["scores", "CONFIG", "--log"], "--log: expected with --plot only"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    argv: list[object], message: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [config if word == "CONFIG" else word for word in argv]
+    assert refusal(capsys, *words) == f"posembed {words[0]}: {message}\n"
 
 
 def test_diff(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import posembed as pe
 import pytest
 import torch
 from posembed.commands import main
+from posembed.commands.vectors import read_vocabulary
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -88,6 +89,71 @@ def test_coverage(
     run(glove, "--coverage", path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == ["2 of 3 words have a row; 0 have several", "without: dog"]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_byte_order_mark_is_no_part_of_the_first_word(
+    name: str, glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(VOCABULARIES[name], encoding="utf-8-sig")
+    known = printed(capsys, glove, "--coverage", path)
+    assert known["coverage"] == {"found": 2, "missing": ["dog"], "duplicate": []}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", []),
+        (b"cat\r\nthe\r\n", ["cat", "the"]),
+        ("cat\n\u2028\nthe".encode(), ["cat", "\u2028", "the"]),
+        (b"cat\n\n", ["cat", ""]),
+    ],
+)
+def test_lines_of_a_vocabulary(content: bytes, words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    assert read_vocabulary(str(path)) == words
+
+
+@pytest.mark.parametrize("name", ["words.txt", "vocab.json"])
+def test_a_vocabulary_that_is_not_utf_8(
+    name: str, glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"caf\xe9\n")
+    assert f"{path}: expected UTF-8" in refusal(capsys, glove, "--coverage", path)
+
+
+@pytest.mark.parametrize(
+    "option", [("--vocabulary", "x"), ("--format", "glove"), ("--tensor", "x"), ("--force",)]
+)
+def test_options_of_the_output_are_refused_without_one(
+    option: tuple[str, ...], glove: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = f"posembed vectors: {option[0]}: expected with --output only\n"
+    assert refusal(capsys, glove, *option) == message
+
+
+@pytest.mark.parametrize("kind", ["glove", "word2vec-text", "word2vec-binary"])
+@pytest.mark.parametrize(("word", "number"), [("5", 1.0), ("-5", 0.0), ("5", 0.5), ("a", 1.0)])
+def test_rows_of_one_number(
+    kind: str, word: str, number: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written can be read back, or is refused: "5 1" is how word2vec's header looks."""
+    source, words, output = (tmp_path / name for name in ("a.safetensors", "words.txt", "output"))
+    safetensors.save_file({"t": torch.tensor([[number], [2.0]])}, source)
+    words.write_text(f"{word}\ncat\n")
+    argv = (source, "--words", words, "--output", output, "--format", kind)
+    if kind == "glove" and word != "a" and number.is_integer():
+        message = refusal(capsys, *argv)
+        assert f"its first row, {word!r} and one number, would be read as one" in message
+        assert list(tmp_path.glob("output*")) == []
+        return
+    run(*argv)
+    found = pe.pretrained.open_vectors(output)
+    assert found.words() == [word, "cat"]
+    assert found.table().tolist() == [[number], [2.0]]
 
 
 @pytest.mark.parametrize("first", ENDINGS)
