@@ -83,7 +83,8 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
                     "form: expected 'distance' or 'key', got '", form, "'");
   const Places places{{}, {}, {}, {}, query_start - key_start, causal};
   if (form == "key") return call_bias(slopes, query_length, 1, places, true, {}).squeeze(-1);
-  return call_bias(slopes, 1, 1, places, true, {}).squeeze(-1).expand_symint({-1, query_length});
+  const Tensor of_row = call_bias(slopes, 1, 1, places, true, {}).squeeze(-1);
+  return of_row.expand_symint({-1, query_length}).contiguous();
 }
 
 }  // namespace

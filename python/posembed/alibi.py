@@ -211,7 +211,7 @@ class ALiBi(nn.Module):
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
     ) -> None:
         """Tensors that are assigned bring a module out of meta: slopes follow the model's."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
             found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
             device = torch.get_default_device() if found is None else found.device
