@@ -68,6 +68,32 @@ void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjection
 
 }  // namespace
 
+torch::Tensor functional::input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
+                                          const InputCall& call) {
+  input::Input in;
+  in.token = token;
+  in.ids = ids;
+  in.position = call.position;
+  in.positions = call.positions;
+  in.token_type = call.token_type;
+  in.types = call.types;
+  in.norm_weight = call.norm_weight;
+  in.norm_bias = call.norm_bias;
+  in.offset = call.offset;
+  in.first_row = call.first_row;
+  in.sinusoid = call.sinusoid;
+  in.norm = norm_name(call.norm);
+  in.eps = call.eps;
+  in.scale = call.scale;
+  in.dropout = call.dropout;
+  if (call.dropout > 0) in.seed = call.seed.has_value() ? *call.seed : draw_seed(ids);
+  in.padding_idx = call.padding_idx;
+  in.position_padding_idx = call.position_padding_idx;
+  in.gradient = name(call.gradient);
+  in.first_token = call.first_token;
+  return input::call_input_embedding(in);
+}
+
 InputNormImpl::InputNormImpl(InputNorm kind, int64_t embedding_dim, double eps)
     : kind(kind), embedding_dim(embedding_dim), eps(eps) {
   InputNormImpl::reset();

@@ -1,4 +1,5 @@
 // A warp adds one piece of a token's row; the batch sum gives each thread one vector of columns.
+#include "core/device_item.h"
 #include "core/device_store.h"
 #include "learned/kernel.h"
 
@@ -9,11 +10,10 @@ using core::Compute;
 using core::divide_up;
 using core::load;
 using core::store;
+using core::threads;
 using core::Vector;
 using core::warp_size;
 
-constexpr int threads = 256;
-constexpr int warps = threads / warp_size;
 constexpr int vectors_per_lane = 2;
 
 __device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t place) {
@@ -23,12 +23,9 @@ __device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t pla
 
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pieces) {
-  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
-  const int64_t token = item / pieces;
+  const auto [token, first_column] = core::item_of_lane<width>(pieces, vectors_per_lane);
   if (token >= a.batch * a.seq) return;
   const int64_t batch = token / a.seq, place = token % a.seq;
-  const int64_t lane = threadIdx.x % warp_size;
-  const int64_t first_column = (item % pieces * vectors_per_lane * warp_size + lane) * width;
   const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
   Vector<T, width> vectors[vectors_per_lane] = {};
 #pragma unroll
@@ -85,8 +82,8 @@ __global__ void __launch_bounds__(threads) sum_kernel(SumArguments a) {
 template <typename T, int width>
 void launch_add(const AddArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, vectors_per_lane * warp_size * width);
-  const int64_t blocks = divide_up(a.batch * a.seq * pieces, warps);
-  core::launch(add_kernel<T, width>, blocks, threads, stream, a, pieces);
+  core::launch(add_kernel<T, width>, core::blocks_for(a.batch * a.seq * pieces), threads, stream, a,
+               pieces);
 }
 
 template <typename T, int width>

@@ -13,6 +13,22 @@ namespace posembed {
 
 namespace functional {
 
+torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
+                          const std::optional<torch::Tensor>& positions, int64_t offset,
+                          int64_t first_row) {
+  return learned::call_learned_add(x, weight, positions, offset, first_row);
+}
+
+torch::Tensor learned_encode(const torch::Tensor& weight, const torch::Tensor& positions,
+                             int64_t first_row) {
+  return learned::call_learned_encode(weight, positions, first_row);
+}
+
+torch::Tensor learned_extend(const torch::Tensor& weight, int64_t max_positions, int64_t first_row,
+                             const std::string& method) {
+  return learned::call_learned_extend(weight, max_positions, first_row, method);
+}
+
 torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
                                 int64_t past_length) {
   dispatcher::check_integers(ids, "ids");
@@ -61,16 +77,16 @@ void LearnedPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
                                                       const std::optional<torch::Tensor>& positions,
                                                       int64_t offset) {
-  return learned::call_learned_add(x, weight, positions, offset, options.first_row());
+  return functional::learned_add(x, weight, positions, offset, options.first_row());
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {
-  return learned::call_learned_encode(weight, positions, options.first_row());
+  return functional::learned_encode(weight, positions, options.first_row());
 }
 
 void LearnedPositionalEmbeddingImpl::extend(int64_t max_positions, const std::string& method) {
   const torch::NoGradGuard no_grad;
-  weight.set_data(learned::call_learned_extend(weight, max_positions, options.first_row(), method));
+  weight.set_data(functional::learned_extend(weight, max_positions, options.first_row(), method));
   weight.mutable_grad() = torch::Tensor();
   options.max_positions(max_positions);
 }

@@ -59,7 +59,8 @@ int64_t trained_length(const json& scaling) {
   if (!scaling.is_object() || !scaling.contains("original_max_positions")) return 0;
   const json factor = scaling.value("factor", json());
   const double stretch = factor.is_number() ? factor.get<double>() : 1.0;
-  return static_cast<int64_t>(scaling["original_max_positions"].get<double>() * stretch);
+  const double length = scaling["original_max_positions"].get<double>() * stretch;
+  return static_cast<int64_t>(std::min(length, 0x1p62));
 }
 
 /// The largest error of an angle that is a product of float32 numbers, in radians.

@@ -9,12 +9,12 @@ namespace posembed {
 namespace functional {
 
 torch::Tensor sinusoidal(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
-                         const std::string& spec, int64_t offset,
+                         std::string_view spec, int64_t offset,
                          const std::optional<torch::Tensor>& scale) {
   return sinusoidal::call_add(x, positions, scale, spec, offset);
 }
 
-torch::Tensor sinusoidal_encode(const torch::Tensor& positions, const std::string& spec,
+torch::Tensor sinusoidal_encode(const torch::Tensor& positions, std::string_view spec,
                                 std::optional<torch::Dtype> dtype,
                                 const std::optional<torch::Tensor>& scale) {
   return sinusoidal::call_encode(positions, scale, spec, 0, dtype);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "posembed/export.h"
 #include "posembed/learned.h"
@@ -38,6 +39,48 @@ enum class InputNorm {
   layer,  ///< LayerNorm: Ba et al., arXiv:1607.06450
   rms,    ///< RMSNorm: Zhang and Sennrich, arXiv:1910.07467
 };
+
+namespace functional {
+
+/// What input_embedding() adds to the token rows, and what it does to the sum.
+struct InputCall {
+  /// Learned positions: a table [first_row + max_positions, embedding_dim].
+  std::optional<torch::Tensor> position = std::nullopt;
+  /// int32/int64 [seq] or [batch, seq]; default: offset, offset + 1, …
+  std::optional<torch::Tensor> positions = std::nullopt;
+  /// Token types: a table [num_types, embedding_dim].
+  std::optional<torch::Tensor> token_type = std::nullopt;
+  /// int32/int64 [batch, seq]; default: type 0.
+  std::optional<torch::Tensor> types = std::nullopt;
+  std::optional<torch::Tensor> norm_weight = std::nullopt;  ///< [embedding_dim]
+  std::optional<torch::Tensor> norm_bias = std::nullopt;    ///< [embedding_dim], for LayerNorm
+  int64_t offset = 0;                                       ///< position of the first token
+  int64_t first_row = 0;                                    ///< the row of position 0
+  std::string sinusoid = {};  ///< SinusoidalSpec::to_json(): sinusoids instead of a table
+  InputNorm norm = InputNorm::none;
+  double eps = 1e-5;         ///< added to the norm's variance
+  double scale = 1.0;        ///< multiplies the token rows
+  double dropout = 0.0;      ///< probability of dropping a component
+  int64_t padding_idx = -1;  ///< the token row that gets no gradient; -1: none
+  /// The row of `position`, before first_row, that gets no gradient; -1: none.
+  int64_t position_padding_idx = -1;
+  TableGradient gradient = TableGradient::dense;  ///< of the token table
+  /// Of dropout's mask: int64 with one element; default: drawn from torch's generator.
+  std::optional<torch::Tensor> seed = std::nullopt;
+  int64_t first_token = 0;  ///< place of the first of these tokens in that mask
+};
+
+/// Token, type and position rows, summed, normed and dropped out in one kernel; gradients flow to
+/// the tables and the norm.
+/// @param ids  int32/int64 [batch, seq]
+/// @param token  floating [num_embeddings, embedding_dim]
+/// @return [batch, seq, embedding_dim]
+/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
+///     positions, types
+POSEMBED_API torch::Tensor input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
+                                           const InputCall& call = {});
+
+}  // namespace functional
 
 /// Options of InputEmbedding.
 struct POSEMBED_API InputOptions {

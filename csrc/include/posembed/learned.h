@@ -19,6 +19,27 @@ namespace posembed {
 
 namespace functional {
 
+/// x plus rows of a table; gradients flow to both.
+/// @param x  floating [batch, seq, embedding_dim]
+/// @param weight  [first_row + max_positions, embedding_dim], in the dtype of x
+/// @param positions  int32/int64 [seq] or [batch, seq]; default: offset, offset + 1, …
+/// @param first_row  the row of position 0
+/// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
+///     without a row
+POSEMBED_API torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
+                                       const std::optional<torch::Tensor>& positions = std::nullopt,
+                                       int64_t offset = 0, int64_t first_row = 0);
+
+/// Rows of a table: int32/int64 [...] -> [..., embedding_dim]; otherwise as learned_add().
+POSEMBED_API torch::Tensor learned_encode(const torch::Tensor& weight,
+                                          const torch::Tensor& positions, int64_t first_row = 0);
+
+/// A longer table [first_row + max_positions, embedding_dim]; see
+/// LearnedPositionalEmbeddingImpl::extend.
+POSEMBED_API torch::Tensor learned_extend(const torch::Tensor& weight, int64_t max_positions,
+                                          int64_t first_row = 0,
+                                          const std::string& method = "linear");
+
 /// Positions as RoBERTa counts them, for a table with first_row = padding_idx + 1: 0, 1, … for
 /// tokens, and -1 for padding, which is the row before position 0.
 /// @param ids  int32/int64 [..., seq]
@@ -81,7 +102,8 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
-  /// Makes the table longer, in place. Rows before position 0 stay.
+  /// Makes the table longer, in place. Rows before position 0 stay. An optimizer's state of the
+  /// table does not follow: make the optimizer afterwards.
   /// @param method  "linear" or "cubic": interpolated, the first and the last row stay the first
   ///     and the last. "repeat": the rows are repeated from the first one on.
   /// @throws c10::ValueError fewer positions than the table has; an unknown method

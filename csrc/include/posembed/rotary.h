@@ -111,8 +111,8 @@ POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
 ///     none: keys are moved to its own
 /// @throws as rotary_()
 POSEMBED_API void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                            const torch::Tensor& new_positions, const std::string& spec,
-                            const std::optional<std::string>& new_spec = std::nullopt,
+                            const torch::Tensor& new_positions, std::string_view spec,
+                            std::optional<std::string_view> new_spec = std::nullopt,
                             Layout layout = Layout::bshd,
                             const std::optional<torch::Tensor>& frequencies = std::nullopt);
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <variant>
 
@@ -62,7 +63,7 @@ POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor&
                                 const torch::Tensor& value, const torch::Tensor& key_cache,
                                 const torch::Tensor& value_cache, const torch::Tensor& slot_mapping,
                                 const std::optional<torch::Tensor>& positions,
-                                const std::string& spec, const RotaryCacheCall& call = {});
+                                std::string_view spec, const RotaryCacheCall& call = {});
 
 /// For multi-head latent attention: rotates the rotary window of `query`, and the rotary part of
 /// the key, which all heads share. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
@@ -73,7 +74,7 @@ POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor&
 /// @param spec  as in rotary()
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(
     const torch::Tensor& query, const torch::Tensor& key_rope,
-    const std::optional<torch::Tensor>& positions, const std::string& spec,
+    const std::optional<torch::Tensor>& positions, std::string_view spec,
     const RotaryCall& call = {});
 
 /// Options of mla_rotary_cache_(); see RotaryCacheCall.
@@ -94,7 +95,7 @@ POSEMBED_API void mla_rotary_cache_(const torch::Tensor& query, const torch::Ten
                                     const torch::Tensor& key_rope, const torch::Tensor& cache,
                                     const torch::Tensor& slot_mapping,
                                     const std::optional<torch::Tensor>& positions,
-                                    const std::string& spec, const MlaRotaryCacheCall& call = {});
+                                    std::string_view spec, const MlaRotaryCacheCall& call = {});
 
 }  // namespace functional
 }  // namespace posembed

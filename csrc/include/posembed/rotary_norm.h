@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "posembed/export.h"
@@ -38,12 +39,12 @@ struct NormRotaryCall {
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> norm_rotary(
     const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
     const torch::Tensor& key_weight, const std::optional<torch::Tensor>& positions,
-    const std::string& spec, const NormRotaryCall& call = {});
+    std::string_view spec, const NormRotaryCall& call = {});
 
 /// norm_rotary() in place. For inference: raises if a gradient would be lost.
 POSEMBED_API void norm_rotary_(const torch::Tensor& query, const torch::Tensor& key,
                                const torch::Tensor& query_weight, const torch::Tensor& key_weight,
-                               const std::optional<torch::Tensor>& positions,
-                               const std::string& spec, const NormRotaryCall& call = {});
+                               const std::optional<torch::Tensor>& positions, std::string_view spec,
+                               const NormRotaryCall& call = {});
 
 }  // namespace posembed::functional

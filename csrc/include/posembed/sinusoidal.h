@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "posembed/export.h"
 
@@ -55,12 +56,12 @@ namespace functional {
 /// @throws c10::ValueError for shapes and options, c10::TypeError for dtypes
 POSEMBED_API torch::Tensor sinusoidal(const torch::Tensor& x,
                                       const std::optional<torch::Tensor>& positions,
-                                      const std::string& spec, int64_t offset = 0,
+                                      std::string_view spec, int64_t offset = 0,
                                       const std::optional<torch::Tensor>& scale = std::nullopt);
 
 /// The encodings [..., embedding_dim] of positions [...]; float32 by default.
 POSEMBED_API torch::Tensor sinusoidal_encode(
-    const torch::Tensor& positions, const std::string& spec,
+    const torch::Tensor& positions, std::string_view spec,
     std::optional<torch::Dtype> dtype = std::nullopt,
     const std::optional<torch::Tensor>& scale = std::nullopt);
 

@@ -1,5 +1,6 @@
 // InputEmbedding as a C++ program uses it.
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 #include <torch/nn/functional/normalization.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -51,6 +52,33 @@ TEST(InputModule, EqualsSubmodulesWithGradients) {
   for (size_t i = 0; i < ours.size(); ++i) {
     EXPECT_TRUE(torch::allclose(ours[i], embed->parameters()[i].grad(), 1e-4, 1e-5)) << i;
   }
+}
+
+TEST(InputFunction, EqualsTheModule) {
+  InputEmbedding embed(bert());
+  const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
+  posembed::functional::InputCall call;
+  call.position = embed->learned->weight;
+  call.token_type = embed->token_type->weight;
+  call.types = types;
+  call.norm = InputNorm::layer;
+  call.norm_weight = embed->norm->weight;
+  call.norm_bias = embed->norm->bias;
+  call.eps = 1e-12;
+  call.padding_idx = 0;
+  call.offset = 1;
+  const torch::Tensor& table = embed->token->weight;
+  const torch::Tensor expected = embed->forward(some_ids(), std::nullopt, types, /*offset=*/1);
+  const torch::Tensor result = posembed::functional::input_embedding(some_ids(), table, call);
+  EXPECT_TRUE(torch::equal(result, expected));
+  const torch::Tensor gradient = torch::randn_like(result);
+  EXPECT_TRUE(torch::equal(torch::autograd::grad({result}, {table}, {gradient})[0],
+                           torch::autograd::grad({expected}, {table}, {gradient})[0]));
+  call.dropout = 0.5;
+  call.seed = torch::tensor({7}, torch::kLong);
+  const torch::Tensor dropped = posembed::functional::input_embedding(some_ids(), table, call);
+  EXPECT_TRUE(torch::equal(torch::where(dropped == 0, dropped, 2 * expected), dropped));
+  EXPECT_TRUE((dropped == 0).any().item<bool>());
 }
 
 TEST(InputModule, NamesItsParameters) {

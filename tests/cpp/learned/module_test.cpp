@@ -24,6 +24,19 @@ TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
   EXPECT_TRUE(torch::equal(position->encode(torch::tensor({5, 6, 7}, torch::kLong)), rows));
 }
 
+TEST(LearnedFunctions, AreWhatTheModuleDoes) {
+  LearnedPositionalEmbedding position(LearnedOptions(6, 4).first_row(2));
+  const torch::Tensor x = torch::randn({2, 3, 4}), places = torch::tensor({5, -1}, torch::kLong);
+  namespace F = posembed::functional;
+  EXPECT_TRUE(torch::equal(F::learned_add(x, position->weight, std::nullopt, 1, 2),
+                           position->forward(x, std::nullopt, 1)));
+  EXPECT_TRUE(
+      torch::equal(F::learned_encode(position->weight, places, 2), position->encode(places)));
+  const torch::Tensor longer = F::learned_extend(position->weight, 9, 2, "cubic");
+  position->extend(9, "cubic");
+  EXPECT_TRUE(torch::equal(longer, position->weight));
+}
+
 TEST(LearnedModule, GradientsFlowWithoutPython) {
   LearnedPositionalEmbedding position(4, 2);
   const torch::Tensor x = torch::randn({5, 3, 2}, torch::requires_grad());
