@@ -1,5 +1,5 @@
 // The one formula of ALiBi, shared by CPU and CUDA: bias = -slope * |query position - key
-// position|, and which keys a query does not see.
+// position|, which keys a query does not see, and the rows that it is computed for.
 #pragma once
 
 #include <cmath>

@@ -215,7 +215,7 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
   /// The gradient of what both results are made from: the gradient of the biased scores.
   Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like) {
     if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
-      return of_scores.defined() ? at::mul(of_scores, scale) : Tensor();
+      return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
     }
     const Places at = places.unpack();
     if (of_scores.defined()) return call_add(of_scores, of_slopes, at, without_hiding, scale);

@@ -218,13 +218,6 @@ functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t 
   return call;
 }
 
-void check_scores(const torch::Tensor& scores) {
-  TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4,
-                    "scores: expected [batch, heads, query_length, key_length] or [heads, "
-                    "query_length, key_length], got ",
-                    scores.sizes());
-}
-
 void check_attention(const torch::Tensor& query, const torch::Tensor& key,
                      const torch::Tensor& value, double dropout) {
   // query: [batch, num_heads, seq, head_dim], key: [batch, heads, keys, head_dim], value: [batch,
@@ -264,19 +257,19 @@ void ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call
 }
 
 void ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
-  check_scores(scores);
+  alibi::check_matrix_shape(scores, "scores");
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
 }
 
 torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiCall call) const {
-  check_scores(scores);
+  alibi::check_matrix_shape(scores, "scores");
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   return functional::alibi_softmax(scores, slopes_for(scores.size(-1)), call);
 }
 
 void ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
-  check_scores(scores);
+  alibi::check_matrix_shape(scores, "scores");
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
   functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
 }

@@ -48,10 +48,7 @@ MaybeSize batch_size(const Tensor& scores) {
 /// scores or a gradient of them: [heads, queries, keys] or [batch, heads, queries, keys]
 void check_matrices(const Tensor& scores, const char* argument, const Places& places) {
   dispatcher::check_floating(scores, argument);
-  TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4, argument,
-                    ": expected [batch, heads, query_length, key_length] or [heads, query_length, "
-                    "key_length], got ",
-                    scores.sym_sizes());
+  check_matrix_shape(scores, argument);
   check_places(places, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1),
                scores.device());
 }
@@ -336,6 +333,13 @@ void register_kernels(torch::Library& m) {
 }
 
 }  // namespace
+
+void check_matrix_shape(const Tensor& scores, const char* argument) {
+  TORCH_CHECK_VALUE(scores.dim() == 3 || scores.dim() == 4, argument,
+                    ": expected [batch, heads, query_length, key_length] or [heads, query_length, "
+                    "key_length], got ",
+                    scores.sym_sizes());
+}
 
 TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 

@@ -28,6 +28,9 @@ struct Places {
   bool causal = true;
 };
 
+/// Throws c10::ValueError for what is not one matrix for each head, or for each batch and head.
+void check_matrix_shape(const Tensor& scores, const char* argument);
+
 using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
                               at::ArrayRef<double>, double, std::optional<at::Device>);
 using Positions = Tensor(const Tensor&);

@@ -164,7 +164,7 @@ class TensorSource : public Source {
   Found find(const std::string& name) const {
     const auto found = found_.find(name);
     TORCH_CHECK_VALUE(found != found_.end(), "tensor: ", readable(path_), " has none named '", name,
-                      "'; its tables are: ", tables());
+                      "'; its tables are: ", tables(true));
     return found->second;
   }
 
@@ -179,27 +179,30 @@ class TensorSource : public Source {
     for (const std::string& each : names_) {
       if (is_table(*found_.at(each).entry)) candidates.push_back(found_.at(each));
     }
+    TORCH_CHECK_VALUE(!candidates.empty(), "tensor: expected a name, as ", readable(path_),
+                      " has no table of floating-point numbers; others are: ", tables(false));
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
-                      candidates.size(), " tables in ", readable(path_), ": ", tables());
+                      candidates.size(), " tables in ", readable(path_), ": ", tables(true));
     return candidates[0];
   }
 
-  /// The first few names of tables, for a message.
-  std::string tables() const {
+  /// The first few names of tables, for a message; of others than floating ones with their dtypes.
+  std::string tables(bool floating) const {
     constexpr int shown = 8;
     std::string text;
     int count = 0;
     for (const std::string& each : names_) {
-      if (!is_table(*found_.at(each).entry)) continue;
+      const TensorEntry& entry = *found_.at(each).entry;
+      if (entry.shape.size() != 2 || is_table(entry) != floating) continue;
       if (++count > shown) return text + ", ...";
-      text += (count == 1 ? "'" : ", '") + each + "'";
+      text += (count == 1 ? "'" : ", '") + each + "'" + (floating ? "" : " of " + entry.dtype);
     }
     return count == 0 ? "none" : text;
   }
 
   const std::vector<std::string>& checked_words() const {
     TORCH_CHECK_VALUE(!words_.empty(), "words: ", readable(path_),
-                      " has none; give the word of each row when opening it");
+                      " has none; give the word of each row as words");
     return words_;
   }
 

@@ -22,7 +22,6 @@ Missing = Literal["mean", "zero", "error"]
 
 # A file that is read in less time than a bar takes to notice gets none.
 BAR_FROM_BYTES = 64 << 20
-NAMES_SHOWN = 8  # of tables, in a message
 
 
 class FileFormatError(ValueError):
@@ -165,7 +164,6 @@ class VectorFile:
         Raises:
             FileFormatError: The file is broken.
         """
-        self._check_one_is_floating(tensor)
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
 
@@ -194,7 +192,6 @@ class VectorFile:
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
         words = _C.Vocabulary(words_of(vocabulary, "vocabulary"))
-        self._check_one_is_floating(tensor)
         with self._bar(progress) as advance:
             vectors, coverage = self._file.rows(words, tensor or "", dtype, missing, advance)
         return Rows(vectors, Coverage(*coverage))
@@ -215,31 +212,6 @@ class VectorFile:
 
     def __repr__(self) -> str:
         return f"VectorFile({self.path!r}, format={self.format!r}, {len(self.names)} tensors)"
-
-    def _check_one_is_floating(self, tensor: str | None) -> None:
-        """Raises ValueError where no name is given and all tables have numbers of other kinds.
-
-        The reader takes such a table by its name only.
-        """
-        if tensor or self.format != "safetensors":
-            return
-        kinds: dict[str, torch.dtype] = {}
-        for name in self.names:
-            if len(self.shape(name)) != 2:
-                continue
-            try:
-                kinds[name] = self.dtype(name)
-            except TypeError:  # torch has no such dtype
-                return
-            if kinds[name].is_floating_point:
-                return
-        if kinds:
-            shown = ", ".join(f"{name!r} of {kinds[name]}" for name in list(kinds)[:NAMES_SHOWN])
-            more = ", ..." if len(kinds) > NAMES_SHOWN else ""
-            raise ValueError(
-                f"tensor: expected a name, as {self.path} has no table of floating-point numbers, "
-                f"but {shown}{more}"
-            )
 
     @contextmanager
     def _bar(self, wanted: bool | None) -> Iterator[Callable[[int, int], None] | None]:

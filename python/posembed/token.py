@@ -198,11 +198,6 @@ class TokenEmbedding(nn.Embedding):
         if vocabulary is None:
             table = file.table(tensor, dtype)
         else:
-            if words is None and file.format == "safetensors":
-                raise ValueError(
-                    f"words: expected the word of each row beside vocabulary, as {file.path} has "
-                    "none: pass words= with the model's tokenizer, say"
-                )
             table = file.rows(vocabulary, tensor=tensor, dtype=dtype, missing=missing).vectors
         return cls.from_pretrained(table, freeze, **options)
 

@@ -196,12 +196,14 @@ def test_attention_inside_function_transforms() -> None:
         mapped = torch.func.vmap(function)
         return torch.func.grad(lambda query: mapped(query).square().sum())(given)
 
-    assert_close(torch.func.vmap(attention)(given), torch.func.vmap(reference)(given), 1e-7)
+    assert_close(torch.func.vmap(attention)(given), torch.func.vmap(reference)(given), 1e-13)
     leaf = given.clone().requires_grad_()
-    assert_close(torch.func.vmap(attention)(leaf).detach(), torch.func.vmap(reference)(given), 1e-7)
-    assert_close(grad(attention), grad(reference), 1e-6)
+    assert_close(
+        torch.func.vmap(attention)(leaf).detach(), torch.func.vmap(reference)(given), 1e-13
+    )
+    assert_close(grad(attention), grad(reference), 1e-13)
     tangents = [torch.func.jvp(f, (given[0],), (given[1],))[1] for f in (attention, reference)]
-    assert_close(*tangents, 1e-6)
+    assert_close(*tangents, 1e-13)
 
 
 def test_slopes_follow_a_model_out_of_meta() -> None:

@@ -322,19 +322,19 @@ def test_words_of_a_table_that_has_none(tmp_path: Path, vectors: torch.Tensor) -
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "shown"), [("I32", 4, "torch.int32"), ("C64", 8, "torch.complex64")]
+    ("dtype", "size", "read"), [("I32", 4, torch.int32), ("C64", 8, torch.complex64)]
 )
 def test_a_table_that_is_not_floating_is_read_by_name_only(
-    dtype: str, size: int, shown: str, tmp_path: Path
+    dtype: str, size: int, read: torch.dtype, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"t": entry([2, 3], 0, 6 * size, dtype=dtype)}, bytes(6 * size)))
     file = open_vectors(path, words=["cat", "the"])
-    message = f"tensor: expected a name, as .* no table of floating-point .* but 't' of {shown}"
+    message = f"tensor: expected a name, as .* no table of floating-point .*: 't' of {dtype}"
     for call in (file.table, lambda: file.rows(["cat"])):
         with pytest.raises(ValueError, match=message):
             call()
-    assert str(file.table("t").dtype) == shown
+    assert file.table("t").dtype == read
 
 
 def test_words_of_a_real_model() -> None:
@@ -606,7 +606,7 @@ def test_token_embedding_from_a_table_without_words(tmp_path: Path, vectors: tor
     )
     token = pe.TokenEmbedding.from_file(path, vocabulary=["cat", "the"], words=WORDS)
     assert torch.equal(token.weight, vectors[[1, 0]])
-    with pytest.raises(ValueError, match=r"words: expected the word of each row .* pass words="):
+    with pytest.raises(ValueError, match=r"words: .* has none; give the word of each row as words"):
         pe.TokenEmbedding.from_file(path, vocabulary=["cat"])
     assert torch.equal(pe.TokenEmbedding.from_file(path).weight, vectors)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 
 import mpmath
@@ -81,6 +82,21 @@ def test_scale_may_be_any_nan(dtype: torch.dtype, device: torch.device) -> None:
     scale = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device=device).view(torch.float32)
     x = torch.ones(2, 3, 70, dtype=dtype, device=device)
     assert pe.functional.sinusoidal(x, scale=scale, spec=pe.SinusoidalSpec(70)).isnan().all()
+
+
+@pytest.mark.parametrize("exponent", [31, 40, 48, 60])
+def test_errors_at_huge_positions(exponent: int) -> None:
+    """The rounding of a turn to 64 bits grows with the position; the documentation says how."""
+    position = 2**exponent - 1
+    grown = 2 * math.pi * 2.0**-65 * position
+    for dtype, bound in ((torch.float32, 1.5e-7 + grown), (torch.float64, 1e-14)):
+        spec = pe.SinusoidalSpec(64)
+        found = pe.functional.sinusoidal_encode(torch.tensor(position), spec=spec, dtype=dtype)
+        with mpmath.workprec(200):
+            angles = [mpmath.power(10000, -mpmath.mpf(i) / 32) * position for i in range(32)]
+            waves = [f(angle) for angle in angles for f in (mpmath.sin, mpmath.cos)]
+            error = max(abs(w - f) for w, f in zip(waves, found.tolist(), strict=True))
+        assert error < bound
 
 
 def test_positions_that_are_none_give_nan(device: torch.device) -> None:
