@@ -20,6 +20,15 @@ InstructionSet of_processor() {
   return InstructionSet::baseline;
 }
 
+bool is_intel() {
+#if defined(POSEMBED_X86_VARIANTS)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
+
 InstructionSet choose() {
   const InstructionSet widest = of_processor();
   const char* wanted = std::getenv("POSEMBED_INSTRUCTION_SET");
@@ -31,6 +40,8 @@ InstructionSet choose() {
 }
 
 }  // namespace
+
+const bool prefetches_rows = is_intel();
 
 InstructionSet instruction_set() {
   static const InstructionSet chosen = choose();

@@ -30,19 +30,9 @@ bool is_window_aligned(const Arguments& arguments, const Rows& rows) {
   return in_whole_lines<T>(window_start(arguments, rows)) && in_whole_lines<T>(arguments.pairs);
 }
 
-int64_t elements_of(const Arguments& arguments, const Rows& rows) {
-  return arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
-}
-
-/// Whether the rows are too large to come from a cache.
-template <typename T>
-bool is_far(const Arguments& arguments, const Rows& rows) {
-  return elements_of(arguments, rows) * static_cast<int64_t>(sizeof(T)) >= streaming_bytes;
-}
-
 template <typename T>
 bool can_stream(const Arguments& arguments, const Rows& rows) {
-  const int64_t elements = elements_of(arguments, rows);
+  const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
   return rows.in != rows.out && is_window_aligned<T>(arguments, rows) &&
          can_stream<T>(elements, rows.out, rows.out_stride);
 }

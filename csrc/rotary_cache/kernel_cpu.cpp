@@ -107,7 +107,7 @@ struct Walk {
     for (int64_t head = 0; head < key.count; ++head) {
       const T* in = key.in + head * key.in_step;
       auto* out = keys.row(slot) + head * keys.head_stride();
-      if (token.rotated) rotation({in + begin, window, 1, 0, 0}, angles, rotary.pairs);
+      if (token.rotated) rotation(in + begin, window, 1, 0, 0, angles, rotary.pairs);
       keys.keep(in, begin, out);
       keys.keep(token.rotated ? window : in + begin, count, out + begin);
       keys.keep(in + end, dim - end, out + end);

@@ -85,7 +85,7 @@ class Walk {
   void rotate(const Token& token, C* row) const {
     if (!token.rotated) return;
     C* window = row + arguments_.rotation.start;
-    rotation_({window, window, 1, 0, 0}, angles_, arguments_.rotation.pairs);
+    rotation_(window, window, 1, 0, 0, angles_, arguments_.rotation.pairs);
   }
 
   const C* weight(int64_t r) const { return weights_[r]; }
