@@ -45,7 +45,8 @@ def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> 
     where = {"device": device, "dtype": dtype}
     query = torch.randn(shape(batch, seq, QUERY_HEADS), **where)
     key = torch.randn(shape(batch, seq, KEY_HEADS), **where)
-    weight = torch.rand(HEAD_DIM, **where)
+    # Of absolute value 1: smaller ones would make denormals of what is normed in place repeatedly.
+    weight = torch.randn(HEAD_DIM, **where).sign()
     spec, apart = pe.RotarySpec(HEAD_DIM), torch.nn.functional.rms_norm
     functional = pe.functional
 

@@ -76,6 +76,7 @@ class Softmax {
     end_ = for_blocks<T>(
         line, distances_, distances_.offset + query, distances_.keys,
         [&](int64_t key, const Biases& biases) {
+          prefetch_scores(in + key);
           keep(biases.on(core::load_pair(in + key), scale_), key);
         },
         [&](int64_t key, const Biases& biases, const Edge& edge) {

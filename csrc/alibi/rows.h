@@ -9,6 +9,7 @@
 
 #include "alibi/bias.h"
 #include "alibi/kernel.h"
+#include "core/prefetch.h"
 #include "core/vector.h"
 
 namespace posembed::alibi::POSEMBED_ISA {
@@ -63,6 +64,13 @@ POSEMBED_INLINE FloatPair select(WordPair condition, FloatPair yes, FloatPair no
 
 POSEMBED_INLINE WordPair is_positive(WordPair value) {
   return {(Words)((Ints)value.first > 0), (Words)((Ints)value.second > 0)};
+}
+
+/// Before the block at `in` is read. Measured: a twentieth (causal) to a fifth less time on an
+/// Intel Xeon; on an AMD EPYC the hardware's prefetcher alone is fastest.
+template <typename T>
+POSEMBED_INLINE void prefetch_scores(const T* in) {
+  if (core::is_intel) core::prefetch_ahead<block * sizeof(T)>(in);
 }
 
 /// The biases of a block of keys.

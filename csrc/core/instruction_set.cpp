@@ -20,7 +20,7 @@ InstructionSet of_processor() {
   return InstructionSet::baseline;
 }
 
-bool is_intel() {
+bool find_intel() {
 #if defined(POSEMBED_X86_VARIANTS)
   __builtin_cpu_init();
   return __builtin_cpu_is("intel") != 0;
@@ -41,7 +41,7 @@ InstructionSet choose() {
 
 }  // namespace
 
-const bool prefetches_rows = is_intel();
+const bool is_intel = find_intel();
 
 InstructionSet instruction_set() {
   static const InstructionSet chosen = choose();

@@ -12,10 +12,9 @@ enum class InstructionSet : int8_t { baseline, avx2, avx512 };
 /// process.
 InstructionSet instruction_set();
 
-/// Whether rows that are not streamed are prefetched by software. Measured, rotating in place: a
-/// seventh (float32) to a half (16-bit) less time on an Intel Xeon, up to a sixth more on an AMD
-/// EPYC.
-extern const bool prefetches_rows;
+/// Whether the processor is Intel's. Its prefetchers want memory to be walked in another order than
+/// AMD's do, and gain from software prefetch where those lose.
+extern const bool is_intel;
 
 /// "baseline", "avx2" or "avx512".
 const char* name(InstructionSet set);

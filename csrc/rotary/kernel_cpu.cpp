@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/instruction_set.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/kernel.h"
 #include "rotary/rotate_rows_cpu.h"
@@ -13,13 +14,32 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Where the tokens of a head are neighbours in memory, `tile_tokens` of `tile_heads` heads are
-/// rotated before those of the next heads: few enough runs of memory for the hardware's prefetcher,
-/// and long ones. Measured, bfloat16 to new memory: 2 heads or 16 tokens take a seventh longer,
-/// more of either gains little.
+/// The most tokens of a tile.
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
-constexpr int64_t tile_heads = 4;
+
+/// The order of the rows of a tile: `heads` heads of each token that lies a multiple of `apart`
+/// from the first; then their next heads; then the same of the tokens after them.
+struct Order {
+  int64_t tile;  // tokens
+  int64_t apart;
+  int64_t heads;
+};
+
+constexpr Order token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
+
+/// Where the tokens of a head are neighbours in memory: few enough runs of memory for the
+/// hardware's prefetcher, and long ones. Measured, bfloat16 to new memory: 2 heads or 16 tokens
+/// take a seventh longer, more of either gains little.
+template <typename T>
+constexpr Order heads_first{tile_tokens<T>, 1, 4};
+
+/// Four long runs of memory at a time, where the heads of a token are neighbours. Measured on an
+/// Intel Xeon beside token by token: a tenth to a quarter less time for what does not stay in the
+/// caches; more for what does, since sine and cosine are loaded more often, and for tokens of less
+/// than a page. On an AMD EPYC one run at a time is nearly as fast as memory.
+template <typename T>
+constexpr Order four_abreast{tile_tokens<T>, tile_tokens<T> / 4, 2};
 
 /// How one tensor is walked.
 template <typename T>
@@ -27,23 +47,36 @@ struct Walk {
   const Rows* rows;
   RotateGroup<T> rotation;
   bool streaming;  // past the caches
+  Order order;
 };
+
+template <typename T>
+Order choose_order(const Arguments& arguments, const Rows& rows, bool streaming) {
+  if (rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2]) return heads_first<T>;
+  constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
+  const bool leaves_caches = streaming || elements_of(arguments, rows) * size >= cached;
+  const bool long_tokens = rows.heads * row_dim(arguments, rows) * size >= core::page;
+  return core::is_intel && leaves_caches && long_tokens ? four_abreast<T> : token_by_token;
+}
 
 template <typename T, bool interleaved>
 Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
-  if (arguments.decay != nullptr) return {&rows, rotate_decaying_group<interleaved, T>, false};
+  const Order order = choose_order<T>(arguments, rows, false);
+  if (arguments.decay != nullptr) {
+    return {&rows, rotate_decaying_group<interleaved, T>, false, order};
+  }
   if (arguments.cosines != nullptr) {
     return {&rows,
             arguments.products == Products::rounded
                 ? rotate_group_in_steps<interleaved, Products::rounded, T>
                 : rotate_group_in_steps<interleaved, Products::kept, T>,
-            false};
+            false, order};
   }
   const bool streaming = can_stream<T>(arguments, rows);
   return {&rows,
           streaming ? choose_rotation<T, interleaved, true>(arguments.pairs)
                     : choose_rotation<T, interleaved, false>(arguments.pairs),
-          streaming};
+          streaming, choose_order<T>(arguments, rows, streaming)};
 }
 
 int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -75,37 +108,39 @@ POSEMBED_INLINE RowGroup<T> heads_of_token(const Rows& rows, const Token& token,
           rows.in_stride[2], rows.out_stride[2]};
 }
 
-/// Whether the tokens of a head are nearer to each other than the heads of a token.
-bool tokens_are_neighbours(const Arguments& arguments) {
-  const Rows& rows = arguments.rows[0];
-  return rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2];
-}
-
-/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `next` on; returns the next
-/// token.
+/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `begin` on. Tokens are not
+/// copied: reading one that was just written, in another width, would wait for all earlier rows.
 template <typename T, bool interleaved>
-Token begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
-                 Token next, Token* tokens, Angles<T>* angles) {
+void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
+                const Token& begin, Token* tokens, Angles<T>* angles) {
+  int64_t batch = begin.batch, seq = begin.seq;
   for (int64_t t = 0; t < count; ++t) {
-    tokens[t] = next;
-    tokens[t].rotated = begin_token<T>(arguments, turns, next, angles + t, r);
+    Token& token = tokens[t];
+    token.batch = batch;
+    token.seq = seq;
+    token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
     if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
-    if (arguments.tangent) set_tangents<T, interleaved>(arguments, next, angles + t);
-    if (++next.seq == arguments.seq) next = {next.batch + 1, 0, false};
+    if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
+    if (++seq == arguments.seq) {
+      ++batch;
+      seq = 0;
+    }
   }
-  return next;
 }
 
-/// Rotates, or leaves, the rows of a tile: of `heads` heads, then of the next.
+/// Rotates, or leaves, the rows of a tile of `count` tokens.
 template <typename T>
 void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
-                 const Angles<T>* angles, int64_t count, int64_t heads) {
+                 const Angles<T>* angles, int64_t count) {
   const Rows& rows = *walk.rows;
-  for (int64_t head = 0; head < rows.heads; head += heads) {
-    const int64_t group = std::min(heads, rows.heads - head);
-    for (int64_t t = 0; t < count; ++t) {
-      rotate_rows(arguments, rows, tokens[t], walk.rotation, angles[t],
-                  heads_of_token<T>(rows, tokens[t], head, group));
+  const Order& order = walk.order;
+  for (int64_t first = 0; first < std::min(order.apart, count); ++first) {
+    for (int64_t head = 0; head < rows.heads; head += order.heads) {
+      const int64_t group = std::min(order.heads, rows.heads - head);
+      for (int64_t t = first; t < count; t += order.apart) {
+        rotate_rows(arguments, rows, tokens[t], walk.rotation, angles[t],
+                    heads_of_token<T>(rows, tokens[t], head, group));
+      }
     }
   }
 }
@@ -122,20 +157,16 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   for (int64_t r = 0; r < arguments.count; ++r) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
   }
-  const bool neighbours = tokens_are_neighbours(arguments);
-  const int64_t tile = neighbours ? tile_tokens<T> : 1;
-  const int64_t heads = neighbours ? tile_heads : std::numeric_limits<int64_t>::max();
-  Token next{begin / arguments.seq, begin % arguments.seq, false};
+  const int64_t tile = walks[0].order.tile;
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
-    const Token begin_of_tile = next;
-    if (std::is_same_v<T, float> && walks[0].streaming) prefetch_token<T>(arguments, next);
+    const Token token{first / arguments.seq, first % arguments.seq, false};
+    if (std::is_same_v<T, float> && walks[0].streaming) prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
-        next =
-            begin_tile<T, interleaved>(arguments, turns, r, count, begin_of_tile, tokens, angles);
+        begin_tile<T, interleaved>(arguments, turns, r, count, token, tokens, angles);
       }
-      rotate_tile(arguments, walks[r], tokens, angles, count, heads);
+      rotate_tile(arguments, walks[r], tokens, angles, count);
     }
   }
   if (walks[0].streaming || walks[1].streaming) core::stream_fence();

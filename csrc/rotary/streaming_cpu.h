@@ -30,11 +30,14 @@ bool is_window_aligned(const Arguments& arguments, const Rows& rows) {
   return in_whole_lines<T>(window_start(arguments, rows)) && in_whole_lines<T>(arguments.pairs);
 }
 
+inline int64_t elements_of(const Arguments& arguments, const Rows& rows) {
+  return arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
+}
+
 template <typename T>
 bool can_stream(const Arguments& arguments, const Rows& rows) {
-  const int64_t elements = arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
   return rows.in != rows.out && is_window_aligned<T>(arguments, rows) &&
-         can_stream<T>(elements, rows.out, rows.out_stride);
+         can_stream<T>(elements_of(arguments, rows), rows.out, rows.out_stride);
 }
 
 }  // namespace

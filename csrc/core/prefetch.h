@@ -1,0 +1,24 @@
+// Software prefetch of memory that is walked from end to end.
+#pragma once
+
+#include <cstdint>
+
+#include "core/instruction_set.h"
+#include "core/macros.h"
+
+namespace posembed::core {
+inline namespace POSEMBED_ISA {
+
+/// Prefetches the `bytes` that lie 1 KiB behind those at `in`: the hardware's prefetcher stops at
+/// the end of a page.
+template <int64_t bytes>
+POSEMBED_INLINE void prefetch_ahead(const void* in) {
+  constexpr int64_t ahead = 1024, line = 64;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(in) + ahead;
+  for (int64_t at = 0; at < bytes; at += line) {
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + static_cast<uintptr_t>(at)));
+  }
+}
+
+}  // namespace POSEMBED_ISA
+}  // namespace posembed::core
