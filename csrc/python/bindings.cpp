@@ -35,6 +35,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   posembed::python::bind_learned(module);
   posembed::python::bind_pretrained(module);
   posembed::python::bind_rotary(module);
+  posembed::python::bind_rotary_cache(module);
+  posembed::python::bind_rotary_norm(module);
   posembed::python::bind_sinusoidal(module);
   posembed::python::bind_token(module);
 }

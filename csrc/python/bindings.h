@@ -5,8 +5,10 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "posembed/pretrained.h"
+#include "posembed/rotary.h"
 #include "posembed/token.h"
 
 namespace posembed::python {
@@ -22,8 +24,13 @@ void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
 void bind_pretrained(py::module_& module);
 void bind_rotary(py::module_& module);
+void bind_rotary_cache(py::module_& module);
+void bind_rotary_norm(py::module_& module);
 void bind_sinusoidal(py::module_& module);
 void bind_token(py::module_& module);
+
+/// From its name; raises ValueError for an unknown one.
+Layout rotary_layout(std::string_view text);
 
 /// A number, or "sqrt_dim"; raises ValueError for any other text.
 double table_scale(const py::object& scale, int64_t embedding_dim);

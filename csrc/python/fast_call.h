@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -15,6 +16,24 @@
 #include "bindings.h"
 
 namespace posembed::python {
+
+/// Lets other threads of Python run while it lives, but for little work on the CPU: to give their
+/// lock away and take it back would be a tenth of a call that rotates one token.
+class ReleasedForLongWork {
+ public:
+  explicit ReleasedForLongWork(const torch::Tensor& tensor) {
+    if (is_long(tensor)) released_.emplace();
+  }
+
+ private:
+  static bool is_long(const torch::Tensor& tensor) {
+    constexpr int64_t little = 1 << 16;  // elements: some microseconds
+    return !tensor.is_cpu() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+           tensor.numel() > little;
+  }
+
+  std::optional<py::gil_scoped_release> released_;
+};
 
 inline const torch::Tensor& tensor_from(PyObject* object, const char* name, const char* expected) {
   TORCH_CHECK_TYPE(THPVariable_Check(object), name, ": expected ", expected, ", got ",
@@ -37,6 +56,13 @@ inline int64_t integer_from(PyObject* object, const char* name) {
   return value;
 }
 
+inline double number_from(PyObject* object, const char* name, const char* expected) {
+  const double value = PyFloat_AsDouble(object);
+  if (value != -1 || PyErr_Occurred() == nullptr) return value;
+  PyErr_Clear();
+  TORCH_CHECK_TYPE(false, name, ": expected ", expected, ", got ", Py_TYPE(object)->tp_name);
+}
+
 inline bool truth_of(PyObject* object) {
   const int value = PyObject_IsTrue(object);
   if (value < 0) throw py::error_already_set();
@@ -53,6 +79,12 @@ decltype(auto) from_python(PyObject* object, const char* name) {
     return object == Py_None ? Maybe() : Maybe(tensor_from(object, name, "a tensor or None"));
   } else if constexpr (std::is_same_v<T, std::string_view>) {
     return text_from(object, name);
+  } else if constexpr (std::is_same_v<T, const std::variant<double, torch::Tensor>&>) {
+    using Number = std::variant<double, torch::Tensor>;
+    return THPVariable_Check(object) ? Number(THPVariable_Unpack(object))
+                                     : Number(number_from(object, name, "a number or a tensor"));
+  } else if constexpr (std::is_same_v<T, double>) {
+    return number_from(object, name, "a number");
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
   } else {

@@ -8,18 +8,18 @@
 #include "fast_call.h"
 
 namespace posembed::python {
+
+Layout rotary_layout(std::string_view text) {
+  for (const Layout known : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
+    if (text == posembed::name(known)) return known;
+  }
+  TORCH_CHECK_VALUE(false, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '", text, "'");
+}
+
 namespace {
 
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
 using MaybeTensor = std::optional<torch::Tensor>;
-
-Layout layout(std::string_view text) {
-  for (const Layout known : {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd}) {
-    if (text == posembed::name(known)) return known;
-  }
-  throw py::value_error("layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '" +
-                        std::string(text) + "'");
-}
 
 /// Takes the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
 std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
@@ -32,8 +32,9 @@ std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& la
     throw py::value_error("spec_options: expected none beside a RotarySpec");
   }
   const RotarySpec numbers = RotarySpec::from_json(spec.attr("to_json")().cast<std::string>());
-  return std::make_shared<RotaryEmbeddingImpl>(
-      RotaryOptions(numbers).layout(layout(layout_name)).learned_frequencies(learned_frequencies));
+  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(numbers)
+                                                   .layout(rotary_layout(layout_name))
+                                                   .learned_frequencies(learned_frequencies));
 }
 
 Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
@@ -74,8 +75,9 @@ std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, in
 Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
                std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
                const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
-  const py::gil_scoped_release release;
+  const functional::RotaryCall call{rotary_layout(layout_name), offset, inverse, cu_seqlens,
+                                    frequencies};
+  const ReleasedForLongWork release(query);
   if (!key.has_value()) return functional::rotary(query, std::nullopt, positions, spec, call);
   return functional::rotary(query, *key, positions, spec, call);
 }
@@ -84,8 +86,9 @@ void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, std::string_view spec,
                      std::string_view layout_name, int64_t offset, bool inverse,
                      const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
-  const py::gil_scoped_release release;
+  const functional::RotaryCall call{rotary_layout(layout_name), offset, inverse, cu_seqlens,
+                                    frequencies};
+  const ReleasedForLongWork release(query);
   if (key.has_value()) {
     functional::rotary_(query, *key, positions, spec, call);
   } else {
@@ -97,8 +100,9 @@ void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
                 const torch::Tensor& query, const MaybeTensor& key, const MaybeTensor& positions,
                 std::string_view spec, std::string_view layout_name, int64_t offset, bool inverse,
                 const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens) {
-  const functional::RotaryCall call{layout(layout_name), offset, inverse, cu_seqlens, frequencies};
-  const py::gil_scoped_release release;
+  const functional::RotaryCall call{rotary_layout(layout_name), offset, inverse, cu_seqlens,
+                                    frequencies};
+  const ReleasedForLongWork release(query);
   if (key.has_value()) {
     functional::rotary_out(query_out, key_out.value(), query, *key, positions, spec, call);
   } else {

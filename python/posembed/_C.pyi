@@ -52,6 +52,74 @@ def rotary_out(
     cu_seqlens: Tensor | None,
     /,
 ) -> None: ...
+def norm_rotary(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    eps: float,
+    weight_offset: float,
+    /,
+) -> tuple[Tensor, Tensor]: ...
+def norm_rotary_(
+    query: Tensor,
+    key: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    eps: float,
+    weight_offset: float,
+    /,
+) -> None: ...
+def rotary_cache_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    cache_layout: str,
+    offset: int,
+    rotate_key: bool,
+    query_out: Tensor | None,
+    key_scale: float | Tensor,
+    value_scale: float | Tensor,
+    /,
+) -> None: ...
+def mla_rotary(
+    query: Tensor,
+    key_rope: Tensor,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    inverse: bool,
+    /,
+) -> tuple[Tensor, Tensor]: ...
+def mla_rotary_cache_(
+    query: Tensor,
+    latent: Tensor,
+    key_rope: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor | None,
+    spec: str,
+    layout: str,
+    offset: int,
+    query_out: Tensor | None,
+    scale: float | Tensor,
+    /,
+) -> None: ...
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool
 ) -> VectorFile: ...

@@ -7,8 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posembed import _C
 from posembed.functional._options import CacheLayout, Layout, rotary_text
+from posembed.functional._rotary import eager
 from posembed.specification import RotarySpec
+
+
+def tensor_or_none(scale: float | Tensor) -> Tensor | None:
+    return scale if isinstance(scale, Tensor) else None
 
 
 def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
@@ -77,16 +83,16 @@ def rotary_cache_(
         >>> torch.equal(value_cache[2, 0], value[0])
         True
     """
+    given = (query, key, value, key_cache, value_cache, slot_mapping, positions)
+    text = rotary_text(spec)
+    if eager(*given, query_out, tensor_or_none(key_scale), tensor_or_none(value_scale)):
+        by = (layout, cache_layout, offset, rotate_key)
+        _C.rotary_cache_(*given, text, *by, query_out, key_scale, value_scale)
+        return
     torch.ops.posembed.rotary_cache_(
-        query,
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        positions,
+        *given,
         query_out,
-        spec=rotary_text(spec),
+        spec=text,
         layout=layout,
         cache_layout=cache_layout,
         offset=offset,
@@ -133,14 +139,11 @@ def mla_rotary(
         >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
         >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
     """
+    text = rotary_text(spec)
+    if eager(query, key_rope, positions):
+        return _C.mla_rotary(query, key_rope, positions, text, layout, offset, inverse)
     return torch.ops.posembed.mla_rotary(  # type: ignore[no-any-return]
-        query,
-        key_rope,
-        positions,
-        spec=rotary_text(spec),
-        layout=layout,
-        offset=offset,
-        inverse=inverse,
+        query, key_rope, positions, spec=text, layout=layout, offset=offset, inverse=inverse
     )
 
 
@@ -185,15 +188,15 @@ def mla_rotary_cache_(
         >>> key_rope = torch.randn(2, 64)
         >>> pe.functional.mla_rotary_cache_(query, latent, key_rope, cache, slots, spec=spec)
     """
+    given = (query, latent, key_rope, cache, slot_mapping, positions)
+    text = rotary_text(spec)
+    if eager(*given, query_out, tensor_or_none(scale)):
+        _C.mla_rotary_cache_(*given, text, layout, offset, query_out, scale)
+        return
     torch.ops.posembed.mla_rotary_cache_(
-        query,
-        latent,
-        key_rope,
-        cache,
-        slot_mapping,
-        positions,
+        *given,
         query_out,
-        spec=rotary_text(spec),
+        spec=text,
         layout=layout,
         offset=offset,
         **scale_options("scale", scale),

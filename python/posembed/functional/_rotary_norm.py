@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed import _C
 from posembed.functional._options import Layout, rotary_text
+from posembed.functional._rotary import eager
 from posembed.specification import RotarySpec
 
 
@@ -57,17 +59,12 @@ def norm_rotary(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
+    given = (query, key, query_weight, key_weight, positions)
+    text = rotary_text(spec)
+    if eager(*given):
+        return _C.norm_rotary(*given, text, layout, offset, eps, weight_offset)
     return torch.ops.posembed.norm_rotary(  # type: ignore[no-any-return]
-        query,
-        key,
-        query_weight,
-        key_weight,
-        positions,
-        spec=rotary_text(spec),
-        layout=layout,
-        offset=offset,
-        eps=eps,
-        weight_offset=weight_offset,
+        *given, spec=text, layout=layout, offset=offset, eps=eps, weight_offset=weight_offset
     )
 
 
@@ -98,15 +95,11 @@ def norm_rotary_(
         >>> weight = torch.ones(64)
         >>> pe.functional.norm_rotary_(query, key, weight, weight, spec=pe.RotarySpec(64))
     """
+    given = (query, key, query_weight, key_weight, positions)
+    text = rotary_text(spec)
+    if eager(*given):
+        _C.norm_rotary_(*given, text, layout, offset, eps, weight_offset)
+        return
     torch.ops.posembed.norm_rotary_(
-        query,
-        key,
-        query_weight,
-        key_weight,
-        positions,
-        spec=rotary_text(spec),
-        layout=layout,
-        offset=offset,
-        eps=eps,
-        weight_offset=weight_offset,
+        *given, spec=text, layout=layout, offset=offset, eps=eps, weight_offset=weight_offset
     )

@@ -129,6 +129,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope(q, offset=1.5), TypeError, "offset: expected int, got float"),
         (lambda rope, q, k: pe.functional.rotary(q, spec=16), TypeError, "spec: expected a RotarySpec, got int"),
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, layout=4), TypeError, "layout: expected str, got int"),
+        (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, layout="hsbd"), ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hsbd'"),
         (lambda rope, q, k: rope(q, k[:, :5]), ValueError, "key: expected seq 6, got 5"),
         (lambda rope, q, k: rope(q, k[:1]), ValueError, "key: expected batch 2, got 1"),
         (lambda rope, q, k: rope(q, k.double()), TypeError, "key: expected the dtype of query, Float, got Double"),
