@@ -17,8 +17,8 @@
 
 namespace posembed::python {
 
-/// Lets other threads of Python run while it lives, but for little work on the CPU: to give their
-/// lock away and take it back would be a tenth of a call that rotates one token.
+/// Releases Python's lock while it lives, but for little work on the CPU: releasing and taking it
+/// again would be a tenth of a call that rotates one token.
 class ReleasedForLongWork {
  public:
   explicit ReleasedForLongWork(const torch::Tensor& tensor) {
