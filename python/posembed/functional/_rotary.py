@@ -14,7 +14,7 @@ from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
 
 
-def eager(*arguments: Tensor | None) -> bool:
+def eager(*arguments: Tensor | float | None) -> bool:
     """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
 
     The compiler and tensor types with ``__torch_function__`` must see the operator itself.

@@ -13,10 +13,6 @@ from posembed.functional._rotary import eager
 from posembed.specification import RotarySpec
 
 
-def tensor_or_none(scale: float | Tensor) -> Tensor | None:
-    return scale if isinstance(scale, Tensor) else None
-
-
 def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
     """A scale as operators expect it: a number, or a tensor that no host has to read."""
     return {f"{name}_tensor": scale} if isinstance(scale, Tensor) else {name: scale}
@@ -85,7 +81,7 @@ def rotary_cache_(
     """
     given = (query, key, value, key_cache, value_cache, slot_mapping, positions)
     text = rotary_text(spec)
-    if eager(*given, query_out, tensor_or_none(key_scale), tensor_or_none(value_scale)):
+    if eager(*given, query_out, key_scale, value_scale):
         by = (layout, cache_layout, offset, rotate_key)
         _C.rotary_cache_(*given, text, *by, query_out, key_scale, value_scale)
         return
@@ -190,7 +186,7 @@ def mla_rotary_cache_(
     """
     given = (query, latent, key_rope, cache, slot_mapping, positions)
     text = rotary_text(spec)
-    if eager(*given, query_out, tensor_or_none(scale)):
+    if eager(*given, query_out, scale):
         _C.mla_rotary_cache_(*given, text, layout, offset, query_out, scale)
         return
     torch.ops.posembed.mla_rotary_cache_(
