@@ -183,6 +183,23 @@ void check_backward(const Problem& problem) {
   }
 }
 
+/// Windows that the kernels of the CPU rotate in special ways.
+void add_whole_runs(Scalar scalar, std::vector<Problem>* problems) {
+  for (const bool interleaved : {false, true}) {
+    Problem problem;
+    problem.scalar = scalar;
+    problem.interleaved = interleaved;
+    for (const int pairs : {32, 64, 128}) {
+      problem.pairs = pairs;
+      problem.head_dim = 2 * problem.pairs;
+      problems->push_back(problem);
+    }
+    problem.start = problem.pairs = 32;
+    problem.head_dim = 140;
+    problems->push_back(problem);
+  }
+}
+
 std::vector<Problem> problems() {
   std::vector<Problem> result;
   for (const Scalar scalar : rotary::scalars) {
@@ -206,6 +223,7 @@ std::vector<Problem> problems() {
     largest.head_dim = max_head_dim;
     largest.pairs = rotary::max_pairs;
     result.push_back(largest);
+    add_whole_runs(scalar, &result);
     Problem unrotated;
     unrotated.scalar = scalar;
     unrotated.pairs = 0;

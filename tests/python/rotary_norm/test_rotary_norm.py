@@ -70,6 +70,25 @@ def test_results_too_large_for_caches_are_the_same(dtype: torch.dtype, interleav
     assert torch.equal(found[1], key)
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype) -> None:
+    spec = pe.RotarySpec(128, interleaved=False)
+    tokens = (8 << 20) // (32 * 128 * dtype.itemsize) + 1
+    query, weight = torch.randn(1, tokens, 32, 128).to(dtype), torch.rand(128).to(dtype)
+    upstream = torch.randn_like(query)
+
+    def gradient(part: slice) -> Tensor:
+        leaf = query[:, part].requires_grad_()
+        result, _ = pe.functional.norm_rotary(
+            leaf, leaf[:, :, :1], weight, weight, spec=spec, offset=part.start
+        )
+        return torch.autograd.grad(result, leaf, upstream[:, part])[0]
+
+    half = tokens // 2
+    parts = [gradient(slice(0, half)), gradient(slice(half, tokens))]
+    assert torch.equal(gradient(slice(0, tokens)), torch.cat(parts, dim=1))
+
+
 def test_a_token_at_minus_one_is_normed_and_not_rotated(device: torch.device) -> None:
     given = make(device)
     positions = torch.full((6,), -1, device=device)
