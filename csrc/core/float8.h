@@ -14,21 +14,25 @@ struct Float8 {
   uint8_t bits;
 };
 
-/// Rounds to nearest even; numbers beyond 448, infinities included, become 448, as PyTorch converts
-/// what was clamped to that. NaN stays NaN.
-POSEMBED_INLINE void store(float value, Float8* out) {
+/// The bits of a number rounded to nearest even; numbers beyond 448, infinities included, become
+/// 448, as PyTorch converts what was clamped to that. NaN stays NaN.
+POSEMBED_INLINE uint32_t float8_bits(float value) {
+  constexpr uint32_t largest = 0x43e00000u, smallest_normal = 0x3c800000u, infinity = 0x7f800000u;
   const uint32_t bits = float_bits(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // Every case is computed and one selected, so that compilers can vectorise the loops around this.
-  const uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
-  // Adding 2^14 lines the value up so that float32's own rounding keeps a multiple of 2^-9, the
-  // smallest denormal.
-  const uint32_t small = magnitude < 0x3c800000u ? magnitude : 0u;
-  const uint32_t denormal = float_bits(float_from_bits(small) + 16384.0f) - 0x46800000u;
-  uint32_t result = magnitude < 0x3c800000u ? denormal : normal;
-  result = magnitude >= 0x43e00000u ? 0x7eu : result;
-  result = magnitude > 0x7f800000u ? 0x7fu : result;
-  out->bits = static_cast<uint8_t>(result | (bits >> 24 & 0x80u));
+  const uint32_t kept = magnitude < largest ? magnitude : largest;
+  const uint32_t power = kept & infinity;
+  const uint32_t binade = power > smallest_normal ? power : smallest_normal;
+  // Adding 2^20 times the binade lines the value up so that float32's own rounding keeps a multiple
+  // of an eighth of it.
+  const uint32_t shift = binade + (20u << 23);
+  const uint32_t eighths = float_bits(float_from_bits(kept) + float_from_bits(shift)) - shift;
+  const uint32_t result = eighths + ((binade - smallest_normal) >> 20);
+  return (magnitude > infinity ? 0x7fu : result) | (bits >> 24 & 0x80u);
+}
+
+POSEMBED_INLINE void store(float value, Float8* out) {
+  out->bits = static_cast<uint8_t>(float8_bits(value));
 }
 
 }  // namespace posembed::core

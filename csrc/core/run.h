@@ -241,6 +241,17 @@ POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
   return load_run(buffer);
 }
 
+/// The first `count` elements in the order of memory. `out` has room for a whole run.
+template <typename T, typename Count>
+POSEMBED_INLINE void load_elements(const T* POSEMBED_RESTRICT in, Count count,
+                                   Compute<T>* POSEMBED_RESTRICT out) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    for (int64_t i = 0; i < count; ++i) out[i] = load(in[i]);
+  } else {
+    store_values(load_run(in, count), out);
+  }
+}
+
 template <bool streaming, typename T, size_t... k>
 POSEMBED_INLINE void store_pairs(Run<T> values, T* out, std::index_sequence<k...>) {
   (store_pair<streaming>({values.part[2 * k], values.part[2 * k + 1]},

@@ -1,5 +1,6 @@
 // A token's angles are computed once for all its heads, and rotated keys go straight to the cache.
 #include "core/float8.h"
+#include "core/run.h"
 #include "core/stream.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/rotate_rows_cpu.h"
@@ -14,6 +15,22 @@ using rotary::POSEMBED_ISA::Angles;
 using rotary::POSEMBED_ISA::RotateGroup;
 using rotary::POSEMBED_ISA::RowGroup;
 using rotary::POSEMBED_ISA::Token;
+
+/// Divides by `scale` and rounds, in buffers: bytes in memory could be those of the next numbers.
+template <typename T>
+void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out) {
+  core::for_runs(count, [&](int64_t i, auto columns) POSEMBED_INLINE_LAMBDA {
+    core::Compute<T> values[core::run];
+    uint32_t bits[core::run];
+    core::Float8 rounded[core::run];
+    core::load_elements(in + i, columns, values);
+    for (int64_t k = 0; k < columns; ++k) {
+      bits[k] = core::float8_bits(static_cast<float>(values[k]) / scale);
+    }
+    for (int64_t k = 0; k < columns; ++k) rounded[k] = {static_cast<uint8_t>(bits[k])};
+    rotary::POSEMBED_ISA::copy(rounded, out + i, columns);
+  });
+}
 
 /// Stores rows of T: as they are, or divided and rounded to float8.
 template <typename T, bool float8>
@@ -40,9 +57,7 @@ class Keeper {
 
   void keep(const T* in, int64_t count, Kept* out) const {
     if constexpr (float8) {
-      for (int64_t i = 0; i < count; ++i) {
-        core::store(static_cast<float>(core::load(in[i])) / scale_, out + i);
-      }
+      round_to_float8(in, count, scale_, out);
     } else if (streaming_) {
       core::stream_copy(out, in, count * static_cast<int64_t>(sizeof(T)));
     } else {

@@ -244,6 +244,23 @@ TEST(RotaryCacheGpuSource, RecordsASlotOutsideTheCacheAndKeepsNothing) {
   }
 }
 
+/// The number of which `bits` are the float8, of positive sign.
+float number_of(uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 3);
+  const float eighths = static_cast<float>(bits & 7u) + (exponent > 0 ? 8.0f : 0.0f);
+  return std::ldexp(eighths, std::max(exponent, 1) - 10);
+}
+
+TEST(Float8, RoundsEveryIntervalToItsNearerEnd) {
+  for (uint32_t bits = 0; bits < 0x7e; ++bits) {
+    const float low = number_of(bits), high = number_of(bits + 1), middle = (low + high) / 2;
+    EXPECT_EQ(core::float8_bits(low), bits);
+    EXPECT_EQ(core::float8_bits(std::nextafter(middle, low)), bits);
+    EXPECT_EQ(core::float8_bits(middle), bits + bits % 2);
+    EXPECT_EQ(core::float8_bits(-std::nextafter(middle, high)), 0x80u | (bits + 1));
+  }
+}
+
 TEST(Float8, RoundsToNearestEvenAndSaturates) {
   const auto bits = [](float value) {
     core::Float8 kept;
