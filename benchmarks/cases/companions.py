@@ -72,6 +72,28 @@ def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> 
     )
 
 
+def normed_both_ways(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> Case:
+    where = {"device": device, "dtype": dtype}
+    query = torch.randn(shape(batch, seq, QUERY_HEADS), **where, requires_grad=True)
+    key = torch.randn(shape(batch, seq, KEY_HEADS), **where, requires_grad=True)
+    weights = [torch.randn(HEAD_DIM, **where, requires_grad=True) for _ in range(2)]
+    gradients = [torch.randn_like(tensor) for tensor in (query, key)]
+    leaves, spec, apart = [query, key, *weights], pe.RotarySpec(HEAD_DIM), "rms_norm, then posembed"
+
+    def fused() -> object:
+        results = pe.functional.norm_rotary(query, key, *weights, spec=spec)
+        return torch.autograd.grad(results, leaves, gradients)
+
+    def unfused() -> object:
+        width, norm = (HEAD_DIM,), torch.nn.functional.rms_norm
+        normed = (norm(t, width, w) for t, w in zip((query, key), weights, strict=True))
+        results = pe.functional.rotary(*normed, spec=spec)
+        return torch.autograd.grad(results, leaves, gradients)
+
+    candidates = {"posembed": fused, apart: unfused}
+    return Case(name, candidates, apart, (Goal("posembed", apart, 1.0),))
+
+
 def cached(name: str, tokens: int, dtype: torch.dtype, kept: torch.dtype, device: str) -> Case:
     where = {"device": device, "dtype": dtype}
     query = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, **where)
@@ -153,3 +175,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
             sizes = f"[{tokens},{LATENT_HEADS},128+{ROPE}] + {LATENT}"
             name = f"rotary with the latent cache {sizes} {text(dtype)}"
             yield plan(name, latent, tokens, dtype, device)
+    for dtype in (bfloat16, torch.float32):
+        sizes = f"[4,2048,{QUERY_HEADS}+{KEY_HEADS},{HEAD_DIM}] {text(dtype)}"
+        name = f"rotary with RMSNorm, forward and backward {sizes}"
+        yield plan(name, normed_both_ways, 4, 2048, dtype, device)
