@@ -241,12 +241,13 @@ POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
   return load_run(buffer);
 }
 
-/// The first `count` elements in the order of memory. `out` has room for a whole run.
+/// The first `count` elements in the order of memory, then zeros for the rest of a run.
 template <typename T, typename Count>
 POSEMBED_INLINE void load_elements(const T* POSEMBED_RESTRICT in, Count count,
                                    Compute<T>* POSEMBED_RESTRICT out) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     for (int64_t i = 0; i < count; ++i) out[i] = load(in[i]);
+    for (int64_t i = count; i < run; ++i) out[i] = 0;
   } else {
     store_values(load_run(in, count), out);
   }

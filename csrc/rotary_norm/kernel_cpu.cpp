@@ -343,22 +343,26 @@ class Backward {
 
   /// Reads the gradient of a result into the order of runs.
   void rotate_back(const Token& token, const T* result, C* gradient) {
-    if constexpr (in_runs) {
-      core::for_runs(dim_, [&](int64_t i, auto count) {
-        core::prefetch_ahead<core::run * sizeof(T)>(result + i);
-        core::store_values(core::load_run(result + i, count), gradient + i);
-      });
-      if (!token.rotated) return;
-      rotate_in_runs<interleaved>(angles_, rotation_.pairs, gradient + rotation_.start);
-    } else {
-      Row<C> row;
-      for (int64_t i = 0; i < dim_; i += core::run) {
-        core::prefetch_ahead<core::run * sizeof(T)>(result + i);
+    constexpr bool reorders = std::is_same_v<T, core::BFloat16> && !in_runs;
+    Row<C> row;
+    C* target = reorders ? row : gradient;
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      core::prefetch_ahead<core::run * sizeof(T)>(result + i);
+      if constexpr (reorders) {
+        core::load_elements(result + i, count, target + i);
+      } else {
+        core::store_values(core::load_run(result + i, count), target + i);
       }
-      load_row(result, dim_, row);
-      C* window = row + rotation_.start;
-      if (token.rotated) rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs);
-      core::order_values<T>(row, columns_, gradient);
+    });
+    if (token.rotated) rotate(target + rotation_.start);
+    if (reorders) core::order_values<T>(target, columns_, gradient);
+  }
+
+  void rotate(C* window) const {
+    if constexpr (in_runs) {
+      rotate_in_runs<interleaved>(angles_, rotation_.pairs, window);
+    } else {
+      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs);
     }
   }
 
