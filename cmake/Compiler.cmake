@@ -34,7 +34,8 @@ function(posembed_set_flags target)
 endfunction()
 
 # Compiles every source once per instruction set, each time inside the namespace that POSEMBED_ISA names. Which copy
-# runs is chosen by core/instruction_set.h. Loops with square roots are vectorised only where these need not set errno.
+# runs is chosen by core/instruction_set.h. Neither flag changes results: loops with square roots are vectorised only
+# where these need not set errno, loops with arithmetic under a condition only where it cannot trap.
 function(posembed_add_cpu_variants target)
   set(baseline_flags)
   set(avx2_flags -mavx2 -mfma -mf16c)
@@ -55,7 +56,7 @@ function(posembed_add_cpu_variants target)
     target_compile_definitions(${variant} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>
                                                   POSEMBED_ISA=${instruction_set})
     target_compile_features(${variant} PRIVATE cxx_std_17)
-    target_compile_options(${variant} PRIVATE -O3 -fno-math-errno ${${instruction_set}_flags})
+    target_compile_options(${variant} PRIVATE -O3 -fno-math-errno -fno-trapping-math ${${instruction_set}_flags})
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${variant}>)
   endforeach()
 endfunction()
