@@ -1,0 +1,182 @@
+// The backward pass of a part of the tokens. Gradients are rotated back in a buffer that stays in
+// the first-level cache, in float32 or float64; query and key are read twice. Part of
+// kernel_cpu.cpp.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "core/prefetch.h"
+#include "core/run.h"
+#include "core/stream.h"
+#include "rotary/streaming_cpu.h"
+#include "rotary_norm/rows_cpu.h"
+
+namespace posembed::rotary_norm::POSEMBED_ISA {
+namespace {
+
+/// Heads that take each step together, so that none waits for the sums of the one before it.
+constexpr int64_t heads_at_once_backward = 2;
+
+/// Whether rows of bfloat16 in the order of runs, which is not that of memory, can be rotated where
+/// they are.
+inline bool rotates_in_runs(const rotary::Arguments& rotation) {
+  return rotation.start % core::run == 0 && rotation.pairs % core::run == 0;
+}
+
+/// Rotates a window of bfloat16 in the order of runs.
+template <bool interleaved>
+void rotate_in_runs(const Angles<core::BFloat16>& angles, int64_t pairs, float* window) {
+  using rotary::POSEMBED_ISA::lanes;
+  const rotary::POSEMBED_ISA::AnglesInMemory source(angles);
+  for (int64_t slot = 0; slot < pairs; slot += lanes) {
+    float* first = window + (interleaved ? 2 * slot : slot);
+    float* second = first + (interleaved ? lanes : pairs);
+    auto x = core::load_vector<core::Floats>(first), y = core::load_vector<core::Floats>(second);
+    source.rotate(&x, &y, slot);
+    core::store_vector<false>(x, first);
+    core::store_vector<false>(y, second);
+  }
+}
+
+/// `in_runs`: see rotates_in_runs().
+template <typename T, bool interleaved, bool in_runs>
+class Backward {
+ public:
+  using C = Compute<T>;
+
+  explicit Backward(const BackwardArguments& arguments)
+      : arguments_(arguments),
+        rotation_(arguments.forward.rotation),
+        dim_(rotation_.head_dim),
+        columns_(core::round_up_to_runs(dim_)) {
+    rotary::POSEMBED_ISA::order_turns<Order, interleaved>(rotation_, &turns_);
+    rotary::POSEMBED_ISA::order_axes<Order, interleaved>(rotation_, &turns_);
+    rotate_ = rotary::POSEMBED_ISA::choose_rotation<C, interleaved, false>(rotation_.pairs);
+    for (int64_t r = 0; r < 2; ++r) {
+      Row<C> row;
+      load_weights<T>(arguments.forward, r, row);
+      core::order_values<T>(row, columns_, weights_[r]);
+      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(rotation_, rotation_.rows[r]);
+    }
+  }
+
+  /// Writes the gradients of a part of the tokens and the part's sums for those of the weights.
+  void run(int64_t part) {
+    const int64_t tokens = rotation_.batch * rotation_.seq, parts = arguments_.parts;
+    for (C* row : sums_) std::fill_n(row, columns_, C(0));
+    for (int64_t n = part * tokens / parts; n < (part + 1) * tokens / parts; ++n) {
+      Token token{n / rotation_.seq, n % rotation_.seq, false};
+      token.rotated = rotary::POSEMBED_ISA::begin_token<Order>(rotation_, turns_, token, &angles_);
+      for (int64_t r = 0; r < 2; ++r) {
+        const int64_t heads = rotation_.rows[r].heads;
+        for (int64_t head = 0; head < heads; head += heads_at_once_backward) {
+          const int64_t count = std::min(heads - head, heads_at_once_backward);
+          through_heads(token, r, head, count, n * heads + head);
+        }
+      }
+    }
+    if (streaming_[0] || streaming_[1]) core::stream_fence();
+    write_sums(static_cast<C*>(arguments_.partial) + 2 * part * dim_);
+  }
+
+ private:
+  using Order = std::conditional_t<in_runs, T, C>;  // of the angles
+
+  void write_sums(C* out) const {
+    for (int64_t r = 0; r < 2; ++r) {
+      for (int64_t i = 0; i < columns_; ++i) {
+        const int64_t column = i / core::run * core::run + core::element_of_value<T>(i % core::run);
+        if (column < dim_) out[r * dim_ + column] = sums_[r][i];
+      }
+    }
+  }
+
+  /// From the gradients of `count` results to those of query or key.
+  /// `place`: of the first head's rstd.
+  void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t place) {
+    const Rows &rows = rotation_.rows[r], &inputs = arguments_.normed[r];
+    const T* input = static_cast<const T*>(inputs.in) + place_of(token, head, inputs.in_stride);
+    const T* result = static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride);
+    T* out = static_cast<T*>(rows.out) + place_of(token, head, rows.out_stride);
+    const C* rstd = static_cast<const C*>(arguments_.forward.rstd[r]) + place;
+    for (int64_t k = 0; k < count; ++k) {
+      rotate_back(token, result + k * rows.in_stride[2], gradient_ + k * columns_);
+    }
+    C along[heads_at_once_backward];
+    for (int64_t k = 0; k < count; ++k) {
+      along[k] = add_to_sums(input + k * inputs.in_stride[2], rstd[k], r, gradient_ + k * columns_);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const auto through_norm =
+          streaming_[r] ? &Backward::through_norm<true> : &Backward::through_norm<false>;
+      (this->*through_norm)(input + k * inputs.in_stride[2], rstd[k], along[k], r,
+                            gradient_ + k * columns_, out + k * rows.out_stride[2]);
+    }
+  }
+
+  /// Reads the gradient of a result into the order of runs.
+  void rotate_back(const Token& token, const T* result, C* gradient) const {
+    constexpr bool reorders = std::is_same_v<T, core::BFloat16> && !in_runs;
+    Row<C> row;
+    C* target = reorders ? row : gradient;
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      core::prefetch_ahead<core::run * sizeof(T)>(result + i);
+      if constexpr (reorders) {
+        core::load_elements(result + i, count, target + i);
+      } else {
+        core::store_values(core::load_run(result + i, count), target + i);
+      }
+    });
+    if (token.rotated) rotate(target + rotation_.start);
+    if (reorders) core::order_values<T>(target, columns_, gradient);
+  }
+
+  void rotate(C* window) const {
+    if constexpr (in_runs) {
+      rotate_in_runs<interleaved>(angles_, rotation_.pairs, window);
+    } else {
+      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs);
+    }
+  }
+
+  /// Adds a head's share to the sums for the weights' gradients. Returns how much of the gradient,
+  /// times the weights, lies along the normed row: their mean product.
+  C add_to_sums(const T* input, C rstd, int64_t r, const C* gradient) {
+    core::Run<T> products{};
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      core::prefetch_ahead<core::run * sizeof(T)>(input + i);
+      const core::Run<T> product =
+          core::load_run(input + i, count) * core::load_values<T>(gradient + i);
+      core::store_values(core::load_values<T>(sums_[r] + i) + product * rstd, sums_[r] + i);
+      products = products + product * core::load_values<T>(weights_[r] + i);
+    });
+    return core::sum(products) * rstd / static_cast<C>(dim_);
+  }
+
+  /// From the gradient of a normed row to that of the row itself.
+  template <bool streaming>
+  void through_norm(const T* input, C rstd, C along, int64_t r, const C* gradient, T* out) const {
+    constexpr auto size = static_cast<int64_t>(sizeof(T));
+    if (streaming) core::expect_stream(out + core::page / size, dim_ * size);
+    core::for_runs(dim_, [&](int64_t i, auto count) {
+      const core::Run<T> of_normed =
+          core::load_values<T>(gradient + i) * core::load_values<T>(weights_[r] + i);
+      const core::Run<T> x = core::load_run(input + i, count);
+      core::store_run<streaming>((of_normed - x * (along * rstd)) * rstd, out + i, count);
+    });
+  }
+
+  const BackwardArguments& arguments_;
+  const rotary::Arguments& rotation_;
+  const int64_t dim_, columns_;
+  rotary::POSEMBED_ISA::RotateGroup<C> rotate_;
+  bool streaming_[2];
+  Turns<Order> turns_;
+  Angles<Order> angles_;
+  Row<C> weights_[2], sums_[2];                                   // in the order of runs
+  alignas(64) C gradient_[heads_at_once_backward * max_columns];  // rows of `columns_`, likewise
+};
+
+}  // namespace
+}  // namespace posembed::rotary_norm::POSEMBED_ISA

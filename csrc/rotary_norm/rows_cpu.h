@@ -1,0 +1,42 @@
+// Rows of QK-norm and its weights as arithmetic sees them. Part of kernel_cpu.cpp.
+#pragma once
+
+#include <algorithm>
+
+#include "core/run.h"
+#include "rotary/angles_cpu.h"
+#include "rotary/rotate_rows_cpu.h"
+#include "rotary_norm/kernel.h"
+
+namespace posembed::rotary_norm::POSEMBED_ISA {
+namespace {
+
+using core::Compute;
+using rotary::Rows;
+using rotary::POSEMBED_ISA::Angles;
+using rotary::POSEMBED_ISA::Token;
+using rotary::POSEMBED_ISA::Turns;
+
+constexpr int64_t max_columns = max_head_dim + core::run;
+
+/// A row with room for whole runs from any column on.
+template <typename C>
+using Row = C[max_columns];
+
+/// The factors of columns: weights and what is added to all of them; then a run of zeros.
+template <typename T>
+void load_weights(const Arguments& arguments, int64_t r, Row<Compute<T>>& row) {
+  using C = Compute<T>;
+  const int64_t dim = arguments.rotation.head_dim;
+  const T* weight = static_cast<const T*>(arguments.weight[r]);
+  const C offset = static_cast<C>(arguments.weight_offset);
+  for (int64_t i = 0; i < dim; ++i) row[i] = core::load(weight[i]) + offset;
+  std::fill_n(row + dim, core::run, C(0));
+}
+
+inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
+}
+
+}  // namespace
+}  // namespace posembed::rotary_norm::POSEMBED_ISA
