@@ -236,8 +236,8 @@ POSEMBED_INLINE Run<T> load_run(const T* in, Whole = {}) {
 /// The first `count` elements and zeros; reads no byte beyond them.
 template <typename T>
 POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
-  alignas(64) T buffer[run] = {};
-  memcpy(buffer, in, static_cast<size_t>(count) * sizeof(T));
+  alignas(64) T buffer[run];
+  load_part(in, count, buffer);
   return load_run(buffer);
 }
 
@@ -275,7 +275,7 @@ template <bool streaming = false, typename T>
 POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
   alignas(64) T buffer[run];
   store_run(values, buffer);
-  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+  store_part(buffer, count, out);
 }
 
 // ---- sums ----

@@ -140,11 +140,41 @@ constexpr int64_t element_of_slot(int64_t slot) {
   return slot < lanes ? 2 * slot : 2 * (slot - lanes) + 1;
 }
 
+/// Fills a buffer of whole vectors with the first `count` elements at `in`, then zeros; reads no
+/// byte beyond them.
+template <typename T, size_t size>
+POSEMBED_INLINE void load_part(const T* in, int64_t count, T (&buffer)[size]) {
+#if defined(__AVX512F__)
+  const int64_t bytes = count * int64_t{sizeof(T)};
+  for (int64_t at = 0; at < int64_t{sizeof buffer}; at += int64_t{sizeof(Words)}) {
+    const Words part = load_part(reinterpret_cast<const char*>(in) + at, bytes - at);
+    store_vector<false>(part, reinterpret_cast<char*>(buffer) + at);
+  }
+#else
+  memset(buffer, 0, sizeof buffer);
+  memcpy(buffer, in, static_cast<size_t>(count) * sizeof(T));
+#endif
+}
+
+/// Writes the first `count` elements of a buffer of whole vectors, and no byte beyond them.
+template <typename T, size_t size>
+POSEMBED_INLINE void store_part(const T (&buffer)[size], int64_t count, T* out) {
+#if defined(__AVX512F__)
+  const int64_t bytes = count * int64_t{sizeof(T)};
+  for (int64_t at = 0; at < int64_t{sizeof buffer}; at += int64_t{sizeof(Words)}) {
+    const Words part = load_vector<Words>(reinterpret_cast<const char*>(buffer) + at);
+    store_part(part, reinterpret_cast<char*>(out) + at, bytes - at);
+  }
+#else
+  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+#endif
+}
+
 /// load_pair of the first `count` of 2 * lanes elements; reads no byte beyond them.
 template <typename T>
 POSEMBED_INLINE FloatPair load_pair(const T* in, int64_t count) {
-  alignas(64) T buffer[2 * lanes] = {};
-  memcpy(buffer, in, static_cast<size_t>(count) * sizeof(T));
+  alignas(64) T buffer[2 * lanes];
+  load_part(in, count, buffer);
   return load_pair(buffer);
 }
 
@@ -153,7 +183,7 @@ template <typename T>
 POSEMBED_INLINE void store_pair(FloatPair value, T* out, int64_t count) {
   alignas(64) T buffer[2 * lanes];
   store_pair(value, buffer);
-  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+  store_part(buffer, count, out);
 }
 
 }  // namespace POSEMBED_ISA

@@ -32,6 +32,21 @@ POSEMBED_INLINE void stream(Words value, void* out) {
 
 POSEMBED_INLINE void stream_fence() { _mm_sfence(); }
 
+/// Of the bytes of a vector the first `count`: none if negative, all from 64 on.
+POSEMBED_INLINE __mmask64 first_bytes(int64_t count) {
+  return count >= 64 ? ~uint64_t{0} : count <= 0 ? 0 : ~uint64_t{0} >> (64 - count);
+}
+
+/// The first `bytes` at `in`, then zeros; reads no byte beyond them.
+POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
+  return (Words)_mm512_maskz_loadu_epi8(first_bytes(bytes), in);
+}
+
+/// Writes the first `bytes`, and no byte beyond them.
+POSEMBED_INLINE void store_part(Words value, void* out, int64_t bytes) {
+  _mm512_mask_storeu_epi8(out, first_bytes(bytes), (__m512i)value);
+}
+
 POSEMBED_INLINE Floats even_elements(Floats a, Floats b) { return _mm512_shuffle_ps(a, b, 0x88); }
 POSEMBED_INLINE Floats odd_elements(Floats a, Floats b) { return _mm512_shuffle_ps(a, b, 0xdd); }
 POSEMBED_INLINE Floats lower_neighbours(Floats a, Floats b) { return _mm512_unpacklo_ps(a, b); }
