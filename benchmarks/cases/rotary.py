@@ -86,6 +86,31 @@ def forward(
     return Case(name, candidates, floor, goals)
 
 
+def window(
+    name: str, size: tuple[int, int, torch.dtype], rotary_dim: int, setting: Setting
+) -> Case:
+    """Only the first ``rotary_dim`` components of a head are rotated, as in GPT-NeoX and Phi."""
+    query, key = tensors(*size, setting.device)
+    rope = pe.RotaryEmbedding(HEAD_DIM, rotary_dim=rotary_dim)
+    windows = [t[..., :rotary_dim] for t in (query, key)]
+    rests = [t[..., rotary_dim:].transpose(1, 2) for t in (query, key)]
+
+    def joined(call: peers.Call) -> peers.Call:
+        return lambda: [
+            torch.cat((rotated, rest), -1) for rotated, rest in zip(call(), rests, strict=True)
+        ]
+
+    candidates = {
+        **copy_of(query, key),
+        "posembed": lambda: rope(query, key),
+        "posembed, in place": lambda: rope.rotate_(query, key),
+    }
+    for label, call in peers.transformers(*windows, setting.compile_peers).items():
+        candidates[label] = joined(call)
+    floor = floors.COPY if floors.COPY in candidates else CLONE
+    return Case(name, candidates, floor)
+
+
 def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) -> Case:
     query, key = tensors(*size, setting.device)
     leaves = [t.detach().clone().requires_grad_() for t in (query, key)]
@@ -123,12 +148,16 @@ def plans(setting: Setting) -> Iterator[Plan]:
         yield from rotary_cuda.plans(setting)
         return
     bfloat16, float32 = torch.bfloat16, torch.float32
+    eager = dataclasses.replace(setting, compile_peers=False)
     with torch.no_grad():
         for dtype in (bfloat16, float32):
             goals = many_tokens(dtype, setting.allocator)
-            yield from forwards((4, 2048, dtype), setting, goals)
+            size = (4, 2048, dtype)
+            yield from forwards(size, setting, goals)
+            for dim in (64, 32):
+                title = f"rotary forward {sizes(*size)}, {dim} rotated"
+                yield plan(title, window, size, dim, eager)
         yield from forwards((1, 1, bfloat16), setting, ONE_TOKEN)
-        eager = dataclasses.replace(setting, compile_peers=False)
         for seq in (16, 128, 512):
             yield from forwards((1, seq, bfloat16), eager)
     for dtype in (bfloat16, float32):

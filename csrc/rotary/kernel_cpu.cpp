@@ -46,7 +46,7 @@ template <typename T>
 struct Walk {
   const Rows* rows;
   RotateGroup<T> rotation;
-  bool streaming;  // past the caches
+  Stores stores;
   Order order;
 };
 
@@ -60,23 +60,22 @@ Order choose_order(const Arguments& arguments, const Rows& rows, bool streaming)
 }
 
 template <typename T, bool interleaved>
-Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
-  const Order order = choose_order<T>(arguments, rows, false);
-  if (arguments.decay != nullptr) {
-    return {&rows, rotate_decaying_group<interleaved, T>, false, order};
-  }
+RotateGroup<T> choose_rotation(const Arguments& arguments, Stores stores) {
+  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, T>;
   if (arguments.cosines != nullptr) {
-    return {&rows,
-            arguments.products == Products::rounded
-                ? rotate_group_in_steps<interleaved, Products::rounded, T>
-                : rotate_group_in_steps<interleaved, Products::kept, T>,
-            false, order};
+    return arguments.products == Products::rounded
+               ? rotate_group_in_steps<interleaved, Products::rounded, T>
+               : rotate_group_in_steps<interleaved, Products::kept, T>;
   }
-  const bool streaming = can_stream<T>(arguments, rows);
-  return {&rows,
-          streaming ? choose_rotation<T, interleaved, true>(arguments.pairs)
-                    : choose_rotation<T, interleaved, false>(arguments.pairs),
-          streaming, choose_order<T>(arguments, rows, streaming)};
+  return stores == Stores::streaming ? choose_rotation<T, interleaved, true>(arguments.pairs)
+                                     : choose_rotation<T, interleaved, false>(arguments.pairs);
+}
+
+template <typename T, bool interleaved>
+Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
+  const Stores stores = choose_stores<T>(arguments, rows);
+  return {&rows, choose_rotation<T, interleaved>(arguments, stores), stores,
+          choose_order<T>(arguments, rows, stores != Stores::ordinary)};
 }
 
 int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -138,8 +137,8 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
     for (int64_t head = 0; head < rows.heads; head += order.heads) {
       const int64_t group = std::min(order.heads, rows.heads - head);
       for (int64_t t = first; t < count; t += order.apart) {
-        rotate_rows(arguments, rows, tokens[t], walk.rotation, angles[t],
-                    heads_of_token<T>(rows, tokens[t], head, group));
+        const RowGroup<T> heads = heads_of_token<T>(rows, tokens[t], head, group);
+        rotate_rows(arguments, rows, tokens[t], walk.rotation, angles[t], heads, walk.stores);
       }
     }
   }
@@ -154,14 +153,17 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   order_axes<T, interleaved>(arguments, &turns);
   order_decay<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
+  bool streams = false;
   for (int64_t r = 0; r < arguments.count; ++r) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
+    streams = streams || walks[r].stores != Stores::ordinary;
   }
   const int64_t tile = walks[0].order.tile;
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
     const Token token{first / arguments.seq, first % arguments.seq, false};
-    if (std::is_same_v<T, float> && walks[0].streaming) prefetch_token<T>(arguments, token);
+    if (std::is_same_v<T, float> && walks[0].stores == Stores::streaming)
+      prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
         begin_tile<T, interleaved>(arguments, turns, r, count, token, tokens, angles);
@@ -169,7 +171,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
       rotate_tile(arguments, walks[r], tokens, angles, count);
     }
   }
-  if (walks[0].streaming || walks[1].streaming) core::stream_fence();
+  if (streams) core::stream_fence();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // only, as angles_cpu.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -12,6 +13,7 @@
 #include "rotary/angles_cpu.h"
 #include "rotary/kernel.h"
 #include "rotary/rounding.h"
+#include "rotary/streaming_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -35,12 +37,11 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches where that pays. Measured: a tenth for streamed 16-bit data, of whose accesses the
-/// hardware sees few; for the rest a seventh (float32) to a half (16-bit, in place) on an Intel
-/// Xeon, and up to a sixth lost on an AMD EPYC.
-template <bool streaming, int64_t bytes, typename T>
+/// Prefetches where that pays. Measured: a seventh (float32) to a half (16-bit, in place) on an
+/// Intel Xeon; up to a sixth lost on an AMD EPYC.
+template <int64_t bytes, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
-  if ((streaming && sizeof(T) == 2) || core::is_intel) core::prefetch_ahead<bytes>(in);
+  if (core::is_intel) core::prefetch_ahead<bytes>(in);
 }
 
 /// A vector of floats, or one double, whose loops the compiler vectorises.
@@ -114,7 +115,7 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
   T* outs[2 * blocks];
   for (int b = 0; b < 2 * blocks; ++b) {
     const int64_t place = b < blocks ? i + b * block : pairs + i + (b - blocks) * block;
-    prefetch<streaming, block * sizeof(T)>(in + place);
+    prefetch<block * sizeof(T)>(in + place);
     values[b] = core::load_pair(in + place);
     outs[b] = out + place;
   }
@@ -153,7 +154,7 @@ POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& 
   T* outs[blocks];
   for (int b = 0; b < blocks; ++b) {
     const int64_t slot = i + b * lanes;
-    prefetch<streaming, 2 * lanes * sizeof(T)>(in + 2 * slot);
+    prefetch<2 * lanes * sizeof(T)>(in + 2 * slot);
     FloatPair x = core::split_neighbours<T>(core::load_pair(in + 2 * slot));
     angles.rotate(&x.first, &x.second, slot);
     values[b] = core::join_neighbours<T>(x);
@@ -282,6 +283,17 @@ void copy_group(const RowGroup<T>& rows, int64_t begin, int64_t end) {
   }
 }
 
+/// Copies rows, in one call where they follow each other.
+template <typename T, typename Copy>
+void copy_rows(const RowGroup<T>& rows, int64_t dim, const Copy& copy) {
+  const bool together = rows.in_step == dim && rows.out_step == dim;
+  const int64_t calls = together ? 1 : rows.count, elements = together ? rows.count * dim : dim;
+  for (int64_t k = 0; k < calls; ++k) {
+    copy(rows.out + k * rows.out_step, rows.in + k * rows.in_step,
+         elements * static_cast<int64_t>(sizeof(T)));
+  }
+}
+
 template <typename T, bool interleaved, bool streaming>
 RotateGroup<T> choose_rotation(int64_t pairs) {
   if constexpr (!std::is_same_v<T, double>) {
@@ -292,12 +304,37 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
   return rotate_group<interleaved, streaming, 0, T>;
 }
 
+/// Rotates rows in a buffer from which they are streamed. They are read from end to end, as the
+/// hardware's prefetcher expects.
+template <typename T>
+void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token& token,
+                      RotateGroup<T> rotation, const Angles<T>& angles, const RowGroup<T>& group) {
+  constexpr int64_t elements = buffer_bytes / static_cast<int64_t>(sizeof(T));
+  alignas(64) T buffer[elements];
+  const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
+  const int64_t most = elements / dim;
+  for (int64_t row = 0; row < group.count; row += most) {
+    const int64_t count = std::min(most, group.count - row);
+    const T* in = group.in + row * group.in_step;
+    T* out = group.out + row * group.out_step;
+    copy_rows<T>({in, buffer, count, group.in_step, dim}, dim, memcpy);
+    if (token.rotated) {
+      rotation(in + start, buffer + start, count, group.in_step, dim, angles, arguments.pairs);
+    }
+    copy_rows<T>({buffer, out, count, dim, group.out_step}, dim, core::stream_copy);
+  }
+}
+
 /// Rotates the windows of `group`, which are rows of `rows`, and copies the components outside;
 /// copies all if the token is not rotated. A tangent is 0 outside.
 template <typename T>
 POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
                                  RotateGroup<T> rotation, const Angles<T>& angles,
-                                 const RowGroup<T>& group) {
+                                 const RowGroup<T>& group, Stores stores) {
+  if (stores == Stores::streaming_from_buffer) {
+    rotate_in_buffer(arguments, rows, token, rotation, angles, group);
+    return;
+  }
   const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
   if (!arguments.tangent) {
     const int64_t window = token.rotated ? start : dim;

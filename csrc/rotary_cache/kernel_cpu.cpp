@@ -1,4 +1,6 @@
 // A token's angles are computed once for all its heads, and rotated keys go straight to the cache.
+#include <algorithm>
+
 #include "core/float8.h"
 #include "core/run.h"
 #include "core/stream.h"
@@ -14,6 +16,7 @@ using rotary::Rows;
 using rotary::POSEMBED_ISA::Angles;
 using rotary::POSEMBED_ISA::RotateGroup;
 using rotary::POSEMBED_ISA::RowGroup;
+using rotary::POSEMBED_ISA::Stores;
 using rotary::POSEMBED_ISA::Token;
 
 /// Divides by `scale` and rounds, in buffers: bytes in memory could be those of the next numbers.
@@ -93,12 +96,28 @@ void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
   }
 }
 
+/// How rows are rotated and written.
+template <typename T>
+struct Rotating {
+  RotateGroup<T> rotation;
+  Stores stores;
+};
+
+template <typename T, bool interleaved>
+Rotating<T> rotating(const rotary::Arguments& rotary, Stores stores) {
+  namespace kernel = rotary::POSEMBED_ISA;
+  return {stores == Stores::streaming
+              ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs)
+              : kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
+          stores};
+}
+
 /// What all tokens share.
 template <typename T, bool float8>
 struct Walk {
   const Arguments& arguments;
   Keeper<T, float8> keys, values;
-  RotateGroup<T> rotation, rotation_of_kept;  // rotation_of_kept writes to the cache
+  Rotating<T> of_query, of_key, of_kept;  // of_kept writes to the cache
 
   int64_t slot(const Token& token) const {
     return core::read(arguments.slots, token.batch * arguments.slot_stride[0] +
@@ -106,8 +125,9 @@ struct Walk {
   }
 
   void rotate(const Rows& rows, const Token& token, const Angles<T>& angles,
-              const RowGroup<T>& group, RotateGroup<T> by) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
+              const RowGroup<T>& group, const Rotating<T>& by) const {
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by.rotation, angles, group,
+                                      by.stores);
   }
 
   /// A key for a float8 cache is rotated window by window and rounded to T in between, as if it
@@ -122,7 +142,7 @@ struct Walk {
     for (int64_t head = 0; head < key.count; ++head) {
       const T* in = key.in + head * key.in_step;
       auto* out = keys.row(slot) + head * keys.head_stride();
-      if (token.rotated) rotation(in + begin, window, 1, 0, 0, angles, rotary.pairs);
+      if (token.rotated) of_key.rotation(in + begin, window, 1, 0, 0, angles, rotary.pairs);
       keys.keep(in, begin, out);
       keys.keep(token.rotated ? window : in + begin, count, out + begin);
       keys.keep(in + end, dim - end, out + end);
@@ -133,7 +153,7 @@ struct Walk {
     const Rows& rows = arguments.rotation.rows[1];
     RowGroup<T> key = rows_of<T>(rows, token);
     if (key.out != nullptr) {
-      rotate(rows, token, angles, key, rotation);
+      rotate(rows, token, angles, key, of_key);
       if (slot < 0) return;
       keep_rows(key.out, key.out_step, key.count, row_dim(arguments.rotation, rows), keys, slot);
     } else if (slot >= 0) {
@@ -142,14 +162,14 @@ struct Walk {
       } else {
         key.out = keys.row(slot);
         key.out_step = keys.head_stride();
-        rotate(rows, token, angles, key, rotation_of_kept);
+        rotate(rows, token, angles, key, of_kept);
       }
     }
   }
 
   void run(const Token& token, const Angles<T>& angles) const {
     const Rows& query = arguments.rotation.rows[0];
-    rotate(query, token, angles, rows_of<T>(query, token), rotation);
+    rotate(query, token, angles, rows_of<T>(query, token), of_query);
     const int64_t where = slot(token);
     keep_key(token, angles, where);
     if (where < 0) return;
@@ -168,10 +188,17 @@ Walk<T, float8> plan_walk(const Arguments& arguments) {
                                tokens * key.heads * row_dim(rotary, key)};
   const Keeper<T, float8> values{arguments.value_cache, arguments.page_size,
                                  tokens * arguments.value.heads * arguments.value_dim};
-  const auto rotation = kernel::choose_rotation<T, interleaved, false>(rotary.pairs);
-  const bool streaming = keys.streaming() && kernel::is_window_aligned<T>(rotary, key);
-  return {arguments, keys, values, rotation,
-          streaming ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs) : rotation};
+  const Stores stores = kernel::choose_stores<T>(rotary, rotary.rows[0]);
+  Rows kept = key;
+  kept.out = arguments.key_cache.data;
+  std::copy_n(arguments.key_cache.stride, 3, kept.out_stride);
+  const Stores stores_of_kept = float8 ? Stores::ordinary : kernel::choose_stores<T>(rotary, kept);
+  return {arguments,
+          keys,
+          values,
+          rotating<T, interleaved>(rotary, stores),
+          rotating<T, interleaved>(rotary, Stores::ordinary),
+          rotating<T, interleaved>(rotary, stores_of_kept)};
 }
 
 template <typename T, bool interleaved, bool float8>
@@ -188,7 +215,10 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
     token.rotated = kernel::begin_token<T>(rotary, turns, token, &angles);
     walk.run(token, angles);
   }
-  if (walk.keys.streaming() || walk.values.streaming()) core::stream_fence();
+  const bool streams = walk.of_query.stores != Stores::ordinary ||
+                       walk.of_kept.stores != Stores::ordinary || walk.keys.streaming() ||
+                       walk.values.streaming();
+  if (streams) core::stream_fence();
 }
 
 template <typename T, bool interleaved>

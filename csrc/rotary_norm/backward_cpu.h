@@ -57,7 +57,9 @@ class Backward {
       Row<C> row;
       load_weights<T>(arguments.forward, r, row);
       core::order_values<T>(row, columns_, weights_[r]);
-      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(rotation_, rotation_.rows[r]);
+      const Rows& rows = rotation_.rows[r];
+      const int64_t elements = rotary::POSEMBED_ISA::elements_of(rotation_, rows);
+      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(elements, rows.out, rows.out_stride);
     }
   }
 

@@ -57,6 +57,7 @@ template <typename T, bool interleaved>
 class Forward {
  public:
   using C = Compute<T>;
+  using Stores = rotary::POSEMBED_ISA::Stores;
 
   explicit Forward(const Arguments& arguments)
       : arguments_(arguments), rotation_(arguments.rotation) {
@@ -64,8 +65,8 @@ class Forward {
     rotary::POSEMBED_ISA::order_axes<T, interleaved>(rotation_, &turns_);
     for (int64_t r = 0; r < 2; ++r) {
       set_weights(r);
-      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(rotation_, rotation_.rows[r]);
-      norm_rotated_[r] = streaming_[r] ? choose<true>() : choose<false>();
+      stores_[r] = rotary::POSEMBED_ISA::choose_stores<T>(rotation_, rotation_.rows[r]);
+      norm_rotated_[r] = stores_[r] == Stores::streaming ? choose<true>() : choose<false>();
     }
   }
 
@@ -75,10 +76,12 @@ class Forward {
       token.rotated = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) norm_token(token, number, r);
     }
-    if (streaming_[0] || streaming_[1]) core::stream_fence();
+    if (stores_[0] != Stores::ordinary || stores_[1] != Stores::ordinary) core::stream_fence();
   }
 
  private:
+  static constexpr int64_t buffer_elements = rotary::POSEMBED_ISA::buffer_bytes / sizeof(T);
+
   using NormHeads = void (Forward::*)(const Heads<T>& heads, int64_t r, const C* rstd) const;
 
   void set_weights(int64_t r) {
@@ -116,17 +119,26 @@ class Forward {
     T* out = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride);
     if (token.rotated) set_coefficients(weights_[r]);
     const NormHeads norm = token.rotated ? norm_rotated_[r] : &Forward::norm_unrotated;
+    const bool buffered = stores_[r] == Stores::streaming_from_buffer;
+    const int64_t dim = rotation_.head_dim;
+    const int64_t most = buffered ? std::min(heads_at_once, buffer_elements / dim) : heads_at_once;
     C rstd[heads_at_once];
-    for (int64_t head = 0; head < rows.heads; head += heads_at_once) {
+    for (int64_t head = 0; head < rows.heads; head += most) {
       const Heads<T> heads{in + head * rows.in_stride[2], out + head * rows.out_stride[2],
-                           std::min(rows.heads - head, heads_at_once), rows.in_stride[2],
+                           std::min(rows.heads - head, most), rows.in_stride[2],
                            rows.out_stride[2]};
       set_rstd(heads, rstd);
       if (arguments_.rstd[r] != nullptr) {
         std::copy(rstd, rstd + heads.count,
                   static_cast<C*>(arguments_.rstd[r]) + number * rows.heads + head);
       }
-      (this->*norm)(heads, r, rstd);
+      if (buffered) {
+        (this->*norm)({heads.in, buffer_, heads.count, heads.in_step, dim}, r, rstd);
+        rotary::POSEMBED_ISA::copy_rows<T>({buffer_, heads.out, heads.count, dim, heads.out_step},
+                                           dim, core::stream_copy);
+      } else {
+        (this->*norm)(heads, r, rstd);
+      }
     }
   }
 
@@ -196,8 +208,9 @@ class Forward {
   Angles<T> angles_;
   Coefficients<C> coefficients_;
   Weights<C> weights_[2];
-  bool streaming_[2];
+  Stores stores_[2];
   NormHeads norm_rotated_[2];
+  alignas(64) T buffer_[buffer_elements];
 };
 
 }  // namespace

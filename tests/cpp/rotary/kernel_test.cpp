@@ -156,33 +156,46 @@ TEST(RotaryKernel, SizesZeroAndOne) {
   }
 }
 
+/// Rotates `problem` in place and to memory that begins `shift` bytes behind that of a cache line.
+void check_streamed(Problem problem, int64_t shift) {
+  problem.in_place = true;
+  Call in_place(problem);
+  baseline::rotate(in_place.arguments, 0, problem.batch * problem.seq);
+  for (const Variant& variant : variants()) {
+    Call call(problem);
+    const size_t bytes = call.input(0).size();
+    std::vector<char> memory(bytes + 128);
+    char* out = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift;
+    call.arguments.rows[0].out = out;
+    variant.rotate(call.arguments, 0, problem.batch * problem.seq);
+    ASSERT_EQ(memcmp(out, in_place.input(0).data(), bytes), 0)
+        << variant.name << problem.text() << " shifted by " << shift;
+  }
+}
+
 TEST(RotaryKernel, StreamedOutputsAreTheSame) {
+  struct Window {
+    Order order;
+    int64_t pairs, start;
+  };
+  const Window windows[] = {
+      {Order::bshd, 64, 0}, {Order::bshd, 32, 64}, {Order::bshd, 9, 3}, {Order::bhsd, 16, 0}};
   for (const Scalar scalar : scalars) {
-    for (const bool interleaved : {false, true}) {
-      for (const int64_t shift : {0, 1}) {
+    for (const auto& [order, pairs, start] : windows) {
+      for (const bool interleaved : {false, true}) {
         Problem problem;
         problem.scalar = scalar;
+        problem.order = order;
         problem.interleaved = interleaved;
         problem.heads[0] = 17;
         problem.heads[1] = 0;
         problem.seq = 2048 / core::size_of(scalar);  // 8.5 MiB in all: just past the threshold
         problem.head_dim = 128;
-        problem.pairs = 64;
-        problem.in_place = true;
-        Call in_place(problem);
-        for (const Variant& variant : variants()) {
-          Call call(problem);
-          const size_t bytes = call.input(0).size();
-          std::vector<char> memory(bytes + 256);
-          char* line =
-              memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift * 64 / 4;
-          call.arguments.rows[0].out = line;
-          variant.rotate(call.arguments, 0, 2 * problem.seq);
-          if (variant.rotate == baseline::rotate)
-            variant.rotate(in_place.arguments, 0, 2 * problem.seq);
-          ASSERT_EQ(memcmp(line, in_place.input(0).data(), bytes), 0)
-              << variant.name << problem.text();
-        }
+        problem.pairs = pairs;
+        problem.start = start;
+        problem.positions.assign(static_cast<size_t>(2 * problem.seq), 7);
+        problem.positions[3] = -1;
+        for (const int64_t shift : {0, 16}) ASSERT_NO_FATAL_FAILURE(check_streamed(problem, shift));
       }
     }
   }

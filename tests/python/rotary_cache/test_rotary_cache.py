@@ -53,7 +53,7 @@ def test_equals_rotary_then_copy(dtype: torch.dtype, device: torch.device) -> No
     assert torch.equal(given["value_cache"].flatten(0, 1)[slots], given["value"][kept])
 
 
-@pytest.mark.parametrize("head_dim", [128, 120])
+@pytest.mark.parametrize("head_dim", [128, 120, 64])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: int) -> None:
     """They are written past them, where every row or none is aligned for it."""
@@ -63,12 +63,14 @@ def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: in
     slots = torch.randperm(tokens + 3)[:tokens]
     slots[5] = -1
     caches = torch.zeros(2, 1, tokens + 3, 4, head_dim, dtype=dtype)
+    query = torch.zeros_like(key)
     pe.functional.rotary_cache_(
-        key[:, :1].clone(), key.clone(), value, caches[0], caches[1], slots, spec=spec
+        key, key.clone(), value, caches[0], caches[1], slots, spec=spec, query_out=query
     )
     rotated = key.clone()
     pe.functional.rotary_(rotated, spec=spec, layout="thd")
     kept = slots >= 0
+    assert torch.equal(query, rotated)
     assert torch.equal(caches[0, 0, slots[kept]], rotated[kept])
     assert torch.equal(caches[1, 0, slots[kept]], value[kept])
 

@@ -57,11 +57,14 @@ def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) ->
     assert torch.equal(given["key"], expected[1])
 
 
+@pytest.mark.parametrize("rotary_dim", [128, 64, 18])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_results_too_large_for_caches_are_the_same(dtype: torch.dtype, interleaved: bool) -> None:
+def test_results_too_large_for_caches_are_the_same(
+    dtype: torch.dtype, interleaved: bool, rotary_dim: int
+) -> None:
     """They are written past them, where in place they are not."""
-    spec = pe.RotarySpec(128, interleaved=interleaved)
+    spec = pe.RotarySpec(128, rotary_dim=rotary_dim, interleaved=interleaved)
     query = torch.randn(1, (8 << 20) // (32 * 128 * dtype.itemsize) + 1, 32, 128).to(dtype)
     key, weight = query[:, :, :3].contiguous(), torch.rand(128).to(dtype)
     found = pe.functional.norm_rotary(query, key, weight, weight, spec=spec)
@@ -70,9 +73,10 @@ def test_results_too_large_for_caches_are_the_same(dtype: torch.dtype, interleav
     assert torch.equal(found[1], key)
 
 
+@pytest.mark.parametrize("rotary_dim", [128, 32])
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype) -> None:
-    spec = pe.RotarySpec(128, interleaved=False)
+def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype, rotary_dim: int) -> None:
+    spec = pe.RotarySpec(128, rotary_dim=rotary_dim, interleaved=False)
     tokens = (8 << 20) // (32 * 128 * dtype.itemsize) + 1
     query, weight = torch.randn(1, tokens, 32, 128).to(dtype), torch.rand(128).to(dtype)
     upstream = torch.randn_like(query)
