@@ -72,11 +72,13 @@ def forward(
 ) -> Case:
     query, key = tensors(*size, setting.device)
     rope = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved)
+    same_bits = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, numerics="float32")
     heads_first = [t.transpose(1, 2).contiguous() for t in (query, key)]
     rope_heads_first = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, layout="bhsd")
     candidates = {
         **copy_of(query, key),
         "posembed": lambda: rope(query, key),
+        "posembed, the bits of transformers": lambda: same_bits(query, key),
         "posembed, bhsd in memory": lambda: rope_heads_first(*heads_first),
         "posembed, in place": lambda: rope.rotate_(query, key),
     }

@@ -59,11 +59,15 @@ POSEMBED_INLINE FloatPair load_pair(const Float16* in) {
   return {load_half(in), load_half(in + lanes)};
 }
 
+/// The bfloat16 numbers that are the lower and the upper halves of words.
+POSEMBED_INLINE FloatPair split_halves(Words both) {
+  return {floats(both << 16), floats(both & 0xffff0000u)};
+}
+
 /// bfloat16: the even and the odd elements, because a word of two needs one shift and one mask to
 /// become two floats, and no move across lanes.
 POSEMBED_INLINE FloatPair load_pair(const BFloat16* in) {
-  const Words both = load_vector<Words>(in);
-  return {floats(both << 16), floats(both & 0xffff0000u)};
+  return split_halves(load_vector<Words>(in));
 }
 
 /// The inverse of load_pair, rounding to nearest even.
@@ -85,16 +89,32 @@ POSEMBED_INLINE void store_pair(FloatPair value, BFloat16* out) {
   store_vector<streaming>(join_bfloat16(words(value.first), words(value.second)), out);
 }
 
+/// What load_pair reads after store_pair.
+template <typename T>
+POSEMBED_INLINE FloatPair rounded(FloatPair value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return split_halves(join_bfloat16(words(value.first), words(value.second)));
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    return {round_to_half(value.first), round_to_half(value.second)};
+  } else {
+    return value;
+  }
+}
+
 /// store_pair of `values[i]` to `outs[i]`, for bfloat16 in fewer operations than one by one.
-template <bool streaming, typename T, size_t count>
+template <bool streaming, bool often_ties = false, typename T, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], T* const (&outs)[count]) {
   for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
 }
 
 /// Rounding half up is one addition. It differs from rounding to nearest even for ties only, whose
-/// lower half that addition empties; they are rare, and all values are searched for one together.
-template <bool streaming, size_t count>
+/// lower half that addition empties; where they are rare, all values are searched for one together.
+template <bool streaming, bool often_ties = false, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* const (&outs)[count]) {
+  if constexpr (often_ties) {
+    for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
+    return;
+  }
   Words joined[count], least;
   for (size_t i = 0; i < count; ++i) {
     const Words even = words(values[i].first) + 0x8000u, odd = words(values[i].second) + 0x8000u;

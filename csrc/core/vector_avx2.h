@@ -32,9 +32,14 @@ POSEMBED_INLINE Floats load_half(const Float16* in) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in)));
 }
 
+inline constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+POSEMBED_INLINE Floats round_to_half(Floats value) {
+  return _mm256_cvtph_ps(_mm256_cvtps_ph(value, nearest));
+}
+
 /// Two vectors of floats as one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
-  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return (Words)_mm256_set_m128i(_mm256_cvtps_ph(second, nearest), _mm256_cvtps_ph(first, nearest));
 }
 

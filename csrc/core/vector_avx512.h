@@ -56,9 +56,14 @@ POSEMBED_INLINE Floats load_half(const Float16* in) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in)));
 }
 
+inline constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+POSEMBED_INLINE Floats round_to_half(Floats value) {
+  return _mm512_cvtph_ps(_mm512_cvtps_ph(value, nearest));
+}
+
 /// Two vectors of floats as one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
-  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const __m512i lower = _mm512_castsi256_si512(_mm512_cvtps_ph(first, nearest));
   return (Words)_mm512_inserti64x4(lower, _mm512_cvtps_ph(second, nearest), 1);
 }

@@ -47,6 +47,12 @@ POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return joined;
 }
 
+POSEMBED_INLINE Floats round_to_half(Floats value) {
+  Float16 halves[lanes];
+  for (int i = 0; i < lanes; ++i) store(value[i], halves + i);
+  return load_half(halves);
+}
+
 /// The sum of all lanes, by halves: upper to lower.
 POSEMBED_INLINE float add_lanes(Floats value) {
   return (value[0] + value[2]) + (value[1] + value[3]);

@@ -3,6 +3,7 @@
 // the compiler sees every call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -28,9 +29,10 @@ constexpr int64_t max_padded_pairs = padded(max_pairs);
 template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
-  uint8_t axis_of_slot[max_padded_pairs];  // where positions have several axes
-  double decay_of_slot[max_padded_pairs];  // xPos
-  bool has_nan = false;                    // a learned frequency has no turn
+  uint8_t axis_of_slot[max_padded_pairs];   // where positions have several axes
+  double decay_of_slot[max_padded_pairs];   // xPos
+  uint16_t pair_of_slot[max_padded_pairs];  // where angles are read from tables
+  bool has_nan = false;                     // a learned frequency has no turn
 };
 
 /// Arrays of a power of two would share a few sets of the first-level cache: the angles of a tile
@@ -118,6 +120,16 @@ void order_decay(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
+/// Slots beyond the last pair repeat it.
+template <typename T, bool interleaved>
+void order_table(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.cosines == nullptr) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->pair_of_slot[slot] = static_cast<uint16_t>(std::min(pair, arguments.pairs - 1));
+  }
+}
+
 /// `position` tells the position of a slot.
 template <typename T, typename Position>
 void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
@@ -174,14 +186,15 @@ void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* ang
   }
 }
 
-/// Reads the angles of a token, which are rotated in the order of the pairs.
 template <typename T>
-void read_table(const Arguments& arguments, const Token& token, Angles<T>* angles) {
+void read_table(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                Angles<T>* angles) {
   const int64_t row =
       token.batch * arguments.table_stride[0] + token.seq * arguments.table_stride[1];
-  for (int64_t pair = 0; pair < arguments.pairs; ++pair) {
-    angles->cosine[pair] = arguments.cosines[row + pair];
-    angles->sine[pair] = arguments.sines[row + pair];
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t place = row + turns.pair_of_slot[slot];
+    angles->cosine[slot] = arguments.cosines[place];
+    angles->sine[slot] = arguments.sines[place];
   }
 }
 
@@ -189,7 +202,7 @@ void read_table(const Arguments& arguments, const Token& token, Angles<T>* angle
 template <typename T, typename Position>
 void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                     const Position& position, int64_t r, Angles<T>* angles) {
-  if (arguments.cosines != nullptr) return read_table(arguments, token, angles);
+  if (arguments.cosines != nullptr) return read_table(arguments, turns, token, angles);
   fill_angles<T>(arguments, turns, position, angles);
   if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
 }

@@ -59,23 +59,24 @@ Order choose_order(const Arguments& arguments, const Rows& rows, bool streaming)
   return core::is_intel && leaves_caches && long_tokens ? four_abreast<T> : token_by_token;
 }
 
-template <typename T, bool interleaved>
-RotateGroup<T> choose_rotation(const Arguments& arguments, Stores stores) {
-  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, T>;
+template <typename T, bool interleaved, bool streaming>
+RotateGroup<T> choose_rotation(const Arguments& arguments) {
+  if (arguments.decay != nullptr) return rotate_decaying_group<interleaved, streaming, T>;
   if (arguments.cosines != nullptr) {
     return arguments.products == Products::rounded
-               ? rotate_group_in_steps<interleaved, Products::rounded, T>
-               : rotate_group_in_steps<interleaved, Products::kept, T>;
+               ? rotate_group_in_steps<interleaved, streaming, Products::rounded, T>
+               : rotate_group_in_steps<interleaved, streaming, Products::kept, T>;
   }
-  return stores == Stores::streaming ? choose_rotation<T, interleaved, true>(arguments.pairs)
-                                     : choose_rotation<T, interleaved, false>(arguments.pairs);
+  return choose_rotation<T, interleaved, streaming>(arguments.pairs);
 }
 
 template <typename T, bool interleaved>
 Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
   const Stores stores = choose_stores<T>(arguments, rows);
-  return {&rows, choose_rotation<T, interleaved>(arguments, stores), stores,
-          choose_order<T>(arguments, rows, stores != Stores::ordinary)};
+  return {&rows,
+          stores == Stores::streaming ? choose_rotation<T, interleaved, true>(arguments)
+                                      : choose_rotation<T, interleaved, false>(arguments),
+          stores, choose_order<T>(arguments, rows, stores != Stores::ordinary)};
 }
 
 int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
@@ -152,6 +153,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   order_turns<T, interleaved>(arguments, &turns);
   order_axes<T, interleaved>(arguments, &turns);
   order_decay<T, interleaved>(arguments, &turns);
+  order_table<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
   bool streams = false;
   for (int64_t r = 0; r < arguments.count; ++r) {

@@ -87,6 +87,43 @@ struct DecayingAngles {
   }
 };
 
+/// Products and their sum or difference in PyTorch's steps: see rounding.h.
+template <Products products, typename T>
+struct AnglesInSteps {
+  const Compute<T>* cosines;
+  const Compute<T>* sines;
+
+  explicit AnglesInSteps(const Angles<T>& angles) : cosines(angles.cosine), sines(angles.sine) {}
+  template <typename Values>
+  void rotate(Values* first, Values* second, int64_t slot) const {
+    const Values x = *first, y = *second, cosine = load_values<Values>(cosines + slot),
+                 sine = load_values<Values>(sines + slot);
+    Values terms[] = {x * cosine, y * sine, y * cosine, x * sine};
+    if constexpr (products == Products::rounded) {
+      round(terms, terms + 1);
+      round(terms + 2, terms + 3);
+    }
+    *first = terms[0] - terms[1];
+    *second = terms[2] + terms[3];
+  }
+
+ private:
+  static void round(Floats* a, Floats* b) {
+    const FloatPair pair = core::rounded<T>(FloatPair{*a, *b});
+    *a = pair.first;
+    *b = pair.second;
+  }
+  static void round(double*, double*) {}
+};
+
+/// Whether sums of products are often halfway between two 16-bit numbers: those of such numbers
+/// are.
+template <typename Source>
+constexpr bool makes_ties = false;
+
+template <Products products, typename T>
+constexpr bool makes_ties<AnglesInSteps<products, T>> = true;
+
 /// Sine and cosine loaded once for all rows, into registers if the compiler knows the number of
 /// pairs.
 template <int64_t pairs>
@@ -125,7 +162,7 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
     angles.rotate(&x.first, &y.first, slot);
     angles.rotate(&x.second, &y.second, slot + lanes);
   }
-  core::store_pairs<streaming>(values, outs);
+  core::store_pairs<streaming, makes_ties<Source>>(values, outs);
 }
 
 /// Pairs (i, i + pairs).
@@ -160,7 +197,7 @@ POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& 
     values[b] = core::join_neighbours<T>(x);
     outs[b] = out + 2 * slot;
   }
-  core::store_pairs<streaming>(values, outs);
+  core::store_pairs<streaming, makes_ties<Source>>(values, outs);
 }
 
 /// Pairs (2i, 2i + 1).
@@ -243,30 +280,25 @@ void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t o
 }
 
 /// xPos.
-template <bool interleaved, typename T>
+template <bool interleaved, bool streaming, typename T>
 void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                            const Angles<T>& angles, int64_t pairs) {
   const RowGroup<T> rows{in, out, count, in_step, out_step};
   if constexpr (std::is_same_v<T, double>) {
-    rotate_each<interleaved, false>(rows, AnglesInMemory(angles),
-                                    pairs);  // an outer factor is for floats alone
+    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles),
+                                        pairs);  // an outer factor is for floats alone
   } else {
-    rotate_each<interleaved, false>(rows, DecayingAngles(angles), pairs);
+    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs);
   }
 }
 
 /// By tables.
-template <bool interleaved, Products products, typename T>
+template <bool interleaved, bool streaming, Products products, typename T>
 POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
                                              int64_t out_step, const Angles<T>& angles,
                                              int64_t pairs) {
-  for (int64_t row = 0; row < count; ++row, in += in_step, out += out_step) {
-    for (int64_t i = 0; i < pairs; ++i) {
-      const int64_t first = interleaved ? 2 * i : i, second = interleaved ? first + 1 : i + pairs;
-      rotate_in_steps<products>(in[first], in[second], angles.cosine[i], angles.sine[i],
-                                out + first, out + second);
-    }
-  }
+  rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
+                                      AnglesInSteps<products, T>(angles), pairs);
 }
 
 template <typename T>

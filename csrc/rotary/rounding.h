@@ -8,8 +8,8 @@
 #include "core/scalar.h"
 #include "rotary/kernel.h"
 
-/// For functions that call rotate_in_steps in a loop: GCC 12 fuses neighbouring multiplications and
-/// additions there in spite of -ffp-contract=off.
+/// For functions that rotate pairs of doubles in steps in a loop: GCC 12 fuses neighbouring
+/// multiplications and additions there in spite of -ffp-contract=off.
 #if defined(__GNUC__) && !defined(__clang__)
 #define POSEMBED_IN_STEPS __attribute__((optimize("no-tree-slp-vectorize")))
 #else

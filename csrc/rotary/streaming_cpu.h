@@ -58,12 +58,10 @@ bool can_stream_from_buffer(const Arguments& arguments, const Rows& rows) {
 /// How results are written.
 enum class Stores { ordinary, streaming, streaming_from_buffer };
 
-/// Only plain rotations, without tables or xPos, stream what they compute.
 template <typename T>
 Stores choose_stores(const Arguments& arguments, const Rows& rows) {
-  const bool plain = arguments.decay == nullptr && arguments.cosines == nullptr;
   const bool whole = 2 * arguments.pairs == row_dim(arguments, rows);
-  if (plain && whole && can_stream<T>(arguments, rows)) return Stores::streaming;
+  if (whole && can_stream<T>(arguments, rows)) return Stores::streaming;
   return can_stream_from_buffer<T>(arguments, rows) ? Stores::streaming_from_buffer
                                                     : Stores::ordinary;
 }

@@ -324,20 +324,34 @@ inline double kept(Scalar scalar, double value) {
   return element(&memory, scalar, 0);
 }
 
-/// Rotates by tables that no angle has, and compares every bit with the steps written out.
+/// Tables of cosines and sines that no angle has.
+struct Tables {
+  std::vector<float> cosines, sines;
+
+  explicit Tables(const Problem& problem)
+      : cosines(static_cast<size_t>(problem.batch * problem.seq * problem.pairs)), sines(cosines) {
+    for (size_t i = 0; i < cosines.size(); ++i) {
+      cosines[i] = std::sin(static_cast<float>(3 * i + 1));
+      sines[i] = std::sin(static_cast<float>(7 * i + 2));
+    }
+  }
+
+  /// Lets a call of the problem turn by the tables.
+  void apply(Products products, Arguments* arguments) const {
+    arguments->cosines = cosines.data();
+    arguments->sines = sines.data();
+    arguments->table_stride[0] = arguments->seq * arguments->pairs;
+    arguments->table_stride[1] = arguments->pairs;
+    arguments->products = products;
+  }
+};
+
+/// Rotates by tables, and compares every bit with the steps written out.
 inline void check_in_steps(const Variant& variant, const Problem& problem, Products products) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
-  std::vector<float> cosines(static_cast<size_t>(tokens * problem.pairs)), sines(cosines);
-  for (size_t i = 0; i < cosines.size(); ++i) {
-    cosines[i] = std::sin(static_cast<float>(3 * i + 1));
-    sines[i] = std::sin(static_cast<float>(7 * i + 2));
-  }
-  call.arguments.cosines = cosines.data();
-  call.arguments.sines = sines.data();
-  call.arguments.table_stride[0] = problem.seq * problem.pairs;
-  call.arguments.table_stride[1] = problem.pairs;
-  call.arguments.products = products;
+  const Tables tables(problem);
+  tables.apply(products, &call.arguments);
   const std::vector<char> before[2] = {call.input(0), call.input(1)};
   variant.rotate(call.arguments, 0, tokens);
   const Scalar scalar = problem.scalar;
@@ -355,8 +369,8 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, Produ
           const int64_t row = call.place(r, token / problem.seq, token % problem.seq, h);
           const int64_t first = row + problem.start + (problem.interleaved ? 2 * i : i);
           const int64_t second = problem.interleaved ? first + 1 : first + problem.pairs;
-          const double c = cosines[static_cast<size_t>(token * problem.pairs + i)];
-          const double s = sines[static_cast<size_t>(token * problem.pairs + i)];
+          const double c = tables.cosines[static_cast<size_t>(token * problem.pairs + i)];
+          const double s = tables.sines[static_cast<size_t>(token * problem.pairs + i)];
           const double x = element(before[r].data(), scalar, first);
           const double y = element(before[r].data(), scalar, second);
           const double difference = sum_of(x, c, -y, s);

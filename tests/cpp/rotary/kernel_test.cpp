@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -156,32 +157,41 @@ TEST(RotaryKernel, SizesZeroAndOne) {
   }
 }
 
-/// Rotates `problem` in place and to memory that begins `shift` bytes behind that of a cache line.
-void check_streamed(Problem problem, int64_t shift) {
+/// Rotates `problem`, by tables if `by_tables`, in place and to memory that begins a cache line, or
+/// 16 bytes behind.
+void check_streamed(Problem problem, bool by_tables) {
   problem.in_place = true;
-  Call in_place(problem);
+  Call in_place(problem), call(problem);
+  const Tables tables(problem);
+  if (by_tables) tables.apply(Products::rounded, &in_place.arguments);
+  if (by_tables) tables.apply(Products::rounded, &call.arguments);
   baseline::rotate(in_place.arguments, 0, problem.batch * problem.seq);
-  for (const Variant& variant : variants()) {
-    Call call(problem);
-    const size_t bytes = call.input(0).size();
-    std::vector<char> memory(bytes + 128);
+  const size_t bytes = call.input(0).size();
+  std::vector<char> memory(bytes + 128);
+  for (const int64_t shift : {0, 16}) {
     char* out = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift;
     call.arguments.rows[0].out = out;
-    variant.rotate(call.arguments, 0, problem.batch * problem.seq);
-    ASSERT_EQ(memcmp(out, in_place.input(0).data(), bytes), 0)
-        << variant.name << problem.text() << " shifted by " << shift;
+    for (const Variant& variant : variants()) {
+      memset(out, 0, bytes);
+      variant.rotate(call.arguments, 0, problem.batch * problem.seq);
+      ASSERT_EQ(memcmp(out, in_place.input(0).data(), bytes), 0)
+          << variant.name << problem.text() << " shifted by " << shift;
+    }
   }
 }
 
 TEST(RotaryKernel, StreamedOutputsAreTheSame) {
-  struct Window {
+  struct Case {
     Order order;
     int64_t pairs, start;
+    double decay_base = 0.0;
+    bool by_tables = false;
   };
-  const Window windows[] = {
-      {Order::bshd, 64, 0}, {Order::bshd, 32, 64}, {Order::bshd, 9, 3}, {Order::bhsd, 16, 0}};
+  const Case cases[] = {{Order::bshd, 64, 0},      {Order::bshd, 32, 64},
+                        {Order::bshd, 9, 3},       {Order::bhsd, 16, 0},
+                        {Order::bshd, 64, 0, 512}, {Order::bshd, 64, 0, 0.0, true}};
   for (const Scalar scalar : scalars) {
-    for (const auto& [order, pairs, start] : windows) {
+    for (const auto& [order, pairs, start, decay_base, by_tables] : cases) {
       for (const bool interleaved : {false, true}) {
         Problem problem;
         problem.scalar = scalar;
@@ -193,9 +203,11 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
         problem.head_dim = 128;
         problem.pairs = pairs;
         problem.start = start;
-        problem.positions.assign(static_cast<size_t>(2 * problem.seq), 7);
+        problem.decay_base = decay_base;
+        problem.positions.resize(static_cast<size_t>(2 * problem.seq));
+        std::iota(problem.positions.begin(), problem.positions.end(), 0);
         problem.positions[3] = -1;
-        for (const int64_t shift : {0, 16}) ASSERT_NO_FATAL_FAILURE(check_streamed(problem, shift));
+        ASSERT_NO_FATAL_FAILURE(check_streamed(problem, by_tables));
       }
     }
   }
