@@ -111,8 +111,11 @@ const std::vector<float>& known_frequencies(const Specification& spec) {
 
 /// Positions of tokens that are given none: [seq].
 Tensor counted_positions(const Inputs& inputs, const Arguments& call, const Tensor& query) {
-  const Tensor tokens = at::arange(call.seq, query.options().dtype(at::kLong));
-  if (!inputs.cu_seqlens.defined()) return tokens + call.offset;
+  const auto options = query.options().dtype(at::kLong);
+  if (!inputs.cu_seqlens.defined()) {
+    return at::arange(call.offset, call.offset + call.seq, options);
+  }
+  const Tensor tokens = at::arange(call.seq, options);
   const Tensor document = at::bucketize(tokens, inputs.cu_seqlens, false, /*right=*/true) - 1;
   const Tensor start = inputs.cu_seqlens.index_select(0, document.clamp_min(0));
   return tokens - start + call.offset;
@@ -139,7 +142,7 @@ AngleTables sines_and_cosines(const Tensor& angles, Numerics numerics) {
 }
 
 Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarType type) {
-  const Tensor scaled = table * amplitude;
+  const Tensor scaled = amplitude == 1.0 ? table : table * amplitude;
   return (rounded ? scaled.to(type).to(at::kFloat) : scaled).contiguous();
 }
 
