@@ -1,6 +1,6 @@
 // Element types of kernels: storage, conversion to the type that arithmetic runs in, and rounding
-// back once. Conversions work on bits, so that host, device and every instruction set give the same
-// result, denormals and NaN included (AVX512_BF16's own instruction would flush denormals).
+// back once. Host, device and every instruction set give the same bits, denormals and NaN included
+// (AVX512_BF16's own instruction would flush denormals).
 #pragma once
 
 #include <cmath>
@@ -45,12 +45,21 @@ POSEMBED_INLINE double load(double value) { return value; }
 POSEMBED_INLINE float load(BFloat16 value) { return float_from_bits(uint32_t{value.bits} << 16); }
 
 POSEMBED_INLINE float load(Float16 value) {
+#if defined(__CUDA_ARCH__)
+  float number;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(value.bits));
+  // The instruction has one NaN alone.
+  const bool is_nan = (value.bits & 0x7fffu) > 0x7c00u;
+  const uint32_t nan = 0x7f800000u | (value.bits & 0x8000u) << 16 | (value.bits & 0x3ffu) << 13;
+  return is_nan ? float_from_bits(nan) : number;
+#else
   // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends
   // it and normalises denormals. Infinity and NaN get float32's own exponent.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits(0x77800000u));
   const uint32_t result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
   return float_from_bits(result | (uint32_t{value.bits} & 0x8000u) << 16);
+#endif
 }
 
 /// Element `place` of floating data of any type. A NaN becomes that of arithmetic: vector stores of
@@ -89,17 +98,24 @@ POSEMBED_INLINE void store(float value, BFloat16* out) {
 POSEMBED_INLINE void store(float value, Float16* out) {
   const uint32_t bits = float_bits(value);
   const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+#if defined(__CUDA_ARCH__)
+  uint16_t number;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(number) : "f"(value));
+  const bool is_nan = magnitude > 0x7f800000u;
+  out->bits = is_nan ? static_cast<uint16_t>(nan | (bits >> 16 & 0x8000u)) : number;
+#else
   // Every case is computed and one selected, so that compilers can vectorise the loops around this.
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
   // binary16's smallest denormal.
   const uint32_t small = magnitude < 0x38800000u ? magnitude : 0u;
   const uint32_t denormal = float_bits(float_from_bits(small) + 0.5f) - 0x3f000000u;
-  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
   uint32_t result = magnitude < 0x38800000u ? denormal : normal;
   result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // 65520 and above round to infinity
   result = magnitude > 0x7f800000u ? nan : result;
   out->bits = static_cast<uint16_t>(result | (bits >> 16 & 0x8000u));
+#endif
 }
 
 /// Names a type in a call, so that a generic lambda can take it as an argument.
