@@ -53,11 +53,11 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
 template <typename T>
 __device__ const T* row_of(const PoolArguments& a, int64_t place, bool records) {
   const int64_t id = read(a.bags.ids, place);
-  if (id == a.bags.padding_idx) return nullptr;
   if (id < 0 || id >= a.rows) {
     if (records) record_error(a.error, core::ErrorKind::token_id, id, place, a.rows);
     return nullptr;
   }
+  if (id == a.bags.padding_idx) return nullptr;
   return static_cast<const T*>(a.table) + id * a.table_stride;
 }
 

@@ -86,6 +86,7 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
   TORCH_CHECK_VALUE(maxima.has_value() == (mode_of(mode) == Mode::max),
                     "maxima: expected with mode 'max' and no other");
   if (!maxima.has_value()) return;
+  dispatcher::check_same_device(*maxima, "maxima", gradient, "gradient");
   TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
                    maxima->scalar_type());
   dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");

@@ -292,7 +292,11 @@ def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: in
 def test_bad_ids_and_offsets_cuda() -> None:
     bag = pe.TokenBag(ROWS, COLUMNS, device="cuda")
     ids, offsets = make_places(device="cuda")
-    for bad, place, message in ((ids, 17, "token id 99"), (offsets, 3, "bag offset 999")):
+    for bad, place, message in (
+        (ids, 17, "token id 99"),
+        (ids, 17, "token id -1"),
+        (offsets, 3, "bag offset 999"),
+    ):
         good = int(bad[place])
         bad[place] = int(message.split()[-1])
         output = bag(ids, offsets)
