@@ -75,10 +75,13 @@ def forward(
     same_bits = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, numerics="float32")
     heads_first = [t.transpose(1, 2).contiguous() for t in (query, key)]
     rope_heads_first = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, layout="bhsd")
+    packed = torch.cat((query, key, key), 2)  # with the values, as one projection computes them
+    query_of_packed, key_of_packed, _ = packed.split((QUERY_HEADS, KEY_HEADS, KEY_HEADS), 2)
     candidates = {
         **copy_of(query, key),
         "posembed": lambda: rope(query, key),
         "posembed, the bits of transformers": lambda: same_bits(query, key),
+        "posembed, views of packed QKV": lambda: rope(query_of_packed, key_of_packed),
         "posembed, bhsd in memory": lambda: rope_heads_first(*heads_first),
         "posembed, in place": lambda: rope.rotate_(query, key),
     }

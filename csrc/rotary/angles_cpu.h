@@ -54,6 +54,11 @@ struct Token {
   bool rotated;
 };
 
+/// Where the row of a head of a token begins; strides are those of batch, token and head.
+inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
+}
+
 template <typename T, bool interleaved>
 constexpr int64_t pair_of_slot(int64_t slot) {
   if constexpr (std::is_same_v<T, double>) return slot;

@@ -7,6 +7,7 @@
 
 #include "core/run.h"
 #include "core/stream.h"
+#include "rotary/gaps_cpu.h"
 #include "rotary/streaming_cpu.h"
 #include "rotary_norm/rows_cpu.h"
 
@@ -71,10 +72,14 @@ class Forward {
   }
 
   void run(int64_t begin, int64_t end) {
+    const bool fetches = rotary::POSEMBED_ISA::fetches_gaps<T>(rotation_);
     for (int64_t number = begin; number < end; ++number) {
       Token token{number / rotation_.seq, number % rotation_.seq, false};
       token.rotated = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_, token, &angles_);
-      for (int64_t r = 0; r < 2; ++r) norm_token(token, number, r);
+      for (int64_t r = 0; r < 2; ++r) {
+        norm_token(token, number, r);
+        if (fetches) rotary::POSEMBED_ISA::fetch_gap_behind<T>(rotation_, r, token);
+      }
     }
     if (stores_[0] != Stores::ordinary || stores_[1] != Stores::ordinary) core::stream_fence();
   }

@@ -34,9 +34,5 @@ void load_weights(const Arguments& arguments, int64_t r, Row<Compute<T>>& row) {
   std::fill_n(row + dim, core::run, C(0));
 }
 
-inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
-  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
-}
-
 }  // namespace
 }  // namespace posembed::rotary_norm::POSEMBED_ISA

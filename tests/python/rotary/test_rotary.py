@@ -49,6 +49,22 @@ def test_query_and_key_are_views_of_one_tensor(device: torch.device) -> None:
     assert torch.equal(value, kept)
 
 
+def test_views_of_a_large_packed_tensor(device: torch.device) -> None:
+    """Between values whose memory is fetched, but neither read nor written."""
+    heads = (32, 8, 8)
+    packed = torch.randn(2, 300, sum(heads), 128, device=device)
+    values = packed[:, :, 40:].clone()
+    query, key, _ = packed.split(heads, 2)
+    spec = pe.RotarySpec(128)
+    expected = pe.functional.rotary(query.contiguous(), key.contiguous(), spec=spec)
+    rotated = pe.functional.rotary(query, key, spec=spec)
+    pe.functional.rotary_(query, key, spec=spec)
+    for result in (rotated, (query, key)):
+        assert torch.equal(result[0], expected[0])
+        assert torch.equal(result[1], expected[1])
+    assert torch.equal(packed[:, :, 40:], values)
+
+
 def test_scores_depend_on_distance_alone(device: torch.device) -> None:
     """Exact angles: the same at position 10 and at two billion, which float32 angles are not."""
     query, key = make(torch.float64, device)
