@@ -80,7 +80,7 @@ struct Workspace {
   Key *unsorted_keys, *keys;
   Place *unsorted_places, *places;
   Key* ranks;           // rows form: number of groups up to each entry
-  Key* firsts;          // dense: of each row of the table, its first entry + 1; 0: none
+  Key* firsts;          // of each row of the output, its first entry + 1; 0: none
   void *heads, *tails;  // sums of spans: the first span of a long group, and the later ones
   void* sort;
   size_t sort_bytes;
@@ -123,7 +123,7 @@ Workspace lay_out(const BackwardArguments& a) {
   w.places = reinterpret_cast<Place*>(take(list));
   const bool dense = a.row_ids == nullptr;
   w.ranks = reinterpret_cast<Key*>(take(dense ? 0 : list));
-  w.firsts = reinterpret_cast<Key*>(take(dense ? table_list_bytes(a) : 0));
+  w.firsts = reinterpret_cast<Key*>(take(dense ? table_list_bytes(a) : list));
   const size_t compute_bytes = a.scalar == core::Scalar::float64 ? sizeof(double) : sizeof(float);
   const size_t spans =
       static_cast<size_t>(divide_up(a.count, span) * a.embedding_dim) * compute_bytes;
@@ -165,22 +165,16 @@ __global__ void first_kernel(BackwardArguments a, Workspace w) {
 __global__ void row_id_kernel(BackwardArguments a, Workspace w) {
   const int64_t entry = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (entry >= a.count) return;
-  if (is_head(a, w.keys, entry)) a.row_ids[w.ranks[entry] - 1] = w.keys[entry];
+  if (is_head(a, w.keys, entry)) {
+    a.row_ids[w.ranks[entry] - 1] = w.keys[entry];
+    w.firsts[w.ranks[entry] - 1] = static_cast<Key>(entry + 1);
+  }
   if (entry == a.count - 1) *a.groups = w.ranks[entry];
 }
 
-// The first entry of the group that `entry` belongs to.
-__device__ int64_t group_begin(const Key* keys, int64_t entry) {
-  int64_t low = 0, high = entry;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (keys[middle] < keys[entry]) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+/// The row of the output that an entry belongs to.
+__device__ int64_t row_of(const BackwardArguments& a, const Workspace& w, int64_t entry) {
+  return a.row_ids != nullptr ? int64_t{w.ranks[entry]} - 1 : int64_t{w.keys[entry]};
 }
 
 // The end of the group that begins at `begin`, of which [begin, known) is known to be part.
@@ -202,11 +196,11 @@ __device__ void write_row(const BackwardArguments& a, const Workspace& w, int64_
                           int64_t group_size, int64_t column, const Compute<T> (&total)[width]) {
   const auto factor = static_cast<Compute<T>>(
       a.scale_grad_by_freq ? a.scale / static_cast<double>(group_size) : a.scale);
-  const int64_t row = a.row_ids != nullptr ? int64_t{w.ranks[entry]} - 1 : int64_t{w.keys[entry]};
   Vector<T, width> result;
 #pragma unroll
   for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
-  core::write_vector<T, width>(result, static_cast<T*>(a.out) + row * a.embedding_dim + column);
+  T* out = static_cast<T*>(a.out) + row_of(a, w, entry) * a.embedding_dim;
+  core::write_vector<T, width>(result, out + column);
 }
 
 /// Whether the group that begins at `begin` has more than one span.
@@ -240,12 +234,10 @@ __global__ void __launch_bounds__(threads)
   const Key* keys = w.keys;
   const Key key = keys[begin];
   if (key >= a.num_embeddings) return;
-  const bool head = is_head(a, keys, begin);
+  const int64_t first = int64_t{w.firsts[row_of(a, w, begin)]} - 1;
+  const bool head = begin == first;
+  if ((begin - first) % span != 0) return;
   if (head && a.row_ids == nullptr && !is_long(a, keys, begin)) return;
-  if (!head) {
-    const bool deep = begin >= span && keys[begin - span] == key;
-    if (!deep || (begin - group_begin(keys, begin)) % span != 0) return;
-  }
 
   Compute<T> total[width] = {};
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
@@ -290,12 +282,10 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int i = 0; i < width; ++i) total[i] += row[i];
   };
-  add(w.heads, begin);
-  for (int64_t entry = begin + span; entry < a.count && w.keys[entry] == w.keys[begin];
-       entry += span) {
-    add(w.tails, entry);
-  }
   const int64_t end = group_end(w.keys, a.count, begin, begin + span);
+  add(w.heads, begin);
+#pragma unroll 8
+  for (int64_t entry = begin + span; entry < end; entry += span) add(w.tails, entry);
   write_row<T, width>(a, w, begin, end - begin, column, total);
 }
 
