@@ -179,20 +179,20 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
     each_pack([&](int64_t key) {
       C scores[width];
       read(key, scores);
+      if (key < kept_keys) core::store_values<width>(scores, kept + key);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if (key < kept_keys) kept[key + i] = scores[i];
-        most = scores[i] > most ? scores[i] : most;
-      }
+      for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
     });
     most = over_block(most, Larger());
     if (most == -static_cast<C>(INFINITY)) most = 0;
     const auto exponentials = [&](int64_t key, C* values) {
-      if (key >= kept_keys) read(key, values);
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        values[i] = exponential((key < kept_keys ? kept[key + i] : values[i]) - most);
+      if (key < kept_keys) {
+        core::load_values<width>(kept + key, values);
+      } else {
+        read(key, values);
       }
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
     };
     C part = 0;
     each_pack([&](int64_t key) {

@@ -24,6 +24,34 @@ struct alignas(sizeof(T) * width) Vector {
 template <typename T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
+/// `width` values that a thread keeps in shared memory move 16 bytes at a time: one by one, those
+/// of neighbouring threads would lie in the same banks and wait for each other.
+template <typename C, int width>
+using Part = Vector<C, std::min(width, vector_width<C>)>;
+
+template <int width, typename C>
+__device__ void load_values(const C* kept, C* values) {
+  constexpr int size = sizeof(Part<C, width>) / sizeof(C);
+#pragma unroll
+  for (int i = 0; i < width; i += size) {
+    const auto part = *reinterpret_cast<const Part<C, width>*>(kept + i);
+#pragma unroll
+    for (int k = 0; k < size; ++k) values[i + k] = part.values[k];
+  }
+}
+
+template <int width, typename C>
+__device__ void store_values(const C* values, C* kept) {
+  constexpr int size = sizeof(Part<C, width>) / sizeof(C);
+#pragma unroll
+  for (int i = 0; i < width; i += size) {
+    Part<C, width> part;
+#pragma unroll
+    for (int k = 0; k < size; ++k) part.values[k] = values[i + k];
+    *reinterpret_cast<Part<C, width>*>(kept + i) = part;
+  }
+}
+
 /// True when rows of `dim` elements that begin `stride` elements apart can be read in 16-byte
 /// vectors.
 template <typename T>

@@ -86,13 +86,15 @@ __global__ void __launch_bounds__(max_threads)
   // A thread only reads what it has written itself.
   C* row = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const auto sum_at = [&](int64_t column) {
-    return cached ? *reinterpret_cast<const Columns<T, width>*>(row + column)
-                  : sum_columns<T, width>(a, turns, rows, column);
+    if (!cached) return sum_columns<T, width>(a, turns, rows, column);
+    Columns<T, width> columns;
+    core::load_values<width>(row + column, columns.values);
+    return columns;
   };
   C total = 0;
   for (int64_t i = begin; i < dim; i += step) {
     const auto columns = sum_columns<T, width>(a, turns, rows, i);
-    if (cached) *reinterpret_cast<Columns<T, width>*>(row + i) = columns;
+    if (cached) core::store_values<width>(columns.values, row + i);
 #pragma unroll
     for (int k = 0; k < width; ++k) total += columns.values[k];
   }
@@ -179,8 +181,11 @@ struct Sums {
 
 template <typename T, int width>
 __device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
+  Columns<T, width> total;
+  core::load_values<width>(sum, total.values);
 #pragma unroll
-  for (int k = 0; k < width; ++k) sum[k] += values.values[k];
+  for (int k = 0; k < width; ++k) total.values[k] += values.values[k];
+  core::store_values<width>(total.values, sum);
 }
 
 /// Writes the gradient of a token's sum and adds it to that of its type.

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
                     const __grid_constant__ Backward backward) {
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
-  __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
+  alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
   const Owners owners(launch.owners);
   const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
   const int second = first + (interleaved ? size : launch.pairs);
@@ -216,8 +216,11 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
       // Adds to the weight's gradient; leaves the gradient of the normed row.
       const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
         multiply(rstd, n);
+        C total[size];
+        core::load_values<size>(sum + column, total);
 #pragma unroll
-        for (int i = 0; i < size; ++i) sum[column + i] += g->element[i] * n->element[i];
+        for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
+        core::store_values<size>(total, sum + column);
         multiply(weights<T, size>(norms, head.r, column), g);
         along = dot(*g, *n, along);
       };
