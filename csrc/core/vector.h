@@ -70,30 +70,34 @@ POSEMBED_INLINE FloatPair load_pair(const BFloat16* in) {
   return split_halves(load_vector<Words>(in));
 }
 
-/// The inverse of load_pair, rounding to nearest even.
-template <bool streaming = false>
-POSEMBED_INLINE void store_pair(FloatPair value, float* out) {
-  store_vector<streaming>(value.first, out);
-  store_vector<streaming>(value.second, out + lanes);
+/// The 16-bit elements that load_pair would read, rounded to nearest even. The lower half of a NaN
+/// for bfloat16 must be 0, as it is in NaNs from bfloat16 data or arithmetic: otherwise rounding
+/// could carry into the sign.
+template <typename T>
+POSEMBED_INLINE Words join_pair(FloatPair value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return join_bfloat16(words(value.first), words(value.second));
+  } else {
+    return join_half(value.first, value.second);
+  }
 }
 
-template <bool streaming = false>
-POSEMBED_INLINE void store_pair(FloatPair value, Float16* out) {
-  store_vector<streaming>(join_half(value.first, value.second), out);
-}
-
-/// The lower half of a NaN must be 0, as it is in NaNs from bfloat16 data or arithmetic: otherwise
-/// rounding could carry into the sign.
-template <bool streaming = false>
-POSEMBED_INLINE void store_pair(FloatPair value, BFloat16* out) {
-  store_vector<streaming>(join_bfloat16(words(value.first), words(value.second)), out);
+/// The inverse of load_pair.
+template <bool streaming = false, typename T>
+POSEMBED_INLINE void store_pair(FloatPair value, T* out) {
+  if constexpr (std::is_same_v<T, float>) {
+    store_vector<streaming>(value.first, out);
+    store_vector<streaming>(value.second, out + lanes);
+  } else {
+    store_vector<streaming>(join_pair<T>(value), out);
+  }
 }
 
 /// What load_pair reads after store_pair.
 template <typename T>
 POSEMBED_INLINE FloatPair rounded(FloatPair value) {
   if constexpr (std::is_same_v<T, BFloat16>) {
-    return split_halves(join_bfloat16(words(value.first), words(value.second)));
+    return split_halves(join_pair<T>(value));
   } else if constexpr (std::is_same_v<T, Float16>) {
     return {round_to_half(value.first), round_to_half(value.second)};
   } else {
@@ -176,17 +180,30 @@ POSEMBED_INLINE void load_part(const T* in, int64_t count, T (&buffer)[size]) {
 #endif
 }
 
+/// Copies `bytes`, an even number up to `piece`, in pieces of powers of two.
+template <int64_t piece>
+POSEMBED_INLINE void copy_pieces(const char* in, int64_t bytes, char* out) {
+  if (bytes >= piece) {
+    memcpy(out, in, piece);
+    in += piece;
+    out += piece;
+    bytes -= piece;
+  }
+  if constexpr (piece > 2) copy_pieces<piece / 2>(in, bytes, out);
+}
+
 /// Writes the first `count` elements of a buffer of whole vectors, and no byte beyond them.
 template <typename T, size_t size>
 POSEMBED_INLINE void store_part(const T (&buffer)[size], int64_t count, T* out) {
-#if defined(__AVX512F__)
+  const auto* from = reinterpret_cast<const char*>(buffer);
+  auto* to = reinterpret_cast<char*>(out);
   const int64_t bytes = count * int64_t{sizeof(T)};
+#if defined(__AVX512F__)
   for (int64_t at = 0; at < int64_t{sizeof buffer}; at += int64_t{sizeof(Words)}) {
-    const Words part = load_vector<Words>(reinterpret_cast<const char*>(buffer) + at);
-    store_part(part, reinterpret_cast<char*>(out) + at, bytes - at);
+    store_part(load_vector<Words>(from + at), to + at, bytes - at);
   }
 #else
-  memcpy(out, buffer, static_cast<size_t>(count) * sizeof(T));
+  copy_pieces<sizeof buffer>(from, bytes, to);
 #endif
 }
 

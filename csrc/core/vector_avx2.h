@@ -38,6 +38,11 @@ POSEMBED_INLINE Floats round_to_half(Floats value) {
   return _mm256_cvtph_ps(_mm256_cvtps_ph(value, nearest));
 }
 
+/// The first halves of two vectors.
+POSEMBED_INLINE Words join_first_halves(Words a, Words b) {
+  return (Words)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20);
+}
+
 /// Two vectors of floats as one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return (Words)_mm256_set_m128i(_mm256_cvtps_ph(second, nearest), _mm256_cvtps_ph(first, nearest));

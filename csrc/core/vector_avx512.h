@@ -13,6 +13,7 @@
 #endif
 
 #include <cstdint>
+#include <cstring>
 
 #include "core/macros.h"
 #include "core/scalar.h"
@@ -32,19 +33,74 @@ POSEMBED_INLINE void stream(Words value, void* out) {
 
 POSEMBED_INLINE void stream_fence() { _mm_sfence(); }
 
-/// Of the bytes of a vector the first `count`: none if negative, all from 64 on.
-POSEMBED_INLINE __mmask64 first_bytes(int64_t count) {
-  return count >= 64 ? ~uint64_t{0} : count <= 0 ? 0 : ~uint64_t{0} >> (64 - count);
+template <typename Integer>
+POSEMBED_INLINE __m128i load_integer(const void* in) {
+  Integer value;
+  memcpy(&value, in, sizeof value);
+  return _mm_cvtsi64_si128(static_cast<int64_t>(value));
 }
 
-/// The first `bytes` at `in`, then zeros; reads no byte beyond them.
+template <typename Integer>
+POSEMBED_INLINE void store_integer(__m128i value, void* out) {
+  const auto lowest = static_cast<Integer>(_mm_cvtsi128_si64(value));
+  memcpy(out, &lowest, sizeof lowest);
+}
+
+/// The first `bytes`, an even number, at `in`, then zeros; reads no byte beyond them. In pieces of
+/// powers of two: a load with a mask waits for earlier stores to bytes that it leaves alone.
 POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
-  return (Words)_mm512_maskz_loadu_epi8(first_bytes(bytes), in);
+  const auto load_half = [](const void* at) { return _mm256_loadu_si256((const __m256i*)at); };
+  const auto load_quarter = [](const void* at) { return _mm_loadu_si128((const __m128i*)at); };
+  if (bytes >= 64) return (Words)_mm512_loadu_si512(in);
+  if (bytes == 32) return (Words)_mm512_zextsi256_si512(load_half(in));
+  if (bytes == 16) return (Words)_mm512_zextsi128_si512(load_quarter(in));
+  if (bytes <= 0) return Words{};
+  const char* end = static_cast<const char*>(in) + bytes;
+  __m128i quarter = _mm_setzero_si128();
+  if (bytes & 2) quarter = load_integer<uint16_t>(end -= 2);
+  if (bytes & 4) {
+    quarter = _mm_or_si128(_mm_slli_si128(quarter, 4), load_integer<uint32_t>(end -= 4));
+  }
+  if (bytes & 8) quarter = _mm_unpacklo_epi64(load_integer<uint64_t>(end -= 8), quarter);
+  __m256i half = _mm256_zextsi128_si256(quarter);
+  if (bytes & 16) half = _mm256_set_m128i(quarter, load_quarter(end -= 16));
+  if (!(bytes & 32)) return (Words)_mm512_zextsi256_si512(half);
+  return (Words)_mm512_inserti64x4(_mm512_castsi256_si512(load_half(in)), half, 1);
 }
 
-/// Writes the first `bytes`, and no byte beyond them.
+/// Writes the first `bytes`, an even number, and no byte beyond them, in pieces of powers of two: a
+/// masked store holds up later loads of bytes that it leaves alone.
 POSEMBED_INLINE void store_part(Words value, void* out, int64_t bytes) {
-  _mm512_mask_storeu_epi8(out, first_bytes(bytes), (__m512i)value);
+  auto* to = static_cast<char*>(out);
+  __m256i half = _mm512_castsi512_si256((__m512i)value);
+  if (bytes <= 0) return;
+  if (bytes >= 64) {
+    _mm512_storeu_si512(to, (__m512i)value);
+    return;
+  }
+  if (bytes & 32) {
+    _mm256_storeu_si256((__m256i*)to, half);
+    half = _mm512_extracti64x4_epi64((__m512i)value, 1);
+    to += 32;
+  }
+  __m128i quarter = _mm256_castsi256_si128(half);
+  if (bytes & 16) {
+    _mm_storeu_si128((__m128i*)to, quarter);
+    quarter = _mm256_extracti128_si256(half, 1);
+    to += 16;
+  }
+  if (!(bytes & 15)) return;
+  if (bytes & 8) {
+    store_integer<uint64_t>(quarter, to);
+    quarter = _mm_srli_si128(quarter, 8);
+    to += 8;
+  }
+  if (bytes & 4) {
+    store_integer<uint32_t>(quarter, to);
+    quarter = _mm_srli_si128(quarter, 4);
+    to += 4;
+  }
+  if (bytes & 2) store_integer<uint16_t>(quarter, to);
 }
 
 POSEMBED_INLINE Floats even_elements(Floats a, Floats b) { return _mm512_shuffle_ps(a, b, 0x88); }
@@ -60,6 +116,11 @@ inline constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 POSEMBED_INLINE Floats round_to_half(Floats value) {
   return _mm512_cvtph_ps(_mm512_cvtps_ph(value, nearest));
+}
+
+/// The first halves of two vectors.
+POSEMBED_INLINE Words join_first_halves(Words a, Words b) {
+  return (Words)_mm512_inserti64x4((__m512i)a, _mm512_castsi512_si256((__m512i)b), 1);
 }
 
 /// Two vectors of floats as one of halves.

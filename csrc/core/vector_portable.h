@@ -37,6 +37,9 @@ POSEMBED_INLINE Floats load_half(const Float16* in) {
   return Floats{load(in[0]), load(in[1]), load(in[2]), load(in[3])};
 }
 
+/// The first halves of two vectors.
+POSEMBED_INLINE Words join_first_halves(Words a, Words b) { return Words{a[0], a[1], b[0], b[1]}; }
+
 /// Two vectors of floats as one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   Float16 halves[2 * lanes];
