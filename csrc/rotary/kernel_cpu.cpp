@@ -46,9 +46,9 @@ constexpr Order four_abreast{tile_tokens<T>, tile_tokens<T> / 4, 2};
 template <typename T>
 struct Walk {
   const Rows* rows;
-  RotateGroup<T> rotation;
-  Stores stores;
+  Rotating<T> by;
   Order order;
+  bool fetches_behind;  // a token's rows: see fetch_behind_token()
 };
 
 template <typename T>
@@ -74,10 +74,14 @@ RotateGroup<T> choose_rotation(const Arguments& arguments) {
 template <typename T, bool interleaved>
 Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
   const Stores stores = choose_stores<T>(arguments, rows);
-  return {&rows,
-          stores == Stores::streaming ? choose_rotation<T, interleaved, true>(arguments)
-                                      : choose_rotation<T, interleaved, false>(arguments),
-          stores, choose_order<T>(arguments, rows, stores != Stores::ordinary)};
+  const auto rotate = stores == Stores::streaming
+                          ? choose_rotation<T, interleaved, true>(arguments)
+                          : choose_rotation<T, interleaved, false>(arguments);
+  const Margins margins = margins_of<T>(arguments, rows, stores);
+  const int64_t gap = gap_between_heads(rows, read_of_head(arguments, rows));
+  const Order order = choose_order<T>(arguments, rows, stores != Stores::ordinary);
+  const bool fetches_behind = order.tile == 1 && gap == margins.gap && fetches_gaps<T>(arguments);
+  return {&rows, {rotate, stores, margins}, order, fetches_behind};
 }
 
 /// The hardware's prefetcher does not follow from one tensor to the next. Measured: prefetching the
@@ -136,7 +140,7 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
       const int64_t group = std::min(order.heads, rows.heads - head);
       for (int64_t t = first; t < count; t += order.apart) {
         const RowGroup<T> heads = heads_of_token<T>(rows, tokens[t], head, group);
-        rotate_rows(arguments, rows, tokens[t], walk.rotation, angles[t], heads, walk.stores);
+        rotate_rows(arguments, rows, tokens[t], walk.by, angles[t], heads);
       }
     }
   }
@@ -155,21 +159,20 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   bool streams = false;
   for (int64_t r = 0; r < arguments.count; ++r) {
     walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
-    streams = streams || walks[r].stores != Stores::ordinary;
+    streams = streams || walks[r].by.stores != Stores::ordinary;
   }
   const int64_t tile = walks[0].order.tile;
-  const bool fetches = tile == 1 && fetches_gaps<T>(arguments);
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = end - first < tile ? end - first : tile;
     const Token token{first / arguments.seq, first % arguments.seq, false};
-    if (std::is_same_v<T, float> && walks[0].stores == Stores::streaming)
+    if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
         begin_tile<T, interleaved>(arguments, turns, r, count, token, tokens, angles);
       }
       rotate_tile(arguments, walks[r], tokens, angles, count);
-      if (fetches) fetch_gap_behind<T>(arguments, r, token);
+      if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token);
     }
   }
   if (streams) core::stream_fence();

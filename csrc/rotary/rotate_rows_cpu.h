@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "core/prefetch.h"
 #include "core/stream.h"
 #include "core/vector.h"
 #include "rotary/angles_cpu.h"
+#include "rotary/gaps_cpu.h"
 #include "rotary/kernel.h"
 #include "rotary/rounding.h"
 #include "rotary/streaming_cpu.h"
@@ -128,11 +130,12 @@ constexpr bool makes_ties<AnglesInSteps<products, T>> = true;
 /// pairs.
 template <int64_t pairs>
 struct AnglesInRegisters {
-  Floats cosines[pairs / lanes], sines[pairs / lanes];
+  static constexpr int64_t vectors = padded(pairs) / lanes;
+  Floats cosines[vectors], sines[vectors];
 
   template <typename T>
   explicit AnglesInRegisters(const Angles<T>& angles) {
-    for (int64_t i = 0; i < pairs / lanes; ++i) {
+    for (int64_t i = 0; i < vectors; ++i) {
       cosines[i] = core::load_vector<Floats>(angles.cosine + i * lanes);
       sines[i] = core::load_vector<Floats>(angles.sine + i * lanes);
     }
@@ -165,22 +168,47 @@ POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angle
   core::store_pairs<streaming, makes_ties<Source>>(values, outs);
 }
 
-/// Pairs (i, i + pairs).
+/// Streams the `lanes` pairs at the end of a window that can_stream_window(): whole vectors of
+/// float32, and of 16-bit types the two halves of a vector.
+template <typename T>
+POSEMBED_INLINE void stream_rest(const FloatPair& x, const FloatPair& y, T* first, T* second) {
+  if constexpr (std::is_same_v<T, float>) {
+    core::store_vector<true>(x.first, first);
+    core::store_vector<true>(y.first, second);
+  } else {
+    core::stream(core::join_first_halves(core::join_pair<T>(x), core::join_pair<T>(y)), first);
+  }
+}
+
+/// Pairs (i, i + pairs): `rest` of them from `i` on, fewer than fill two vectors.
+template <bool streaming, typename T, typename Source>
+POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int64_t pairs,
+                                 int64_t i, int64_t rest) {
+  const T *first_in = in + i, *second_in = in + pairs + i;
+  T *first_out = out + i, *second_out = out + pairs + i;
+  FloatPair x = core::load_pair(first_in, rest), y = core::load_pair(second_in, rest);
+  angles.rotate(&x.first, &y.first, i);
+  angles.rotate(&x.second, &y.second, i + lanes);
+  if constexpr (streaming) {
+    stream_rest(x, y, first_out, second_out);
+  } else {
+    core::store_pair(x, first_out, rest);
+    core::store_pair(y, second_out, rest);
+  }
+}
+
+/// Pairs (i, i + pairs). Those that do not fill vectors come first: a load of part of a vector
+/// waits for earlier stores to all of it.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
+  const int64_t rest = pairs % (2 * lanes), whole = pairs - rest;
+  if (rest > 0) rotate_rest<streaming>(in, out, angles, pairs, whole, rest);
   int64_t i = 0;
-  for (; i + 4 * lanes <= pairs; i += 4 * lanes) {
+  for (; i + 4 * lanes <= whole; i += 4 * lanes) {
     rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
   }
-  for (; i + 2 * lanes <= pairs; i += 2 * lanes) {
+  for (; i < whole; i += 2 * lanes) {
     rotate_half_blocks<1, streaming>(in, out, angles, pairs, i);
-  }
-  if (const int64_t rest = pairs - i; rest > 0) {
-    FloatPair x = core::load_pair(in + i, rest), y = core::load_pair(in + pairs + i, rest);
-    angles.rotate(&x.first, &y.first, i);
-    angles.rotate(&x.second, &y.second, i + lanes);
-    core::store_pair(x, out + i, rest);
-    core::store_pair(y, out + pairs + i, rest);
   }
 }
 
@@ -241,22 +269,54 @@ POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Sour
   }
 }
 
-/// Rotates the window of every row. The rows of a token, and then of the next, mostly follow each
-/// other: the page after them is prefetched.
+/// What is streamed and fetched beside the windows of rows, in elements.
+struct Margins {
+  int64_t before, behind;  // of a row, streamed with its window
+  int64_t gap;             // up to the next row, fetched: see gaps_cpu.h
+};
+
+constexpr Margins no_margins{0, 0, 0};
+
+template <typename T>
+Margins margins_of(const Arguments& arguments, const Rows& rows, Stores stores) {
+  const int64_t gap = fetched_between_heads<T>(arguments, rows);
+  if (stores != Stores::streaming) return {0, 0, gap};
+  const int64_t start = window_start(arguments, rows);
+  return {start, row_dim(arguments, rows) - start - 2 * arguments.pairs, gap};
+}
+
+/// Streams `count` elements in whole lines.
+template <typename T>
+POSEMBED_INLINE void stream_lines(const T* in, T* out, int64_t count) {
+  constexpr auto step = static_cast<int64_t>(sizeof(core::Words) / sizeof(T));
+  for (int64_t i = 0; i < count; i += step) {
+    core::stream(core::load_vector<core::Words>(in + i), out + i);
+  }
+}
+
+/// Rotates the window of every row, and streams what is beside it in the order of addresses. The
+/// rows of a token, and then of the next, mostly follow each other: the page after them is
+/// prefetched.
 template <bool interleaved, bool streaming, typename T, typename Source>
-POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, int64_t pairs) {
+POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, int64_t pairs,
+                                 const Margins& margins) {
+  const auto [before, behind, gap] = margins;
   for (int64_t row = 0; row < rows.count; ++row) {
     const T* in = rows.in + row * rows.in_step;
     T* out = rows.out + row * rows.out_step;
     if (streaming && rows.count > 1) {
       constexpr auto size = static_cast<int64_t>(sizeof(T));
-      core::expect_stream(out + core::page / size, 2 * pairs * size);
+      core::expect_stream(out + core::page / size, (before + 2 * pairs + behind) * size);
     }
+    if constexpr (streaming) stream_lines(in - before, out - before, before);
     if constexpr (interleaved) {
       rotate_neighbours<streaming>(in, out, angles, pairs);
     } else {
       rotate_halves<streaming>(in, out, angles, pairs);
     }
+    const T* end = in + 2 * pairs;
+    if constexpr (streaming) stream_lines(end, out + 2 * pairs, behind);
+    fetch(end + behind, end + behind + gap);
   }
 }
 
@@ -265,30 +325,38 @@ POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, 
 /// at once in other widths, which waits until all earlier rows have been written: 5 % to 30 %.
 template <typename T>
 using RotateGroup = void (*)(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                             const Angles<T>& angles, int64_t pairs);
+                             const Angles<T>& angles, int64_t pairs, const Margins& margins);
+
+/// How rows are rotated and written.
+template <typename T>
+struct Rotating {
+  RotateGroup<T> rotate;
+  Stores stores;
+  Margins margins;
+};
 
 /// `fixed_pairs`: the number of pairs if the compiler is to know it, otherwise 0.
 template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
 void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                  const Angles<T>& angles, int64_t pairs) {
+                  const Angles<T>& angles, int64_t pairs, const Margins& margins) {
   const RowGroup<T> rows{in, out, count, in_step, out_step};
   if constexpr (fixed_pairs > 0) {
-    rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs);
+    rotate_each<interleaved, streaming>(rows, AnglesInRegisters<fixed_pairs>(angles), fixed_pairs,
+                                        margins);
   } else {
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs);
+    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
   }
 }
 
 /// xPos.
 template <bool interleaved, bool streaming, typename T>
 void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
-                           const Angles<T>& angles, int64_t pairs) {
+                           const Angles<T>& angles, int64_t pairs, const Margins& margins) {
   const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (std::is_same_v<T, double>) {
-    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles),
-                                        pairs);  // an outer factor is for floats alone
+  if constexpr (std::is_same_v<T, double>) {  // an outer factor is for floats alone
+    rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
   } else {
-    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs);
+    rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs, margins);
   }
 }
 
@@ -296,9 +364,9 @@ void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, 
 template <bool interleaved, bool streaming, Products products, typename T>
 POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
                                              int64_t out_step, const Angles<T>& angles,
-                                             int64_t pairs) {
+                                             int64_t pairs, const Margins& margins) {
   rotate_each<interleaved, streaming>(RowGroup<T>{in, out, count, in_step, out_step},
-                                      AnglesInSteps<products, T>(angles), pairs);
+                                      AnglesInSteps<products, T>(angles), pairs, margins);
 }
 
 template <typename T>
@@ -326,21 +394,26 @@ void copy_rows(const RowGroup<T>& rows, int64_t dim, const Copy& copy) {
   }
 }
 
+template <typename T, bool interleaved, bool streaming, int64_t... known>
+RotateGroup<T> choose_rotation(int64_t pairs, std::integer_sequence<int64_t, known...>) {
+  RotateGroup<T> chosen = rotate_group<interleaved, streaming, 0, T>;
+  ((pairs == known ? void(chosen = rotate_group<interleaved, streaming, known, T>) : void()), ...);
+  return chosen;
+}
+
+/// Windows of models in use are known to the compiler.
 template <typename T, bool interleaved, bool streaming>
 RotateGroup<T> choose_rotation(int64_t pairs) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (pairs == 32) return rotate_group<interleaved, streaming, 32, T>;
-    if (pairs == 64) return rotate_group<interleaved, streaming, 64, T>;
-    if (pairs == 128) return rotate_group<interleaved, streaming, 128, T>;
-  }
-  return rotate_group<interleaved, streaming, 0, T>;
+  using Known = std::conditional_t<std::is_same_v<T, double>, std::integer_sequence<int64_t>,
+                                   std::integer_sequence<int64_t, 8, 12, 16, 32, 40, 48, 64, 128>>;
+  return choose_rotation<T, interleaved, streaming>(pairs, Known{});
 }
 
 /// Rotates rows in a buffer from which they are streamed. They are read from end to end, as the
 /// hardware's prefetcher expects.
 template <typename T>
 void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token& token,
-                      RotateGroup<T> rotation, const Angles<T>& angles, const RowGroup<T>& group) {
+                      RotateGroup<T> rotate, const Angles<T>& angles, const RowGroup<T>& group) {
   constexpr int64_t elements = buffer_bytes / static_cast<int64_t>(sizeof(T));
   alignas(64) T buffer[elements];
   const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
@@ -351,7 +424,8 @@ void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token&
     T* out = group.out + row * group.out_step;
     copy_rows<T>({in, buffer, count, group.in_step, dim}, dim, memcpy);
     if (token.rotated) {
-      rotation(in + start, buffer + start, count, group.in_step, dim, angles, arguments.pairs);
+      rotate(in + start, buffer + start, count, group.in_step, dim, angles, arguments.pairs,
+             no_margins);
     }
     copy_rows<T>({buffer, out, count, dim, group.out_step}, dim, core::stream_copy);
   }
@@ -361,21 +435,22 @@ void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token&
 /// copies all if the token is not rotated. A tangent is 0 outside.
 template <typename T>
 POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
-                                 RotateGroup<T> rotation, const Angles<T>& angles,
-                                 const RowGroup<T>& group, Stores stores) {
-  if (stores == Stores::streaming_from_buffer) {
-    rotate_in_buffer(arguments, rows, token, rotation, angles, group);
+                                 const Rotating<T>& by, const Angles<T>& angles,
+                                 const RowGroup<T>& group) {
+  if (by.stores == Stores::streaming_from_buffer) {
+    rotate_in_buffer(arguments, rows, token, by.rotate, angles, group);
     return;
   }
   const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
-  if (!arguments.tangent) {
+  const bool streams_margins = by.stores == Stores::streaming && token.rotated;
+  if (!arguments.tangent && !streams_margins) {
     const int64_t window = token.rotated ? start : dim;
     copy_group(group, 0, window);
     copy_group(group, window + 2 * arguments.pairs, dim);
   }
   if (!token.rotated) return;
-  rotation(group.in + start, group.out + start, group.count, group.in_step, group.out_step, angles,
-           arguments.pairs);
+  by.rotate(group.in + start, group.out + start, group.count, group.in_step, group.out_step, angles,
+            arguments.pairs, by.margins);
 }
 
 }  // namespace

@@ -24,10 +24,13 @@ bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
          in_whole_lines<T>(stride[1]) && in_whole_lines<T>(stride[2]);
 }
 
-/// Whether every vector of the rotated window is aligned where rows are.
+/// Whether the rotated window is streamed vector by vector: see stream_rest().
 template <typename T>
-bool is_window_aligned(const Arguments& arguments, const Rows& rows) {
-  return in_whole_lines<T>(window_start(arguments, rows)) && in_whole_lines<T>(arguments.pairs);
+bool can_stream_window(const Arguments& arguments) {
+  using core::lanes;
+  if (std::is_same_v<T, double>) return false;
+  if (arguments.interleaved || std::is_same_v<T, float>) return arguments.pairs % lanes == 0;
+  return arguments.pairs % (2 * lanes) == 0 || arguments.pairs == lanes;
 }
 
 inline int64_t elements_of(const Arguments& arguments, const Rows& rows) {
@@ -36,7 +39,10 @@ inline int64_t elements_of(const Arguments& arguments, const Rows& rows) {
 
 template <typename T>
 bool can_stream(const Arguments& arguments, const Rows& rows) {
-  return rows.in != rows.out && is_window_aligned<T>(arguments, rows) &&
+  const int64_t dim = row_dim(arguments, rows);
+  const bool in_part = 2 * arguments.pairs < dim;
+  return rows.in != rows.out && !(in_part && arguments.tangent) && in_whole_lines<T>(dim) &&
+         in_whole_lines<T>(window_start(arguments, rows)) && can_stream_window<T>(arguments) &&
          can_stream<T>(elements_of(arguments, rows), rows.out, rows.out_stride);
 }
 
@@ -60,8 +66,7 @@ enum class Stores { ordinary, streaming, streaming_from_buffer };
 
 template <typename T>
 Stores choose_stores(const Arguments& arguments, const Rows& rows) {
-  const bool whole = 2 * arguments.pairs == row_dim(arguments, rows);
-  if (whole && can_stream<T>(arguments, rows)) return Stores::streaming;
+  if (can_stream<T>(arguments, rows)) return Stores::streaming;
   return can_stream_from_buffer<T>(arguments, rows) ? Stores::streaming_from_buffer
                                                     : Stores::ordinary;
 }

@@ -14,7 +14,7 @@ namespace {
 
 using rotary::Rows;
 using rotary::POSEMBED_ISA::Angles;
-using rotary::POSEMBED_ISA::RotateGroup;
+using rotary::POSEMBED_ISA::Rotating;
 using rotary::POSEMBED_ISA::RowGroup;
 using rotary::POSEMBED_ISA::Stores;
 using rotary::POSEMBED_ISA::Token;
@@ -96,20 +96,13 @@ void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
   }
 }
 
-/// How rows are rotated and written.
-template <typename T>
-struct Rotating {
-  RotateGroup<T> rotation;
-  Stores stores;
-};
-
 template <typename T, bool interleaved>
-Rotating<T> rotating(const rotary::Arguments& rotary, Stores stores) {
+Rotating<T> rotating(const rotary::Arguments& rotary, const Rows& rows, Stores stores) {
   namespace kernel = rotary::POSEMBED_ISA;
   return {stores == Stores::streaming
               ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs)
               : kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
-          stores};
+          stores, kernel::margins_of<T>(rotary, rows, stores)};
 }
 
 /// What all tokens share.
@@ -126,8 +119,7 @@ struct Walk {
 
   void rotate(const Rows& rows, const Token& token, const Angles<T>& angles,
               const RowGroup<T>& group, const Rotating<T>& by) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by.rotation, angles, group,
-                                      by.stores);
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
   }
 
   /// A key for a float8 cache is rotated window by window and rounded to T in between, as if it
@@ -142,7 +134,10 @@ struct Walk {
     for (int64_t head = 0; head < key.count; ++head) {
       const T* in = key.in + head * key.in_step;
       auto* out = keys.row(slot) + head * keys.head_stride();
-      if (token.rotated) of_key.rotation(in + begin, window, 1, 0, 0, angles, rotary.pairs);
+      if (token.rotated) {
+        of_key.rotate(in + begin, window, 1, 0, 0, angles, rotary.pairs,
+                      rotary::POSEMBED_ISA::no_margins);
+      }
       keys.keep(in, begin, out);
       keys.keep(token.rotated ? window : in + begin, count, out + begin);
       keys.keep(in + end, dim - end, out + end);
@@ -196,9 +191,9 @@ Walk<T, float8> plan_walk(const Arguments& arguments) {
   return {arguments,
           keys,
           values,
-          rotating<T, interleaved>(rotary, stores),
-          rotating<T, interleaved>(rotary, Stores::ordinary),
-          rotating<T, interleaved>(rotary, stores_of_kept)};
+          rotating<T, interleaved>(rotary, rotary.rows[0], stores),
+          rotating<T, interleaved>(rotary, key, Stores::ordinary),
+          rotating<T, interleaved>(rotary, kept, stores_of_kept)};
 }
 
 template <typename T, bool interleaved, bool float8>

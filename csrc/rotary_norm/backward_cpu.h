@@ -138,7 +138,7 @@ class Backward {
     if constexpr (in_runs) {
       rotate_in_runs<interleaved>(angles_, rotation_.pairs, window);
     } else {
-      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs);
+      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs, rotary::POSEMBED_ISA::no_margins);
     }
   }
 

@@ -66,19 +66,21 @@ class Forward {
     rotary::POSEMBED_ISA::order_axes<T, interleaved>(rotation_, &turns_);
     for (int64_t r = 0; r < 2; ++r) {
       set_weights(r);
-      stores_[r] = rotary::POSEMBED_ISA::choose_stores<T>(rotation_, rotation_.rows[r]);
+      const Rows& rows = rotation_.rows[r];
+      stores_[r] = rotary::POSEMBED_ISA::choose_stores<T>(rotation_, rows);
+      fetches_behind_[r] = rotary::POSEMBED_ISA::fetches_gaps<T>(rotation_) &&
+                           rotary::POSEMBED_ISA::gap_between_heads(rows, rotation_.head_dim) == 0;
       norm_rotated_[r] = stores_[r] == Stores::streaming ? choose<true>() : choose<false>();
     }
   }
 
   void run(int64_t begin, int64_t end) {
-    const bool fetches = rotary::POSEMBED_ISA::fetches_gaps<T>(rotation_);
     for (int64_t number = begin; number < end; ++number) {
       Token token{number / rotation_.seq, number % rotation_.seq, false};
       token.rotated = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) {
         norm_token(token, number, r);
-        if (fetches) rotary::POSEMBED_ISA::fetch_gap_behind<T>(rotation_, r, token);
+        if (fetches_behind_[r]) rotary::POSEMBED_ISA::fetch_behind_token<T>(rotation_, r, token);
       }
     }
     if (stores_[0] != Stores::ordinary || stores_[1] != Stores::ordinary) core::stream_fence();
@@ -166,6 +168,8 @@ class Forward {
   NormHeads choose() const {
     if (2 * rotation_.pairs == rotation_.head_dim) {
       if (rotation_.pairs == 32) return &Forward::norm_rotated<streaming, 32>;
+      if (rotation_.pairs == 40) return &Forward::norm_rotated<streaming, 40>;
+      if (rotation_.pairs == 48) return &Forward::norm_rotated<streaming, 48>;
       if (rotation_.pairs == 64) return &Forward::norm_rotated<streaming, 64>;
       if (rotation_.pairs == 128) return &Forward::norm_rotated<streaming, 128>;
     }
@@ -185,25 +189,27 @@ class Forward {
     for (int64_t k = 0; k < heads.count; ++k, in += heads.in_step, out += heads.out_step) {
       constexpr auto size = static_cast<int64_t>(sizeof(T));
       if (streaming) core::expect_stream(out + core::page / size, dim * size);
-      norm_columns(in, out, start, rstd[k], weights_[r].from_start);
+      norm_columns<streaming>(in, out, start, rstd[k], weights_[r].from_start);
       const Heads<T> window{in + start, out + start, 1, 0, 0};
       rotary::POSEMBED_ISA::rotate_each<interleaved, streaming>(
-          window, NormingAngles<C>{coefficients_, rstd[k]}, pairs);
-      norm_columns(in + end, out + end, dim - end, rstd[k], weights_[r].behind_window);
+          window, NormingAngles<C>{coefficients_, rstd[k]}, pairs,
+          rotary::POSEMBED_ISA::no_margins);
+      norm_columns<streaming>(in + end, out + end, dim - end, rstd[k], weights_[r].behind_window);
     }
   }
 
   void norm_unrotated(const Heads<T>& heads, int64_t r, const C* rstd) const {
     for (int64_t k = 0; k < heads.count; ++k) {
-      norm_columns(heads.in + k * heads.in_step, heads.out + k * heads.out_step, rotation_.head_dim,
-                   rstd[k], weights_[r].from_start);
+      norm_columns<false>(heads.in + k * heads.in_step, heads.out + k * heads.out_step,
+                          rotation_.head_dim, rstd[k], weights_[r].from_start);
     }
   }
 
+  template <bool streaming>
   static void norm_columns(const T* in, T* out, int64_t count, C rstd, const C* weights) {
     core::for_runs(count, [&](int64_t i, auto columns) {
       const core::Run<T> weight = core::load_values<T>(weights + i);
-      core::store_run(core::load_run(in + i, columns) * rstd * weight, out + i, columns);
+      core::store_run<streaming>(core::load_run(in + i, columns) * rstd * weight, out + i, columns);
     });
   }
 
@@ -214,6 +220,7 @@ class Forward {
   Coefficients<C> coefficients_;
   Weights<C> weights_[2];
   Stores stores_[2];
+  bool fetches_behind_[2];
   NormHeads norm_rotated_[2];
   alignas(64) T buffer_[buffer_elements];
 };

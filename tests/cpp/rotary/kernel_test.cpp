@@ -189,6 +189,7 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
   };
   const Case cases[] = {{Order::bshd, 64, 0},      {Order::bshd, 32, 64},
                         {Order::bshd, 9, 3},       {Order::bhsd, 16, 0},
+                        {Order::bshd, 16, 32},     {Order::bshd, 48, 32},
                         {Order::bshd, 64, 0, 512}, {Order::bshd, 64, 0, 0.0, true}};
   for (const Scalar scalar : scalars) {
     for (const auto& [order, pairs, start, decay_base, by_tables] : cases) {

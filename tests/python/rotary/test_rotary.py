@@ -65,6 +65,27 @@ def test_views_of_a_large_packed_tensor(device: torch.device) -> None:
     assert torch.equal(packed[:, :, 40:], values)
 
 
+@pytest.mark.parametrize("rotary_dim", [128, 64, 32, 24])
+@pytest.mark.parametrize(("parts", "beside"), [(3, 0), (2, 0), (1, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_with_gaps_between_the_heads_of_a_large_tensor(
+    dtype: torch.dtype, parts: int, beside: int, rotary_dim: int, device: torch.device
+) -> None:
+    """Heads of query, key and value in turn, or beside columns that are not rotated."""
+    packed = torch.randn(2, 10000 // (parts * dtype.itemsize), 17, parts, 128 + beside).to(dtype)
+    packed = packed.to(device)
+    original = packed.clone()
+    query = packed[..., 0, beside:]
+    spec = pe.RotarySpec(128, rotary_dim=rotary_dim)
+    heads = [pe.functional.rotary(head.contiguous(), spec=spec) for head in query.split(1, 2)]
+    expected = torch.cat(heads, 2)
+    assert torch.equal(pe.functional.rotary(query, spec=spec), expected)
+    pe.functional.rotary_(query, spec=spec)
+    assert torch.equal(query, expected)
+    assert torch.equal(packed[..., 1:, :], original[..., 1:, :])
+    assert torch.equal(packed[..., :beside], original[..., :beside])
+
+
 def test_scores_depend_on_distance_alone(device: torch.device) -> None:
     """Exact angles: the same at position 10 and at two billion, which float32 angles are not."""
     query, key = make(torch.float64, device)

@@ -57,14 +57,14 @@ def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) ->
     assert torch.equal(given["key"], expected[1])
 
 
-@pytest.mark.parametrize("rotary_dim", [128, 64, 18])
+@pytest.mark.parametrize(("start", "rotary_dim"), [(0, 128), (0, 64), (32, 64), (16, 32), (0, 18)])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_results_too_large_for_caches_are_the_same(
-    dtype: torch.dtype, interleaved: bool, rotary_dim: int
+    dtype: torch.dtype, interleaved: bool, start: int, rotary_dim: int
 ) -> None:
     """They are written past them, where in place they are not."""
-    spec = pe.RotarySpec(128, rotary_dim=rotary_dim, interleaved=interleaved)
+    spec = pe.RotarySpec(128, rotary_start=start, rotary_dim=rotary_dim, interleaved=interleaved)
     query = torch.randn(1, (8 << 20) // (32 * 128 * dtype.itemsize) + 1, 32, 128).to(dtype)
     key, weight = query[:, :, :3].contiguous(), torch.rand(128).to(dtype)
     found = pe.functional.norm_rotary(query, key, weight, weight, spec=spec)
