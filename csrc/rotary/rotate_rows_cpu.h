@@ -180,10 +180,11 @@ POSEMBED_INLINE void stream_rest(const FloatPair& x, const FloatPair& y, T* firs
   }
 }
 
-/// Pairs (i, i + pairs): `rest` of them from `i` on, fewer than fill two vectors.
+/// Pairs (i, i + pairs): those from `i` on, fewer than fill two vectors.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int64_t pairs,
-                                 int64_t i, int64_t rest) {
+                                 int64_t i) {
+  const int64_t rest = pairs - i;
   const T *first_in = in + i, *second_in = in + pairs + i;
   T *first_out = out + i, *second_out = out + pairs + i;
   FloatPair x = core::load_pair(first_in, rest), y = core::load_pair(second_in, rest);
@@ -201,8 +202,8 @@ POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int6
 /// waits for earlier stores to all of it.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
-  const int64_t rest = pairs % (2 * lanes), whole = pairs - rest;
-  if (rest > 0) rotate_rest<streaming>(in, out, angles, pairs, whole, rest);
+  const int64_t whole = pairs - pairs % (2 * lanes);
+  if (whole < pairs) rotate_rest<streaming>(in, out, angles, pairs, whole);
   int64_t i = 0;
   for (; i + 4 * lanes <= whole; i += 4 * lanes) {
     rotate_half_blocks<2, streaming>(in, out, angles, pairs, i);
