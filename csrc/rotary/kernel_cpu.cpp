@@ -36,11 +36,16 @@ template <typename T>
 constexpr Order heads_first{tile_tokens<T>, 1, 4};
 
 /// Four long runs of memory at a time, where the heads of a token are neighbours. Measured on an
-/// Intel Xeon beside token by token: a tenth to a quarter less time for what does not stay in the
+/// Intel Xeon beside token by token: up to a quarter less time for what does not stay in the
 /// caches; more for what does, since sine and cosine are loaded more often, and for tokens of less
-/// than a page. On an AMD EPYC one run at a time is nearly as fast as memory.
+/// than a page. Half or twice as many heads cost up to a fifth. On an AMD EPYC one run at a time is
+/// nearly as fast as memory.
 template <typename T>
-constexpr Order four_abreast{tile_tokens<T>, tile_tokens<T> / 4, 2};
+Order four_abreast(int64_t row_bytes) {
+  constexpr int64_t bytes_in_turn = 1024;
+  const int64_t heads = std::max<int64_t>(1, bytes_in_turn / row_bytes);
+  return {tile_tokens<T>, tile_tokens<T> / 4, heads};
+}
 
 /// How one tensor is walked.
 template <typename T>
@@ -56,8 +61,10 @@ Order choose_order(const Arguments& arguments, const Rows& rows, bool streaming)
   if (rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2]) return heads_first<T>;
   constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
   const bool leaves_caches = streaming || elements_of(arguments, rows) * size >= cached;
-  const bool long_tokens = rows.heads * row_dim(arguments, rows) * size >= core::page;
-  return core::is_intel && leaves_caches && long_tokens ? four_abreast<T> : token_by_token;
+  const int64_t row_bytes = row_dim(arguments, rows) * size;
+  const bool long_tokens = rows.heads * row_bytes >= core::page;
+  return core::is_intel && leaves_caches && long_tokens ? four_abreast<T>(row_bytes)
+                                                        : token_by_token;
 }
 
 template <typename T, bool interleaved, bool streaming>

@@ -9,7 +9,7 @@ namespace {
 
 template <typename T, bool interleaved>
 void backward_parts(const BackwardArguments& arguments, int64_t begin, int64_t end) {
-  const auto run = [&](auto gradients) {
+  const auto run = [&](auto&& gradients) {
     for (int64_t part = begin; part < end; ++part) gradients.run(part);
   };
   if constexpr (std::is_same_v<T, core::BFloat16>) {
