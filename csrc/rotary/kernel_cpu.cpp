@@ -38,8 +38,8 @@ constexpr Order heads_first{tile_tokens<T>, 1, 4};
 /// Four long runs of memory at a time, where the heads of a token are neighbours. Measured on an
 /// Intel Xeon beside token by token: up to a quarter less time for what does not stay in the
 /// caches; more for what does, since sine and cosine are loaded more often, and for tokens of less
-/// than a page. Half or twice as many heads cost up to a fifth. On an AMD EPYC one run at a time is
-/// nearly as fast as memory.
+/// than a page. Half or twice as many heads cost up to a seventh. On an AMD EPYC one run at a time
+/// is nearly as fast as memory.
 template <typename T>
 Order four_abreast(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;

@@ -186,13 +186,19 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
     int64_t pairs, start;
     double decay_base = 0.0;
     bool by_tables = false;
+    int64_t head_dim = 128;
   };
-  const Case cases[] = {{Order::bshd, 64, 0},      {Order::bshd, 32, 64},
-                        {Order::bshd, 9, 3},       {Order::bhsd, 16, 0},
-                        {Order::bshd, 16, 32},     {Order::bshd, 48, 32},
-                        {Order::bshd, 64, 0, 512}, {Order::bshd, 64, 0, 0.0, true}};
+  const Case cases[] = {{Order::bshd, 64, 0},
+                        {Order::bshd, 32, 64},
+                        {Order::bshd, 9, 3},
+                        {Order::bhsd, 16, 0},
+                        {Order::bshd, 16, 32},
+                        {Order::bshd, 48, 32},
+                        {Order::bshd, 64, 0, 512},
+                        {Order::bshd, 64, 0, 0.0, true},
+                        {Order::bshd, 40, 0, 0.0, false, 80}};
   for (const Scalar scalar : scalars) {
-    for (const auto& [order, pairs, start, decay_base, by_tables] : cases) {
+    for (const auto& [order, pairs, start, decay_base, by_tables, head_dim] : cases) {
       for (const bool interleaved : {false, true}) {
         Problem problem;
         problem.scalar = scalar;
@@ -200,8 +206,9 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
         problem.interleaved = interleaved;
         problem.heads[0] = 17;
         problem.heads[1] = 0;
-        problem.seq = 2048 / core::size_of(scalar);  // 8.5 MiB in all: just past the threshold
-        problem.head_dim = 128;
+        // 8.5 MiB in all: just past the threshold
+        problem.seq = 2048 * 128 / head_dim / core::size_of(scalar);
+        problem.head_dim = head_dim;
         problem.pairs = pairs;
         problem.start = start;
         problem.decay_base = decay_base;
