@@ -51,6 +51,7 @@ class BackwardPart {
         position_(memory_.row(together)),
         weight_sum_(memory_.row(together + 1)),
         bias_sum_(memory_.row(together + 2)) {
+    clear(position_);
     clear(weight_sum_);
     clear(bias_sum_);
     if (partial_ == nullptr) return;
@@ -63,7 +64,7 @@ class BackwardPart {
   void run() {
     for (int64_t left = count_; left > 0;) {
       const Token token = tokens_.token();
-      if (token.batch == 0 || left == count_) clear(position_);
+      if (token.batch == 0) clear(position_);
       const bool group = grouped_ && left >= together && token.batch + together <= a_.batch;
       if (group) {
         through_norm<together>(nullptr);
@@ -96,10 +97,11 @@ class BackwardPart {
     for (int64_t i = 0; i < columns_; ++i) row[i] = 0;
   }
 
+  /// Past the caches like the rows: memory that is read before it is written would hold those up.
   void store_position(int64_t place) const {
     T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
     core::for_runs(dim_, [&](int64_t i, auto count) {
-      core::store_run(core::load_values<T>(position_ + i), out + i, count);
+      core::store_run<streaming>(core::load_values<T>(position_ + i), out + i, count);
     });
   }
 

@@ -54,7 +54,8 @@ void forward_range(const ForwardArguments& f, int64_t begin, int64_t end) {
 
 template <typename T, bool plain>
 void backward_parts(const BackwardArguments& b, int64_t begin, int64_t end) {
-  const bool streamed = is_streamed<T>(b.input, b.sum_gradient);
+  const bool streamed =
+      is_streamed<T>(b.input, b.sum_gradient) && core::is_aligned_to_vector(b.position_gradient);
   for (int64_t number = begin; number < end; ++number) {
     if (streamed) {
       BackwardPart<T, plain, true>(b, number).run();
