@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,26 +74,26 @@ def fastest(candidates: list[Call]) -> Call:
     return min(candidates, key=seconds)
 
 
-def floor(kind: str, count: str, blocks: list[list[tuple[int, ...]]]) -> Call | None:
-    """The fastest function of a kind over all blocks, if there is any.
+def floor(kind: str, count: str, groups: Sequence[tuple[Tensor, ...]]) -> Call | None:
+    """The fastest function of a kind over all tensors, if there is any.
 
     Args:
         kind: Its name in the library.
         count: The name of the function that says how many there are.
-        blocks: For each tensor the blocks of its threads: addresses, and bytes.
+        groups: The tensors of each call, all of one size.
     """
     built = library()
-    if built is None or not all(blocks):
+    if built is None or not all(parts(group[0]) for group in groups):
         return None
     run = getattr(built, kind)
 
-    def part(which: int, arguments: tuple[int, ...]) -> Call:
-        *addresses, size = arguments
-        given = [*map(ctypes.c_void_p, addresses), ctypes.c_size_t(size)]
-        return lambda: run(ctypes.c_size_t(which), *given)
+    def part(which: int, group: tuple[Tensor, ...], start: int, size: int) -> Call:
+        addresses = [ctypes.c_void_p(tensor.data_ptr() + start) for tensor in group]
+        # The call keeps its tensors: addresses do not.
+        return lambda _kept=group: run(ctypes.c_size_t(which), *addresses, ctypes.c_size_t(size))
 
     def whole(which: int) -> Call:
-        jobs = [[part(which, block) for block in tensor] for tensor in blocks]
+        jobs = [[part(which, group, *block) for block in parts(group[0])] for group in groups]
         return lambda: [together(job) for job in jobs]
 
     return fastest([whole(which) for which in range(getattr(built, count)())])
@@ -101,23 +101,17 @@ def floor(kind: str, count: str, blocks: list[list[tuple[int, ...]]]) -> Call | 
 
 def copy(*pairs: tuple[Tensor, Tensor]) -> dict[str, Call]:
     """Copies the first of each pair into the second."""
-    blocks = [
-        [(a.data_ptr() + start, b.data_ptr() + start, size) for start, size in parts(a)]
-        for a, b in pairs
-    ]
-    call = floor("posembed_copy", "posembed_copies", blocks)
+    call = floor("posembed_copy", "posembed_copies", pairs)
     return {COPY: call} if call else {}
 
 
 def update(*tensors: Tensor) -> dict[str, Call]:
     """Reads, changes and writes tensors in place."""
-    blocks = [[(t.data_ptr() + start, size) for start, size in parts(t)] for t in tensors]
-    call = floor("posembed_update", "posembed_updates", blocks)
+    call = floor("posembed_update", "posembed_updates", [(t,) for t in tensors])
     return {UPDATE: call} if call else {}
 
 
 def fill(*tensors: Tensor) -> dict[str, Call]:
     """Writes tensors."""
-    blocks = [[(t.data_ptr() + start, size) for start, size in parts(t)] for t in tensors]
-    call = floor("posembed_fill", "posembed_fills", blocks)
+    call = floor("posembed_fill", "posembed_fills", [(t,) for t in tensors])
     return {FILL: call} if call else {}

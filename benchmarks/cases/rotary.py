@@ -117,6 +117,22 @@ def window(
     return Case(name, candidates, floor)
 
 
+def one_head(name: str, batch: int, seq: int, dtype: torch.dtype, setting: Setting) -> Case:
+    """A key that all heads share: its angles cost more than its rotation."""
+    key = torch.randn(batch, seq, 1, 64, device=setting.device).to(dtype)
+    rope = pe.RotaryEmbedding(64)
+    positions = torch.arange(seq, device=setting.device).repeat(batch, 1)
+    out = torch.empty_like(key)
+    candidates = {
+        **floors.copy((key, out)),
+        CLONE: key.clone,
+        "posembed": lambda: rope(key),
+        "posembed, positions for each sequence": lambda: rope(key, positions=positions),
+        "posembed, in place": lambda: rope.rotate_(key),
+    }
+    return Case(name, candidates, floors.COPY if floors.COPY in candidates else CLONE)
+
+
 def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) -> Case:
     query, key = tensors(*size, setting.device)
     leaves = [t.detach().clone().requires_grad_() for t in (query, key)]
@@ -168,6 +184,11 @@ def plans(setting: Setting) -> Iterator[Plan]:
         yield from forwards((1, 1, bfloat16), setting, ONE_TOKEN)
         for seq in (16, 128, 512):
             yield from forwards((1, seq, bfloat16), eager)
+        for dtype in (bfloat16, float32):
+            kind = str(dtype).removeprefix("torch.")
+            for seq in (2048, 32768):
+                title = f"rotary forward [8,{seq},1,64] {kind}"
+                yield plan(title, one_head, 8, seq, dtype, setting)
     for dtype in (bfloat16, float32):
         size = (4, 2048, dtype)
         yield plan(f"rotary forward and backward {sizes(*size)}", backward, size, setting)

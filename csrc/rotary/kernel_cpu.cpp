@@ -1,6 +1,6 @@
 // Rotary embedding on the CPU, compiled once per instruction set.
 // Tokens are walked in small tiles: sine and cosine of a tile are computed once, stay in the
-// caches and serve all heads of query and key.
+// caches and serve all heads of query and key, and all sequences of a batch where that pays.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -153,36 +153,109 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
   }
 }
 
-template <typename T, bool interleaved>
-void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+/// What a call rotates by, and how.
+template <typename T>
+struct Plan {
   Turns<T> turns;
-  Angles<T> angles[tile_tokens<T>];
-  Token tokens[tile_tokens<T>];
-  order_turns<T, interleaved>(arguments, &turns);
-  order_axes<T, interleaved>(arguments, &turns);
-  order_decay<T, interleaved>(arguments, &turns);
-  order_table<T, interleaved>(arguments, &turns);
   Walk<T> walks[2] = {};
   bool streams = false;
+  int64_t places = 0;  // whose angles all sequences share, in a tile; 0: sequences are walked apart
+};
+
+/// Whether the sequences of a batch stand at the same positions. Not for xPos: query and key have
+/// angles of their own.
+inline bool has_common_positions(const Arguments& arguments) {
+  if (arguments.batch == 1 || arguments.decay != nullptr) return false;
+  if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
+  return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
+}
+
+/// Plan::places. Measured on an AMD EPYC: one head takes half of the time, 8 heads three quarters,
+/// 40 heads 0.95. Beyond the caches every tile of a sequence is a run of memory: those of 2 KiB
+/// cost less than angles; longer ones do not, up to twice the time, nor do gaps to be fetched.
+template <typename T>
+int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
+  if (!has_common_positions(arguments)) return 0;
+  int64_t elements = 0;
+  bool gaps = false;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
-    streams = streams || walks[r].by.stores != Stores::ordinary;
+    const Rows& rows = arguments.rows[r];
+    elements += rows.heads * row_dim(arguments, rows);
+    gaps = gaps || (walks[r].fetches_behind && rows.in_stride[1] != rows.heads * rows.in_stride[2]);
   }
+  constexpr int64_t run = 2048, longest_token = run / 8;
+  const int64_t token = elements * static_cast<int64_t>(sizeof(T));
+  if (arguments.batch * arguments.seq * token < streaming_bytes) return tile_tokens<T> / 2;
+  return token <= longest_token && !gaps ? std::min(run / token, tile_tokens<T>) : 0;
+}
+
+template <typename T, bool interleaved>
+void make_plan(const Arguments& arguments, Plan<T>* plan) {
+  order_turns<T, interleaved>(arguments, &plan->turns);
+  order_axes<T, interleaved>(arguments, &plan->turns);
+  order_decay<T, interleaved>(arguments, &plan->turns);
+  order_table<T, interleaved>(arguments, &plan->turns);
+  for (int64_t r = 0; r < arguments.count; ++r) {
+    plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
+    plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;
+  }
+  plan->places = shared_places(arguments, plan->walks);
+}
+
+/// Rotates tokens [begin, end), one sequence after the other.
+template <typename T, bool interleaved>
+void rotate_sequences(const Arguments& arguments, const Plan<T>& plan, int64_t begin, int64_t end) {
+  Angles<T> angles[tile_tokens<T>];
+  Token tokens[tile_tokens<T>];
+  const Walk<T>* const walks = plan.walks;
   const int64_t tile = walks[0].order.tile;
   for (int64_t first = begin; first < end; first += tile) {
-    const int64_t count = end - first < tile ? end - first : tile;
+    const int64_t count = std::min(tile, end - first);
     const Token token{first / arguments.seq, first % arguments.seq, false};
     if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
       if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
-        begin_tile<T, interleaved>(arguments, turns, r, count, token, tokens, angles);
+        begin_tile<T, interleaved>(arguments, plan.turns, r, count, token, tokens, angles);
       }
       rotate_tile(arguments, walks[r], tokens, angles, count);
       if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token);
     }
   }
-  if (streams) core::stream_fence();
+}
+
+/// Rotates tokens [begin, end), at least two sequences: a tile of places in each of them, by the
+/// same angles.
+template <typename T, bool interleaved>
+void rotate_places(const Arguments& arguments, const Plan<T>& plan, int64_t begin, int64_t end) {
+  Angles<T> angles[tile_tokens<T>];
+  Token tokens[tile_tokens<T>];
+  const int64_t seq = arguments.seq;
+  for (int64_t place = 0; place < seq; place += plan.places) {
+    const int64_t count = std::min(plan.places, seq - place);
+    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, {0, place, false}, tokens, angles);
+    for (int64_t sequence = begin / seq; sequence * seq < end; ++sequence) {
+      const int64_t first = sequence * seq + place;
+      const int64_t from = std::clamp<int64_t>(begin - first, 0, count);
+      const int64_t to = std::clamp<int64_t>(end - first, 0, count);
+      for (int64_t t = from; t < to; ++t) tokens[t].batch = sequence;
+      for (int64_t r = 0; r < arguments.count; ++r) {
+        rotate_tile(arguments, plan.walks[r], tokens + from, angles + from, to - from);
+      }
+    }
+  }
+}
+
+template <typename T, bool interleaved>
+void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
+  Plan<T> plan;
+  make_plan<T, interleaved>(arguments, &plan);
+  if (plan.places > 0 && end - begin >= 2 * arguments.seq) {
+    rotate_places<T, interleaved>(arguments, plan, begin, end);
+  } else {
+    rotate_sequences<T, interleaved>(arguments, plan, begin, end);
+  }
+  if (plan.streams) core::stream_fence();
 }
 
 }  // namespace

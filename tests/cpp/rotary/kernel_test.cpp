@@ -221,6 +221,71 @@ TEST(RotaryKernel, StreamedOutputsAreTheSame) {
   }
 }
 
+/// The same positions for every sequence of the batch.
+Problem with_common_positions(Problem problem) {
+  for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
+    const int64_t place = token % problem.seq;
+    problem.positions.push_back(place % 7 == 3 ? -1 : 131000 + 3 * place);
+  }
+  return problem;
+}
+
+/// Rotates `problem` with and without telling the kernel that its sequences have one row of
+/// positions.
+void check_common_positions(const Problem& problem) {
+  Call apart(problem);
+  const int64_t tokens = problem.batch * problem.seq;
+  baseline::rotate(apart.arguments, 0, tokens);
+  for (const Variant& variant : variants()) {
+    Call together(problem);
+    together.arguments.position_stride[0] = 0;
+    int64_t begin = 0;
+    for (const int64_t end : {int64_t{1}, 2 * problem.seq + 19, tokens}) {
+      variant.rotate(together.arguments, begin, end);
+      begin = end;
+    }
+    for (int64_t r = 0; r < together.arguments.count; ++r) {
+      ASSERT_EQ(together.output(r), apart.output(r)) << variant.name << ", " << problem.text();
+    }
+  }
+}
+
+TEST(RotaryKernel, SequencesAtTheSamePositionsShareAngles) {
+  for (const Scalar scalar : scalars) {
+    for (const Order order : {Order::bshd, Order::bhsd, Order::sbhd}) {
+      for (const bool in_place : {false, true}) {
+        Problem problem;
+        problem.scalar = scalar;
+        problem.order = order;
+        problem.in_place = in_place;
+        problem.batch = 5;
+        problem.seq = 39;
+        problem.padding = 2;
+        ASSERT_NO_FATAL_FAILURE(check_common_positions(with_common_positions(problem)));
+      }
+    }
+  }
+}
+
+TEST(RotaryKernel, SequencesShareAnglesBeyondTheCaches) {
+  for (const Scalar scalar : scalars) {
+    for (const bool in_place : {false, true}) {
+      Problem problem;
+      problem.scalar = scalar;
+      problem.in_place = in_place;
+      problem.batch = 3;
+      problem.heads[0] = 1;
+      problem.heads[1] = 0;
+      problem.head_dim = 128 / core::size_of(scalar);
+      problem.pairs = problem.head_dim / 2;
+      problem.seq = 22500;  // 8.2 MiB in all: just past the threshold
+      // malloc's large blocks begin 16 bytes behind a page; rows that begin a line are streamed.
+      problem.shift = 48 / core::size_of(scalar);
+      ASSERT_NO_FATAL_FAILURE(check_common_positions(with_common_positions(problem)));
+    }
+  }
+}
+
 TEST(RotaryKernel, SameBitsOnEveryInstructionSet) {
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {
