@@ -76,6 +76,8 @@ def forward(
     same_bits = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, numerics="float32")
     heads_first = [t.transpose(1, 2).contiguous() for t in (query, key)]
     rope_heads_first = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, layout="bhsd")
+    seq_first = [t.transpose(0, 1).contiguous() for t in (query, key)]
+    rope_seq_first = pe.RotaryEmbedding(HEAD_DIM, interleaved=interleaved, layout="sbhd")
     packed = torch.cat((query, key, key), 2)  # with the values, as one projection computes them
     query_of_packed, key_of_packed, _ = packed.split((QUERY_HEADS, KEY_HEADS, KEY_HEADS), 2)
     candidates = {
@@ -84,6 +86,7 @@ def forward(
         "posembed, the bits of transformers": lambda: same_bits(query, key),
         "posembed, views of packed QKV": lambda: rope(query_of_packed, key_of_packed),
         "posembed, bhsd in memory": lambda: rope_heads_first(*heads_first),
+        "posembed, sbhd in memory": lambda: rope_seq_first(*seq_first),
         "posembed, in place": lambda: rope.rotate_(query, key),
     }
     # A table holds every peer, whatever its pairing: their arithmetic is the same.

@@ -11,6 +11,7 @@
 #include "core/vector.h"
 #include "rotary/decay.h"
 #include "rotary/kernel.h"
+#include "rotary/tokens_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -46,18 +47,6 @@ struct Angles {
   alignas(64) Compute<T> sine[max_padded_pairs + apart];
   alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies what has been rotated
 };
-
-/// A token: where its rows begin and whether it is rotated at all.
-struct Token {
-  int64_t batch;
-  int64_t seq;
-  bool rotated;
-};
-
-/// Where the row of a head of a token begins; strides are those of batch, token and head.
-inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
-  return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
-}
 
 template <typename T, bool interleaved>
 constexpr int64_t pair_of_slot(int64_t slot) {

@@ -63,17 +63,16 @@ POSEMBED_INLINE const T* row_of(const Rows& rows, const Token& token, int64_t he
 }
 
 /// Fetches the gap between the rows of tensor `r` of a token and what is read then: the next
-/// tensor, or after the last one the next token; not gaps that are wider than pays. Does not pay
+/// tensor, or after the last one the `next` token; not gaps that are wider than pays. Does not pay
 /// where gaps between heads have stopped the prefetcher before: takes up to twice the time there.
 template <typename T>
-POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token) {
+POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,
+                                        const Token& next) {
   constexpr uintptr_t widest = 8192;  // bytes
   const bool same_token = r + 1 < arguments.count;
-  Token next = token;
-  if (!same_token && ++next.seq == arguments.seq) next = {token.batch + 1, 0, false};
   const Rows &rows = arguments.rows[r], &next_rows = arguments.rows[same_token ? r + 1 : 0];
   const T* end = row_of<T>(rows, token, rows.heads - 1) + row_dim(arguments, rows);
-  const T* begin = row_of<T>(next_rows, next, 0);
+  const T* begin = row_of<T>(next_rows, same_token ? token : next, 0);
   if (reinterpret_cast<uintptr_t>(begin) - reinterpret_cast<uintptr_t>(end) <= widest) {
     fetch(end, begin);
   }

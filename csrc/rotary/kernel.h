@@ -126,8 +126,8 @@ POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq
                                         axis * call.position_stride[2]);
 }
 
-/// Tokens are numbered batch * seq + place; the kernel rotates tokens [begin, end) of every tensor.
-/// A token at position -1 (on any axis) stays as it is.
+/// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at position -1
+/// (on any axis) stays as it is.
 ///
 /// With `tangent`, `frequencies` are the frequencies' tangents and rows.in holds rotated pairs (x,
 /// y): rows.out becomes their tangents, position * frequency * (-y, x). Components that do not turn

@@ -116,23 +116,18 @@ POSEMBED_INLINE RowGroup<T> heads_of_token(const Rows& rows, const Token& token,
           rows.in_stride[2], rows.out_stride[2]};
 }
 
-/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `begin` on. Tokens are not
-/// copied: reading one that was just written, in another width, would wait for all earlier rows.
+/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `begin` on.
 template <typename T, bool interleaved>
 void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
-                const Token& begin, Token* tokens, Angles<T>* angles) {
+                const TokenOrder& order, const Token& begin, Token* tokens, Angles<T>* angles) {
   int64_t batch = begin.batch, seq = begin.seq;
-  for (int64_t t = 0; t < count; ++t) {
+  for (int64_t t = 0; t < count; ++t, order.advance(&batch, &seq)) {
     Token& token = tokens[t];
     token.batch = batch;
     token.seq = seq;
     token.rotated = begin_token<T>(arguments, turns, token, angles + t, r);
     if (turns.has_nan) spoil_angles<T, interleaved>(arguments, angles + t);
     if (arguments.tangent) set_tangents<T, interleaved>(arguments, token, angles + t);
-    if (++seq == arguments.seq) {
-      ++batch;
-      seq = 0;
-    }
   }
 }
 
@@ -159,7 +154,7 @@ struct Plan {
   Turns<T> turns;
   Walk<T> walks[2] = {};
   bool streams = false;
-  int64_t places = 0;  // whose angles all sequences share, in a tile; 0: sequences are walked apart
+  int64_t places = 0;  // of a tile whose angles all sequences share; 0: tokens are walked in order
 };
 
 /// Whether the sequences of a batch stand at the same positions. Not for xPos: query and key have
@@ -202,24 +197,31 @@ void make_plan(const Arguments& arguments, Plan<T>* plan) {
   plan->places = shared_places(arguments, plan->walks);
 }
 
-/// Rotates tokens [begin, end), one sequence after the other.
+/// Rotates tokens [begin, end) in their order in memory.
 template <typename T, bool interleaved>
-void rotate_sequences(const Arguments& arguments, const Plan<T>& plan, int64_t begin, int64_t end) {
+void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
+                     int64_t begin, int64_t end) {
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
   const Walk<T>* const walks = plan.walks;
   const int64_t tile = walks[0].order.tile;
+  const bool shares = order.by_place && tile == 1 && has_common_positions(arguments);
+  int64_t batch = order.token(begin).batch, seq = order.token(begin).seq;
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = std::min(tile, end - first);
-    const Token token{first / arguments.seq, first % arguments.seq, false};
+    const Token token{batch, seq, false};
+    const bool has_angles = shares && first > begin && seq == tokens[0].seq;
+    if (has_angles) tokens[0].batch = batch;
+    for (int64_t t = 0; t < tile; ++t) order.advance(&batch, &seq);
     if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
-      if (r == 0 || arguments.decay != nullptr) {  // query and key share their angles, but for xPos
-        begin_tile<T, interleaved>(arguments, plan.turns, r, count, token, tokens, angles);
+      const bool of_both = r == 0 || arguments.decay != nullptr;  // but for xPos
+      if (of_both && !has_angles) {
+        begin_tile<T, interleaved>(arguments, plan.turns, r, count, order, token, tokens, angles);
       }
       rotate_tile(arguments, walks[r], tokens, angles, count);
-      if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token);
+      if (walks[r].fetches_behind) fetch_behind_token<T>(arguments, r, token, {batch, seq, false});
     }
   }
 }
@@ -227,13 +229,15 @@ void rotate_sequences(const Arguments& arguments, const Plan<T>& plan, int64_t b
 /// Rotates tokens [begin, end), at least two sequences: a tile of places in each of them, by the
 /// same angles.
 template <typename T, bool interleaved>
-void rotate_places(const Arguments& arguments, const Plan<T>& plan, int64_t begin, int64_t end) {
+void rotate_places(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,
+                   int64_t begin, int64_t end) {
   Angles<T> angles[tile_tokens<T>];
   Token tokens[tile_tokens<T>];
   const int64_t seq = arguments.seq;
   for (int64_t place = 0; place < seq; place += plan.places) {
     const int64_t count = std::min(plan.places, seq - place);
-    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, {0, place, false}, tokens, angles);
+    begin_tile<T, interleaved>(arguments, plan.turns, 0, count, order, {0, place, false}, tokens,
+                               angles);
     for (int64_t sequence = begin / seq; sequence * seq < end; ++sequence) {
       const int64_t first = sequence * seq + place;
       const int64_t from = std::clamp<int64_t>(begin - first, 0, count);
@@ -250,10 +254,11 @@ template <typename T, bool interleaved>
 void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Plan<T> plan;
   make_plan<T, interleaved>(arguments, &plan);
-  if (plan.places > 0 && end - begin >= 2 * arguments.seq) {
-    rotate_places<T, interleaved>(arguments, plan, begin, end);
+  const TokenOrder order(arguments);
+  if (plan.places > 0 && !order.by_place && end - begin >= 2 * arguments.seq) {
+    rotate_places<T, interleaved>(arguments, plan, order, begin, end);
   } else {
-    rotate_sequences<T, interleaved>(arguments, plan, begin, end);
+    rotate_in_order<T, interleaved>(arguments, plan, order, begin, end);
   }
   if (plan.streams) core::stream_fence();
 }

@@ -205,8 +205,9 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   kernel::order_turns<T, interleaved>(rotary, &turns);
   kernel::order_axes<T, interleaved>(rotary, &turns);
   const Walk<T, float8> walk = plan_walk<T, interleaved, float8>(arguments);
+  const kernel::TokenOrder order(rotary);
   for (int64_t number = begin; number < end; ++number) {
-    Token token{number / rotary.seq, number % rotary.seq, false};
+    Token token = order.token(number);
     token.rotated = kernel::begin_token<T>(rotary, turns, token, &angles);
     walk.run(token, angles);
   }

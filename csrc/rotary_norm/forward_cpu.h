@@ -75,12 +75,15 @@ class Forward {
   }
 
   void run(int64_t begin, int64_t end) {
+    const rotary::POSEMBED_ISA::TokenOrder order(rotation_);
     for (int64_t number = begin; number < end; ++number) {
-      Token token{number / rotation_.seq, number % rotation_.seq, false};
+      Token token = order.token(number);
       token.rotated = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) {
-        norm_token(token, number, r);
-        if (fetches_behind_[r]) rotary::POSEMBED_ISA::fetch_behind_token<T>(rotation_, r, token);
+        norm_token(token, r);
+        if (!fetches_behind_[r]) continue;
+        const Token next = order.token(number + 1);
+        rotary::POSEMBED_ISA::fetch_behind_token<T>(rotation_, r, token, next);
       }
     }
     if (stores_[0] != Stores::ordinary || stores_[1] != Stores::ordinary) core::stream_fence();
@@ -120,7 +123,7 @@ class Forward {
     }
   }
 
-  void norm_token(const Token& token, int64_t number, int64_t r) {
+  void norm_token(const Token& token, int64_t r) {
     const Rows& rows = rotation_.rows[r];
     const T* in = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride);
     T* out = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride);
@@ -129,6 +132,7 @@ class Forward {
     const bool buffered = stores_[r] == Stores::streaming_from_buffer;
     const int64_t dim = rotation_.head_dim;
     const int64_t most = buffered ? std::min(heads_at_once, buffer_elements / dim) : heads_at_once;
+    const int64_t number = token.batch * rotation_.seq + token.seq;
     C rstd[heads_at_once];
     for (int64_t head = 0; head < rows.heads; head += most) {
       const Heads<T> heads{in + head * rows.in_stride[2], out + head * rows.out_stride[2],

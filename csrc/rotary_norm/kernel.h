@@ -26,8 +26,8 @@ struct Arguments {
   void* rstd[2] = {nullptr, nullptr};
 };
 
-/// Tokens [begin, end), numbered batch * seq + place. A token at position -1 is normed and not
-/// rotated.
+/// Tokens [begin, end) in the order of rotary's TokenOrder. A token at position -1 is normed and
+/// not rotated.
 POSEMBED_CPU_KERNEL(norm_and_rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// All tokens on `stream`.
