@@ -2,7 +2,6 @@
 // heads of a token in its compute type, tokens in double.
 #include "core/fma.h"
 #include "rotary/frequency_gradient.h"
-#include "rotary/tokens_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -39,9 +38,8 @@ template <typename T, bool interleaved>
 void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
   Compute<T> moments[max_pairs];
   for (int64_t i = 0; i < arguments.pairs; ++i) sums[i] = 0;
-  const TokenOrder order(arguments);
-  for (int64_t number = begin; number < end; ++number) {
-    const auto [batch, seq, unused] = order.token(number);
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t batch = token / arguments.seq, seq = token % arguments.seq;
     double positions[max_axes];
     bool rotated = true;
     for (int64_t axis = 0; axis < arguments.axes; ++axis) {

@@ -67,16 +67,14 @@ class Backward {
   void run(int64_t part) {
     const int64_t tokens = rotation_.batch * rotation_.seq, parts = arguments_.parts;
     for (C* row : sums_) std::fill_n(row, columns_, C(0));
-    const rotary::POSEMBED_ISA::TokenOrder order(rotation_);
     for (int64_t n = part * tokens / parts; n < (part + 1) * tokens / parts; ++n) {
-      Token token = order.token(n);
+      Token token{n / rotation_.seq, n % rotation_.seq, false};
       token.rotated = rotary::POSEMBED_ISA::begin_token<Order>(rotation_, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) {
         const int64_t heads = rotation_.rows[r].heads;
         for (int64_t head = 0; head < heads; head += heads_at_once_backward) {
           const int64_t count = std::min(heads - head, heads_at_once_backward);
-          const int64_t number = token.batch * rotation_.seq + token.seq;
-          through_heads(token, r, head, count, number * heads + head);
+          through_heads(token, r, head, count, n * heads + head);
         }
       }
     }
