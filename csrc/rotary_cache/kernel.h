@@ -39,7 +39,8 @@ POSEMBED_INLINE int64_t slot_offset(const Cache& cache, int64_t slot, int64_t pa
   return slot / page_size * cache.stride[0] + slot % page_size * cache.stride[1];
 }
 
-/// Tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have been checked.
+/// Tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have been
+/// checked.
 POSEMBED_CPU_KERNEL(rotate_and_keep, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// All tokens on `stream`. A slot outside the cache is recorded and its token not kept.
