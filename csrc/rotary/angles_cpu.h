@@ -57,43 +57,48 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-/// Fills the turns of all slots; turn_of_pair(i) are those of pair i.
-template <typename T, bool interleaved, typename Source>
-void place_turns(int64_t pairs, const Source& turn_of_pair, Turns<T>* turns) {
+/// Fills the turns of all slots. Whole blocks are moved in order of the slots, which takes a sixth
+/// of a token's time if the compiler does not unroll it.
+template <typename T, bool interleaved>
+void place_turns(int64_t pairs, const TurnOf<T>* of_pair, Turns<T>* turns) {
   constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
   const int64_t whole = pairs / block * block;
   for (int64_t i = 0; i < whole; i += block) {
+#pragma GCC unroll 32
     for (int64_t slot = 0; slot < block; ++slot) {
-      turns->of_slot[i + slot] = turn_of_pair(i + pair_of_slot<T, interleaved>(slot));
+      turns->of_slot[i + slot] = of_pair[i + pair_of_slot<T, interleaved>(slot)];
     }
   }
   for (int64_t slot = whole; slot < padded(pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
-    turns->of_slot[slot] = pair < pairs ? turn_of_pair(pair) : TurnOf<T>{};
+    turns->of_slot[slot] = pair < pairs ? of_pair[pair] : TurnOf<T>{};
   }
+}
+
+/// Turns of learned frequencies.
+template <typename T, bool interleaved>
+void order_learned_turns(const Arguments& arguments, Turns<T>* turns) {
+  TurnOf<T> of_pair[max_pairs];
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
+    const core::Turn128 turn = turn_of(arguments.frequencies, i);
+    if constexpr (std::is_same_v<T, double>) {
+      of_pair[i] = turn;
+    } else {
+      of_pair[i] = core::round_to_turn64(turn);
+    }
+  }
+  place_turns<T, interleaved>(arguments.pairs, of_pair, turns);
 }
 
 /// Turns of the specification, or of learned frequencies.
 template <typename T, bool interleaved>
 void order_turns(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.frequencies.data == nullptr) {
-    const TurnOf<T>* of_pair = core::turns_of<T>(arguments);
-    place_turns<T, interleaved>(
-        arguments.pairs, [=](int64_t pair) { return of_pair[pair]; }, turns);
-    return;
+  if (arguments.frequencies.data != nullptr) {
+    order_learned_turns<T, interleaved>(arguments, turns);
+  } else {
+    place_turns<T, interleaved>(arguments.pairs, core::turns_of<T>(arguments), turns);
   }
-  for (int64_t i = 0; i < arguments.pairs; ++i) {
-    turns->has_nan |= !core::has_turn(read(arguments.frequencies, i));
-  }
-  const auto turn_of_pair = [&](int64_t pair) {
-    const core::Turn128 turn = turn_of(arguments.frequencies, pair);
-    if constexpr (std::is_same_v<T, double>) {
-      return turn;
-    } else {
-      return core::round_to_turn64(turn);
-    }
-  };
-  place_turns<T, interleaved>(arguments.pairs, turn_of_pair, turns);
 }
 
 template <typename T, bool interleaved>
