@@ -165,8 +165,8 @@ inline bool has_common_positions(const Arguments& arguments) {
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Measured on an AMD EPYC: one head takes half of the time, 8 heads three quarters,
-/// 40 heads 0.95. Beyond the caches every tile of a sequence is a run of memory: those of 2 KiB
+/// Plan::places. Measured on an AMD EPYC: one head takes half of the time, 8 heads four fifths, 40
+/// heads 0.95. Beyond the caches every tile of a sequence is a run of memory: those of 2 KiB
 /// cost less than angles; longer ones do not, up to twice the time, nor do gaps to be fetched.
 template <typename T>
 int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {

@@ -17,7 +17,7 @@ struct Token {
 };
 
 /// The numbers of tokens, 0 to batch * seq - 1 in the order of memory: in a batch that lies within
-/// each place, as in [seq, batch, heads, head_dim], sequence after sequence takes three to four
+/// each place, as in [seq, batch, heads, head_dim], sequence after sequence takes two to four
 /// times as long. Sums over tokens do not follow it: their bits are the same for any strides.
 class TokenOrder {
  public:

@@ -208,6 +208,19 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
   }
 }
 
+/// A backward pass that does not yet say where its gradients go.
+template <typename T>
+BackwardArguments in_three_parts(const Case<T>& given, const std::vector<core::Compute<T>>& mean,
+                                 const std::vector<core::Compute<T>>& rstd) {
+  BackwardArguments arguments;
+  arguments.input = given.arguments();
+  arguments.gradient = given.gradient.data();
+  arguments.mean = mean.data();
+  arguments.rstd = rstd.data();
+  arguments.parts = 3;
+  return arguments;
+}
+
 /// Each token's row at a place of its own, or nowhere; as a sum of it alone, which is never -0.
 template <typename T>
 void expect_rows_in_places(const Case<T>& given, const Copy& copy) {
@@ -221,12 +234,7 @@ void expect_rows_in_places(const Case<T>& given, const Copy& copy) {
   for (int64_t row = 0; row < given.tokens; ++row) {
     places.push_back(row % 4 == 3 ? nullptr : rows + (given.tokens - 1 - row) * given.dim);
   }
-  BackwardArguments arguments;
-  arguments.input = given.arguments();
-  arguments.gradient = given.gradient.data();
-  arguments.mean = mean.data();
-  arguments.rstd = rstd.data();
-  arguments.parts = 3;
+  BackwardArguments arguments = in_three_parts(given, mean, rstd);
   arguments.sum_gradient = whole.data();
   copy.backward(arguments, 0, 3);
   arguments.sum_gradient = nullptr;
@@ -265,12 +273,7 @@ TYPED_TEST(InputKernel, StreamsPositionGradientsOnlyWhereTheyAreAligned) {
   const Case<T> given(int64_t{1} << 18, Norm::layer, 0);
   const auto size = static_cast<size_t>(given.seq * given.dim);
   std::vector<core::Compute<T>> mean(10, 0), rstd(10, 1);
-  BackwardArguments arguments;
-  arguments.input = given.arguments();
-  arguments.gradient = given.gradient.data();
-  arguments.mean = mean.data();
-  arguments.rstd = rstd.data();
-  arguments.parts = 3;
+  BackwardArguments arguments = in_three_parts(given, mean, rstd);
   for (const Copy& copy : copies()) {
     std::vector<T> memory(size + 65);
     void* start = memory.data();

@@ -79,6 +79,7 @@ def case(name: str, **options: Any) -> OperatorCase:
 CASES = [
     case("", spec=PLAIN, eps=1e-3),
     case("-partial", spec=PARTIAL, positions=True, layout="bhsd", weight_offset=1.0),
+    case("-sbhd", spec=PLAIN, positions=True, layout="sbhd"),
     case("-sections", spec=SECTIONS, positions=True, axes=3, layout="thd"),
     OperatorCase(
         "norm_rotary_",
