@@ -49,6 +49,7 @@ def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> 
     weight = torch.randn(HEAD_DIM, **where).sign()
     spec, apart = pe.RotarySpec(HEAD_DIM), torch.nn.functional.rms_norm
     functional = pe.functional
+    heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (query, key)]
 
     def unfused() -> object:
         width = (HEAD_DIM,)
@@ -63,6 +64,9 @@ def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> 
         {
             **floors.update(query, key),
             "posembed": lambda: functional.norm_rotary(query, key, weight, weight, spec=spec),
+            "posembed, bhsd in memory": lambda: functional.norm_rotary(
+                *heads_first, weight, weight, spec=spec
+            ),
             "posembed, in place": in_place,
             "rms_norm, then posembed": unfused,
             **transformers_norm(query, key, weight),

@@ -1,7 +1,11 @@
 // The gradient of rotary frequencies on the CPU, compiled once per instruction set: moments of all
 // heads of a token in its compute type, tokens in double.
+#include <algorithm>
+
 #include "core/fma.h"
 #include "rotary/frequency_gradient.h"
+#include "rotary/gaps_cpu.h"
+#include "rotary/tokens_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -20,37 +24,78 @@ void add_moments(const T* x, const T* g, int64_t pairs, Compute<T>* POSEMBED_RES
   }
 }
 
-/// The moments of a token, over its heads.
+/// Moments of the tokens of a tile.
+template <typename T>
+using Moments = Compute<T>[std::max<int64_t>(max_pairs, 2048)];
+
+/// Measured on an AMD EPYC where heads are runs in one tensor or both: one token at a time takes
+/// two to three times as long in bfloat16, a tenth to a half more in float32.
+template <typename T>
+Tile tile_of_moments(const Arguments& arguments) {
+  constexpr int64_t moments = sizeof(Moments<T>) / sizeof(Compute<T>);
+  const int64_t pairs = std::max<int64_t>(arguments.pairs, 1);
+  return choose_tile<T>(arguments, {std::min<int64_t>(moments / pairs, 16), 4});
+}
+
+/// Row `head` of a token in tensor `r`, from the window on.
+template <typename T>
+const T* window_of(const Arguments& arguments, int64_t r, const Token& token, int64_t head) {
+  const Rows& rows = arguments.rows[r];
+  return row_of<T>(rows, token, head) + window_start(arguments, rows);
+}
+
+/// Adds the moments of heads [begin, end) of a token.
 template <typename T, bool interleaved>
-void token_moments(const Arguments& arguments, int64_t batch, int64_t seq, Compute<T>* moments) {
-  const auto row = [&](const Rows& rows, int64_t head) {
-    return static_cast<const T*>(rows.in) + batch * rows.in_stride[0] + seq * rows.in_stride[1] +
-           head * rows.in_stride[2] + window_start(arguments, rows);
-  };
-  for (int64_t i = 0; i < arguments.pairs; ++i) moments[i] = 0;
-  for (int64_t head = 0; head < arguments.rows[0].heads; ++head) {
-    add_moments<T, interleaved>(row(arguments.rows[0], head), row(arguments.rows[1], head),
-                                arguments.pairs, moments);
+void add_heads(const Arguments& arguments, const Tile& tile, const Token& token, int64_t begin,
+               int64_t end, Compute<T>* moments) {
+  for (int64_t r = 0; r < 2; ++r) fetch_next_tile<T>(arguments, r, tile, token, begin, end);
+  for (int64_t head = begin; head < end; ++head) {
+    add_moments<T, interleaved>(window_of<T>(arguments, 0, token, head),
+                                window_of<T>(arguments, 1, token, head), arguments.pairs, moments);
+  }
+}
+
+/// The moments of tokens [begin, end), over their heads.
+template <typename T, bool interleaved>
+void tile_moments(const Arguments& arguments, const Tile& tile, int64_t begin, int64_t end,
+                  Compute<T>* moments) {
+  const int64_t heads = arguments.rows[0].heads, pairs = arguments.pairs;
+  std::fill_n(moments, (end - begin) * pairs, Compute<T>(0));
+  for (int64_t head = 0; head < heads; head += tile.heads) {
+    const int64_t last = std::min(head + tile.heads, heads);
+    for (int64_t t = begin; t < end; ++t) {
+      const Token token{t / arguments.seq, t % arguments.seq, false};
+      add_heads<T, interleaved>(arguments, tile, token, head, last, moments + (t - begin) * pairs);
+    }
+  }
+}
+
+/// Adds positions times the moments of a token; nothing for one that is not rotated.
+template <typename C>
+void add_token(const Arguments& arguments, int64_t number, const C* moments, double* sums) {
+  double positions[max_axes];
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    const int64_t batch = number / arguments.seq, seq = number % arguments.seq;
+    positions[axis] = static_cast<double>(position_of(arguments, batch, seq, axis));
+    if (positions[axis] == -1) return;
+  }
+  for (int64_t i = 0; i < arguments.pairs; ++i) {
+    const double position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
+    sums[i] += (arguments.reverse ? -position : position) * static_cast<double>(moments[i]);
   }
 }
 
 template <typename T, bool interleaved>
 void sum_chunk(const Arguments& arguments, int64_t begin, int64_t end, double* sums) {
-  Compute<T> moments[max_pairs];
-  for (int64_t i = 0; i < arguments.pairs; ++i) sums[i] = 0;
-  for (int64_t token = begin; token < end; ++token) {
-    const int64_t batch = token / arguments.seq, seq = token % arguments.seq;
-    double positions[max_axes];
-    bool rotated = true;
-    for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-      positions[axis] = static_cast<double>(position_of(arguments, batch, seq, axis));
-      rotated = rotated && positions[axis] != -1;
-    }
-    if (!rotated) continue;
-    token_moments<T, interleaved>(arguments, batch, seq, moments);
-    for (int64_t i = 0; i < arguments.pairs; ++i) {
-      const double position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
-      sums[i] += (arguments.reverse ? -position : position) * static_cast<double>(moments[i]);
+  alignas(64) Moments<T> moments;
+  const int64_t pairs = arguments.pairs;
+  const Tile tile = tile_of_moments<T>(arguments);
+  std::fill_n(sums, pairs, 0.0);
+  for (int64_t first = begin; first < end; first += tile.tokens) {
+    const int64_t last = std::min(first + tile.tokens, end);
+    tile_moments<T, interleaved>(arguments, tile, first, last, moments);
+    for (int64_t t = first; t < last; ++t) {
+      add_token(arguments, t, moments + (t - first) * pairs, sums);
     }
   }
 }

@@ -56,6 +56,12 @@ class TokenOrder {
   int64_t inner_;
 };
 
+/// Whether the tokens of a head are neighbours in memory: each head is a run of its own, and tokens
+/// are walked in tiles, a few heads at a time.
+inline bool heads_are_runs(const Rows& rows) {
+  return rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2];
+}
+
 /// Where the row of a head of a token begins; strides are those of batch, token and head.
 inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];

@@ -15,6 +15,7 @@ using core::Compute;
 using rotary::Rows;
 using rotary::POSEMBED_ISA::Angles;
 using rotary::POSEMBED_ISA::Token;
+using rotary::POSEMBED_ISA::TokenOrder;
 using rotary::POSEMBED_ISA::Turns;
 
 constexpr int64_t max_columns = max_head_dim + core::run;

@@ -42,3 +42,24 @@ def test_the_same_bits_as_tokens_first(
         rope.rotate_(*found, positions)
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("heads", [24, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_frequencies_have_the_same_bits(
+    heads: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Whichever of the data and their gradient has its tokens or its heads first."""
+    torch.manual_seed(0)
+    data, gradient = torch.randn(2, BATCH, SEQ, heads, HEAD_DIM, device=device).to(dtype)
+    positions = positions_with_gaps(data.device)
+    rope = pe.RotaryEmbedding(HEAD_DIM, rotary_dim=ROTARY_DIM, learned_frequencies=True).to(device)
+
+    def of_frequencies(data: Tensor, gradient: Tensor) -> Tensor:
+        return torch.autograd.grad(rope(data, positions=positions), rope.frequencies, gradient)[0]
+
+    expected = of_frequencies(data, gradient)
+    moved_data, moved_gradient = (heads_first(x).transpose(1, 2) for x in (data, gradient))
+    assert torch.equal(of_frequencies(moved_data, gradient), expected)
+    assert torch.equal(of_frequencies(data, moved_gradient), expected)
+    assert torch.equal(of_frequencies(moved_data, moved_gradient), expected)

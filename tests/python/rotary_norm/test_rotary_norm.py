@@ -73,6 +73,25 @@ def test_results_too_large_for_caches_are_the_same(
     assert torch.equal(found[1], key)
 
 
+@pytest.mark.parametrize("heads", [19, 2])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_heads_first_in_memory(heads: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Tokens of a head are neighbours; too large for caches, they are normed tile by tile."""
+    batch, seq = 2, (8 << 20) // (2 * 19 * 128 * dtype.itemsize) + 5
+    spec = pe.RotarySpec(128, rotary_dim=96)
+    query = torch.randn(batch, seq, heads, 128, device=device).to(dtype)
+    key, weight = query[:, :, :1], torch.rand(128, device=device).to(dtype)
+    positions = torch.arange(batch * seq, device=device).reshape(batch, seq)
+    positions[1, 7:90:8] = -1
+    given = {"query_weight": weight, "key_weight": weight, "positions": positions, "spec": spec}
+    expected = pe.functional.norm_rotary(query, key, **given)
+    moved = query.transpose(1, 2).contiguous().transpose(1, 2)
+    for memory in ((moved, moved[:, :, :1]), (moved, key), (query, moved[:, :, :1])):
+        found = pe.functional.norm_rotary(*memory, **given)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+
+
 @pytest.mark.parametrize("rotary_dim", [128, 32])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_gradients_too_large_for_caches_are_the_same(dtype: torch.dtype, rotary_dim: int) -> None:
