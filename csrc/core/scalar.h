@@ -86,13 +86,18 @@ POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {
 POSEMBED_INLINE void store(float value, float* out) { *out = value; }
 POSEMBED_INLINE void store(double value, double* out) { *out = value; }
 
+/// Round to nearest, ties to even. A NaN stays one; on a GPU, as in torch, it becomes 0x7fff.
 POSEMBED_INLINE void store(float value, BFloat16* out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  // Two neighbours become one instruction, where the steps below take 14.
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
+#else
   const uint32_t bits = float_bits(value);
-  // Half of the last kept place, and one more where that place is odd: round to nearest, ties to
-  // even.
+  // Half of the last kept place, and one more where that place is odd.
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out->bits = static_cast<uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded);
+#endif
 }
 
 POSEMBED_INLINE void store(float value, Float16* out) {

@@ -45,6 +45,10 @@ POSEMBED_INLINE uint64_t multiply_high(uint64_t a, uint64_t b) {
 #endif
 }
 
+POSEMBED_INLINE uint32_t multiply_high(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+
 POSEMBED_INLINE Turn64 round_to_turn64(Turn128 turn) { return turn.high + (turn.low >> 63); }
 
 /// The angle at `position` for `turn` turns per position, whole turns dropped.

@@ -70,7 +70,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
+__global__ void __launch_bounds__(most_threads<size>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
@@ -85,12 +85,13 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
+    const TokenRows<T, capacity> rows(launch, token);
     Owned owned[heads_in_flight];
     const auto read_heads = [&](int head) {
 #pragma unroll
       for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
-        const Row<T> row = row_of(launch, token, head);
+        const Row<T> row = rows.row(head);
         owned[i].first = Pack<T, size>::read(row.in + first_place);
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
           tables.read(head >= launch.query_heads, owner * size, &angles);
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
-        const Row<T> row = row_of(launch, token, head);
+        const Row<T> row = rows.row(head);
         if (!rotated && (row.in == row.out || launch.tangent)) continue;
         owned[i].first.write(row.out + first_place);
         owned[i].second.write(row.out + second_place);
@@ -121,8 +122,8 @@ __global__ void __launch_bounds__(size > 1 ? threads_wanted : int{max_pairs})
       read_heads(head);
     }
     if (launch.tangent) continue;
-    copy_outside<T, capacity, size>(launch, token, 0, begin, min(end, launch.query_heads));
-    copy_outside<T, capacity, size>(launch, token, 1, max(begin, launch.query_heads), end);
+    copy_outside<T, capacity, size>(launch, rows, 0, begin, min(end, launch.query_heads));
+    copy_outside<T, capacity, size>(launch, rows, 1, max(begin, launch.query_heads), end);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "core/device_vector.h"
+#include "core/divisor.h"
 #include "rotary/decay.h"
 #include "rotary/kernel.h"
 #include "rotary/rounding.h"
@@ -23,48 +24,32 @@ using core::TurnOf;
 
 constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
+
+/// Of a block whose threads own `size` pairs each.
+template <int size>
+constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
+
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
-
-/// A divisor. GPUs have no division instruction: a short launch would spend hundreds of cycles on
-/// one before it loads its first row.
-struct Divisor {
-  int64_t value;
-  uint64_t inverse;  // (2^64 - 1) / value, rounded down
-
-  static Divisor of(int64_t value) { return {value, UINT64_MAX / static_cast<uint64_t>(value)}; }
-};
-
-struct Quotient {
-  int64_t quotient, remainder;
-};
-
-__device__ inline Quotient divide(int64_t number, const Divisor& by) {
-  // This quotient is exact or one too small.
-  int64_t quotient =
-      static_cast<int64_t>(core::multiply_high(static_cast<uint64_t>(number), by.inverse));
-  const int64_t remainder = number - quotient * by.value;
-  if (remainder < by.value) return {quotient, remainder};
-  return {quotient + 1, remainder - by.value};
-}
 
 /// Everything a launch needs, by value: nothing on the device has to be prepared or kept alive.
 template <typename T, int capacity>
 struct Launch {
   Rows rows[2];
   int64_t tokens;
-  Divisor seq;
+  core::Divisor<int64_t> seq;
   int64_t position_stride[3], offset;
   core::IndexView positions;
   Documents documents;
   Frequencies frequencies;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
-  int query_heads, heads;  // heads: of query and key together
-  Divisor owners;          // threads that share a head
-  int heads_of_block;      // blocks (x: token, y) share the heads of a token
-  int heads_per_pass;      // heads that a block's threads cover at a time
+  int query_heads, heads;     // heads: of query and key together
+  core::Divisor<int> owners;  // threads that share a head
+  int heads_of_block;         // blocks (x: token, y) share the heads of a token
+  int heads_per_pass;         // heads that a block's threads cover at a time
   int pairs;
   int start[2], outside[2];  // of query and of key: components before, and outside, the window
+  core::Divisor<int> packs_outside[2];
   int axes;
   bool tangent;
   TurnOf<T> turns[capacity];
@@ -183,7 +168,7 @@ struct Token {
 
 template <typename T, int capacity>
 __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
-  const Quotient place = divide(number, launch.seq);
+  const auto place = core::divide(number, launch.seq);
   return {number, place.quotient, place.remainder};
 }
 
@@ -191,25 +176,45 @@ __device__ inline int64_t place_of(const Token& token, int64_t head, const int64
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
+/// The rows of a token. What they share is computed once: products of 64 bits take many
+/// instructions.
 template <typename T, int capacity>
-__device__ Row<T> row_of(const Launch<T, capacity>& launch, const Token& token, int head) {
-  const bool is_key = head >= launch.query_heads;
-  const Rows& rows = launch.rows[is_key];
-  const int64_t place = is_key ? head - launch.query_heads : head;
-  const int start = launch.start[is_key];
-  return {static_cast<const T*>(rows.in) + place_of(token, place, rows.in_stride) + start,
-          static_cast<T*>(rows.out) + place_of(token, place, rows.out_stride) + start};
-}
+class TokenRows {
+ public:
+  __device__ TokenRows(const Launch<T, capacity>& launch, const Token& token) : launch_(launch) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Rows& rows = launch.rows[r];
+      const int start = launch.start[r];
+      in_[r] = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride) + start;
+      out_[r] = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride) + start;
+    }
+  }
+
+  /// Of a head, those of the query first.
+  __device__ Row<T> row(int head) const {
+    const bool is_key = head >= launch_.query_heads;
+    const int64_t place = is_key ? head - launch_.query_heads : head;
+    const Rows& rows = launch_.rows[is_key];
+    return {(is_key ? in_[1] : in_[0]) + place * rows.in_stride[2],
+            (is_key ? out_[1] : out_[0]) + place * rows.out_stride[2]};
+  }
+
+ private:
+  const Launch<T, capacity>& launch_;
+  const T* in_[2];
+  T* out_[2];
+};
 
 /// The threads that share a head, and this thread among them.
 struct Owners {
   int count, owner;
   int group;  // which of the heads that the block covers at a time
 
-  __device__ explicit Owners(const Divisor& owners) : count(static_cast<int>(owners.value)) {
-    const Quotient place = divide(threadIdx.x, owners);
-    group = static_cast<int>(place.quotient);
-    owner = static_cast<int>(place.remainder);
+  __device__ explicit Owners(const core::Divisor<int>& owners) : count(owners.value) {
+    const auto place = core::divide(static_cast<int>(threadIdx.x), owners);
+    group = place.quotient;
+    owner = place.remainder;
   }
 };
 
@@ -224,17 +229,35 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
   return position >= 0;
 }
 
+constexpr int copies_in_flight = 2;  // per thread, as heads_in_flight
+
 /// Copies what lies outside the window of heads [begin, end) of the query (r = 0) or the key, in
 /// packs.
 template <typename T, int capacity, int size>
-__device__ void copy_outside(const Launch<T, capacity>& launch, const Token& token, int r,
-                             int begin, int end) {
+__device__ void copy_outside(const Launch<T, capacity>& launch, const TokenRows<T, capacity>& rows,
+                             int r, int begin, int end) {
   const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
-  const int outside = launch.outside[r] / size;
-  for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
-    const Row<T> row = row_of(launch, token, begin + i / outside);
-    const int place = i % outside, pack = place < before ? place - before : place - before + window;
-    if (row.in != row.out) Pack<T, size>::read(row.in + pack * size).write(row.out + pack * size);
+  const int count = (end - begin) * (launch.outside[r] / size);
+  const int threads = static_cast<int>(blockDim.x);
+  for (int first = threadIdx.x; first < count; first += copies_in_flight * threads) {
+    Pack<T, size> packs[copies_in_flight];
+    T* out[copies_in_flight];
+#pragma unroll
+    for (int k = 0; k < copies_in_flight; ++k) {
+      const int number = first + k * threads;
+      out[k] = nullptr;
+      if (number >= count) continue;
+      const auto at = core::divide(number, launch.packs_outside[r]);
+      const Row<T> row = rows.row(begin + at.quotient);
+      if (row.in == row.out) continue;
+      const int pack = at.remainder - before + (at.remainder < before ? 0 : window);
+      packs[k] = Pack<T, size>::read(row.in + pack * size);
+      out[k] = row.out + pack * size;
+    }
+#pragma unroll
+    for (int k = 0; k < copies_in_flight; ++k) {
+      if (out[k] != nullptr) packs[k].write(out[k]);
+    }
   }
 }
 
@@ -323,7 +346,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.rows[0] = arguments.rows[0];
   if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
   launch.tokens = arguments.batch * arguments.seq;
-  launch.seq = Divisor::of(std::max<int64_t>(1, arguments.seq));
+  launch.seq = core::Divisor<int64_t>::of(std::max<int64_t>(1, arguments.seq));
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
   launch.offset = arguments.offset;
   launch.positions = arguments.positions;
@@ -381,7 +404,10 @@ inline int angle_threads(int pairs) {
 template <typename T, int capacity>
 cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
   const int owners = std::max(1, launch->pairs / size);
-  launch->owners = Divisor::of(owners);
+  launch->owners = core::Divisor<int>::of(owners);
+  for (int r = 0; r < 2; ++r) {
+    launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
+  }
   const int passes_at_once = std::max(1, threads_wanted / owners);
   // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
   const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());

@@ -20,6 +20,7 @@ struct Keeping {
   int64_t slot_stride[2];
   int64_t page_size, slot_count;
   int value_dim;
+  core::Divisor<int> value_packs;  // of a head
 };
 
 /// `size` elements of a cache that move in one instruction.
@@ -72,14 +73,16 @@ __device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
 /// Copies what lies outside the window of keys [begin, end) to the rotated keys and the cache.
 template <typename T, int size, bool float8, int capacity>
 __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
-                             const Token& token, int64_t slot, int begin, int end) {
+                             const rotary::TokenRows<T, capacity>& rows, int64_t slot, int begin,
+                             int end) {
   const int before = launch.start[1] / size, window = 2 * launch.pairs / size;
-  const int outside = launch.outside[1] / size;
+  const int count = (end - begin) * (launch.outside[1] / size);
   const Keeper<T, size, float8> keeper(keeping.key_cache, slot, keeping.page_size);
-  for (int i = threadIdx.x; i < (end - begin) * outside; i += blockDim.x) {
-    const int head = begin + i / outside, place = i % outside;
-    const int column = (place < before ? place : place + window) * size;
-    const rotary::Row<T> row = row_of(launch, token, launch.query_heads + head);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const auto at = core::divide(i, launch.packs_outside[1]);
+    const int head = begin + at.quotient;
+    const int column = (at.remainder < before ? at.remainder : at.remainder + window) * size;
+    const rotary::Row<T> row = rows.row(launch.query_heads + head);
     const auto pack = Pack<T, size>::read(row.in + column - launch.start[1]);
     const bool moves = launch.rows[1].out != nullptr && row.in != row.out;
     if (moves) pack.write(row.out + column - launch.start[1]);
@@ -87,22 +90,44 @@ __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& k
   }
 }
 
-/// Values of heads [begin, end).
-template <typename T, int size, bool float8>
-__device__ void keep_values(const Keeping& keeping, const Token& token, int64_t slot, int begin,
-                            int end) {
-  const int packs = keeping.value_dim / size;
-  const Keeper<T, size, float8> keeper(keeping.value_cache, slot, keeping.page_size);
-  const T* in = static_cast<const T*>(keeping.value.in);
-  for (int i = threadIdx.x; i < (end - begin) * packs; i += blockDim.x) {
-    const int head = begin + i / packs, place = i % packs * size;
-    const T* row = in + rotary::place_of(token, head, keeping.value.in_stride);
-    keeper.keep(Pack<T, size>::read(row + place), head, place);
+/// A thread's share of the values of heads [begin, end). Its first pack is read at once, before the
+/// slot is known.
+template <typename T, int size>
+class Values {
+ public:
+  __device__ Values(const Keeping& keeping, const Token& token, int begin, int end)
+      : keeping_(keeping),
+        in_(static_cast<const T*>(keeping.value.in) +
+            rotary::place_of(token, begin, keeping.value.in_stride)),
+        begin_(begin),
+        count_((end - begin) * (keeping.value_dim / size)) {
+    const int first = static_cast<int>(threadIdx.x);
+    if (first < count_) first_ = read(core::divide(first, keeping.value_packs));
   }
-}
+
+  template <typename Keeper>
+  __device__ void keep(const Keeper& keeper) const {
+    for (int i = threadIdx.x; i < count_; i += blockDim.x) {
+      const auto at = core::divide(i, keeping_.value_packs);
+      const bool is_first = i == static_cast<int>(threadIdx.x);
+      keeper.keep(is_first ? first_ : read(at), begin_ + at.quotient, at.remainder * size);
+    }
+  }
+
+ private:
+  __device__ Pack<T, size> read(const core::Quotient<int>& at) const {
+    return Pack<T, size>::read(in_ + at.quotient * keeping_.value.in_stride[2] +
+                               at.remainder * size);
+  }
+
+  const Keeping& keeping_;
+  const T* in_;
+  int begin_, count_;
+  Pack<T, size> first_;
+};
 
 template <typename T, int size, bool interleaved, bool float8, int capacity>
-__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+__global__ void __launch_bounds__(rotary::most_threads<size>)
     cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
                  const __grid_constant__ Keeping keeping) {
   using Owned = rotary::Pairs<T, size, interleaved>;
@@ -122,19 +147,22 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
+    const rotary::TokenRows<T, capacity> rows(launch, token);
     Owned owned[in_flight];
     const auto read_heads = [&](int head) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
-        const rotary::Row<T> row = row_of(launch, token, head);
+        const rotary::Row<T> row = rows.row(head);
         owned[i].first = Pack<T, size>::read(row.in + first_place);
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
     };
-    // Loads of the first rows are issued before position and slot are known.
+    // Loads of the first rows and values are issued before position and slot are known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
+    const Values<T, size> values(keeping, token, value_heads * split / splits,
+                                 value_heads * (split + 1) / splits);
 
     const int64_t slot = slot_of(keeping, token, launch.error);
     const bool rotated = begin_token(launch, token, sines, cosines);
@@ -146,7 +174,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
         if (head >= end) break;
         if (rotated) owned[i].rotate(angles);
         const bool is_key = head >= launch.query_heads;
-        const rotary::Row<T> row = row_of(launch, token, head);
+        const rotary::Row<T> row = rows.row(head);
         if ((!is_key || key_moves) && (rotated || row.in != row.out)) {
           owned[i].first.write(row.out + first_place);
           owned[i].second.write(row.out + second_place);
@@ -160,12 +188,11 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
       read_heads(head);
     }
     const int queries = launch.query_heads;
-    rotary::copy_outside<T, capacity, size>(launch, token, 0, begin, min(end, queries));
-    keep_outside<T, size, float8>(launch, keeping, token, slot, max(begin - queries, 0),
+    rotary::copy_outside<T, capacity, size>(launch, rows, 0, begin, min(end, queries));
+    keep_outside<T, size, float8>(launch, keeping, rows, slot, max(begin - queries, 0),
                                   end - queries);
     if (slot < 0) continue;
-    keep_values<T, size, float8>(keeping, token, slot, value_heads * split / splits,
-                                 value_heads * (split + 1) / splits);
+    values.keep(Keeper<T, size, float8>(keeping.value_cache, slot, keeping.page_size));
   }
 }
 
@@ -190,6 +217,7 @@ bool can_use_vectors(const Arguments& arguments) {
          fits_vectors<T, float8>(arguments.value_cache);
 }
 
+template <int size>
 Keeping make_keeping(const Arguments& arguments) {
   Keeping keeping = {};
   keeping.value = arguments.value;
@@ -200,6 +228,7 @@ Keeping make_keeping(const Arguments& arguments) {
   keeping.page_size = arguments.page_size;
   keeping.slot_count = arguments.slot_count;
   keeping.value_dim = static_cast<int>(arguments.value_dim);
+  keeping.value_packs = core::Divisor<int>::of(std::max(1, keeping.value_dim / size));
   return keeping;
 }
 
@@ -209,7 +238,7 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
   cudaLaunchKernelEx(&config, cache_kernel<T, size, interleaved, float8, capacity>, launch,
-                     make_keeping(arguments));
+                     make_keeping<size>(arguments));
   return core::launch_error();
 }
 

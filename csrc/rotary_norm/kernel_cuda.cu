@@ -112,7 +112,7 @@ struct Head {
 };
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+__global__ void __launch_bounds__(rotary::most_threads<size>)
     norm_kernel(const __grid_constant__ Launch<T, capacity> launch,
                 const __grid_constant__ Norms norms) {
   using C = Compute<T>;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary
 constexpr int sums_bytes = 32 * 1024;
 
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(size > 1 ? rotary::threads_wanted : int{rotary::max_pairs})
+__global__ void __launch_bounds__(rotary::most_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms norms,
                     const __grid_constant__ Backward backward) {
@@ -325,7 +325,7 @@ struct BackwardPass {
     auto launch = rotary::make_launch<T, capacity>(rotation());
     const int64_t dim = rotation().head_dim;
     const int owners = std::max(1, launch.pairs / size);
-    launch.owners = rotary::Divisor::of(owners);
+    launch.owners = core::Divisor<int>::of(owners);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
     launch.heads_per_pass = static_cast<int>(std::clamp<int64_t>(

@@ -1,6 +1,6 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
 // the ids, then a warp sums at most 64 rows of one id; ids with more rows are finished by adding
-// their spans' sums. A dense table is written once, zeros and sums alike. No atomics, and every sum
+// their spans' sums. Every row is written once, zeros and sums alike. No atomics, and every sum
 // has one order, so the same bits come out each time.
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
@@ -27,6 +27,7 @@ using core::threads;
 
 // ---- gather ----
 
+constexpr unsigned whole_warp = 0xffffffffu;
 constexpr int gather_vectors = 4;
 
 template <typename T, int width>
@@ -191,16 +192,11 @@ __device__ int64_t group_end(const Key* keys, int64_t count, int64_t begin, int6
   return low;
 }
 
-template <typename T, int width>
-__device__ void write_row(const BackwardArguments& a, const Workspace& w, int64_t entry,
-                          int64_t group_size, int64_t column, const Compute<T> (&total)[width]) {
-  const auto factor = static_cast<Compute<T>>(
-      a.scale_grad_by_freq ? a.scale / static_cast<double>(group_size) : a.scale);
-  Vector<T, width> result;
-#pragma unroll
-  for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
-  T* out = static_cast<T*>(a.out) + row_of(a, w, entry) * a.embedding_dim;
-  core::write_vector<T, width>(result, out + column);
+/// What the sum of a group is multiplied by.
+template <typename T>
+__device__ Compute<T> factor_of(const BackwardArguments& a, int64_t group_size) {
+  const bool divides = a.scale_grad_by_freq && group_size > 0;
+  return static_cast<Compute<T>>(divides ? a.scale / static_cast<double>(group_size) : a.scale);
 }
 
 /// Whether the group that begins at `begin` has more than one span.
@@ -223,56 +219,129 @@ __device__ Share<T> share_of(const BackwardArguments& a, Place place) {
           factors != nullptr ? factors[place] : Compute<T>{1}};
 }
 
-// One item per entry; only entries that begin a span have work, in a dense table only those of
-// groups that table_kernel leaves out.
+/// The end of the entries that have the key of `begin`, from there on and at most `span`. Found by
+/// the whole warp, for the same `begin`.
+__device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t begin) {
+  const Key key = keys[begin];
+  const int64_t limit = begin + span < a.count ? begin + span : a.count;
+  for (int64_t first = begin; first < limit; first += warp_size) {
+    const int64_t entry = first + threadIdx.x % warp_size;
+    const unsigned others = __ballot_sync(whole_warp, entry >= limit || keys[entry] != key);
+    if (others != 0) return first + __ffs(others) - 1;
+  }
+  return limit;
+}
+
+/// Which span of a long group.
+enum class Span { first, later };
+
+/// The entry at which such a span begins among those of a window of `span` entries, of which there
+/// is at most one; -1: none. Found by the whole warp.
+__device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int64_t window,
+                             Span which) {
+  for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
+    const int64_t entry = first + threadIdx.x % warp_size;
+    bool begins = false;
+    if (entry < a.count && w.keys[entry] < a.num_embeddings) {
+      const int64_t group = int64_t{w.firsts[row_of(a, w, entry)]} - 1;
+      begins = (entry - group) % span == 0 && (entry == group) == (which == Span::first) &&
+               is_long(a, w.keys, group);
+    }
+    const unsigned found = __ballot_sync(whole_warp, begins);
+    if (found != 0) return first + __ffs(found) - 1;
+  }
+  return -1;
+}
+
+/// Adds the rows of entries [begin, end) in their order, `vectors` vectors of a lane from `column`
+/// on. Several rows are loaded before the first is added.
+template <int rows, typename T, int width, int vectors>
+__device__ void add_rows(const BackwardArguments& a, const Place* places, int64_t begin,
+                         int64_t end, int64_t column, Compute<T> (&total)[vectors][width]) {
+  for (int64_t first = begin; first < end; first += rows) {
+    Vector<T, width> loaded[rows][vectors] = {};
+    Compute<T> factors[rows] = {};
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      if (first + row >= end) continue;
+      const Share<T> share = share_of<T>(a, places[first + row]);
+      factors[row] = share.factor;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+        const int64_t place = column + i * warp_size * width;
+        if (place >= a.embedding_dim) continue;
+        loaded[row][i] = *reinterpret_cast<const Vector<T, width>*>(share.row + place);
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < rows; ++row) {
+      if (first + row >= end) continue;
+#pragma unroll
+      for (int i = 0; i < vectors; ++i) {
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+          total[i][j] += load(loaded[row][i].values[j]) * factors[row];
+        }
+      }
+    }
+  }
+}
+
+/// Of a lane: more elements than 16 and the rows in flight would take half of the registers.
+template <int width>
+constexpr int row_vectors = std::min(4, 16 / width);
+
+// One item per row of the output: zeros, or the sum of a group of one span.
+template <typename T, int width>
+__global__ void __launch_bounds__(threads)
+    row_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
+  const Item item = item_of_lane<width>(pieces, row_vectors<width>);
+  if (item.row >= (a.row_ids != nullptr ? *a.groups : a.num_embeddings)) return;
+  const int64_t begin = int64_t{w.firsts[item.row]} - 1;
+  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes it
+
+  Compute<T> total[row_vectors<width>][width] = {};
+  const int64_t end = begin < 0 ? begin : span_end(a, w.keys, begin);
+  add_rows<2, T>(a, w.places, begin, end, item.column, total);
+  const Compute<T> factor = factor_of<T>(a, end - begin);
+  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
+#pragma unroll
+  for (int i = 0; i < row_vectors<width>; ++i) {
+    const int64_t column = item.column + i * warp_size * width;
+    if (column >= a.embedding_dim) continue;
+    Vector<T, width> result = {};
+#pragma unroll
+    for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
+    core::write_vector<T, width>(result, out + column);
+  }
+}
+
+// Two items per window of entries: the first span of a long group, and a later one of another.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
     span_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
   const Item item = item_of_lane<width>(pieces, 1);
-  const int64_t begin = item.row, column = item.column;
-  if (begin >= a.count || column >= a.embedding_dim) return;
-  const Key* keys = w.keys;
-  const Key key = keys[begin];
-  if (key >= a.num_embeddings) return;
-  const int64_t first = int64_t{w.firsts[row_of(a, w, begin)]} - 1;
-  const bool head = begin == first;
-  if ((begin - first) % span != 0) return;
-  if (head && a.row_ids == nullptr && !is_long(a, keys, begin)) return;
-
-  Compute<T> total[width] = {};
-  const int64_t limit = begin + span < a.count ? begin + span : a.count;
-  int64_t end = begin;
-#pragma unroll 4
-  for (; end < limit && keys[end] == key; ++end) {
-    const Share<T> share = share_of<T>(a, w.places[end]);
-    const auto row = *reinterpret_cast<const Vector<T, width>*>(share.row + column);
+  const int64_t window = item.row / 2;
+  const Span which = item.row % 2 == 0 ? Span::first : Span::later;
+  const int64_t begin = find_span(a, w, window, which);
+  if (begin < 0) return;
+  const int64_t end = span_end(a, w.keys, begin);
+  if (item.column >= a.embedding_dim) return;
+  Compute<T> total[1][width] = {};
+  add_rows<8, T>(a, w.places, begin, end, item.column, total);
+  auto* sums = static_cast<Compute<T>*>(which == Span::first ? w.heads : w.tails);
 #pragma unroll
-    for (int i = 0; i < width; ++i) total[i] += load(row.values[i]) * share.factor;
-  }
-
-  const bool whole = head && (end == a.count || keys[end] != key);
-  if (whole) {
-    write_row<T, width>(a, w, begin, end - begin, column, total);
-  } else {
-    // Spans of long groups begin at least `span` entries apart, so each has a place of its own
-    // here.
-    auto* sums = static_cast<Compute<T>*>(head ? w.heads : w.tails);
-#pragma unroll
-    for (int i = 0; i < width; ++i) sums[begin / span * a.embedding_dim + column + i] = total[i];
+  for (int i = 0; i < width; ++i) {
+    sums[window * a.embedding_dim + item.column + i] = total[0][i];
   }
 }
 
-// One item per window of `span` entries, in which at most one long group begins.
+// One item per window of entries, in which at most one long group begins.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
     finish_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
   const Item item = item_of_lane<width>(pieces, 1);
-  const int64_t first = item.row * span, column = item.column;
-  if (first >= a.count) return;
-  int64_t begin = -1;
-  for (int64_t entry = first; entry < first + span && entry + span < a.count; ++entry) {
-    if (is_long(a, w.keys, entry) && is_head(a, w.keys, entry)) begin = entry;
-  }
+  const int64_t column = item.column, begin = find_span(a, w, item.row, Span::first);
   if (begin < 0 || column >= a.embedding_dim) return;
 
   Compute<T> total[width] = {};
@@ -286,64 +355,26 @@ __global__ void __launch_bounds__(threads)
   add(w.heads, begin);
 #pragma unroll 8
   for (int64_t entry = begin + span; entry < end; entry += span) add(w.tails, entry);
-  write_row<T, width>(a, w, begin, end - begin, column, total);
-}
-
-constexpr int table_vectors = 4;
-
-// One item per row of a dense table: zeros, or the sum of a group of one span.
-template <typename T, int width>
-__global__ void __launch_bounds__(threads)
-    table_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces, table_vectors);
-  if (item.row >= a.num_embeddings) return;
-  const int64_t begin = int64_t{w.firsts[item.row]} - 1;
-  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes it
-
-  Compute<T> total[table_vectors][width] = {};
-  int64_t end = begin;
-  for (; end >= 0 && end < a.count && w.keys[end] == item.row; ++end) {
-    const Share<T> share = share_of<T>(a, w.places[end]);
-    Vector<T, width> vectors[table_vectors] = {};
+  const Compute<T> factor = factor_of<T>(a, end - begin);
+  Vector<T, width> result;
 #pragma unroll
-    for (int i = 0; i < table_vectors; ++i) {
-      const int64_t column = item.column + i * warp_size * width;
-      if (column >= a.embedding_dim) continue;
-      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(share.row + column);
-    }
-#pragma unroll
-    for (int i = 0; i < table_vectors; ++i) {
-#pragma unroll
-      for (int j = 0; j < width; ++j) total[i][j] += load(vectors[i].values[j]) * share.factor;
-    }
-  }
-  const int64_t size = end > begin ? end - begin : 1;
-  const auto factor =
-      static_cast<Compute<T>>(a.scale_grad_by_freq ? a.scale / static_cast<double>(size) : a.scale);
-  T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
-#pragma unroll
-  for (int i = 0; i < table_vectors; ++i) {
-    const int64_t column = item.column + i * warp_size * width;
-    if (column >= a.embedding_dim) continue;
-    Vector<T, width> result = {};
-#pragma unroll
-    for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
-    core::write_vector<T, width>(result, out + column);
-  }
+  for (int i = 0; i < width; ++i) store(total[i] * factor, &result.values[i]);
+  T* out = static_cast<T*>(a.out) + row_of(a, w, begin) * a.embedding_dim;
+  core::write_vector<T, width>(result, out + column);
 }
 
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
-  const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
-  if (a.row_ids == nullptr) {
-    const int64_t table_pieces = divide_up(a.embedding_dim, table_vectors * warp_size * width);
-    core::launch(table_kernel<T, width>, blocks_for(a.num_embeddings * table_pieces), threads,
-                 stream, a, w, table_pieces);
-    if (a.count <= span) return;
-  }
-  core::launch(span_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, w, pieces);
+  const int64_t rows =
+      a.row_ids == nullptr ? a.num_embeddings : std::min(a.num_embeddings, a.count);
+  const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
+  core::launch(row_kernel<T, width>, blocks_for(rows * row_pieces), threads, stream, a, w,
+               row_pieces);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);
+  const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
+  core::launch(span_kernel<T, width>, blocks_for(2 * windows * pieces), threads, stream, a, w,
+               pieces);
   core::launch(finish_kernel<T, width>, blocks_for(windows * pieces), threads, stream, a, w,
                pieces);
 }

@@ -123,6 +123,24 @@ class Block {
     return value;
   }
 
+  /// A bit for each thread of the warp whose `value` is true. Called by whole warps.
+  unsigned ballot(bool value) {
+    threads_[running_].shuffled[0] = value ? 1 : 0;
+    wait(State::waits_for_warp);
+    unsigned bits = 0;
+    const size_t first = running_ / warp_size * warp_size;
+    for (size_t lane = 0; lane < warp_size; ++lane) {
+      const Thread& thread = threads_.at(first + lane);
+      if (thread.state == State::has_returned) {
+        std::fputs("A thread of the warp has returned.\n", stderr);
+        std::abort();
+      }
+      bits |= unsigned{thread.shuffled[0] != 0} << lane;
+    }
+    wait(State::waits_for_warp);
+    return bits;
+  }
+
   inline static Block* current = nullptr;
 
  private:
@@ -203,6 +221,11 @@ template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lanes) {
   return cuda_on_cpu::Block::current->exchange(value, static_cast<unsigned>(lanes));
 }
+
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return cuda_on_cpu::Block::current->ballot(value);
+}
+inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
 /// Refuses what a device refuses; shared memory begins with every bit set, which is NaN.
 template <typename... Parameters, typename... Arguments>

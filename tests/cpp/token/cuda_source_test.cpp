@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
@@ -204,6 +205,20 @@ TEST(TokenGpuSource, Backward) {
         ASSERT_NO_FATAL_FAILURE(check_backward(scalar, ids, dim, shift, /*shares=*/true)) << often;
       }
     }
+  }
+}
+
+TEST(TokenGpuSource, BackwardWhereSpansOfSeveralIdsBeginInAWindow) {
+  std::vector<int64_t> ids;
+  int64_t id = start;
+  for (const int64_t size : {65, 65, 1, 129, 64, 66, 3, 128, 127, 65}) {
+    for (int64_t i = 0; i < size; ++i) ids.push_back(id);
+    ++id;
+  }
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
+  for (const int64_t dim : {8, 264}) {
+    ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::float32, ids, dim, 0));
+    ASSERT_NO_FATAL_FAILURE(check_backward(Scalar::bfloat16, ids, dim, 0, /*shares=*/true));
   }
 }
 

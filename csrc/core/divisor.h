@@ -1,0 +1,42 @@
+// Division by a number that is known when a kernel is launched. GPUs have no instruction for it: a
+// short launch would spend hundreds of cycles on one before it loads its first row.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/macros.h"
+#include "core/turn.h"
+
+namespace posembed::core {
+
+/// Of int or int64_t, none negative.
+template <typename Word>
+struct Divisor {
+  using Unsigned = std::make_unsigned_t<Word>;
+
+  static Divisor of(Word value) {
+    return {value, std::numeric_limits<Unsigned>::max() / static_cast<Unsigned>(value)};
+  }
+
+  Word value;
+  Unsigned inverse;  // the largest Unsigned / value, rounded down
+};
+
+template <typename Word>
+struct Quotient {
+  Word quotient, remainder;
+};
+
+template <typename Word>
+POSEMBED_INLINE Quotient<Word> divide(Word number, const Divisor<Word>& by) {
+  using Unsigned = typename Divisor<Word>::Unsigned;
+  // This quotient is exact or one too small.
+  const auto quotient = static_cast<Word>(multiply_high(static_cast<Unsigned>(number), by.inverse));
+  const Word remainder = number - quotient * by.value;
+  if (remainder < by.value) return {quotient, remainder};
+  return {quotient + 1, remainder - by.value};
+}
+
+}  // namespace posembed::core
