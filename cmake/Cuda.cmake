@@ -23,6 +23,9 @@ function(posembed_choose_cuda)
   elseif(NOT major EQUAL POSEMBED_TORCH_CUDA_MAJOR)
     _posembed_without_cuda(WARNING
       "${torch} has CUDA ${POSEMBED_TORCH_CUDA_MAJOR}, but ${nvcc} is CUDA ${version}; set CUDACXX to the nvcc of a CUDA ${POSEMBED_TORCH_CUDA_MAJOR} toolkit")
+  elseif(version VERSION_LESS 12.1)
+    _posembed_without_cuda(WARNING
+      "${nvcc} is CUDA ${version}, whose kernels take 4 KiB of arguments at most; CUDA 12.1 and later take more")
   else()
     _posembed_choose_architectures(${version})
     message(STATUS "posembed: CUDA ${version}, architectures ${CMAKE_CUDA_ARCHITECTURES}")

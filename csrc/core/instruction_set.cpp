@@ -1,5 +1,7 @@
 #include "core/instruction_set.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -33,9 +35,14 @@ InstructionSet choose() {
   const InstructionSet widest = of_processor();
   const char* wanted = std::getenv("POSEMBED_INSTRUCTION_SET");
   if (wanted == nullptr) return widest;
-  for (const InstructionSet set : {InstructionSet::baseline, InstructionSet::avx2}) {
-    if (std::strcmp(wanted, name(set)) == 0 && set < widest) return set;
+  for (const InstructionSet set :
+       {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
+    if (std::strcmp(wanted, name(set)) == 0) return std::min(set, widest);
   }
+  std::fprintf(stderr,
+               "posembed: POSEMBED_INSTRUCTION_SET: expected baseline, avx2 or avx512, got '%s'; "
+               "taken as %s\n",
+               wanted, name(widest));
   return widest;
 }
 

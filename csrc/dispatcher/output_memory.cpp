@@ -4,12 +4,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,9 +31,19 @@ struct Block {
   int64_t bytes = 0;
 };
 
+/// Of POSEMBED_CACHE_LIMIT. It is read while the library is loaded, where nothing could catch an
+/// error.
 int64_t initial_limit() {
+  constexpr int64_t standard = int64_t{512} << 20;
   const char* text = std::getenv("POSEMBED_CACHE_LIMIT");
-  return text == nullptr ? int64_t{512} << 20 : std::max<int64_t>(0, std::atoll(text));
+  if (text == nullptr) return standard;
+  int64_t bytes = 0;
+  const char* end = text + std::strlen(text);
+  const std::from_chars_result result = std::from_chars(text, end, bytes);
+  if (result.ec == std::errc() && result.ptr == end) return std::max<int64_t>(0, bytes);
+  TORCH_WARN("POSEMBED_CACHE_LIMIT: expected a number of bytes, got '", text, "'; taken as ",
+             standard);
+  return standard;
 }
 
 /// Freed blocks, the newest last. Results never wait for the lock: in a process that was forked

@@ -22,13 +22,31 @@ const char* norm_name(InputNorm norm) {
   }
 }
 
+const char* rule_name(PositionRule rule) {
+  switch (rule) {
+    case PositionRule::roberta:
+      return "roberta";
+    case PositionRule::opt:
+      return "opt";
+    default:
+      return "consecutive";
+  }
+}
+
+void check_size(const char* name, int64_t size) {
+  TORCH_CHECK_VALUE(size >= 0, name, ": expected 0 or more, got ", size);
+}
+
 void check(const InputOptions& options) {
+  const std::optional<int64_t>& rows = options.max_positions();
   const bool learned = options.positions() == Positions::learned;
-  TORCH_CHECK_VALUE(learned == options.max_positions().has_value(), "max_positions: expected ",
-                    learned ? "a number for learned positions" : "none without learned positions",
-                    ", got ", learned ? "none" : "a number");
-  TORCH_CHECK_VALUE(options.num_types() >= 0, "num_types: expected 0 or more, got ",
-                    options.num_types());
+  TORCH_CHECK_VALUE(!learned || rows.has_value(),
+                    "max_positions: expected a number for learned positions, got none");
+  TORCH_CHECK_VALUE(learned || !rows.has_value(),
+                    "max_positions: expected none without learned positions, got ", *rows);
+  check_size("num_types", options.num_types());
+  check_size("token_dim", options.token_dim().value_or(0));
+  check_size("output_dim", options.output_dim().value_or(0));
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1,
                     "dropout: expected 0 to 1, got ", options.dropout());
 }
@@ -36,7 +54,8 @@ void check(const InputOptions& options) {
 void check_rule(const InputOptions& options) {
   const PositionRule rule = options.position_rule();
   TORCH_CHECK_VALUE(rule == PositionRule::consecutive || options.positions() == Positions::learned,
-                    "position_rule: expected 'consecutive' without learned positions");
+                    "position_rule: expected 'consecutive' without learned positions, got '",
+                    rule_name(rule), "'");
   TORCH_CHECK_VALUE(rule != PositionRule::roberta || options.padding_idx().has_value(),
                     "padding_idx: expected an id where position_rule is 'roberta', got none");
   TORCH_CHECK_VALUE(!options.token_dim().has_value() || !options.output_dim().has_value(),

@@ -4,6 +4,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/where.h>
 
+#include <cmath>
 #include <ostream>
 #include <vector>
 
@@ -17,6 +18,8 @@ namespace {
 
 void check(TokenOptions& options) {
   token::check_table_options(options);
+  TORCH_CHECK_VALUE(std::isfinite(options.scale()), "scale: expected a finite number, got ",
+                    options.scale());
   if (options.sparse()) options.gradient(TableGradient::rows);
   options.sparse(options.gradient() == TableGradient::rows);
 }

@@ -185,7 +185,14 @@ def test_a_forked_process_goes_on() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [(None, 512 * MEBIBYTE), ("0", 0), ("1048576", MEBIBYTE), ("-3", 0)],
+    [
+        (None, 512 * MEBIBYTE),
+        ("0", 0),
+        ("1048576", MEBIBYTE),
+        ("-3", 0),
+        ("1G", 512 * MEBIBYTE),
+        ("", 512 * MEBIBYTE),
+    ],
 )
 def test_the_limit_of_a_new_process(text: str | None, limit: int) -> None:
     variables = {
@@ -193,14 +200,16 @@ def test_the_limit_of_a_new_process(text: str | None, limit: int) -> None:
     }
     if text is not None:
         variables["POSEMBED_CACHE_LIMIT"] = text
-    printed = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import posembed as pe; print(pe.set_cache_limit(5))"],
         capture_output=True,
         text=True,
         check=True,
         env=variables,
-    ).stdout
-    assert int(printed) == limit
+    )
+    assert int(process.stdout) == limit
+    warns = text is not None and not text.lstrip("-").isdecimal()
+    assert (f"expected a number of bytes, got '{text}'" in process.stderr) == warns
 
 
 def test_a_negative_limit_is_refused() -> None:

@@ -11,7 +11,7 @@ namespace {
 /// The instruction set that a fresh process takes when POSEMBED_INSTRUCTION_SET is `value`: the
 /// choice is made once for each process, so only a child can be asked. Its exit status is the
 /// answer.
-int chosen_under(const char* value) {
+int chosen_under(const char* value, const char* said = "") {
   int chosen = -1;
   const auto choose = [&] {
     setenv("POSEMBED_INSTRUCTION_SET", value, 1);
@@ -19,7 +19,7 @@ int chosen_under(const char* value) {
   };
   EXPECT_EXIT(
       choose(),
-      [&](int status) { return WIFEXITED(status) && (chosen = WEXITSTATUS(status)) >= 0; }, "");
+      [&](int status) { return WIFEXITED(status) && (chosen = WEXITSTATUS(status)) >= 0; }, said);
   return chosen;
 }
 
@@ -28,8 +28,12 @@ TEST(InstructionSet, EnvironmentLowersIt) {
 }
 
 TEST(InstructionSet, EnvironmentNeverRaisesItAboveTheProcessor) {
-  EXPECT_EQ(chosen_under("avx512"), chosen_under(""));
-  EXPECT_LE(chosen_under("avx2"), chosen_under(""));
+  EXPECT_LE(chosen_under("avx2"), chosen_under("avx512"));
+}
+
+TEST(InstructionSet, UnknownNamesAreSaidAndLeaveIt) {
+  const char* said = "expected baseline, avx2 or avx512, got 'AVX2'";
+  EXPECT_EQ(chosen_under("AVX2", said), chosen_under("avx512"));
 }
 
 TEST(InstructionSet, HasAName) {

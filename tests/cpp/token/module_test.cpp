@@ -107,6 +107,10 @@ TEST(TokenModule, MaxNormWritesNothingWhereAnIdIsBad) {
   EXPECT_TRUE(torch::equal(token->weight, before));
 }
 
+TEST(TokenModule, RefusesAScaleThatIsNoNumber) {
+  EXPECT_THROW(TokenEmbedding(TokenOptions(5, 8).scale(std::nan(""))), c10::ValueError);
+}
+
 TEST(TokenModule, ClonesAndSaves) {
   TokenEmbedding token(TokenOptions(5, 8).padding_idx(0).scale(3.0));
   auto copy = std::dynamic_pointer_cast<TokenEmbeddingImpl>(token->clone());

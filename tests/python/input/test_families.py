@@ -256,9 +256,12 @@ def test_opt_without_a_mask_counts_all() -> None:
         ("position_rule: expected 'consecutive', 'roberta'", {"position_rule": "bert"}),
         ("padding_idx: expected an id", {"position_rule": "roberta"}),
         (
-            "position_rule: expected 'consecutive' without",
+            "position_rule: expected 'consecutive' without learned positions, got 'opt'",
             {"position_rule": "opt", "positions": "sinusoidal", "max_positions": None},
         ),
+        ("max_positions: expected none without learned positions, got 5", {"positions": None}),
+        ("token_dim: expected 0 or more, got -2", {"token_dim": -2}),
+        ("output_dim: expected 0 or more, got -2", {"output_dim": -2}),
         ("output_dim: expected none beside", {"token_dim": 4, "output_dim": 4}),
     ],
 )
