@@ -4,7 +4,7 @@
 
 #include "core/fma.h"
 #include "rotary/frequency_gradient.h"
-#include "rotary/gaps_cpu.h"
+#include "rotary/tiles_cpu.h"
 #include "rotary/tokens_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {

@@ -24,26 +24,7 @@ bool fetches_gaps(const Arguments& arguments) {
   for (int64_t r = 0; r < arguments.count; ++r) {
     elements += elements_of(arguments, arguments.rows[r]);
   }
-  return !core::is_intel && elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes;
-}
-
-/// How tokens are walked: `heads` of each token of a tile, then their next heads.
-struct Tile {
-  int64_t tokens;
-  int64_t heads;
-};
-
-/// `for_runs` where heads are runs in a tensor that does not stay in the caches, otherwise one
-/// token at a time. In tiles of several tokens the rows of the next tile are fetched.
-template <typename T>
-Tile choose_tile(const Arguments& arguments, Tile for_runs) {
-  bool runs = false;
-  int64_t heads = 0;
-  for (int64_t r = 0; r < arguments.count; ++r) {
-    runs = runs || heads_are_runs(arguments.rows[r]);
-    heads = std::max(heads, arguments.rows[r].heads);
-  }
-  return runs && fetches_gaps<T>(arguments) ? for_runs : Tile{1, heads};
+  return !core::is_intel && elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes;
 }
 
 /// Fetches the lines from `begin` on up to `end`. Inline, because GCC drops calls of functions that
@@ -76,34 +57,9 @@ int64_t fetched_between_heads(const Arguments& arguments, const Rows& rows) {
   return pays && fetches_gaps<T>(arguments) ? gap : 0;
 }
 
-/// Fetches `count` rows of `dim`, each in a run of its own, into the second-level cache: the first
-/// would have to keep them while others are read.
-template <typename T>
-POSEMBED_INLINE void fetch_rows(const T* in, int64_t step, int64_t count, int64_t dim) {
-  constexpr uintptr_t line = 64;
-  for (int64_t row = 0; row < count; ++row) {
-    const auto begin = reinterpret_cast<uintptr_t>(in + row * step);
-    const auto end = begin + static_cast<uintptr_t>(dim) * sizeof(T);
-    for (uintptr_t at = begin; at < end; at += line) {
-      __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
-    }
-  }
-}
-
 template <typename T>
 POSEMBED_INLINE const T* row_of(const Rows& rows, const Token& token, int64_t head) {
   return static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride);
-}
-
-/// Fetches heads [begin, end) of the token that is `tile.tokens` behind `token`.
-template <typename T>
-POSEMBED_INLINE void fetch_next_tile(const Arguments& arguments, int64_t r, const Tile& tile,
-                                     const Token& token, int64_t begin, int64_t end) {
-  if (tile.tokens == 1) return;
-  const Rows& rows = arguments.rows[r];
-  const Token next{token.batch, token.seq + tile.tokens, false};
-  fetch_rows(row_of<T>(rows, next, begin), rows.in_stride[2], end - begin,
-             row_dim(arguments, rows));
 }
 
 /// Fetches the gap between the rows of tensor `r` of a token and what is read then: the next

@@ -11,6 +11,7 @@
 #include "rotary/kernel.h"
 #include "rotary/rotate_rows_cpu.h"
 #include "rotary/streaming_cpu.h"
+#include "rotary/tiles_cpu.h"
 
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
@@ -21,19 +22,19 @@ constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
 /// The order of the rows of a tile: `heads` heads of each token that lies a multiple of `apart`
 /// from the first; then their next heads; then the same of the tokens after them.
-struct Order {
+struct RowOrder {
   int64_t tile;  // tokens
   int64_t apart;
   int64_t heads;
 };
 
-constexpr Order token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
+constexpr RowOrder token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
 
 /// Where heads_are_runs(): few enough runs of memory for the hardware's prefetcher, and long ones.
 /// Measured, bfloat16 to new memory: 2 heads or 16 tokens take a seventh longer, more of either
 /// gains little.
 template <typename T>
-constexpr Order heads_first{tile_tokens<T>, 1, 4};
+constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 
 /// Four long runs of memory at a time, where the heads of a token are neighbours. Measured on an
 /// Intel Xeon beside token by token: up to a quarter less time for what does not stay in the
@@ -41,7 +42,7 @@ constexpr Order heads_first{tile_tokens<T>, 1, 4};
 /// than a page. Half or twice as many heads cost up to a seventh. On an AMD EPYC one run at a time
 /// is nearly as fast as memory.
 template <typename T>
-Order four_abreast(int64_t row_bytes) {
+RowOrder four_abreast(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
   const int64_t heads = std::max<int64_t>(1, bytes_in_turn / row_bytes);
   return {tile_tokens<T>, tile_tokens<T> / 4, heads};
@@ -52,13 +53,13 @@ template <typename T>
 struct Walk {
   const Rows* rows;
   Rotating<T> by;
-  Order order;
+  RowOrder order;
   bool fetches_behind;  // a token's rows: see fetch_behind_token()
   bool fetches_runs;    // see fetch_ahead()
 };
 
 template <typename T>
-Order choose_order(const Arguments& arguments, const Rows& rows, bool streaming) {
+RowOrder choose_order(const Arguments& arguments, const Rows& rows, bool streaming) {
   if (heads_are_runs(rows)) return heads_first<T>;
   constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
   const bool leaves_caches = streaming || elements_of(arguments, rows) * size >= cached;
@@ -87,7 +88,7 @@ Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
                           : choose_rotation<T, interleaved, false>(arguments);
   const Margins margins = margins_of<T>(arguments, rows, stores);
   const int64_t gap = gap_between_heads(rows, read_of_head(arguments, rows));
-  const Order order = choose_order<T>(arguments, rows, stores != Stores::ordinary);
+  const RowOrder order = choose_order<T>(arguments, rows, stores != Stores::ordinary);
   const bool fetches = fetches_gaps<T>(arguments), by_token = order.tile == 1;
   const bool fetches_behind = by_token && gap == margins.gap && fetches;
   return {&rows, {rotate, stores, margins}, order, fetches_behind, !by_token && fetches};
@@ -98,14 +99,10 @@ Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
 /// prefetching more, or for other data, loses.
 template <typename T>
 POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& token) {
-  constexpr uintptr_t bytes = 256, line = 64;
+  constexpr int64_t elements = 256 / sizeof(T);
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    const T* first = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride);
-    const auto begin = reinterpret_cast<uintptr_t>(first);
-    for (uintptr_t at = begin; at < begin + bytes; at += line) {
-      __builtin_prefetch(reinterpret_cast<const void*>(at));
-    }
+    const T* first = row_of<T>(arguments.rows[r], token, 0);
+    fetch(first, first + elements);
   }
 }
 
@@ -147,7 +144,7 @@ template <typename T>
 void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
                  const Angles<T>* angles, int64_t count) {
   const Rows& rows = *walk.rows;
-  const Order& order = walk.order;
+  const RowOrder& order = walk.order;
   const int64_t dim = row_dim(arguments, rows);
   for (int64_t first = 0; first < std::min(order.apart, count); ++first) {
     for (int64_t head = 0; head < rows.heads; head += order.heads) {
@@ -193,7 +190,7 @@ int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
   }
   constexpr int64_t run = 2048, longest_token = run / 8;
   const int64_t token = elements * static_cast<int64_t>(sizeof(T));
-  if (arguments.batch * arguments.seq * token < streaming_bytes) return tile_tokens<T> / 2;
+  if (arguments.batch * arguments.seq * token < uncached_bytes) return tile_tokens<T> / 2;
   return token <= longest_token && !gaps ? std::min(run / token, tile_tokens<T>) : 0;
 }
 

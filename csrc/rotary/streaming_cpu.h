@@ -10,7 +10,7 @@ namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
 /// Outputs of this size or more would not stay in the caches and are written past them.
-constexpr int64_t streaming_bytes = int64_t{8} << 20;
+constexpr int64_t uncached_bytes = int64_t{8} << 20;
 
 template <typename T>
 bool in_whole_lines(int64_t elements) {
@@ -20,7 +20,7 @@ bool in_whole_lines(int64_t elements) {
 /// Whether `elements` are worth writing past the caches to rows at `out`, all of them aligned.
 template <typename T>
 bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
-  return elements * static_cast<int64_t>(sizeof(T)) >= streaming_bytes &&
+  return elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes &&
          reinterpret_cast<uintptr_t>(out) % 64 == 0 && in_whole_lines<T>(stride[0]) &&
          in_whole_lines<T>(stride[1]) && in_whole_lines<T>(stride[2]);
 }
@@ -61,7 +61,7 @@ bool can_stream_from_buffer(const Arguments& arguments, const Rows& rows) {
   const int64_t dim = row_dim(arguments, rows), elements = elements_of(arguments, rows);
   const bool pays = 2 * arguments.pairs < dim || (core::is_intel && arguments.cosines == nullptr);
   return rows.in != rows.out && !arguments.tangent && pays && dim * size <= buffer_bytes &&
-         elements * size >= streaming_bytes &&
+         elements * size >= uncached_bytes &&
          (rows.out_stride[2] == dim || can_stream<T>(elements, rows.out, rows.out_stride));
 }
 

@@ -27,8 +27,8 @@ inline bool rotates_in_runs(const rotary::Arguments& rotation) {
 /// Rotates a window of bfloat16 in the order of runs.
 template <bool interleaved>
 void rotate_in_runs(const Angles<core::BFloat16>& angles, int64_t pairs, float* window) {
-  using rotary::POSEMBED_ISA::lanes;
-  const rotary::POSEMBED_ISA::AnglesInMemory source(angles);
+  using kernel::lanes;
+  const kernel::AnglesInMemory source(angles);
   for (int64_t slot = 0; slot < pairs; slot += lanes) {
     float* first = window + (interleaved ? 2 * slot : slot);
     float* second = first + (interleaved ? lanes : pairs);
@@ -50,16 +50,16 @@ class Backward {
         rotation_(arguments.forward.rotation),
         dim_(rotation_.head_dim),
         columns_(core::round_up_to_runs(dim_)) {
-    rotary::POSEMBED_ISA::order_turns<Order, interleaved>(rotation_, &turns_);
-    rotary::POSEMBED_ISA::order_axes<Order, interleaved>(rotation_, &turns_);
-    rotate_ = rotary::POSEMBED_ISA::choose_rotation<C, interleaved, false>(rotation_.pairs);
+    kernel::order_turns<AngleType, interleaved>(rotation_, &turns_);
+    kernel::order_axes<AngleType, interleaved>(rotation_, &turns_);
+    rotate_ = kernel::choose_rotation<C, interleaved, false>(rotation_.pairs);
     for (int64_t r = 0; r < 2; ++r) {
       Row<C> row;
       load_weights<T>(arguments.forward, r, row);
       core::order_values<T>(row, columns_, weights_[r]);
       const Rows& rows = rotation_.rows[r];
-      const int64_t elements = rotary::POSEMBED_ISA::elements_of(rotation_, rows);
-      streaming_[r] = rotary::POSEMBED_ISA::can_stream<T>(elements, rows.out, rows.out_stride);
+      const int64_t elements = kernel::elements_of(rotation_, rows);
+      streaming_[r] = kernel::can_stream<T>(elements, rows.out, rows.out_stride);
     }
   }
 
@@ -69,7 +69,7 @@ class Backward {
     for (C* row : sums_) std::fill_n(row, columns_, C(0));
     for (int64_t n = part * tokens / parts; n < (part + 1) * tokens / parts; ++n) {
       Token token{n / rotation_.seq, n % rotation_.seq, false};
-      token.rotated = rotary::POSEMBED_ISA::begin_token<Order>(rotation_, turns_, token, &angles_);
+      token.rotated = kernel::begin_token<AngleType>(rotation_, turns_, token, &angles_);
       for (int64_t r = 0; r < 2; ++r) {
         const int64_t heads = rotation_.rows[r].heads;
         for (int64_t head = 0; head < heads; head += heads_at_once_backward) {
@@ -83,7 +83,7 @@ class Backward {
   }
 
  private:
-  using Order = std::conditional_t<in_runs, T, C>;  // of the angles
+  using AngleType = std::conditional_t<in_runs, T, C>;  // angles are in its order
 
   void write_sums(C* out) const {
     for (int64_t r = 0; r < 2; ++r) {
@@ -138,7 +138,7 @@ class Backward {
     if constexpr (in_runs) {
       rotate_in_runs<interleaved>(angles_, rotation_.pairs, window);
     } else {
-      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs, rotary::POSEMBED_ISA::no_margins);
+      rotate_(window, window, 1, 0, 0, angles_, rotation_.pairs, kernel::no_margins);
     }
   }
 
@@ -172,10 +172,10 @@ class Backward {
   const BackwardArguments& arguments_;
   const rotary::Arguments& rotation_;
   const int64_t dim_, columns_;
-  rotary::POSEMBED_ISA::RotateGroup<C> rotate_;
+  kernel::RotateGroup<C> rotate_;
   bool streaming_[2];
-  Turns<Order> turns_;
-  Angles<Order> angles_;
+  Turns<AngleType> turns_;
+  Angles<AngleType> angles_;
   Row<C> weights_[2], sums_[2];                                   // in the order of runs
   alignas(64) C gradient_[heads_at_once_backward * max_columns];  // rows of `columns_`, likewise
 };

@@ -9,6 +9,7 @@
 #include "core/stream.h"
 #include "rotary/gaps_cpu.h"
 #include "rotary/streaming_cpu.h"
+#include "rotary/tiles_cpu.h"
 #include "rotary_norm/rows_cpu.h"
 
 namespace posembed::rotary_norm::POSEMBED_ISA {
@@ -19,20 +20,20 @@ constexpr int64_t heads_at_once = 16;
 
 /// Heads of a token.
 template <typename T>
-using Heads = rotary::POSEMBED_ISA::RowGroup<T>;
+using Heads = kernel::RowGroup<T>;
 
 /// The weights of a tensor.
 template <typename C>
 struct Weights {
-  Row<C> from_start, behind_window;                              // of columns, in the order of runs
-  alignas(64) C first[rotary::POSEMBED_ISA::max_padded_pairs];   // of the members of pairs, in the
-  alignas(64) C second[rotary::POSEMBED_ISA::max_padded_pairs];  // order of angles
+  Row<C> from_start, behind_window;                // of columns, in the order of runs
+  alignas(64) C first[kernel::max_padded_pairs];   // of the members of pairs, in the
+  alignas(64) C second[kernel::max_padded_pairs];  // order of angles
 };
 
 /// Sine and cosine times weights: multiplied once for all heads of a token.
 template <typename C>
 struct Coefficients {
-  using Row = C[rotary::POSEMBED_ISA::max_padded_pairs + rotary::POSEMBED_ISA::apart];
+  using Row = C[kernel::max_padded_pairs + kernel::apart];
   alignas(64) Row first_cosine, first_sine;    // times the weight of the first member
   alignas(64) Row second_cosine, second_sine;  // and of the second
 };
@@ -45,9 +46,7 @@ struct NormingAngles {
 
   template <typename Values>
   void rotate(Values* first, Values* second, int64_t slot) const {
-    const auto load = [slot](const C* row) {
-      return rotary::POSEMBED_ISA::load_values<Values>(row + slot);
-    };
+    const auto load = [slot](const C* row) { return kernel::load_values<Values>(row + slot); };
     const Values x = *first * rstd, y = *second * rstd;
     *first = core::fma(x, load(coefficients.first_cosine), -(y * load(coefficients.second_sine)));
     *second = core::fma(y, load(coefficients.second_cosine), x * load(coefficients.first_sine));
@@ -58,26 +57,26 @@ constexpr int64_t most_tokens = 16;  // of a tile
 
 /// Where heads are runs. Measured on an AMD EPYC: one token at a time takes twice as long, twice as
 /// many heads up to a quarter longer.
-constexpr rotary::POSEMBED_ISA::Tile tile_for_runs{most_tokens, 8};
+constexpr kernel::Tile tile_for_runs{most_tokens, 8};
 
 template <typename T, bool interleaved>
 class Forward {
  public:
   using C = Compute<T>;
-  using Stores = rotary::POSEMBED_ISA::Stores;
+  using Stores = kernel::Stores;
 
   explicit Forward(const Arguments& arguments)
       : arguments_(arguments),
         rotation_(arguments.rotation),
-        tile_(rotary::POSEMBED_ISA::choose_tile<T>(rotation_, tile_for_runs)) {
-    rotary::POSEMBED_ISA::order_turns<T, interleaved>(rotation_, &turns_);
-    rotary::POSEMBED_ISA::order_axes<T, interleaved>(rotation_, &turns_);
+        tile_(kernel::choose_tile<T>(rotation_, tile_for_runs)) {
+    kernel::order_turns<T, interleaved>(rotation_, &turns_);
+    kernel::order_axes<T, interleaved>(rotation_, &turns_);
     for (int64_t r = 0; r < 2; ++r) {
       set_weights(r);
       const Rows& rows = rotation_.rows[r];
-      stores_[r] = rotary::POSEMBED_ISA::choose_stores<T>(rotation_, rows);
-      fetches_behind_[r] = tile_.tokens == 1 && rotary::POSEMBED_ISA::fetches_gaps<T>(rotation_) &&
-                           rotary::POSEMBED_ISA::gap_between_heads(rows, rotation_.head_dim) == 0;
+      stores_[r] = kernel::choose_stores<T>(rotation_, rows);
+      fetches_behind_[r] = tile_.tokens == 1 && kernel::fetches_gaps<T>(rotation_) &&
+                           kernel::gap_between_heads(rows, rotation_.head_dim) == 0;
       norm_rotated_[r] = stores_[r] == Stores::streaming ? choose<true>() : choose<false>();
     }
   }
@@ -87,21 +86,21 @@ class Forward {
     for (int64_t first = begin; first < end; first += tile_.tokens) {
       const int64_t count = std::min(tile_.tokens, end - first);
       for (int64_t t = 0; t < count; ++t) {
-        rotated_[t] = rotary::POSEMBED_ISA::begin_token<T>(rotation_, turns_,
-                                                           order.token(first + t), angles_ + t);
+        rotated_[t] =
+            kernel::begin_token<T>(rotation_, turns_, order.token(first + t), angles_ + t);
       }
       for (int64_t r = 0; r < 2; ++r) {
         norm_tile(order, first, count, r);
         if (!fetches_behind_[r]) continue;
         const Token token = order.token(first), next = order.token(first + 1);
-        rotary::POSEMBED_ISA::fetch_behind_token<T>(rotation_, r, token, next);
+        kernel::fetch_behind_token<T>(rotation_, r, token, next);
       }
     }
     if (stores_[0] != Stores::ordinary || stores_[1] != Stores::ordinary) core::stream_fence();
   }
 
  private:
-  static constexpr int64_t buffer_elements = rotary::POSEMBED_ISA::buffer_bytes / sizeof(T);
+  static constexpr int64_t buffer_elements = kernel::buffer_bytes / sizeof(T);
 
   using NormHeads = void (Forward::*)(const Heads<T>& heads, int64_t r, const C* rstd) const;
 
@@ -113,8 +112,8 @@ class Forward {
     core::order_values<T>(row, core::round_up_to_runs(dim), weights.from_start);
     core::order_values<T>(row + end, core::round_up_to_runs(dim - end), weights.behind_window);
     const C* window = row + rotation_.start;
-    for (int64_t slot = 0; slot < rotary::POSEMBED_ISA::padded(rotation_.pairs); ++slot) {
-      const int64_t pair = rotary::POSEMBED_ISA::pair_of_slot<T, interleaved>(slot);
+    for (int64_t slot = 0; slot < kernel::padded(rotation_.pairs); ++slot) {
+      const int64_t pair = kernel::pair_of_slot<T, interleaved>(slot);
       const bool inside = pair < rotation_.pairs;
       const int64_t first = interleaved ? 2 * pair : pair;
       const int64_t second = interleaved ? first + 1 : first + rotation_.pairs;
@@ -125,7 +124,7 @@ class Forward {
 
   void set_coefficients(const Angles<T>& angles, const Weights<C>& weights) {
     Coefficients<C>& to = coefficients_;
-    for (int64_t slot = 0; slot < rotary::POSEMBED_ISA::padded(rotation_.pairs); ++slot) {
+    for (int64_t slot = 0; slot < kernel::padded(rotation_.pairs); ++slot) {
       const C cosine = angles.cosine[slot], sine = angles.sine[slot];
       to.first_cosine[slot] = cosine * weights.first[slot];
       to.first_sine[slot] = sine * weights.first[slot];
@@ -151,7 +150,7 @@ class Forward {
   void norm_heads(const Token& token, const Angles<T>& angles, int64_t r, int64_t begin,
                   int64_t end) {
     const Rows& rows = rotation_.rows[r];
-    rotary::POSEMBED_ISA::fetch_next_tile<T>(rotation_, r, tile_, token, begin, end);
+    kernel::fetch_next_tile<T>(rotation_, r, tile_, token, begin, end);
     if (token.rotated) set_coefficients(angles, weights_[r]);
     const NormHeads norm = token.rotated ? norm_rotated_[r] : &Forward::norm_unrotated;
     const int64_t most = stores_[r] == Stores::streaming_from_buffer
@@ -181,8 +180,8 @@ class Forward {
     if (stores_[r] != Stores::streaming_from_buffer) return (this->*norm)(heads, r, rstd);
     const int64_t dim = rotation_.head_dim;
     (this->*norm)({heads.in, buffer_, heads.count, heads.in_step, dim}, r, rstd);
-    rotary::POSEMBED_ISA::copy_rows<T>({buffer_, heads.out, heads.count, dim, heads.out_step}, dim,
-                                       core::stream_copy);
+    kernel::copy_rows<T>({buffer_, heads.out, heads.count, dim, heads.out_step}, dim,
+                         core::stream_copy);
   }
 
   void set_rstd(const Heads<T>& heads, C* rstd) const {
@@ -227,9 +226,8 @@ class Forward {
       if (streaming) core::expect_stream(out + core::page / size, dim * size);
       norm_columns<streaming>(in, out, start, rstd[k], weights_[r].from_start);
       const Heads<T> window{in + start, out + start, 1, 0, 0};
-      rotary::POSEMBED_ISA::rotate_each<interleaved, streaming>(
-          window, NormingAngles<C>{coefficients_, rstd[k]}, pairs,
-          rotary::POSEMBED_ISA::no_margins);
+      kernel::rotate_each<interleaved, streaming>(window, NormingAngles<C>{coefficients_, rstd[k]},
+                                                  pairs, kernel::no_margins);
       norm_columns<streaming>(in + end, out + end, dim - end, rstd[k], weights_[r].behind_window);
     }
   }
@@ -251,7 +249,7 @@ class Forward {
 
   const Arguments& arguments_;
   const rotary::Arguments& rotation_;
-  const rotary::POSEMBED_ISA::Tile tile_;
+  const kernel::Tile tile_;
   Turns<T> turns_;
   Coefficients<C> coefficients_;
   Weights<C> weights_[2];

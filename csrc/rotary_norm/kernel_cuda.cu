@@ -87,14 +87,14 @@ __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& own
 }
 
 /// The sum of `value` over the threads that share a head, always in the same order. All threads of
-/// the block must call it, each time with another `turn` than the last.
+/// the block must call it, each time with another `buffer` than the last.
 template <typename C>
-__device__ C head_sum(const Owners& owners, C value, bool turn) {
+__device__ C head_sum(const Owners& owners, C value, bool buffer) {
   __shared__ C values[2][rotary::max_pairs];
-  values[turn][threadIdx.x] = value;
+  values[buffer][threadIdx.x] = value;
   __syncthreads();
   C sum = 0;
-  for (int i = 0; i < owners.count; ++i) sum += values[turn][owners.group * owners.count + i];
+  for (int i = 0; i < owners.count; ++i) sum += values[buffer][owners.group * owners.count + i];
   return sum;
 }
 
@@ -122,14 +122,14 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   const int second = first + (interleaved ? size : launch.pairs);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
-  bool turn = false;
+  bool buffer = false;
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
     const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
                                          : rotary::Angles<C, size>{};
-    for (int pass = begin; pass < end; pass += launch.heads_per_pass, turn = !turn) {
+    for (int pass = begin; pass < end; pass += launch.heads_per_pass, buffer = !buffer) {
       const bool active = owners.group < launch.heads_per_pass && pass + owners.group < end;
       const Head head(launch, token, active ? pass + owners.group : begin);
       const Rows& rows = launch.rows[head.r];
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
           squares = dot(pack, pack, squares);
         });
       }
-      const C mean = head_sum(owners, squares, turn) / static_cast<C>(norms.head_dim);
+      const C mean = head_sum(owners, squares, buffer) / static_cast<C>(norms.head_dim);
       if (!active) continue;
       const C rstd = C(1) / sqrt(mean + static_cast<C>(norms.eps));
       if (norms.rstd[head.r] != nullptr && owners.owner == 0) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   const int second = first + (interleaved ? size : launch.pairs);
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
   for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
-  bool turn = false;
+  bool buffer = false;
 
   const int64_t part = blockIdx.x;
   const int64_t end = (part + 1) * launch.tokens / backward.parts;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
     const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
                                          : rotary::Angles<C, size>{};
-    for (int pass = 0; pass < launch.heads; pass += groups, turn = !turn) {
+    for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
       const bool active = pass + owners.group < launch.heads;
       const Head head(launch, token, active ? pass + owners.group : 0);
       const Rows &rows = launch.rows[head.r], &normed = backward.normed[head.r];
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
           through_weight(&g, &n, column);
         });
       }
-      along = head_sum(owners, along, turn) / static_cast<C>(dim);
+      along = head_sum(owners, along, buffer) / static_cast<C>(dim);
       if (!active) continue;
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll

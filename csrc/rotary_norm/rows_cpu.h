@@ -11,12 +11,14 @@
 namespace posembed::rotary_norm::POSEMBED_ISA {
 namespace {
 
+namespace kernel = rotary::POSEMBED_ISA;
+
 using core::Compute;
+using kernel::Angles;
+using kernel::Token;
+using kernel::TokenOrder;
+using kernel::Turns;
 using rotary::Rows;
-using rotary::POSEMBED_ISA::Angles;
-using rotary::POSEMBED_ISA::Token;
-using rotary::POSEMBED_ISA::TokenOrder;
-using rotary::POSEMBED_ISA::Turns;
 
 constexpr int64_t max_columns = max_head_dim + core::run;
 
