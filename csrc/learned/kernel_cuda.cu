@@ -45,16 +45,22 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
                  (valid ? static_cast<int64_t>(row_number) : 0) * a.weight_stride;
   T* out = static_cast<T*>(a.out) + token * a.embedding_dim;
 
+  Vector<T, width> addends[vectors_per_lane] = {};
+#pragma unroll
+  for (int i = 0; i < vectors_per_lane; ++i) {  // no load waits behind a store
+    const int64_t column = first_column + i * warp_size * width;
+    if (valid && column < a.embedding_dim) {
+      addends[i] = *reinterpret_cast<const Vector<T, width>*>(row + column);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < vectors_per_lane; ++i) {
     const int64_t column = first_column + i * warp_size * width;
     if (column >= a.embedding_dim) continue;
     Vector<T, width> sum = {};
-    if (valid) {
-      const auto addend = *reinterpret_cast<const Vector<T, width>*>(row + column);
 #pragma unroll
-      for (int k = 0; k < width; ++k)
-        store(load(vectors[i].values[k]) + load(addend.values[k]), &sum.values[k]);
+    for (int k = 0; valid && k < width; ++k) {
+      store(load(vectors[i].values[k]) + load(addends[i].values[k]), &sum.values[k]);
     }
     core::write_vector<T, width>(sum, out + column);
   }
