@@ -328,8 +328,12 @@ struct BackwardPass {
     launch.owners = core::Divisor<int>::of(owners);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
-    launch.heads_per_pass = static_cast<int>(std::clamp<int64_t>(
-        std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit));
+    const int64_t most = std::clamp<int64_t>(
+        std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit);
+    // Passes of the same size: 40 heads are 20 and 20 at a time, not 32 and 8.
+    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
+    launch.heads_per_pass =
+        static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
     Backward backward = {};
     std::copy(arguments.normed, arguments.normed + 2, backward.normed);
     backward.partial = arguments.partial;
