@@ -30,13 +30,23 @@ struct Backward {
   int64_t parts;
 };
 
+/// What a thread owns of a head's window, as it lies in memory.
 template <typename T, int size>
-__device__ Pack<Compute<T>, size> load_wide(const T* in) {
-  const auto narrow = Pack<T, size>::read(in);
+struct Window {
+  Pack<T, size> first, second;
+};
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> widen(const Pack<T, size>& narrow) {
   Pack<Compute<T>, size> wide;
 #pragma unroll
   for (int i = 0; i < size; ++i) wide.element[i] = core::load(narrow.element[i]);
   return wide;
+}
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> load_wide(const T* in) {
+  return widen(Pack<T, size>::read(in));
 }
 
 template <typename T, int size>
@@ -126,23 +136,35 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
+    const rotary::TokenRows<T, capacity> rows(launch, token);
+    const auto is_active = [&](int pass) {
+      return owners.group < launch.heads_per_pass && pass + owners.group < end;
+    };
+    const auto read_pass = [&](int pass) {
+      Window<T, size> window = {};
+      if (launch.pairs > 0 && is_active(pass)) {
+        const T* in = rows.row(pass + owners.group).in - launch.start[0];
+        window.first = Pack<T, size>::read(in + first);
+        window.second = Pack<T, size>::read(in + second);
+      }
+      return window;
+    };
+    // Loads of the first heads are issued before the position is known, those of the next ones
+    // before the threads wait for each other's squares.
+    Window<T, size> next = read_pass(begin);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
     const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
                                          : rotary::Angles<C, size>{};
     for (int pass = begin; pass < end; pass += launch.heads_per_pass, buffer = !buffer) {
-      const bool active = owners.group < launch.heads_per_pass && pass + owners.group < end;
-      const Head head(launch, token, active ? pass + owners.group : begin);
-      const Rows& rows = launch.rows[head.r];
-      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
-      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
-      rotary::Pairs<C, size, interleaved> owned = {};
-      C squares = 0;
+      const bool active = is_active(pass);
+      const int number_of_head = active ? pass + owners.group : begin;
+      const rotary::Row<T> row = rows.row(number_of_head);
+      const T* in = row.in - launch.start[0];
+      T* out = row.out - launch.start[0];
+      rotary::Pairs<C, size, interleaved> owned = {widen(next.first), widen(next.second)};
+      next = read_pass(pass + launch.heads_per_pass);
+      C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
       if (active) {
-        if (launch.pairs > 0) {
-          owned.first = load_wide<T, size>(in + first);
-          owned.second = load_wide<T, size>(in + second);
-        }
-        squares = dot(owned.second, owned.second, dot(owned.first, owned.first, squares));
         for_outside<size>(launch, owners, [&](int column) {
           const auto pack = load_wide<T, size>(in + column);
           squares = dot(pack, pack, squares);
@@ -150,6 +172,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       }
       const C mean = head_sum(owners, squares, buffer) / static_cast<C>(norms.head_dim);
       if (!active) continue;
+      const Head head(launch, token, number_of_head);
       const C rstd = C(1) / sqrt(mean + static_cast<C>(norms.eps));
       if (norms.rstd[head.r] != nullptr && owners.owner == 0) {
         static_cast<C*>(norms.rstd[head.r])[head.rstd_at] = rstd;
