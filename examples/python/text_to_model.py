@@ -1,4 +1,4 @@
-"""From a text to a trained model: tokeniser, id file, windows without a copy, curves.
+"""From a text to a trained model: tokenizer, id file, windows without a copy, curves.
 
 The text is Python's own handbook (pydoc's topics) unless --text names another. A byte-level BPE
 (Sennrich et al., arXiv:1508.07909) is trained on it; ids go to a file of two bytes each, of which
@@ -61,7 +61,7 @@ def train_tokenizer(texts: list[str], size: int) -> Tokenizer:
 def write_ids(texts: list[str], tokenizer: Tokenizer, path: Path) -> int:
     """Writes all texts as ids, each with <end> behind it; returns how many."""
     end = [tokenizer.token_to_id("<end>")]
-    encoded = (tokenizer.encode(text).ids + end for text in tqdm(texts, desc="tokenising"))
+    encoded = (tokenizer.encode(text).ids + end for text in tqdm(texts, desc="tokenizing"))
     return pe.data.save_ids(path, encoded, torch.uint16)
 
 

@@ -61,7 +61,7 @@ def save_ids(
 
     Args:
         path: The file, which is overwritten.
-        parts: The ids of one text after another, for instance from a tokeniser.
+        parts: The ids of one text after another, for instance from a tokenizer.
         dtype: torch.uint16, torch.int32 or torch.int64.
 
     Raises:

@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All commands with their arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m posembed",
-        description="Token and positional embeddings: what they do, and whether they do it here.",
+        description="Explain embeddings, and test posembed on this machine.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -80,7 +80,8 @@ def select_part(fields: Fields, part: str | None) -> Any:
         return text
     parts = [key for key in fields if key.endswith("_config") and fields[key]]
     if part not in parts:
-        raise ValueError(f"part: expected one of {sorted(parts)}, got {part!r}")
+        known = f"one of {sorted(parts)}" if parts else "none for a configuration without parts"
+        raise ValueError(f"part: expected {known}, got {part!r}")
     return fields[part]
 
 
