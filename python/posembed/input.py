@@ -16,7 +16,7 @@ from posembed import functional
 from posembed.functional import Gradient
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.token import TokenEmbedding, check_sizes
+from posembed.token import TokenEmbedding, check_sizes, scale_number
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
@@ -102,7 +102,7 @@ class InputEmbedding(nn.Module):
             num_embeddings,
             embedding_dim if token_dim is None else token_dim,
             padding_idx,
-            scale=scale,
+            scale=scale_number(scale, embedding_dim),  # of the sum's rows, also with token_dim
             gradient=gradient,
             **place,
         )

@@ -69,7 +69,7 @@ class TokenEmbedding(nn.Embedding):
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         check_table_options(num_embeddings, padding_idx, gradient)
-        self.scale = _scale(scale, embedding_dim)
+        self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = "rows" if sparse else gradient
         super().__init__(
             num_embeddings,
@@ -394,7 +394,8 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
     return result
 
 
-def _scale(scale: float | str, embedding_dim: int) -> float:
+def scale_number(scale: float | str, embedding_dim: int) -> float:
+    """The number that a scale stands for; ValueError if it stands for none."""
     if scale == "sqrt_dim":
         return math.sqrt(embedding_dim)
     if isinstance(scale, str):
