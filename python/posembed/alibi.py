@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from posembed import configuration, functional
+from posembed._sharding import set_values
 from posembed._validation import finite, whole
 from posembed.configuration import alibi as presets
 
@@ -230,8 +231,7 @@ class ALiBi(nn.Module):
     def reset_parameters(self) -> None:
         """Sets learned slopes to those of the options."""
         if self.learned:
-            with torch.no_grad():
-                self.slopes.copy_(self._derived)
+            set_values(self.slopes, self._derived)
 
     def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
         """The slopes for a number of keys: the module's own tensor, which callers must not get."""

@@ -106,7 +106,12 @@ class InputEmbedding(nn.Module):
             gradient=gradient,
             **place,
         )
-        self.position = _position(positions, max_positions, embedding_dim, self._first_row(), place)
+        first = self._first_row()
+        rows = {
+            "first_row": first,
+            "_padding_row": first - 1 if position_rule == "roberta" else None,
+        }
+        self.position = _position(positions, max_positions, embedding_dim, rows, place)
         self.token_type = TokenEmbedding(num_types, embedding_dim, **place) if num_types else None
         norms: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
         self.norm: nn.LayerNorm | nn.RMSNorm | None = None
@@ -117,9 +122,6 @@ class InputEmbedding(nn.Module):
             self.projection = nn.Linear(token_dim, embedding_dim, bias=False, **place)
         if output_dim is not None:
             self.projection = nn.Linear(embedding_dim, output_dim, **place)
-        if isinstance(self.position, LearnedPositionalEmbedding) and position_rule == "roberta":
-            with torch.no_grad():
-                self.position.weight[self.position.first_row - 1].zero_()
 
     def forward(
         self,
@@ -300,7 +302,7 @@ def _position(
     kind: str | None,
     max_positions: int | None,
     embedding_dim: int,
-    first_row: int,
+    rows: dict[str, Any],
     place: dict[str, Any],
 ) -> Position | None:
     if kind not in ("learned", "sinusoidal", None):
@@ -308,9 +310,7 @@ def _position(
     if kind == "learned":
         if max_positions is None:
             raise ValueError("max_positions: expected a number for learned positions, got none")
-        return LearnedPositionalEmbedding(
-            max_positions, embedding_dim, first_row=first_row, **place
-        )
+        return LearnedPositionalEmbedding(max_positions, embedding_dim, **rows, **place)
     if max_positions is not None:
         raise ValueError(
             f"max_positions: expected none without learned positions, got {max_positions}"

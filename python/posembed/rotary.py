@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from posembed import functional
+from posembed._sharding import set_values
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
@@ -113,8 +114,7 @@ class RotaryEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         """Sets learned frequencies to those of the specification."""
         if self.frequencies is not None:
-            with torch.no_grad():
-                self.frequencies.copy_(self.spec.frequencies())
+            set_values(self.frequencies, self.spec.frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and casts as ``to`` and ``half`` do, but never casts frequencies to 16 bits."""

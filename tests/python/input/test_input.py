@@ -374,6 +374,23 @@ def test_copies_pickles_and_meta_device(options: dict) -> None:
     assert torch.equal(real(ids, types=types), expected)
 
 
+def test_padding_starts_as_zeros_after_meta() -> None:
+    """As torch's wrappers initialise: each module its own parameters, parents first."""
+    options = {"max_positions": 6, "padding_idx": 3, "position_rule": "roberta"}
+    embed = pe.InputEmbedding(9, 4, device="meta", **options).to_empty(device="cpu")
+    for module in embed.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    made = pe.InputEmbedding(9, 4, **options)
+    for each in (embed, made):
+        assert not each.position.weight[3].any()
+        assert not each.token.weight[3].any()
+        assert each.position.weight.abs().sum(1).count_nonzero() == 9
+    made.position.reset_parameters()
+    assert not made.position.weight[3].any()
+    assert repr(made.position) == "LearnedPositionalEmbedding(6, 4, first_row=4)"
+
+
 @kinds
 def test_compiled_module_serves_every_length(options: dict) -> None:
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
