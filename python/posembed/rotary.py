@@ -6,7 +6,7 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import torch
@@ -37,6 +37,16 @@ def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | Non
         case LongRopeScaling(original_max_positions=original):
             return spec.resolve(original), spec.resolve(original + 1), original
     return None
+
+
+def refuse_narrow(frequencies: Tensor) -> None:
+    """Raises TypeError for learned frequencies that a wrapper has cast to 16 bits."""
+    if frequencies.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"frequencies: expected float32 or float64, got {frequencies.dtype}: positions would "
+            "multiply the rounding error. Where FSDP casts parameters, shard this module by itself "
+            "before the model: fully_shard(rope), without mp_policy"
+        )
 
 
 class RotaryEmbedding(nn.Module):
@@ -127,6 +137,14 @@ class RotaryEmbedding(nn.Module):
         super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Widens what ``load_state_dict(…, assign=True)`` would put in place as it is."""
+        name = f"{prefix}frequencies"
+        given = state_dict.get(name)
+        if isinstance(given, Tensor) and given.dtype in (torch.bfloat16, torch.float16):
+            state_dict = {**state_dict, name: given.detach().float()}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     @property
     def spec(self) -> RotarySpec:
         """The rotation's numbers."""
@@ -177,9 +195,12 @@ class RotaryEmbedding(nn.Module):
     def _frequencies(self) -> Tensor | None:
         """``self.frequencies``, which takes as long to look up as to rotate a token."""
         try:
-            return self._parameters["frequencies"]
+            frequencies = self._parameters["frequencies"]
         except KeyError:  # FSDP or a parametrization has put a tensor in the parameter's place
-            return self.frequencies
+            frequencies = self.frequencies
+        if frequencies is not None:
+            refuse_narrow(frequencies)
+        return frequencies
 
     @overload
     def forward(
@@ -228,6 +249,8 @@ class RotaryEmbedding(nn.Module):
             frequencies = self._parameters["frequencies"]
         except KeyError:
             frequencies = self.frequencies
+        if frequencies is not None:
+            refuse_narrow(frequencies)
         return rotated(
             query,
             key,

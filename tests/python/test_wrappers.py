@@ -78,6 +78,37 @@ def test_distributed(one_process: None, wrap: Callable[[nn.Module], nn.Module]) 
     assert not torch.equal(wrapped(ids), expected)
 
 
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.rope = pe.RotaryEmbedding(8, learned_frequencies=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rope(self.project(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mixed_precision_spares_frequencies_or_is_refused(one_process: None) -> None:
+    """The way that the message and the documentation show."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    policy = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    x = torch.randn(1, 5, 2, 8)
+    refused = torch.distributed.fsdp.fully_shard(Rotated(), mesh=mesh, mp_policy=policy)
+    with pytest.raises(TypeError, match=r"got torch\.bfloat16: .* fully_shard\(rope\)"):
+        refused(x)
+    model = Rotated()
+    low = copy.deepcopy(model).bfloat16()
+    torch.distributed.fsdp.fully_shard(model.rope, mesh=mesh)
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+    result = model(x)
+    assert torch.equal(result, low(x.bfloat16()))
+    result.float().square().sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert model.rope.frequencies.grad.dtype == torch.float32
+    assert not torch.equal(model.rope.frequencies.full_tensor(), low.rope.frequencies)
+
+
 def reset(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "reset_parameters"):
