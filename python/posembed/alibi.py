@@ -326,7 +326,7 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         functional.alibi_add_(
             scores,
             self._slopes(keys, scores),
@@ -346,7 +346,7 @@ class ALiBi(nn.Module):
         Returns:
             Shape and dtype of scores. A query that sees no key has weights 0.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         return functional.alibi_softmax(
             scores,
             self._slopes(keys, scores),
@@ -363,7 +363,7 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         functional.alibi_softmax_(
             scores,
             self._slopes(keys, scores),
@@ -473,18 +473,20 @@ class ALiBi(nn.Module):
         Args:
             query: [batch, num_heads, seq, head_dim].
             key: [batch, num_heads or a divisor of it, keys, head_dim].
-            value: As key.
+            value: [batch, heads of key, keys, value_dim].
             scale: Default: ``head_dim ** -0.5``.
             dropout: Probability with which weights are zeroed.
             backend: Default: :meth:`attention_backend`.
             **places: See :class:`Places`.
 
         Returns:
-            [batch, num_heads, seq, head_dim].
+            [batch, num_heads, seq, value_dim].
 
         Raises:
-            ValueError: Another backend, or heads of key that do not divide those of query.
+            ValueError: Another backend, or shapes do not fit.
+            TypeError: Dtypes differ, outside autocast.
         """
+        _check_attention(query, key, value, dropout)
         if backend is None:
             backend = self.attention_backend(query, key, dropout=dropout, **places)
         if scale is None:
@@ -500,16 +502,8 @@ class ALiBi(nn.Module):
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, places: Any
     ) -> Tensor:
-        for name, tensor in {"query": query, "key": key, "value": value}.items():
-            if tensor.dim() != 4:
-                shape = "[batch, heads, length, head_dim]"
-                raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
         batch, heads, queries, head_dim = query.shape
         key_heads, keys = key.shape[1:3]
-        if heads % key_heads != 0:
-            raise ValueError(
-                f"key: expected heads that divide those of query, {heads}, got {key_heads}"
-            )
         # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
         grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
         scores = (grouped @ key.mT).view(batch, heads, queries, keys)
@@ -563,6 +557,48 @@ class ALiBi(nn.Module):
         if self.learned:
             parts.append("learned=True")
         return ", ".join(parts)
+
+
+def _check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
+    """What the C++ module checks: products of matrices would name none of these, or broadcast."""
+    for name, tensor, shape in (
+        ("query", query, "[batch, num_heads, seq, head_dim]"),
+        ("key", key, "[batch, heads, keys, head_dim]"),
+        ("value", value, "[batch, heads, keys, value_dim]"),
+    ):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise TypeError(
+                f"{name}: expected the dtype of query, {query.dtype}, got {tensor.dtype}"
+            )
+    for name, size, expected, dimension in (
+        ("key", key.shape[0], query.shape[0], "batch"),
+        ("key", key.shape[3], query.shape[3], "head_dim"),
+        ("value", value.shape[0], query.shape[0], "batch"),
+        ("value", value.shape[1], key.shape[1], "heads"),
+        ("value", value.shape[2], key.shape[2], "keys"),
+    ):
+        if size != expected:
+            raise ValueError(f"{name}: expected {dimension} {expected}, got {size}")
+    heads, key_heads = query.shape[1], key.shape[1]
+    if key_heads == 0 or heads % key_heads != 0:
+        raise ValueError(
+            f"key: expected heads that divide those of query, {heads}, got {key_heads}"
+        )
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
+
+
+def _lengths(scores: Tensor) -> torch.Size:
+    """Numbers of queries and keys."""
+    if scores.dim() not in (3, 4):
+        raise ValueError(
+            "scores: expected [batch, heads, query_length, key_length] or [heads, query_length, "
+            f"key_length], got {list(scores.shape)}"
+        )
+    return scores.shape[-2:]
 
 
 def _complete(places: Places, queries: int, keys: int) -> Places:
