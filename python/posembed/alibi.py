@@ -90,6 +90,7 @@ class ALiBi(nn.Module):
 
     slopes: Tensor
     """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
+    _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
 
     def __init__(
         self,
@@ -236,12 +237,25 @@ class ALiBi(nn.Module):
     def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
         """The slopes for a number of keys: the module's own tensor, which callers must not get."""
         slopes = self.slopes if self.learned else self._derived
-        # torch.func.functional_call may run a module on meta with tensors from elsewhere.
-        if slopes.is_meta and scores is not None and not (self.learned or scores.is_meta):
-            slopes = self._derived_slopes(scores.device)
+        if not self.learned and (slopes.is_meta or self._is_replica):
+            device = self._elsewhere(scores)
+            if device != slopes.device:
+                slopes = self._derived_slopes(device)
         if self.train_length is None or key_length <= self.train_length:
             return slopes
         return slopes / (key_length / self.train_length)
+
+    def _elsewhere(self, scores: Tensor | None) -> torch.device:
+        """Where slopes are needed, if not on the module's own device.
+
+        torch.func.functional_call may run a module on meta with tensors from elsewhere, and
+        DataParallel copies to each device what is a parameter or a buffer, which these are not.
+        """
+        if scores is not None:
+            return scores.device
+        if self._is_replica and self._derived.is_cuda:
+            return torch.device("cuda", torch.cuda.current_device())
+        return self._derived.device
 
     def __getattr__(self, name: str) -> Any:
         """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""

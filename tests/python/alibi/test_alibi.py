@@ -245,6 +245,35 @@ def test_slopes_follow_a_model_out_of_meta() -> None:
     assert model[1](3).device.type == "cpu"
 
 
+def test_slopes_follow_the_data_of_a_replica() -> None:
+    """DataParallel makes modules that share all but parameters and buffers."""
+    model = torch.nn.Sequential(pe.ALiBi(8))
+    ours, other = (replica[0] for replica in torch.nn.parallel.replicate(model, [0, 1]))
+    scores = torch.randn(1, 8, 2, 3)
+    assert torch.equal(ours.softmax(scores), model[0].softmax(scores))
+    assert other.softmax(scores.to("meta")).is_meta
+    other.add_(scores.to("meta"))
+    query = torch.empty(1, 8, 2, 4, device="meta")
+    assert other.attention(query, query, query).is_meta
+    with pytest.raises(ValueError, match="slopes: expected the device of scores"):
+        model[0].softmax(scores.to("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_data_parallel() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = pe.ALiBi(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alibi.softmax(x) + self.alibi(x.shape[-2], x.shape[-1]).exp()
+
+    model, x = Model().cuda(), torch.randn(4, 8, 3, 3, device="cuda")
+    assert torch.equal(torch.nn.DataParallel(model, [0, 1])(x), model(x))
+
+
 def test_attention_trains_learned_slopes(device: torch.device) -> None:
     torch.manual_seed(0)
     alibi = pe.ALiBi(4, learned=True, device=device)
