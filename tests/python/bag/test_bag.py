@@ -344,6 +344,11 @@ def test_bad_ids_and_offsets_cuda() -> None:
             "weights: expected the dtype",
             lambda bag, ids: bag(ids, weights=torch.zeros(2, 3).double()),
         ),
+        (
+            ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda bag, ids: pe.functional.token_bag(ids, torch.tensor(1.0)),
+        ),
         (ValueError, "padding_idx: expected", lambda bag, ids: bag(ids, padding_idx=ROWS)),
         (ValueError, "gradient: expected", lambda bag, ids: bag(ids, gradient="columns")),
     ],

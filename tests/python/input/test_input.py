@@ -478,6 +478,11 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         (
             ValueError,
+            r"token: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda e, i: pe.functional.input_embedding(i, torch.tensor(1.0)),
+        ),
+        (
+            ValueError,
             "norm: expected 'none'",
             lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, norm="batch"),
         ),

@@ -442,6 +442,16 @@ def test_id_outside_the_table_cuda(value: int) -> None:
         ),
         (
             ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0, 0]),
+        ),
+        (
+            ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0, 0], padding_idx=0),
+        ),
+        (
+            ValueError,
             "padding_idx: expected",
             lambda w: pe.functional.embedding(torch.zeros(2).long(), w, padding_idx=37),
         ),
