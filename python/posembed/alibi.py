@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from posembed import configuration, functional
 from posembed._sharding import set_values
-from posembed._validation import finite, whole
+from posembed._validation import finite, flag, whole
 from posembed.configuration import alibi as presets
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
@@ -110,16 +110,17 @@ class ALiBi(nn.Module):
         super().__init__()
         if isinstance(slopes, str) and slopes not in ("press", "geometric"):
             raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
-        if train_length is not None and train_length <= 0:
+        if train_length is not None and whole("train_length", train_length) <= 0:
             raise ValueError(f"train_length: expected a positive number, got {train_length}")
-        self.num_heads, self.causal = whole("num_heads", num_heads), causal
-        self.total_heads, self.head_start, self.learned = total_heads, head_start, learned
+        self.num_heads, self.causal = whole("num_heads", num_heads), flag("causal", causal)
+        self.total_heads = None if total_heads is None else whole("total_heads", total_heads)
+        self.head_start, self.learned = whole("head_start", head_start), flag("learned", learned)
         self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
         self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
         self._follow(torch.empty(0, device=device, dtype=dtype))
-        if learned:
+        if self.learned:
             self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
 
     @classmethod

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional
+from posembed._validation import flag
 from posembed.functional import BagMode, Gradient
 from posembed.token import check_sizes, check_table_options
 
@@ -62,7 +63,7 @@ class TokenBag(nn.EmbeddingBag):
             mode=mode,
             sparse=gradient == "rows",  # what DistributedDataParallel asks for
             _weight=_weight,
-            include_last_offset=include_last_offset,
+            include_last_offset=flag("include_last_offset", include_last_offset),
             padding_idx=padding_idx,
             device=device,
             dtype=dtype,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._validation import finite
 from posembed.functional import Gradient
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
@@ -86,11 +87,15 @@ class InputEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(num_types=num_types)
+        check_sizes(embedding_dim=embedding_dim, num_types=num_types)
+        for name, size in {"token_dim": token_dim, "output_dim": output_dim}.items():
+            if size is not None:
+                check_sizes(**{name: size})
         _check_rule(position_rule, positions, padding_idx)
         if token_dim is not None and output_dim is not None:
             raise ValueError(f"output_dim: expected none beside token_dim, got {output_dim}")
-        if not 0 <= dropout <= 1:
+        finite("eps", eps)
+        if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
         if norm not in ("layer", "rms", None):
             raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from posembed import functional
 from posembed._sharding import set_values
+from posembed._validation import flag
 from posembed.functional import Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
@@ -105,7 +106,7 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
         self.register_parameter("frequencies", None)
-        if learned_frequencies:
+        if flag("learned_frequencies", learned_frequencies):
             if self.spec.is_dynamic:
                 raise ValueError(
                     "learned_frequencies: expected a specification whose frequencies do not depend "

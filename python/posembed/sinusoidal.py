@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._validation import flag
 from posembed.specification import SinusoidalSpec
 
 
@@ -57,7 +58,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         )
         self.initial_scale = spec.scale
         self.scale: nn.Parameter | None = None
-        if learned_scale:
+        if flag("learned_scale", learned_scale):
             spec = dataclasses.replace(spec, scale=1.0)
             # Not a scalar, which FSDP cannot shard.
             self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))

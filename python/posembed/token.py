@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional, pretrained
-from posembed._validation import finite, whole
+from posembed._validation import finite, flag, whole
 from posembed.functional import Gradient, Initialization
 
 
@@ -69,6 +69,8 @@ class TokenEmbedding(nn.Embedding):
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         check_table_options(num_embeddings, padding_idx, gradient)
+        scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
+        sparse = flag("sparse", sparse)
         self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = "rows" if sparse else gradient
         super().__init__(
@@ -318,7 +320,10 @@ def check_sizes(**sizes: int) -> None:
 
 def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: str) -> None:
     """Raises ValueError for a padding row outside the table, or an unknown form of gradient."""
-    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+    outside = padding_idx is not None and not (
+        -num_embeddings <= whole("padding_idx", padding_idx) < num_embeddings
+    )
+    if outside:
         allowed = f"{-num_embeddings} to {num_embeddings - 1}"
         raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
     if gradient not in ("dense", "rows"):

@@ -366,7 +366,9 @@ def test_errors(error: type[Exception], message: str, call) -> None:
     [
         ("mode: expected", {"mode": "median"}),
         ("padding_idx: expected -37 to 36", {"padding_idx": ROWS}),
+        ("padding_idx: expected a whole number, got 1.5", {"padding_idx": 1.5}),
         ("gradient: expected", {"gradient": "columns"}),
+        ("include_last_offset: expected True or False", {"include_last_offset": "no"}),
     ],
 )
 def test_module_refuses_at_once(message: str, options: dict) -> None:

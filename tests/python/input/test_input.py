@@ -468,6 +468,41 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         (
             ValueError,
+            "dropout: expected a number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout="a"),
+        ),
+        (
+            ValueError,
+            "eps: expected a number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, eps="a"),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected a whole number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, padding_idx="a"),
+        ),
+        (
+            ValueError,
+            "token_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, token_dim=-2),
+        ),
+        (
+            ValueError,
+            "embedding_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim"),
+        ),
+        (
+            ValueError,
+            "output_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=-2),
+        ),
+        (
+            ValueError,
+            "output_dim: expected a whole number, got 2.5",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=2.5),
+        ),
+        (
+            ValueError,
             "first_token: expected 0 or more, got -1",
             lambda e, i: e(i, first_token=-1),
         ),

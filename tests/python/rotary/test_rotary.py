@@ -201,6 +201,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
         (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),
         (lambda rope, q, k: rope.rotate_(q[:, :1].expand(-1, 6, -1, -1)), ValueError, "query: expected elements that do not share memory"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, learned_frequencies="no"), ValueError, "learned_frequencies: expected True or False, got 'no'"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, layout="hsbd"), ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hsbd'"),
         (lambda rope, q, k: pe.RotaryEmbedding(15), ValueError, "rotary_dim: expected an even number, got 15"),
         (lambda rope, q, k: pe.RotaryEmbedding(0), ValueError, "head_dim: expected a positive number, got 0"),

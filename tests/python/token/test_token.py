@@ -479,6 +479,21 @@ def test_id_outside_the_table_cuda(value: int) -> None:
         (ValueError, "num_embeddings: expected 0 or more", lambda w: pe.TokenEmbedding(-1, 5)),
         (
             ValueError,
+            "padding_idx: expected a whole number, got 'a'",
+            lambda w: pe.TokenEmbedding(37, 5, padding_idx="a"),
+        ),
+        (
+            ValueError,
+            "scale_grad_by_freq: expected True or False, got 'no'",
+            lambda w: pe.TokenEmbedding(37, 5, scale_grad_by_freq="no"),
+        ),
+        (
+            ValueError,
+            "sparse: expected True or False, got 'no'",
+            lambda w: pe.TokenEmbedding(37, 5, sparse="no"),
+        ),
+        (
+            ValueError,
             "gradient: expected the shape of ids",
             lambda w: torch.ops.posembed.embedding_backward(
                 w, torch.zeros(2).long(), num_embeddings=3
