@@ -408,7 +408,6 @@ def register() -> None:
     for name in (
         "alibi_lse_correction",
         "learned_extend",
-        "mla_rotary",
         "rotary_permute_weight",
         "rotary_tangent",
         "rotary_frequencies_backward",
