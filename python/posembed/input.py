@@ -23,8 +23,16 @@ Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
 
 # Options of tables that are put in place of the module's own, and which its one kernel lacks.
+# "sparse" is that of nn.Embedding, which has no "gradient".
 TOKEN_DEFAULTS = {"max_norm": None, "scale_grad_by_freq": False}
-TYPE_DEFAULTS = {**TOKEN_DEFAULTS, "scale": 1.0, "padding_idx": None, "gradient": "dense"}
+PLAIN_DEFAULTS = {**TOKEN_DEFAULTS, "sparse": False}
+TYPE_DEFAULTS = {
+    **TOKEN_DEFAULTS,
+    "scale": 1.0,
+    "padding_idx": None,
+    "gradient": "dense",
+    "sparse": False,
+}
 
 
 class InputEmbedding(nn.Module):
@@ -173,17 +181,16 @@ class InputEmbedding(nn.Module):
             table = {"position": self.position.weight, "first_row": first}
             table["position_padding_idx"] = padding
         elif self.position is not None:
+            _check_kind(
+                "position", self.position, Position, "one of posembed's embeddings of positions"
+            )
             if self.position.scale is not None:
                 raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
             table = {"sinusoid": self.position.spec}
         if self.token_type is not None:
             _check_table("token_type", self.token_type, TYPE_DEFAULTS)
             table["token_type"] = self.token_type.weight
-        norm: dict[str, Any] = {}
-        if self.norm is not None:
-            norm = {"norm": "rms", "norm_weight": self.norm.weight, "eps": self.norm.eps}
-        if isinstance(self.norm, nn.LayerNorm):
-            norm |= {"norm": "layer", "norm_bias": self.norm.bias}
+        norm = {} if self.norm is None else _norm(self.norm, token["token"])
         result = functional.input_embedding(
             rows,
             positions=positions,
@@ -238,12 +245,13 @@ class InputEmbedding(nn.Module):
         Projected rows are a table of their own, of which each token takes its row.
         """
         if self.token_dim is None:
-            _check_table("token", self.token, TOKEN_DEFAULTS)
+            ours = isinstance(self.token, TokenEmbedding)
+            _check_table("token", self.token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
             table = {
                 "token": self.token.weight,
-                "scale": self.token.scale,
+                "scale": self.token.scale if ours else 1.0,
                 "padding_idx": self.token.padding_idx,
-                "gradient": self.token.gradient,
+                "gradient": self.token.gradient if ours else "dense",
             }
             return ids, table
         projected = self.projection(self.token(ids))  # type: ignore[misc]
@@ -294,13 +302,36 @@ def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> No
 
 
 def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
-    """Raises ValueError for an option that would be ignored."""
+    """Raises ValueError for another module, or for an option that would be ignored."""
+    _check_kind(name, table, nn.Embedding, "an Embedding")
     for option, default in defaults.items():
         value = getattr(table, option, default)
         if value != default:
             raise ValueError(
                 f"{name}: expected {option} {default!r}, as the kernel has no other, got {value!r}"
             )
+
+
+def _check_kind(name: str, module: nn.Module, kind: Any, expected: str) -> None:
+    """Raises ValueError for a module whose parameters the kernel would take for another's."""
+    if not isinstance(module, kind):
+        raise ValueError(f"{name}: expected {expected}, got {type(module).__name__}")
+
+
+def _norm(norm: nn.Module, token: Tensor) -> dict[str, Any]:
+    """What the kernel takes of a norm."""
+    _check_kind("norm", norm, (nn.LayerNorm, nn.RMSNorm), "a LayerNorm or an RMSNorm")
+    if tuple(norm.normalized_shape) != token.shape[-1:]:  # type: ignore[arg-type]
+        shape, columns = list(norm.normalized_shape), list(token.shape[-1:])  # type: ignore[arg-type]
+        raise ValueError(f"norm: expected normalized_shape {columns}, got {shape}")
+    if isinstance(norm, nn.LayerNorm):
+        layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
+        return {"norm": "layer", "eps": norm.eps, **layer}
+    eps = norm.eps
+    if eps is None:  # torch's RMSNorm then takes that of the type in which it computes
+        wide = torch.float64 if token.dtype == torch.float64 else torch.float32
+        eps = torch.finfo(wide).eps
+    return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}
 
 
 def _position(

@@ -614,6 +614,50 @@ def test_options_of_tables_that_the_kernel_lacks_are_refused(
         embed(torch.tensor([[0, 2]]))
 
 
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.device) -> None:
+    """With the values and gradients of their own calls; an eps of None is torch's default."""
+    options = {"device": device, "dtype": dtype}
+    ids = torch.tensor([[0, 2, 1]], device=device)
+    for norm in (nn.RMSNorm(8, **options), nn.LayerNorm(8, eps=0.1, **options), nn.LayerNorm(8, bias=False, **options), nn.RMSNorm(8, elementwise_affine=False, **options)):  # fmt: skip
+        embed = pe.InputEmbedding(3, 8, positions=None, num_types=2, norm="layer", **options)
+        embed.token = nn.Embedding(3, 8, padding_idx=-1, **options)
+        embed.token_type = nn.Embedding(2, 8, **options)
+        embed.norm = norm
+        with torch.no_grad():
+            for table in (embed.token, embed.token_type):
+                table.weight.mul_(1e-3)  # so that eps counts
+        exact = copy.deepcopy(embed).double()
+        if getattr(exact.norm, "eps", 0) is None and dtype != torch.float64:
+            exact.norm.eps = torch.finfo(torch.float32).eps
+        result, expected = embed(ids), apart(exact, ids, torch.zeros_like(ids))
+        assert_close(result, expected, max(TOLERANCE[dtype], 4e-6))
+        result[..., 0].sum().backward()
+        assert not embed.token.weight.grad[2].any()
+        assert embed.token.weight.grad[:2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("token", nn.Embedding(3, 8, sparse=True), "token: expected sparse False, .* got True"),
+        ("token", nn.Embedding(3, 8, max_norm=1.0), "token: expected max_norm None, .* got 1.0"),
+        ("token", nn.Linear(3, 8), "token: expected an Embedding, got Linear"),
+        ("token_type", nn.Embedding(2, 8, sparse=True), "token_type: expected sparse False"),
+        ("token_type", nn.Identity(), "token_type: expected an Embedding, got Identity"),
+        ("position", nn.Embedding(9, 8), "position: expected one of posembed's .* got Embedding"),
+        ("norm", nn.Identity(), "norm: expected a LayerNorm or an RMSNorm, got Identity"),
+        ("norm", nn.BatchNorm1d(8), "norm: expected a LayerNorm or .* got BatchNorm1d"),
+        ("norm", nn.LayerNorm((2, 8)), r"norm: expected normalized_shape \[8\], got \[2, 8\]"),
+    ],
+)
+def test_other_submodules_are_refused(name: str, other: nn.Module, message: str) -> None:
+    embed = pe.InputEmbedding(3, 8, max_positions=9, num_types=2, norm="layer")
+    setattr(embed, name, other)
+    with pytest.raises(ValueError, match=message):
+        embed(torch.tensor([[0, 2]]))
+
+
 def test_projected_tokens_have_every_option() -> None:
     """Their rows come from the submodule's own call."""
     embed = pe.InputEmbedding(3, 8, positions=None, token_dim=4)
