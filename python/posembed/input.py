@@ -108,6 +108,7 @@ class InputEmbedding(nn.Module):
         if norm not in ("layer", "rms", None):
             raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding_dim = embedding_dim
         self.dropout = dropout
         self.position_rule = position_rule
         self.token_dim = token_dim
@@ -206,6 +207,28 @@ class InputEmbedding(nn.Module):
         if self.projection is None or self.token_dim is not None:
             return result
         return self.projection(result)  # type: ignore[no-any-return]
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the token table."""
+        return self.token.num_embeddings
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The token row that gets no gradient, counted from the start."""
+        return self.token.padding_idx
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that have a row; None: there is no table of them."""
+        if isinstance(self.position, LearnedPositionalEmbedding):
+            return self.position.max_positions
+        return None
+
+    @property
+    def num_types(self) -> int:
+        """Rows of the table of token types; 0: there is no table."""
+        return 0 if self.token_type is None else self.token_type.num_embeddings
 
     def _first_row(self) -> int:
         """The row of position 0."""

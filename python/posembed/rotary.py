@@ -156,6 +156,11 @@ class RotaryEmbedding(nn.Module):
         self._spec = spec
         self._regimes = regimes(spec)
 
+    @property
+    def head_dim(self) -> int:
+        """Components of one head."""
+        return self._spec.head_dim
+
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
         """The module for a model's configuration; see :meth:`RotarySpec.from_huggingface`.

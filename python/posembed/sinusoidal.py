@@ -30,7 +30,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
-        learned_scale: Learn it: ``scale`` is then a parameter [1] that starts at that value.
+        learned_scale: Learn it: the attribute ``scale`` is then a parameter [1] that starts at that
+            value. Otherwise it is None, and the number is ``spec.scale``.
         device, dtype: Of the learned scale.
 
     Examples:

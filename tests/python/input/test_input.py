@@ -360,6 +360,17 @@ def test_state_dict_keys() -> None:
     assert list(bare.state_dict()) == ["token.weight", "norm.weight"]
 
 
+def test_sizes_can_be_read() -> None:
+    """Those of the submodules, which may have grown."""
+    embed = pe.InputEmbedding(5, 4, max_positions=3, num_types=2, padding_idx=-1, token_dim=2)
+    embed.token.resize(7)
+    embed.position.extend(6)
+    sizes = ("num_embeddings", "embedding_dim", "padding_idx", "max_positions", "num_types")
+    assert [getattr(embed, name) for name in sizes] == [7, 4, 4, 6, 2]
+    bare = pe.InputEmbedding(5, 4, positions="sinusoidal")
+    assert [getattr(bare, name) for name in sizes] == [5, 4, None, None, 0]
+
+
 @kinds
 def test_copies_pickles_and_meta_device(options: dict) -> None:
     embed, ids, types = make(options)

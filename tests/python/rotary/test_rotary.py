@@ -247,6 +247,11 @@ def test_specification_is_a_value() -> None:
     assert_close(spec.frequencies(), expected, 1e-15)
 
 
+def test_module_tells_its_head_dim() -> None:
+    assert pe.RotaryEmbedding(16).head_dim == 16
+    assert pe.RotaryEmbedding(pe.RotarySpec(32, rotary_dim=8)).head_dim == 32
+
+
 def test_module_holds_nothing_that_can_rot() -> None:
     query, key = make(torch.bfloat16)
     rope = pe.RotaryEmbedding(16)
