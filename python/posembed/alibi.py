@@ -21,6 +21,7 @@ from posembed import configuration, functional
 from posembed._sharding import set_values
 from posembed._validation import finite, flag, whole
 from posembed.configuration import alibi as presets
+from posembed.functional import Device
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -104,7 +105,7 @@ class ALiBi(nn.Module):
         factor: float = 1.0,
         train_length: int | None = None,
         learned: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posembed import _C, functional
 from posembed._validation import flag
-from posembed.functional import BagMode, Gradient
+from posembed.functional import BagMode, Device, Gradient
 from posembed.token import check_sizes, check_table_options
 
 
@@ -47,7 +47,7 @@ class TokenBag(nn.EmbeddingBag):
         *,
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,

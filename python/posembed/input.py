@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed._validation import finite
-from posembed.functional import Gradient
+from posembed.functional import Device, Gradient
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.token import TokenEmbedding, check_sizes, scale_number
@@ -91,7 +91,7 @@ class InputEmbedding(nn.Module):
         token_dim: int | None = None,
         output_dim: int | None = None,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posembed import _C, functional
 from posembed._sharding import zero_row
 from posembed._validation import whole
+from posembed.functional import Device
 from posembed.token import check_sizes
 
 
@@ -43,7 +44,7 @@ class LearnedPositionalEmbedding(nn.Module):
         embedding_dim: int,
         *,
         first_row: int = 0,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         _padding_row: int | None = None,
     ) -> None:

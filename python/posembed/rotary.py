@@ -16,7 +16,7 @@ from typing_extensions import Self
 from posembed import functional
 from posembed._sharding import set_values
 from posembed._validation import flag
-from posembed.functional import Layout
+from posembed.functional import Device, Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import Numerics, RotarySpec
@@ -87,7 +87,7 @@ class RotaryEmbedding(nn.Module):
         layout: Layout = "bshd",
         numerics: Numerics | None = None,
         learned_frequencies: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         **spec_options: Any,
     ) -> None:

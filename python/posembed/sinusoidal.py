@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed._validation import flag
+from posembed.functional import Device
 from posembed.specification import SinusoidalSpec
 
 
@@ -50,7 +51,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         shift: float | None = None,
         scale: float = 1.0,
         learned_scale: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posembed import _C, functional, pretrained
 from posembed._validation import finite, flag, whole
-from posembed.functional import Gradient, Initialization
+from posembed.functional import Device, Gradient, Initialization
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
@@ -62,7 +62,7 @@ class TokenEmbedding(nn.Embedding):
         *,
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
