@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from posembed import configuration, functional
-from posembed._validation import finite, whole
+from posembed._sharding import set_values
+from posembed._validation import finite, flag, whole
 from posembed.configuration import alibi as presets
+from posembed.functional import Device
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -89,6 +91,7 @@ class ALiBi(nn.Module):
 
     slopes: Tensor
     """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
+    _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
 
     def __init__(
         self,
@@ -102,22 +105,23 @@ class ALiBi(nn.Module):
         factor: float = 1.0,
         train_length: int | None = None,
         learned: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if isinstance(slopes, str) and slopes not in ("press", "geometric"):
             raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
-        if train_length is not None and train_length <= 0:
+        if train_length is not None and whole("train_length", train_length) <= 0:
             raise ValueError(f"train_length: expected a positive number, got {train_length}")
-        self.num_heads, self.causal = whole("num_heads", num_heads), causal
-        self.total_heads, self.head_start, self.learned = total_heads, head_start, learned
+        self.num_heads, self.causal = whole("num_heads", num_heads), flag("causal", causal)
+        self.total_heads = None if total_heads is None else whole("total_heads", total_heads)
+        self.head_start, self.learned = whole("head_start", head_start), flag("learned", learned)
         self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
         self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
         self._follow(torch.empty(0, device=device, dtype=dtype))
-        if learned:
+        if self.learned:
             self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
 
     @classmethod
@@ -230,18 +234,30 @@ class ALiBi(nn.Module):
     def reset_parameters(self) -> None:
         """Sets learned slopes to those of the options."""
         if self.learned:
-            with torch.no_grad():
-                self.slopes.copy_(self._derived)
+            set_values(self.slopes, self._derived)
 
     def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
         """The slopes for a number of keys: the module's own tensor, which callers must not get."""
         slopes = self.slopes if self.learned else self._derived
-        # torch.func.functional_call may run a module on meta with tensors from elsewhere.
-        if slopes.is_meta and scores is not None and not (self.learned or scores.is_meta):
-            slopes = self._derived_slopes(scores.device)
+        if not self.learned and (slopes.is_meta or self._is_replica):
+            device = self._elsewhere(scores)
+            if device != slopes.device:
+                slopes = self._derived_slopes(device)
         if self.train_length is None or key_length <= self.train_length:
             return slopes
         return slopes / (key_length / self.train_length)
+
+    def _elsewhere(self, scores: Tensor | None) -> torch.device:
+        """Where slopes are needed, if not on the module's own device.
+
+        torch.func.functional_call may run a module on meta with tensors from elsewhere, and
+        DataParallel copies to each device what is a parameter or a buffer, which these are not.
+        """
+        if scores is not None:
+            return scores.device
+        if self._is_replica and self._derived.is_cuda:
+            return torch.device("cuda", torch.cuda.current_device())
+        return self._derived.device
 
     def __getattr__(self, name: str) -> Any:
         """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""
@@ -326,7 +342,7 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         functional.alibi_add_(
             scores,
             self._slopes(keys, scores),
@@ -346,7 +362,7 @@ class ALiBi(nn.Module):
         Returns:
             Shape and dtype of scores. A query that sees no key has weights 0.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         return functional.alibi_softmax(
             scores,
             self._slopes(keys, scores),
@@ -363,7 +379,7 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
         """
-        queries, keys = scores.shape[-2:]
+        queries, keys = _lengths(scores)
         functional.alibi_softmax_(
             scores,
             self._slopes(keys, scores),
@@ -473,18 +489,20 @@ class ALiBi(nn.Module):
         Args:
             query: [batch, num_heads, seq, head_dim].
             key: [batch, num_heads or a divisor of it, keys, head_dim].
-            value: As key.
+            value: [batch, heads of key, keys, value_dim].
             scale: Default: ``head_dim ** -0.5``.
             dropout: Probability with which weights are zeroed.
             backend: Default: :meth:`attention_backend`.
             **places: See :class:`Places`.
 
         Returns:
-            [batch, num_heads, seq, head_dim].
+            [batch, num_heads, seq, value_dim].
 
         Raises:
-            ValueError: Another backend, or heads of key that do not divide those of query.
+            ValueError: Another backend, or shapes do not fit.
+            TypeError: Dtypes differ, outside autocast.
         """
+        _check_attention(query, key, value, dropout)
         if backend is None:
             backend = self.attention_backend(query, key, dropout=dropout, **places)
         if scale is None:
@@ -500,16 +518,8 @@ class ALiBi(nn.Module):
     def _fused(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, places: Any
     ) -> Tensor:
-        for name, tensor in {"query": query, "key": key, "value": value}.items():
-            if tensor.dim() != 4:
-                shape = "[batch, heads, length, head_dim]"
-                raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
         batch, heads, queries, head_dim = query.shape
         key_heads, keys = key.shape[1:3]
-        if heads % key_heads != 0:
-            raise ValueError(
-                f"key: expected heads that divide those of query, {heads}, got {key_heads}"
-            )
         # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
         grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
         scores = (grouped @ key.mT).view(batch, heads, queries, keys)
@@ -563,6 +573,48 @@ class ALiBi(nn.Module):
         if self.learned:
             parts.append("learned=True")
         return ", ".join(parts)
+
+
+def _check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
+    """What the C++ module checks: products of matrices would name none of these, or broadcast."""
+    for name, tensor, shape in (
+        ("query", query, "[batch, num_heads, seq, head_dim]"),
+        ("key", key, "[batch, heads, keys, head_dim]"),
+        ("value", value, "[batch, heads, keys, value_dim]"),
+    ):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise TypeError(
+                f"{name}: expected the dtype of query, {query.dtype}, got {tensor.dtype}"
+            )
+    for name, size, expected, dimension in (
+        ("key", key.shape[0], query.shape[0], "batch"),
+        ("key", key.shape[3], query.shape[3], "head_dim"),
+        ("value", value.shape[0], query.shape[0], "batch"),
+        ("value", value.shape[1], key.shape[1], "heads"),
+        ("value", value.shape[2], key.shape[2], "keys"),
+    ):
+        if size != expected:
+            raise ValueError(f"{name}: expected {dimension} {expected}, got {size}")
+    heads, key_heads = query.shape[1], key.shape[1]
+    if key_heads == 0 or heads % key_heads != 0:
+        raise ValueError(
+            f"key: expected heads that divide those of query, {heads}, got {key_heads}"
+        )
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
+
+
+def _lengths(scores: Tensor) -> torch.Size:
+    """Numbers of queries and keys."""
+    if scores.dim() not in (3, 4):
+        raise ValueError(
+            "scores: expected [batch, heads, query_length, key_length] or [heads, query_length, "
+            f"key_length], got {list(scores.shape)}"
+        )
+    return scores.shape[-2:]
 
 
 def _complete(places: Places, queries: int, keys: int) -> Places:

@@ -199,6 +199,14 @@ def scores_by_distance(
 # --------------------------------------------------------------------------------------- encodings
 
 
+def count_of(positions: int) -> int:
+    """A number of positions; ValueError for one below 0."""
+    count = whole("positions", positions)
+    if count < 0:
+        raise ValueError(f"positions: expected 0 or more, got {count}")
+    return count
+
+
 def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
     """Sinusoidal encodings of the first positions: [positions, embedding_dim].
 
@@ -207,7 +215,8 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
         >>> pe.analysis.heat_map(pe.SinusoidalSpec(512, base=1e6)).shape
         torch.Size([100, 512])
     """
-    return functional.sinusoidal_encode(torch.arange(positions), spec=spec, dtype=torch.float64)
+    count = count_of(positions)
+    return functional.sinusoidal_encode(torch.arange(count), spec=spec, dtype=torch.float64)
 
 
 def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
@@ -220,13 +229,14 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
         width: Bits; default: as many as the last position needs.
 
     Raises:
-        ValueError: The last position needs more bits.
+        ValueError: The last position needs more bits, or ``positions`` is negative.
 
     Examples:
         >>> import posembed as pe
         >>> pe.analysis.binary_codes(7)[6].tolist()
         [0, 1, 1]
     """
+    positions = count_of(positions)
     needed = max(1, (positions - 1).bit_length())
     width = needed if width is None else width
     if not needed <= width <= 63:
@@ -251,17 +261,19 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
         [positions, positions]: 1 on the diagonal, except 0 for rows of zeros.
 
     Raises:
-        ValueError: A module without a table, without ``positions``.
+        ValueError: A module without a table, without ``positions``; or a number below 0.
 
     Examples:
         >>> import posembed as pe
         >>> pe.analysis.similarity(pe.LearnedPositionalEmbedding(32, 64)).shape
         torch.Size([32, 32])
     """
+    count = None if positions is None else count_of(positions)
     if isinstance(embedding, Tensor):
-        rows = embedding[:positions]
+        rows = embedding[:count]
     else:
-        count = positions or getattr(embedding, "max_positions", None)
+        if count is None:
+            count = getattr(embedding, "max_positions", None)
         if count is None:
             raise ValueError("positions: expected a number, as the embedding has no last position")
         weight = getattr(embedding, "weight", None)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional
-from posembed.functional import BagMode, Gradient
+from posembed._validation import flag
+from posembed.functional import BagMode, Device, Gradient
 from posembed.token import check_sizes, check_table_options
 
 
@@ -46,7 +47,7 @@ class TokenBag(nn.EmbeddingBag):
         *,
         include_last_offset: bool = False,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
@@ -62,7 +63,7 @@ class TokenBag(nn.EmbeddingBag):
             mode=mode,
             sparse=gradient == "rows",  # what DistributedDataParallel asks for
             _weight=_weight,
-            include_last_offset=include_last_offset,
+            include_last_offset=flag("include_last_offset", include_last_offset),
             padding_idx=padding_idx,
             device=device,
             dtype=dtype,

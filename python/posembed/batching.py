@@ -151,8 +151,7 @@ def embedding_rule(
         result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
         return result, 0
     tables = weight.movedim(weight_dim, 0)
-    if info.batch_size > 0:
-        operator(tables[0, :, :1].detach(), ids)  # refuses bad ids, with their values
+    operator(tables[0, :, :1].detach(), ids)  # refuses bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, **options)
     if padding_idx >= 0:  # each table has its own padding row now: cut their gradients off here
@@ -213,6 +212,44 @@ def learned_add_rule(
         positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
     result = torch.ops.posembed.learned_add(fold(x, x_dim, 0, size), weight, positions, **options)
     return unfold(result, 0, size, size_of(x, x_dim, 0))
+
+
+def no_copies(operator: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any) -> Any:
+    """The results of a mapped dimension of size 0: a copy's shapes, which Meta kernels know."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    single = [
+        torch.empty(
+            [size for i, size in enumerate(arg.shape) if i != dim], dtype=arg.dtype, device="meta"
+        )
+        if isinstance(arg, Tensor)
+        else arg
+        for arg, dim in itertools.zip_longest(args, in_dims)
+    ]
+    results = operator(*single, **options)
+    # Nothing is added to no element, but gradients of every argument are zeros and not missing.
+    sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
+
+    def none_of(result: Tensor) -> Tensor:
+        empty = torch.empty((0, *result.shape), dtype=result.dtype, device=tensors[0].device)
+        return sum((total.to(empty.dtype) for total in sums), empty)
+
+    if isinstance(results, Tensor):
+        return none_of(results), 0
+    return tuple(none_of(result) for result in results), (0,) * len(results)
+
+
+def some_or_no_copies(
+    operator: Any,
+    rule: Callable[..., Any],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """A rule where there is something to merge or to call for."""
+    if info.batch_size == 0:
+        return no_copies(operator, in_dims, *args, **options)
+    return rule(info, in_dims, *args, **options)
 
 
 def loop_rule(
@@ -358,7 +395,7 @@ def register() -> None:
         "alibi_softmax": functools.partial(alibi_scores_rule, "alibi_softmax"),
         "alibi_softmax_backward": alibi_softmax_backward_rule,
     }
-    for name in (
+    in_place = (
         "alibi_add_",
         "alibi_bias_out",
         "alibi_softmax_",
@@ -367,9 +404,11 @@ def register() -> None:
         "rotary_out",
         "rotary_pair_out",
         "norm_rotary_",
-    ):
-        rules[name] = functools.partial(in_place_rule, name)
+    )
     for name in (
+        "alibi_lse_correction",
+        "learned_extend",
+        "rotary_permute_weight",
         "rotary_tangent",
         "rotary_frequencies_backward",
         "learned_encode",
@@ -388,4 +427,8 @@ def register() -> None:
     ):
         rules[name] = functools.partial(loop_rule, getattr(torch.ops.posembed, name))
     for name, rule in rules.items():
+        rule = functools.partial(some_or_no_copies, getattr(torch.ops.posembed, name), rule)
+        torch.library.register_vmap(f"posembed::{name}", rule)
+    for name in in_place:
+        rule = functools.partial(in_place_rule, name)
         torch.library.register_vmap(f"posembed::{name}", rule)

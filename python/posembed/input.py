@@ -13,17 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
-from posembed.functional import Gradient
+from posembed._validation import finite
+from posembed.functional import Device, Gradient
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
-from posembed.token import TokenEmbedding, check_sizes
+from posembed.token import TokenEmbedding, check_sizes, scale_number
 
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
 
 # Options of tables that are put in place of the module's own, and which its one kernel lacks.
+# "sparse" is that of nn.Embedding, which has no "gradient".
 TOKEN_DEFAULTS = {"max_norm": None, "scale_grad_by_freq": False}
-TYPE_DEFAULTS = {**TOKEN_DEFAULTS, "scale": 1.0, "padding_idx": None, "gradient": "dense"}
+PLAIN_DEFAULTS = {**TOKEN_DEFAULTS, "sparse": False}
+TYPE_DEFAULTS = {
+    **TOKEN_DEFAULTS,
+    "scale": 1.0,
+    "padding_idx": None,
+    "gradient": "dense",
+    "sparse": False,
+}
 
 
 class InputEmbedding(nn.Module):
@@ -82,19 +91,24 @@ class InputEmbedding(nn.Module):
         token_dim: int | None = None,
         output_dim: int | None = None,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(num_types=num_types)
+        check_sizes(embedding_dim=embedding_dim, num_types=num_types)
+        for name, size in {"token_dim": token_dim, "output_dim": output_dim}.items():
+            if size is not None:
+                check_sizes(**{name: size})
         _check_rule(position_rule, positions, padding_idx)
         if token_dim is not None and output_dim is not None:
             raise ValueError(f"output_dim: expected none beside token_dim, got {output_dim}")
-        if not 0 <= dropout <= 1:
+        finite("eps", eps)
+        if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
         if norm not in ("layer", "rms", None):
             raise ValueError(f"norm: expected 'layer', 'rms' or None, got {norm!r}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding_dim = embedding_dim
         self.dropout = dropout
         self.position_rule = position_rule
         self.token_dim = token_dim
@@ -102,11 +116,16 @@ class InputEmbedding(nn.Module):
             num_embeddings,
             embedding_dim if token_dim is None else token_dim,
             padding_idx,
-            scale=scale,
+            scale=scale_number(scale, embedding_dim),  # of the sum's rows, also with token_dim
             gradient=gradient,
             **place,
         )
-        self.position = _position(positions, max_positions, embedding_dim, self._first_row(), place)
+        first = self._first_row()
+        rows = {
+            "first_row": first,
+            "_padding_row": first - 1 if position_rule == "roberta" else None,
+        }
+        self.position = _position(positions, max_positions, embedding_dim, rows, place)
         self.token_type = TokenEmbedding(num_types, embedding_dim, **place) if num_types else None
         norms: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
         self.norm: nn.LayerNorm | nn.RMSNorm | None = None
@@ -117,9 +136,6 @@ class InputEmbedding(nn.Module):
             self.projection = nn.Linear(token_dim, embedding_dim, bias=False, **place)
         if output_dim is not None:
             self.projection = nn.Linear(embedding_dim, output_dim, **place)
-        if isinstance(self.position, LearnedPositionalEmbedding) and position_rule == "roberta":
-            with torch.no_grad():
-                self.position.weight[self.position.first_row - 1].zero_()
 
     def forward(
         self,
@@ -166,17 +182,16 @@ class InputEmbedding(nn.Module):
             table = {"position": self.position.weight, "first_row": first}
             table["position_padding_idx"] = padding
         elif self.position is not None:
+            _check_kind(
+                "position", self.position, Position, "one of posembed's embeddings of positions"
+            )
             if self.position.scale is not None:
                 raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
             table = {"sinusoid": self.position.spec}
         if self.token_type is not None:
             _check_table("token_type", self.token_type, TYPE_DEFAULTS)
             table["token_type"] = self.token_type.weight
-        norm: dict[str, Any] = {}
-        if self.norm is not None:
-            norm = {"norm": "rms", "norm_weight": self.norm.weight, "eps": self.norm.eps}
-        if isinstance(self.norm, nn.LayerNorm):
-            norm |= {"norm": "layer", "norm_bias": self.norm.bias}
+        norm = {} if self.norm is None else _norm(self.norm, token["token"])
         result = functional.input_embedding(
             rows,
             positions=positions,
@@ -192,6 +207,28 @@ class InputEmbedding(nn.Module):
         if self.projection is None or self.token_dim is not None:
             return result
         return self.projection(result)  # type: ignore[no-any-return]
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the token table."""
+        return self.token.num_embeddings
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The token row that gets no gradient, counted from the start."""
+        return self.token.padding_idx
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that have a row; None: there is no table of them."""
+        if isinstance(self.position, LearnedPositionalEmbedding):
+            return self.position.max_positions
+        return None
+
+    @property
+    def num_types(self) -> int:
+        """Rows of the table of token types; 0: there is no table."""
+        return 0 if self.token_type is None else self.token_type.num_embeddings
 
     def _first_row(self) -> int:
         """The row of position 0."""
@@ -231,12 +268,13 @@ class InputEmbedding(nn.Module):
         Projected rows are a table of their own, of which each token takes its row.
         """
         if self.token_dim is None:
-            _check_table("token", self.token, TOKEN_DEFAULTS)
+            ours = isinstance(self.token, TokenEmbedding)
+            _check_table("token", self.token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
             table = {
                 "token": self.token.weight,
-                "scale": self.token.scale,
+                "scale": self.token.scale if ours else 1.0,
                 "padding_idx": self.token.padding_idx,
-                "gradient": self.token.gradient,
+                "gradient": self.token.gradient if ours else "dense",
             }
             return ids, table
         projected = self.projection(self.token(ids))  # type: ignore[misc]
@@ -287,7 +325,8 @@ def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> No
 
 
 def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
-    """Raises ValueError for an option that would be ignored."""
+    """Raises ValueError for another module, or for an option that would be ignored."""
+    _check_kind(name, table, nn.Embedding, "an Embedding")
     for option, default in defaults.items():
         value = getattr(table, option, default)
         if value != default:
@@ -296,11 +335,33 @@ def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
             )
 
 
+def _check_kind(name: str, module: nn.Module, kind: Any, expected: str) -> None:
+    """Raises ValueError for a module whose parameters the kernel would take for another's."""
+    if not isinstance(module, kind):
+        raise ValueError(f"{name}: expected {expected}, got {type(module).__name__}")
+
+
+def _norm(norm: nn.Module, token: Tensor) -> dict[str, Any]:
+    """What the kernel takes of a norm."""
+    _check_kind("norm", norm, (nn.LayerNorm, nn.RMSNorm), "a LayerNorm or an RMSNorm")
+    if tuple(norm.normalized_shape) != token.shape[-1:]:  # type: ignore[arg-type]
+        shape, columns = list(norm.normalized_shape), list(token.shape[-1:])  # type: ignore[arg-type]
+        raise ValueError(f"norm: expected normalized_shape {columns}, got {shape}")
+    if isinstance(norm, nn.LayerNorm):
+        layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
+        return {"norm": "layer", "eps": norm.eps, **layer}
+    eps = norm.eps
+    if eps is None:  # torch's RMSNorm then takes that of the type in which it computes
+        wide = torch.float64 if token.dtype == torch.float64 else torch.float32
+        eps = torch.finfo(wide).eps
+    return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}
+
+
 def _position(
     kind: str | None,
     max_positions: int | None,
     embedding_dim: int,
-    first_row: int,
+    rows: dict[str, Any],
     place: dict[str, Any],
 ) -> Position | None:
     if kind not in ("learned", "sinusoidal", None):
@@ -308,9 +369,7 @@ def _position(
     if kind == "learned":
         if max_positions is None:
             raise ValueError("max_positions: expected a number for learned positions, got none")
-        return LearnedPositionalEmbedding(
-            max_positions, embedding_dim, first_row=first_row, **place
-        )
+        return LearnedPositionalEmbedding(max_positions, embedding_dim, **rows, **place)
     if max_positions is not None:
         raise ValueError(
             f"max_positions: expected none without learned positions, got {max_positions}"

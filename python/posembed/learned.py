@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional
+from posembed._sharding import zero_row
 from posembed._validation import whole
+from posembed.functional import Device
 from posembed.token import check_sizes
 
 
@@ -42,22 +44,26 @@ class LearnedPositionalEmbedding(nn.Module):
         embedding_dim: int,
         *,
         first_row: int = 0,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
+        _padding_row: int | None = None,
     ) -> None:
         super().__init__()
         check_sizes(max_positions=max_positions, embedding_dim=embedding_dim, first_row=first_row)
         self.max_positions = max_positions
         self.embedding_dim = embedding_dim
         self.first_row = first_row
+        self._padding_row = _padding_row
         rows = first_row + max_positions
         self.weight = nn.Parameter(torch.empty(rows, embedding_dim, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the table from N(0, 0.02)."""
+        """Draws the table from N(0, 0.02); an InputEmbedding's row of padding becomes zeros."""
         _C.prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight, std=0.02)
+        if self._padding_row is not None:
+            zero_row(self.weight, self._padding_row)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
         """Adds the rows of the positions to x [batch, seq, embedding_dim].

@@ -6,7 +6,7 @@ Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from posembed import functional
-from posembed.functional import Layout
+from posembed._sharding import set_values
+from posembed._validation import flag
+from posembed.functional import Device, Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import Numerics, RotarySpec
@@ -36,6 +38,16 @@ def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | Non
         case LongRopeScaling(original_max_positions=original):
             return spec.resolve(original), spec.resolve(original + 1), original
     return None
+
+
+def refuse_narrow(frequencies: Tensor) -> None:
+    """Raises TypeError for learned frequencies that a wrapper has cast to 16 bits."""
+    if frequencies.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"frequencies: expected float32 or float64, got {frequencies.dtype}: positions would "
+            "multiply the rounding error. Where FSDP casts parameters, shard this module by itself "
+            "before the model: fully_shard(rope), without mp_policy"
+        )
 
 
 class RotaryEmbedding(nn.Module):
@@ -75,7 +87,7 @@ class RotaryEmbedding(nn.Module):
         layout: Layout = "bshd",
         numerics: Numerics | None = None,
         learned_frequencies: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         **spec_options: Any,
     ) -> None:
@@ -94,7 +106,7 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
         self.layout = layout
         self.register_parameter("frequencies", None)
-        if learned_frequencies:
+        if flag("learned_frequencies", learned_frequencies):
             if self.spec.is_dynamic:
                 raise ValueError(
                     "learned_frequencies: expected a specification whose frequencies do not depend "
@@ -113,8 +125,7 @@ class RotaryEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         """Sets learned frequencies to those of the specification."""
         if self.frequencies is not None:
-            with torch.no_grad():
-                self.frequencies.copy_(self.spec.frequencies())
+            set_values(self.frequencies, self.spec.frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves and casts as ``to`` and ``half`` do, but never casts frequencies to 16 bits."""
@@ -127,6 +138,14 @@ class RotaryEmbedding(nn.Module):
         super()._apply(keep_wide, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Widens what ``load_state_dict(…, assign=True)`` would put in place as it is."""
+        name = f"{prefix}frequencies"
+        given = state_dict.get(name)
+        if isinstance(given, Tensor) and given.dtype in (torch.bfloat16, torch.float16):
+            state_dict = {**state_dict, name: given.detach().float()}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     @property
     def spec(self) -> RotarySpec:
         """The rotation's numbers."""
@@ -136,6 +155,11 @@ class RotaryEmbedding(nn.Module):
     def spec(self, spec: RotarySpec) -> None:
         self._spec = spec
         self._regimes = regimes(spec)
+
+    @property
+    def head_dim(self) -> int:
+        """Components of one head."""
+        return self._spec.head_dim
 
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
@@ -177,9 +201,12 @@ class RotaryEmbedding(nn.Module):
     def _frequencies(self) -> Tensor | None:
         """``self.frequencies``, which takes as long to look up as to rotate a token."""
         try:
-            return self._parameters["frequencies"]
+            frequencies = self._parameters["frequencies"]
         except KeyError:  # FSDP or a parametrization has put a tensor in the parameter's place
-            return self.frequencies
+            frequencies = self.frequencies
+        if frequencies is not None:
+            refuse_narrow(frequencies)
+        return frequencies
 
     @overload
     def forward(
@@ -228,6 +255,8 @@ class RotaryEmbedding(nn.Module):
             frequencies = self._parameters["frequencies"]
         except KeyError:
             frequencies = self.frequencies
+        if frequencies is not None:
+            refuse_narrow(frequencies)
         return rotated(
             query,
             key,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from posembed._validation import finite, finites, flag, whole
@@ -19,7 +19,7 @@ def _coerced(name: str, declared: str, value: Any) -> Any:
         return None
     if declared == "bool":
         return flag(name, value)
-    if declared.startswith("tuple"):
+    if declared.startswith("Sequence"):
         return finites(name, value)
     number = finite(name, value)
     if declared != "int":
@@ -152,8 +152,8 @@ class LongRopeScaling(Scaling):
     """
 
     kind: ClassVar[str] = "longrope"
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
+    short_factor: Sequence[float]  # kept as tuples
+    long_factor: Sequence[float]
     original_max_positions: int
     factor: float | None = None
     attention_factor: float | None = None

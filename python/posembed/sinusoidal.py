@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._validation import flag
+from posembed.functional import Device
 from posembed.specification import SinusoidalSpec
 
 
@@ -29,7 +31,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
-        learned_scale: Learn it: ``scale`` is then a parameter [1] that starts at that value.
+        learned_scale: Learn it: the attribute ``scale`` is then a parameter [1] that starts at that
+            value. Otherwise it is None, and the number is ``spec.scale``.
         device, dtype: Of the learned scale.
 
     Examples:
@@ -48,7 +51,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         shift: float | None = None,
         scale: float = 1.0,
         learned_scale: bool = False,
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         )
         self.initial_scale = spec.scale
         self.scale: nn.Parameter | None = None
-        if learned_scale:
+        if flag("learned_scale", learned_scale):
             spec = dataclasses.replace(spec, scale=1.0)
             # Not a scalar, which FSDP cannot shard.
             self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -100,7 +100,7 @@ class RotarySpec:
     interleaved: bool = False
     scaling: RotaryScaling | None = None
     sections: Sections | None = None
-    custom_frequencies: tuple[float, ...] | None = None
+    custom_frequencies: Sequence[float] | None = None  # kept as a tuple
     reverse: bool = False
     numerics: Numerics = "exact"
     text: str = dataclasses.field(init=False, repr=False, compare=False)

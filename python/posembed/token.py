@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional, pretrained
-from posembed._validation import finite, whole
-from posembed.functional import Gradient, Initialization
+from posembed._validation import finite, flag, whole
+from posembed.functional import Device, Gradient, Initialization
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
@@ -62,14 +62,16 @@ class TokenEmbedding(nn.Embedding):
         *,
         scale: float | Literal["sqrt_dim"] = 1.0,
         gradient: Gradient = "dense",
-        device: torch.device | str | None = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
     ) -> None:
         check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         check_table_options(num_embeddings, padding_idx, gradient)
-        self.scale = _scale(scale, embedding_dim)
+        scale_grad_by_freq = flag("scale_grad_by_freq", scale_grad_by_freq)
+        sparse = flag("sparse", sparse)
+        self.scale = scale_number(scale, embedding_dim)
         self.gradient: Gradient = "rows" if sparse else gradient
         super().__init__(
             num_embeddings,
@@ -318,7 +320,10 @@ def check_sizes(**sizes: int) -> None:
 
 def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: str) -> None:
     """Raises ValueError for a padding row outside the table, or an unknown form of gradient."""
-    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+    outside = padding_idx is not None and not (
+        -num_embeddings <= whole("padding_idx", padding_idx) < num_embeddings
+    )
+    if outside:
         allowed = f"{-num_embeddings} to {num_embeddings - 1}"
         raise ValueError(f"padding_idx: expected {allowed}, got {padding_idx}")
     if gradient not in ("dense", "rows"):
@@ -394,7 +399,8 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
     return result
 
 
-def _scale(scale: float | str, embedding_dim: int) -> float:
+def scale_number(scale: float | str, embedding_dim: int) -> float:
+    """The number that a scale stands for; ValueError if it stands for none."""
     if scale == "sqrt_dim":
         return math.sqrt(embedding_dim)
     if isinstance(scale, str):

@@ -241,6 +241,15 @@ def test_only_the_operators_faces_call_operators() -> None:
     assert callers == []
 
 
+def test_devices_may_be_all_that_torch_takes() -> None:
+    hints = {
+        hint
+        for file in tracked("python/posembed/*.py")
+        for hint in re.findall(r"^ +device: (.*) = None,$", file.read_text(), re.MULTILINE)
+    }
+    assert hints == {"Device | None"}
+
+
 def test_no_file_names_a_place_of_one_machine() -> None:
     places = re.compile(r"(?<![\w.$}/-])/(home|root|work|tmp|Users)/\w")
     named = [

@@ -365,6 +365,47 @@ def test_vmap(case: OperatorCase, device: torch.device) -> None:
                 assert_close(result, wanted, 1e-13)
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
+)
+def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
+    """No copies of results of the right shape and dtype, through which gradients flow."""
+    single = case.sample(2, 3, device, torch.float32)
+    given = tuple(a.clone() if isinstance(a, Tensor) else a for a in single.args)
+    expected = case(Sample(given, single.kwargs))
+    tensors = [i for i, a in enumerate(single.args) if isinstance(a, Tensor)]
+    floating = [i for i in tensors if single.args[i].is_floating_point()]
+    for mapped in (floating, tensors, floating[:1]):
+        if case.mutates and mapped == floating[:1]:
+            continue  # written to, all of them must be mapped
+        for dim in (0, 1):
+            args, in_dims = list(single.args), [None] * len(single.args)
+            for i in mapped:
+                at = min(dim, args[i].dim())
+                in_dims[i] = at
+                shape = [*args[i].shape[:at], 0, *args[i].shape[at:]]
+                args[i] = args[i].new_empty(shape)
+                if i in floating and case.differentiable and not case.mutates:
+                    args[i].requires_grad_()
+
+            def call(*args):
+                return case(Sample(args, single.kwargs))
+
+            results = torch.func.vmap(call, in_dims=tuple(in_dims))(*args)
+            if case.mutates:
+                continue
+            for result, wanted in zip(results, expected, strict=True):
+                assert result.shape == (0, *wanted.shape)
+                assert (result.dtype, result.device) == (wanted.dtype, wanted.device)
+            if case.differentiable:
+                learned = [args[i] for i in mapped if i in floating]
+                found = torch.autograd.grad(scalar(results), learned, allow_unused=True)
+                assert all(
+                    grad is None or grad.shape == x.shape
+                    for grad, x in zip(found, learned, strict=True)
+                )
+
+
 @every
 def test_autocast_changes_nothing(case: OperatorCase, device: torch.device) -> None:
     """Kernels compute in float32 whatever the data; autocast has nothing to add."""

@@ -142,6 +142,15 @@ MODULES = [
             ids(2, 5), attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]])
         ),
     ),
+    twins(
+        "InputEmbedding",
+        12,
+        8,
+        positions=None,
+        token_dim=4,
+        scale="sqrt_dim",
+        call=lambda m: m.forward(ids(2, 5)),
+    ),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

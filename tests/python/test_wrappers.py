@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed import fake_pg as testing_process_groups
 
 DIM, HEADS = 16, 2
 
@@ -77,6 +78,70 @@ def test_distributed(one_process: None, wrap: Callable[[nn.Module], nn.Module]) 
     assert not torch.equal(wrapped(ids), expected)
 
 
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.rope = pe.RotaryEmbedding(8, learned_frequencies=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rope(self.project(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mixed_precision_spares_frequencies_or_is_refused(one_process: None) -> None:
+    """The way that the message and the documentation show."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    policy = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    x = torch.randn(1, 5, 2, 8)
+    refused = torch.distributed.fsdp.fully_shard(Rotated(), mesh=mesh, mp_policy=policy)
+    with pytest.raises(TypeError, match=r"got torch\.bfloat16: .* fully_shard\(rope\)"):
+        refused(x)
+    model = Rotated()
+    low = copy.deepcopy(model).bfloat16()
+    torch.distributed.fsdp.fully_shard(model.rope, mesh=mesh)
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh, mp_policy=policy)
+    result = model(x)
+    assert torch.equal(result, low(x.bfloat16()))
+    result.float().square().sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert model.rope.frequencies.grad.dtype == torch.float32
+    assert not torch.equal(model.rope.frequencies.full_tensor(), low.rope.frequencies)
+
+
+def reset(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+@pytest.fixture
+def second_of_two() -> Iterator[None]:
+    """The second of two processes, of which the first is not there."""
+    store = testing_process_groups.FakeStore()
+    torch.distributed.init_process_group("fake", store=store, rank=1, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_on_meta_and_back(second_of_two: None) -> None:
+    """Shards start with this process's part of what the whole parameter starts with."""
+    with torch.device("meta"):
+        rope = pe.RotaryEmbedding(12, learned_frequencies=True)
+        alibi = pe.ALiBi(3, learned=True)
+        embed = pe.InputEmbedding(50, DIM, max_positions=4, padding_idx=30, position_rule="roberta")
+    model = nn.Sequential(rope, alibi, embed)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    reset(model)
+    assert torch.equal(rope.frequencies.to_local(), rope.spec.frequencies().float()[3:])
+    assert torch.equal(alibi.slopes.to_local(), pe.ALiBi(3).slopes[2:])
+    rows = embed.position.weight.to_local()  # 18 to 34
+    assert (rows == 0).all(dim=1).nonzero().flatten().tolist() == [30 - 18]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "table",
@@ -133,9 +198,7 @@ def test_meta_device_and_back() -> None:
         empty = Model()
     assert all(parameter.is_meta for parameter in empty.parameters())
     empty.to_empty(device="cpu")
-    for module in empty.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+    reset(empty)
     assert torch.equal(empty.rope.frequencies, model.rope.frequencies)
     assert torch.equal(empty.alibi.slopes, model.alibi.slopes)
     empty.load_state_dict(model.state_dict())

@@ -24,7 +24,14 @@ from posembed.functional._learned import (
     opt_positions,
     roberta_positions,
 )
-from posembed.functional._options import BagMode, CacheLayout, Gradient, Initialization, Layout
+from posembed.functional._options import (
+    BagMode,
+    CacheLayout,
+    Device,
+    Gradient,
+    Initialization,
+    Layout,
+)
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
@@ -34,6 +41,7 @@ from posembed.functional._token import embedding, embedding_resize
 __all__ = [
     "BagMode",
     "CacheLayout",
+    "Device",
     "Gradient",
     "Initialization",
     "Layout",

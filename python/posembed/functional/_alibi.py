@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posembed.functional._options import Device
+
 
 def alibi_slopes(
     num_heads: int,
@@ -17,7 +19,7 @@ def alibi_slopes(
     head_start: int = 0,
     values: Sequence[float] = (),
     factor: float = 1.0,
-    device: torch.device | str | None = None,
+    device: Device | None = None,
 ) -> Tensor:
     """The slopes of heads, correctly rounded. Press et al., arXiv:2108.12409.
 

@@ -60,7 +60,7 @@ def token_bag(
         offsets,
         weights,
         mode=mode,
-        padding_idx=padding_row(padding_idx, weight.shape[0]),
+        padding_idx=padding_row(padding_idx, weight),
         include_last_offset=include_last_offset,
         gradient=gradient,
     )

@@ -97,7 +97,7 @@ def input_embedding(
         eps=eps,
         scale=scale,
         dropout=dropout,
-        padding_idx=padding_row(padding_idx, token.shape[0]),
+        padding_idx=padding_row(padding_idx, token),
         position_padding_idx=-1 if position_padding_idx is None else position_padding_idx,
         gradient=gradient,
         first_token=first_token,

@@ -87,9 +87,13 @@ def learned_extend(
                 [2.],
                 [3.]])
     """
-    return torch.ops.posembed.learned_extend(  # type: ignore[no-any-return]
-        weight, max_positions, first_row=first_row, method=method
+    empty = weight.dim() == 2 and weight.shape[1] == 0
+    # Interpolation takes no rows of 0 components: they get one, which is cut off again.
+    rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
+    longer: Tensor = torch.ops.posembed.learned_extend(
+        rows, max_positions, first_row=first_row, method=method
     )
+    return longer[:, :0].contiguous() if empty else longer
 
 
 def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from posembed.specification import RotarySpec, SinusoidalSpec
 
+Device = torch.device | str | int  # a number is that of an accelerator
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]

@@ -54,7 +54,7 @@ def embedding(
         True
     """
     if vocabulary_start is None:
-        padding = padding_row(padding_idx, weight.shape[0])
+        padding = padding_row(padding_idx, weight)
     else:
         padding = _known_id("padding_idx", padding_idx)
     return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
@@ -118,10 +118,11 @@ def _known_id(name: str, value: int | None) -> int:
     return -1 if value is None else value
 
 
-def padding_row(padding_idx: int | None, rows: int) -> int:
+def padding_row(padding_idx: int | None, table: Tensor) -> int:
     """The row as operators expect it, counted from the end where negative; -1: there is none."""
-    if padding_idx is None:
+    if padding_idx is None or table.dim() == 0:  # the operator refuses a table without rows
         return -1
+    rows = table.shape[0]
     if not -rows <= padding_idx < rows:
         raise ValueError(f"padding_idx: expected {-rows} to {rows - 1}, got {padding_idx}")
     return padding_idx % rows

@@ -172,11 +172,39 @@ def test_attention_drops_weights() -> None:
     )
 
 
-def test_attention_refuses_other_ranks() -> None:
-    query = torch.zeros(2, 3, 8)
-    for module in (pe.ALiBi(2), pe.cpp.ALiBi(2)):
-        with pytest.raises(ValueError, match=r"query: expected \[batch, .*head_dim\], got"):
-            module.attention(query, query, query)
+@pytest.mark.parametrize("module", [pe.ALiBi, pe.cpp.ALiBi])
+@pytest.mark.parametrize(
+    ("error", "text", "change"),
+    [
+        (ValueError, r"query: expected \[batch, num_heads, seq, head_dim\], got \[4, 3, 8\]", lambda q, k, v: (q[0], k, v)),
+        (ValueError, r"key: expected \[batch, heads, keys, head_dim\], got \[2, 5, 8\]", lambda q, k, v: (q, k[0], v)),
+        (ValueError, r"value: expected \[batch, heads, keys, value_dim\], got \[2, 5, 6\]", lambda q, k, v: (q, k, v[0])),
+        (TypeError, "key: expected the dtype of query, .*, got .*", lambda q, k, v: (q, k.half(), v)),
+        (TypeError, "value: expected the dtype of query, .*, got .*", lambda q, k, v: (q, k, v.half())),
+        (ValueError, "key: expected batch 2, got 1", lambda q, k, v: (q, k[:1], v)),
+        (ValueError, "key: expected head_dim 8, got 4", lambda q, k, v: (q, k[..., :4], v)),
+        (ValueError, "value: expected batch 2, got 1", lambda q, k, v: (q, k, v[:1])),
+        (ValueError, "value: expected heads 2, got 1", lambda q, k, v: (q, k, v[:, :1])),
+        (ValueError, "value: expected keys 5, got 1", lambda q, k, v: (q, k, v[:, :, :1])),
+        (ValueError, "key: expected heads that divide those of query, 4, got 0", lambda q, k, v: (q, k[:, :0], v[:, :0])),
+        (ValueError, "dropout: expected 0 to 1, got 2", lambda q, k, v: (q, k, v, 2)),
+        (ValueError, "scores: expected heads 4, got 2", lambda q, k, v: (q[:, :2], k, v)),
+    ],
+)  # fmt: skip
+def test_attention_refuses(module: Any, error: type[Exception], text: str, change: Any) -> None:
+    """What products of matrices would take, or refuse without a name."""
+    given = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
+    query, key, value, *dropout = change(*given)
+    with pytest.raises(error, match=text):
+        module(4).attention(query, key, value, dropout=dropout[0] if dropout else 0.0)
+
+
+def test_attention_under_autocast_takes_other_dtypes() -> None:
+    query, key, value = torch.randn(3, 1, 4, 5, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = pe.ALiBi(4).attention(query.bfloat16(), key, value)
+    assert found.dtype == torch.bfloat16
+    assert_close(found, pe.ALiBi(4).attention(query, key, value), 2e-2)
 
 
 def test_attention_inside_function_transforms() -> None:
@@ -215,6 +243,35 @@ def test_slopes_follow_a_model_out_of_meta() -> None:
     model.load_state_dict(torch.nn.Sequential(torch.nn.Linear(8, 8)).state_dict(), assign=True)
     assert torch.equal(model[1].softmax(scores), expected)
     assert model[1](3).device.type == "cpu"
+
+
+def test_slopes_follow_the_data_of_a_replica() -> None:
+    """DataParallel makes modules that share all but parameters and buffers."""
+    model = torch.nn.Sequential(pe.ALiBi(8))
+    ours, other = (replica[0] for replica in torch.nn.parallel.replicate(model, [0, 1]))
+    scores = torch.randn(1, 8, 2, 3)
+    assert torch.equal(ours.softmax(scores), model[0].softmax(scores))
+    assert other.softmax(scores.to("meta")).is_meta
+    other.add_(scores.to("meta"))
+    query = torch.empty(1, 8, 2, 4, device="meta")
+    assert other.attention(query, query, query).is_meta
+    with pytest.raises(ValueError, match="slopes: expected the device of scores"):
+        model[0].softmax(scores.to("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_data_parallel() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alibi = pe.ALiBi(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alibi.softmax(x) + self.alibi(x.shape[-2], x.shape[-1]).exp()
+
+    model, x = Model().cuda(), torch.randn(4, 8, 3, 3, device="cuda")
+    assert torch.equal(torch.nn.DataParallel(model, [0, 1])(x), model(x))
 
 
 def test_attention_trains_learned_slopes(device: torch.device) -> None:
@@ -542,6 +599,11 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(4)(3, 3, query_offset=2**31 - 3), ValueError, "query_offset: expected distances between queries and keys up to 2147483647"),
         (lambda s: pe.ALiBi(4)(3, dtype=torch.int32), TypeError, "dtype: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(4, train_length=0), ValueError, "train_length: expected a positive number, got 0"),
+        (lambda s: pe.ALiBi(4, train_length="a"), ValueError, "train_length: expected a whole number, got 'a'"),
+        (lambda s: pe.ALiBi(4, total_heads="a"), ValueError, "total_heads: expected a whole number, got 'a'"),
+        (lambda s: pe.ALiBi(4, head_start=0.5), ValueError, "head_start: expected a whole number, got 0.5"),
+        (lambda s: pe.ALiBi(4, causal="false"), ValueError, "causal: expected True or False, got 'false'"),
+        (lambda s: pe.ALiBi(4, learned="false"), ValueError, "learned: expected True or False, got 'false'"),
         (lambda s: pe.ALiBi(4, factor=0), ValueError, "factor: expected a positive number, got 0"),
         (lambda s: pe.ALiBi.from_preset("gpt", 4), ValueError, "name: expected one of 'bloom', .* got 'gpt'"),
         (lambda s: pe.ALiBi.from_preset("falcon", 4), ValueError, "head_dim: expected a number for 'falcon', got None"),
@@ -563,6 +625,9 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(2).lse_correction(3, query_start=0, key_start=0, form="x"), ValueError, "form: expected 'distance' or 'key', got 'x'"),
         (lambda s: pe.ALiBi(4).add_(s), ValueError, "scores: expected heads 4, got 2"),
         (lambda s: pe.ALiBi(2).add_(s[0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[3, 5\]"),
+        (lambda s: pe.ALiBi(2).add_(s[0, 0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[5\]"),
+        (lambda s: pe.ALiBi(2).softmax(s[0, 0, 0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[\]"),
+        (lambda s: pe.ALiBi(2).softmax_(s[0, 0, 0]), ValueError, r"scores: expected \[batch, heads, query_length, key_length\] or .* got \[5\]"),
         (lambda s: pe.ALiBi(2).add_(s.int()), TypeError, "scores: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(2).add_(s.transpose(-1, -2)), ValueError, "scores: expected a contiguous last dimension"),
         (lambda s: pe.ALiBi(2).add_(s[:, :1].expand(-1, 2, -1, -1)), ValueError, "scores: expected elements that do not share memory"),

@@ -164,6 +164,23 @@ def test_binary_codes_are_never_cut_off(width: int) -> None:
         pe.analysis.binary_codes(1000, width)
 
 
+def test_a_number_of_positions_may_be_0_but_not_less() -> None:
+    spec, learned = pe.SinusoidalSpec(8), pe.LearnedPositionalEmbedding(5, 4)
+    assert pe.analysis.heat_map(spec, 0).shape == (0, 8)
+    assert pe.analysis.binary_codes(0).shape == (0, 1)
+    for call in (
+        lambda count: pe.analysis.heat_map(spec, count),
+        pe.analysis.binary_codes,
+        lambda count: pe.analysis.similarity(learned, count),
+        lambda count: pe.analysis.similarity(learned.weight, count),
+    ):
+        assert len(call(0)) == 0
+        with pytest.raises(ValueError, match="positions: expected 0 or more, got -1"):
+            call(-1)
+        with pytest.raises(ValueError, match=r"positions: expected a whole number, got 1\.5"):
+            call(1.5)
+
+
 def test_similarity() -> None:
     table = torch.tensor([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]])
     half = math.sqrt(0.5)

@@ -344,6 +344,11 @@ def test_bad_ids_and_offsets_cuda() -> None:
             "weights: expected the dtype",
             lambda bag, ids: bag(ids, weights=torch.zeros(2, 3).double()),
         ),
+        (
+            ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda bag, ids: pe.functional.token_bag(ids, torch.tensor(1.0)),
+        ),
         (ValueError, "padding_idx: expected", lambda bag, ids: bag(ids, padding_idx=ROWS)),
         (ValueError, "gradient: expected", lambda bag, ids: bag(ids, gradient="columns")),
     ],
@@ -361,7 +366,9 @@ def test_errors(error: type[Exception], message: str, call) -> None:
     [
         ("mode: expected", {"mode": "median"}),
         ("padding_idx: expected -37 to 36", {"padding_idx": ROWS}),
+        ("padding_idx: expected a whole number, got 1.5", {"padding_idx": 1.5}),
         ("gradient: expected", {"gradient": "columns"}),
+        ("include_last_offset: expected True or False", {"include_last_offset": "no"}),
     ],
 )
 def test_module_refuses_at_once(message: str, options: dict) -> None:

@@ -360,6 +360,17 @@ def test_state_dict_keys() -> None:
     assert list(bare.state_dict()) == ["token.weight", "norm.weight"]
 
 
+def test_sizes_can_be_read() -> None:
+    """Those of the submodules, which may have grown."""
+    embed = pe.InputEmbedding(5, 4, max_positions=3, num_types=2, padding_idx=-1, token_dim=2)
+    embed.token.resize(7)
+    embed.position.extend(6)
+    sizes = ("num_embeddings", "embedding_dim", "padding_idx", "max_positions", "num_types")
+    assert [getattr(embed, name) for name in sizes] == [7, 4, 4, 6, 2]
+    bare = pe.InputEmbedding(5, 4, positions="sinusoidal")
+    assert [getattr(bare, name) for name in sizes] == [5, 4, None, None, 0]
+
+
 @kinds
 def test_copies_pickles_and_meta_device(options: dict) -> None:
     embed, ids, types = make(options)
@@ -372,6 +383,23 @@ def test_copies_pickles_and_meta_device(options: dict) -> None:
     real = meta.to_empty(device="cpu")
     real.load_state_dict(embed.state_dict())
     assert torch.equal(real(ids, types=types), expected)
+
+
+def test_padding_starts_as_zeros_after_meta() -> None:
+    """As torch's wrappers initialise: each module its own parameters, parents first."""
+    options = {"max_positions": 6, "padding_idx": 3, "position_rule": "roberta"}
+    embed = pe.InputEmbedding(9, 4, device="meta", **options).to_empty(device="cpu")
+    for module in embed.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    made = pe.InputEmbedding(9, 4, **options)
+    for each in (embed, made):
+        assert not each.position.weight[3].any()
+        assert not each.token.weight[3].any()
+        assert each.position.weight.abs().sum(1).count_nonzero() == 9
+    made.position.reset_parameters()
+    assert not made.position.weight[3].any()
+    assert repr(made.position) == "LearnedPositionalEmbedding(6, 4, first_row=4)"
 
 
 @kinds
@@ -451,6 +479,41 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         (
             ValueError,
+            "dropout: expected a number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, dropout="a"),
+        ),
+        (
+            ValueError,
+            "eps: expected a number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, eps="a"),
+        ),
+        (
+            ValueError,
+            "padding_idx: expected a whole number, got 'a'",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, padding_idx="a"),
+        ),
+        (
+            ValueError,
+            "token_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, token_dim=-2),
+        ),
+        (
+            ValueError,
+            "embedding_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, -2, positions=None, scale="sqrt_dim"),
+        ),
+        (
+            ValueError,
+            "output_dim: expected 0 or more, got -2",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=-2),
+        ),
+        (
+            ValueError,
+            "output_dim: expected a whole number, got 2.5",
+            lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, output_dim=2.5),
+        ),
+        (
+            ValueError,
             "first_token: expected 0 or more, got -1",
             lambda e, i: e(i, first_token=-1),
         ),
@@ -458,6 +521,11 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
             ValueError,
             "num_types: expected 0 or more",
             lambda e, i: pe.InputEmbedding(ROWS, 4, positions=None, num_types=-1),
+        ),
+        (
+            ValueError,
+            r"token: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda e, i: pe.functional.input_embedding(i, torch.tensor(1.0)),
         ),
         (
             ValueError,
@@ -554,6 +622,50 @@ def test_options_of_tables_that_the_kernel_lacks_are_refused(
     rows = getattr(embed, name).num_embeddings
     setattr(embed, name, pe.TokenEmbedding(rows, 8, **{option: value}))
     with pytest.raises(ValueError, match=f"{name}: expected {option} .*, got {value!r}"):
+        embed(torch.tensor([[0, 2]]))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.device) -> None:
+    """With the values and gradients of their own calls; an eps of None is torch's default."""
+    options = {"device": device, "dtype": dtype}
+    ids = torch.tensor([[0, 2, 1]], device=device)
+    for norm in (nn.RMSNorm(8, **options), nn.LayerNorm(8, eps=0.1, **options), nn.LayerNorm(8, bias=False, **options), nn.RMSNorm(8, elementwise_affine=False, **options)):  # fmt: skip
+        embed = pe.InputEmbedding(3, 8, positions=None, num_types=2, norm="layer", **options)
+        embed.token = nn.Embedding(3, 8, padding_idx=-1, **options)
+        embed.token_type = nn.Embedding(2, 8, **options)
+        embed.norm = norm
+        with torch.no_grad():
+            for table in (embed.token, embed.token_type):
+                table.weight.mul_(1e-3)  # so that eps counts
+        exact = copy.deepcopy(embed).double()
+        if getattr(exact.norm, "eps", 0) is None and dtype != torch.float64:
+            exact.norm.eps = torch.finfo(torch.float32).eps
+        result, expected = embed(ids), apart(exact, ids, torch.zeros_like(ids))
+        assert_close(result, expected, max(TOLERANCE[dtype], 4e-6))
+        result[..., 0].sum().backward()
+        assert not embed.token.weight.grad[2].any()
+        assert embed.token.weight.grad[:2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("token", nn.Embedding(3, 8, sparse=True), "token: expected sparse False, .* got True"),
+        ("token", nn.Embedding(3, 8, max_norm=1.0), "token: expected max_norm None, .* got 1.0"),
+        ("token", nn.Linear(3, 8), "token: expected an Embedding, got Linear"),
+        ("token_type", nn.Embedding(2, 8, sparse=True), "token_type: expected sparse False"),
+        ("token_type", nn.Identity(), "token_type: expected an Embedding, got Identity"),
+        ("position", nn.Embedding(9, 8), "position: expected one of posembed's .* got Embedding"),
+        ("norm", nn.Identity(), "norm: expected a LayerNorm or an RMSNorm, got Identity"),
+        ("norm", nn.BatchNorm1d(8), "norm: expected a LayerNorm or .* got BatchNorm1d"),
+        ("norm", nn.LayerNorm((2, 8)), r"norm: expected normalized_shape \[8\], got \[2, 8\]"),
+    ],
+)
+def test_other_submodules_are_refused(name: str, other: nn.Module, message: str) -> None:
+    embed = pe.InputEmbedding(3, 8, max_positions=9, num_types=2, norm="layer")
+    setattr(embed, name, other)
+    with pytest.raises(ValueError, match=message):
         embed(torch.tensor([[0, 2]]))
 
 

@@ -189,6 +189,16 @@ def test_extend(method: str, dtype: torch.dtype, device: torch.device) -> None:
     assert torch.equal(module.weight.grad[2:].double().cpu(), torch.ones(9, 3).double())
 
 
+@pytest.mark.parametrize("method", ["linear", "cubic", "repeat"])
+def test_extend_rows_of_nothing(method: str) -> None:
+    module = pe.LearnedPositionalEmbedding(5, 0, first_row=1)
+    module.extend(9, method)
+    assert module.weight.shape == (10, 0)
+    assert module(torch.zeros(2, 9, 0)).shape == (2, 9, 0)
+    with pytest.raises(ValueError, match="max_positions: expected 9 or more"):
+        module.extend(8, method)
+
+
 def test_extend_refuses() -> None:
     module = pe.LearnedPositionalEmbedding(5, 3)
     with pytest.raises(ValueError, match=r"max_positions: expected 5 or more, which .* got 4"):

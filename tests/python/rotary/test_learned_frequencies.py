@@ -121,6 +121,21 @@ def test_casts_leave_frequencies_alone(dtype: torch.dtype) -> None:
     assert learned(dtype=dtype).frequencies.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("assign", [False, True])
+def test_checkpoints_in_16_bits_leave_frequencies_wide(dtype: torch.dtype, assign: bool) -> None:
+    model = nn.ModuleDict({"rope": learned()})
+    narrow = {"rope.frequencies": learned(base=300.0).frequencies.to(dtype)}
+    model.load_state_dict(narrow, assign=assign)
+    found = model["rope"].frequencies
+    assert isinstance(found, nn.Parameter)
+    assert found.is_leaf
+    assert found.requires_grad
+    assert torch.equal(found, narrow["rope.frequencies"].float())
+    model["rope"](torch.randn(1, 6, 2, 16)).sum().backward()
+    assert narrow["rope.frequencies"].dtype == dtype
+
+
 def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
     """Python casts what a C++ module holds behind its back."""
     rope = pe.cpp.RotaryEmbedding(16, learned_frequencies=True).bfloat16()

@@ -201,6 +201,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
         (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),
         (lambda rope, q, k: rope.rotate_(q[:, :1].expand(-1, 6, -1, -1)), ValueError, "query: expected elements that do not share memory"),
+        (lambda rope, q, k: pe.RotaryEmbedding(16, learned_frequencies="no"), ValueError, "learned_frequencies: expected True or False, got 'no'"),
         (lambda rope, q, k: pe.RotaryEmbedding(16, layout="hsbd"), ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hsbd'"),
         (lambda rope, q, k: pe.RotaryEmbedding(15), ValueError, "rotary_dim: expected an even number, got 15"),
         (lambda rope, q, k: pe.RotaryEmbedding(0), ValueError, "head_dim: expected a positive number, got 0"),
@@ -244,6 +245,11 @@ def test_specification_is_a_value() -> None:
         spec.base = 2.0  # type: ignore[misc]
     expected = 500000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
     assert_close(spec.frequencies(), expected, 1e-15)
+
+
+def test_module_tells_its_head_dim() -> None:
+    assert pe.RotaryEmbedding(16).head_dim == 16
+    assert pe.RotaryEmbedding(pe.RotarySpec(32, rotary_dim=8)).head_dim == 32
 
 
 def test_module_holds_nothing_that_can_rot() -> None:

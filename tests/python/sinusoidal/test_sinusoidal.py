@@ -264,6 +264,8 @@ def test_scale_is_checked() -> None:
         pe.functional.sinusoidal_encode(
             torch.arange(3), torch.ones((), dtype=torch.int32), spec=spec
         )
+    with pytest.raises(ValueError, match="learned_scale: expected True or False, got 'no'"):
+        pe.SinusoidalPositionalEmbedding(4, learned_scale="no")
 
 
 @pytest.mark.parametrize("dim", [7, 8])

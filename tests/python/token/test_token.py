@@ -442,6 +442,16 @@ def test_id_outside_the_table_cuda(value: int) -> None:
         ),
         (
             ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0, 0]),
+        ),
+        (
+            ValueError,
+            r"weight: expected \[num_embeddings, embedding_dim\], got \[\]",
+            lambda w: pe.functional.embedding(torch.zeros(2).long(), w[0, 0], padding_idx=0),
+        ),
+        (
+            ValueError,
             "padding_idx: expected",
             lambda w: pe.functional.embedding(torch.zeros(2).long(), w, padding_idx=37),
         ),
@@ -467,6 +477,21 @@ def test_id_outside_the_table_cuda(value: int) -> None:
             lambda w: pe.TokenEmbedding(37, 5, scale="sqrt"),
         ),
         (ValueError, "num_embeddings: expected 0 or more", lambda w: pe.TokenEmbedding(-1, 5)),
+        (
+            ValueError,
+            "padding_idx: expected a whole number, got 'a'",
+            lambda w: pe.TokenEmbedding(37, 5, padding_idx="a"),
+        ),
+        (
+            ValueError,
+            "scale_grad_by_freq: expected True or False, got 'no'",
+            lambda w: pe.TokenEmbedding(37, 5, scale_grad_by_freq="no"),
+        ),
+        (
+            ValueError,
+            "sparse: expected True or False, got 'no'",
+            lambda w: pe.TokenEmbedding(37, 5, sparse="no"),
+        ),
         (
             ValueError,
             "gradient: expected the shape of ids",
