@@ -160,7 +160,9 @@ def test_part(two_parts: str, config: str, capsys: pytest.CaptureFixture[str]) -
         capsys, "explain", two_parts, "--part", "audio_config"
     )
     assert output(capsys, "diff", config, two_parts) == "equal\n"
-    assert "part: expected none for a configuration without parts, got" in refusal(capsys, "diff", config, *vision)
+    assert "part: expected none for a configuration without parts, got" in refusal(
+        capsys, "diff", config, *vision
+    )
 
 
 def test_explain_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
