@@ -8,6 +8,7 @@
 #include "alibi/operator.h"
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/saved_call.h"
 
 namespace posembed::alibi {
 namespace {
@@ -26,43 +27,7 @@ Tensor scaled(const Tensor& tensor, double scale) {
   return scale == 1.0 ? tensor : at::mul(tensor, scale);
 }
 
-/// Places that outlive the call, for the members of a node.
-struct SavedPlaces {
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(query_positions);
-    visit(key_positions);
-    visit(cu_seqlens);
-    visit(attention_mask);
-    visit(offset);
-    visit(causal);
-  }
-
-  void save(const Places& places) {
-    query_positions = dispatcher::save(places.query_positions);
-    key_positions = dispatcher::save(places.key_positions);
-    cu_seqlens = dispatcher::save(places.cu_seqlens);
-    attention_mask = dispatcher::save(places.attention_mask);
-    offset = places.query_offset;
-    causal = places.causal;
-  }
-
-  Places unpack() const {
-    return {dispatcher::unpack(query_positions),
-            dispatcher::unpack(key_positions),
-            dispatcher::unpack(cu_seqlens),
-            dispatcher::unpack(attention_mask),
-            offset,
-            causal};
-  }
-
-  SavedVariable query_positions;
-  SavedVariable key_positions;
-  SavedVariable cu_seqlens;
-  SavedVariable attention_mask;
-  MaybeOffset offset;
-  bool causal = true;
-};
+using SavedPlaces = dispatcher::SavedCall<Places>;
 
 /// Gradient of alibi_bias.
 class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {

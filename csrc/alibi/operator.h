@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 
 namespace posembed::alibi {
 
@@ -26,6 +27,12 @@ struct Places {
   MaybeTensor attention_mask;
   MaybeOffset query_offset = std::nullopt;  // none: ends are aligned
   bool causal = true;
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.query_positions, self.key_positions, self.cu_seqlens, self.attention_mask,
+                    self.query_offset, self.causal);
+  }
 };
 
 /// Throws c10::ValueError for what is not one matrix for each head, or for each batch and head.
@@ -35,33 +42,9 @@ using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int
                               at::ArrayRef<double>, double, std::optional<at::Device>);
 using Positions = Tensor(const Tensor&);
 
-/// Converts between a schema's long argument list, with which kernels are registered, and Places,
-/// with which they are written; `Trailing` are the arguments after them.
+/// Operators that take Places after the arguments of `Function`, and `Trailing` after them.
 template <typename Function, typename... Trailing>
-struct Spread;
-
-template <typename Result, typename... Leading, typename... Trailing>
-struct Spread<Result(Leading...), Trailing...> {
-  using Signature = Result(Leading..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                           const MaybeTensor&, MaybeOffset, bool, Trailing...);
-
-  template <Result (*function)(Leading..., const Places&, Trailing...)>
-  static Result kernel(Leading... leading, const MaybeTensor& query_positions,
-                       const MaybeTensor& key_positions, const MaybeTensor& cu_seqlens,
-                       const MaybeTensor& attention_mask, MaybeOffset query_offset, bool causal,
-                       Trailing... trailing) {
-    return function(leading...,
-                    {query_positions, key_positions, cu_seqlens, attention_mask,
-                     std::move(query_offset), causal},
-                    trailing...);
-  }
-
-  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Leading... leading,
-                     const Places& at, Trailing... trailing) {
-    return handle.call(leading..., at.query_positions, at.key_positions, at.cu_seqlens,
-                       at.attention_mask, at.query_offset, at.causal, trailing...);
-  }
-};
+using Spread = dispatcher::Spread<Places, Function, Trailing...>;
 
 using Bias = Spread<Tensor(const Tensor&, c10::SymInt, c10::SymInt), bool, MaybeType>;
 using BiasOut = Spread<void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt), bool>;

@@ -14,6 +14,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/norm_chain.h"
+#include "dispatcher/saved_call.h"
 #include "input/operator.h"
 #include "learned/operator.h"
 #include "token/operator.h"
@@ -112,32 +113,16 @@ bool requires_grad(const Input& in) {
 
 // ---------------------------------------------------------------------- by the fused kernels
 
-/// A table as backward needs it: without a norm its size alone.
-struct SavedTable {
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(values);
-    visit(rows);
-  }
+/// A table of `rows` rows of no meaning, like those of `gradient`; none where `rows` is none.
+MaybeTensor size_alone(const std::optional<c10::SymInt>& rows, const Tensor& gradient) {
+  if (!rows.has_value()) return std::nullopt;
+  const c10::SymInt dim = gradient.sym_size(-1);
+  return at::empty_symint({1, dim}, gradient.options()).expand_symint({*rows, dim});
+}
 
-  void keep(const MaybeTensor& table, bool needs_values) {
-    if (!table.has_value()) return;
-    rows = table->sym_size(0);
-    if (needs_values) values = dispatcher::save(table);
-  }
-
-  /// The table; without its values, as many rows of no meaning, like those of `gradient`.
-  MaybeTensor unpack(const Tensor& gradient) const {
-    if (!rows.has_value()) return std::nullopt;
-    MaybeTensor table = dispatcher::unpack(values);
-    if (table.has_value()) return table;
-    const c10::SymInt dim = gradient.sym_size(-1);
-    return at::empty_symint({1, dim}, gradient.options()).expand_symint({*rows, dim});
-  }
-
-  dispatcher::SavedVariable values;
-  std::optional<c10::SymInt> rows;  // none: there is no table
-};
+std::optional<c10::SymInt> rows_of(const MaybeTensor& table) {
+  return table.has_value() ? std::optional(table->sym_size(0)) : std::nullopt;
+}
 
 class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBackward> {
  public:
@@ -148,52 +133,26 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    token.members(visit);
-    visit(ids);
-    position.members(visit);
-    visit(positions);
-    token_type.members(visit);
-    visit(types);
-    visit(norm_weight);
-    visit(norm_bias);
-    visit(seed);
+    call.members(visit);
     visit(mean);
     visit(rstd);
-    visit(offset);
-    visit(first_row);
-    visit(sinusoid);
-    visit(norm);
-    visit(eps);
-    visit(scale);
-    visit(dropout);
-    visit(padding_idx);
-    visit(position_padding_idx);
-    visit(form);
-    visit(first_token);
+    visit(token_table_rows);
+    visit(position_table_rows);
+    visit(type_table_rows);
   }
 
+  /// Without a norm, tables are kept as their numbers of rows alone.
   void keep(const Input& in) {
-    using dispatcher::save;
-    token.keep(in.token, norms(in));
-    ids = save(in.ids);
-    position.keep(in.position, norms(in));
-    positions = save(in.positions);
-    token_type.keep(in.token_type, norms(in));
-    types = save(in.types);
-    norm_weight = save(in.norm_weight);
-    norm_bias = save(in.norm_bias);
-    seed = save(in.seed);
-    offset = in.offset;
-    first_row = in.first_row;
-    sinusoid = in.sinusoid;
-    norm = in.norm;
-    eps = in.eps;
-    scale = in.scale;
-    dropout = in.dropout;
-    padding_idx = in.padding_idx;
-    position_padding_idx = in.position_padding_idx;
-    form = in.gradient;
-    first_token = in.first_token;
+    Input kept = in;
+    if (!norms(in)) {
+      token_table_rows = rows_of(in.token);
+      position_table_rows = rows_of(in.position);
+      type_table_rows = rows_of(in.token_type);
+      kept.token.reset();
+      kept.position.reset();
+      kept.token_type.reset();
+    }
+    call.save(kept);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
@@ -203,13 +162,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     Tensor sum = gradients[0];
     if (needs_rows(in)) {
       auto [row_ids, rows, weight, bias, position, type] =
-          call_input_embedding_backward_rows(in, sum, mean.unpack(), rstd.unpack());
+          call_input_embedding_backward_rows(sum, mean.unpack(), rstd.unpack(), in);
       take(in, {Tensor(), weight, bias, position, type}, result);
       result[token_edge] = token::sparse_gradient(row_ids, rows, in.token.sym_size(0));
       return result;
     }
     if (changes(in) || counts_positions(in) || has_few_types(in)) {
-      const Backward found = call_input_embedding_backward(in, sum, mean.unpack(), rstd.unpack());
+      const Backward found = call_input_embedding_backward(sum, mean.unpack(), rstd.unpack(), in);
       if (changes(in)) sum = std::get<0>(found);
       take(in, found, result);
     }
@@ -217,14 +176,9 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     return result;
   }
 
-  SavedTable token, position, token_type;
-  dispatcher::SavedVariable ids, positions, types, norm_weight, norm_bias, seed, mean, rstd;
-  c10::SymInt offset, first_token;
-  int64_t first_row = 0;
-  std::string sinusoid, norm;
-  double eps = 0, scale = 1, dropout = 0;
-  int64_t padding_idx = -1, position_padding_idx = -1;
-  std::string form;
+  dispatcher::SavedCall<Input> call;
+  dispatcher::SavedVariable mean, rstd;
+  std::optional<c10::SymInt> token_table_rows, position_table_rows, type_table_rows;
 
  private:
   bool sorts_positions(const Input& in) const {
@@ -267,27 +221,12 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
 
   Input input(const Tensor& gradient) const {
-    using dispatcher::unpack;
-    return {*token.unpack(gradient),
-            ids.unpack(),
-            position.unpack(gradient),
-            unpack(positions),
-            token_type.unpack(gradient),
-            unpack(types),
-            unpack(norm_weight),
-            unpack(norm_bias),
-            unpack(seed),
-            offset,
-            first_row,
-            sinusoid,
-            norm,
-            eps,
-            scale,
-            dropout,
-            padding_idx,
-            position_padding_idx,
-            form,
-            first_token};
+    Input in = call.unpack();
+    if (norms(in)) return in;
+    in.token = *size_alone(token_table_rows, gradient);
+    in.position = size_alone(position_table_rows, gradient);
+    in.token_type = size_alone(type_table_rows, gradient);
+    return in;
   }
 };
 
@@ -322,18 +261,18 @@ bool is_derived(const Input& in, const Tensor& gradient) {
          has_tangent(gradient) || has_tangent(in);
 }
 
-Backward input_embedding_backward_autograd(const Input& in, const Tensor& gradient,
-                                           const Tensor& mean, const Tensor& rstd) {
+Backward input_embedding_backward_autograd(const Tensor& gradient, const Tensor& mean,
+                                           const Tensor& rstd, const Input& in) {
   if (is_derived(in, gradient)) return backward_chain(in, gradient);
   return dispatcher::below_autograd(
-      [&] { return call_input_embedding_backward(in, gradient, mean, rstd); });
+      [&] { return call_input_embedding_backward(gradient, mean, rstd, in); });
 }
 
-BackwardRows input_embedding_backward_rows_autograd(const Input& in, const Tensor& gradient,
-                                                    const Tensor& mean, const Tensor& rstd) {
+BackwardRows input_embedding_backward_rows_autograd(const Tensor& gradient, const Tensor& mean,
+                                                    const Tensor& rstd, const Input& in) {
   if (is_derived(in, gradient)) return with_rows(in, gradient, backward_chain(in, gradient));
   return dispatcher::below_autograd(
-      [&] { return call_input_embedding_backward_rows(in, gradient, mean, rstd); });
+      [&] { return call_input_embedding_backward_rows(gradient, mean, rstd, in); });
 }
 
 /// Dropout is linear: tangents and gradients are dropped by the same mask.
@@ -373,10 +312,11 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("input_embedding", Spread<input_embedding_autograd>::call);
-  m.impl("input_embedding_forward", Spread<input_embedding_forward_autograd>::call);
-  m.impl("input_embedding_backward", Spread<input_embedding_backward_autograd>::call);
-  m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows_autograd>::call);
+  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autograd>);
+  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward_autograd>);
+  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward_autograd>);
+  m.impl("input_embedding_backward_rows",
+         BackwardRowsOperator::kernel<input_embedding_backward_rows_autograd>);
   m.impl("input_dropout", input_dropout_autograd);
 }
 

@@ -181,8 +181,8 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   return results;
 }
 
-Backward input_embedding_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
-                                  const Tensor& rstd) {
+Backward input_embedding_backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                                  const Input& in) {
   check_backward(gradient, in);
   return run_backward(in, gradient, mean, rstd, nullptr);
 }
@@ -193,8 +193,8 @@ bool writes_rows(const Input& in) {
          (sums_positions(in) || !counts_positions(in));
 }
 
-BackwardRows input_embedding_backward_rows(const Input& in, const Tensor& gradient,
-                                           const Tensor& mean, const Tensor& rstd) {
+BackwardRows input_embedding_backward_rows(const Tensor& gradient, const Tensor& mean,
+                                           const Tensor& rstd, const Input& in) {
   check_backward(gradient, in);
   token::check_sortable(in.ids, in.token.sym_size(0));
   if (!writes_rows(in)) {
@@ -235,8 +235,8 @@ Forward input_embedding_forward_meta(const Input& in) {
   return {output, mean, rstd};
 }
 
-Backward input_embedding_backward_meta(const Input& in, const Tensor& gradient, const Tensor&,
-                                       const Tensor&) {
+Backward input_embedding_backward_meta(const Tensor& gradient, const Tensor&, const Tensor&,
+                                       const Input& in) {
   check_backward(gradient, in);
   return backward_results(in, changes(in));
 }
@@ -260,10 +260,11 @@ Tensor input_embedding_autocast(const Input& given) {
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("input_embedding", Spread<input_embedding>::call);
-  m.impl("input_embedding_forward", Spread<input_embedding_forward>::call);
-  m.impl("input_embedding_backward", Spread<input_embedding_backward>::call);
-  m.impl("input_embedding_backward_rows", Spread<input_embedding_backward_rows>::call);
+  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding>);
+  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward>);
+  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward>);
+  m.impl("input_embedding_backward_rows",
+         BackwardRowsOperator::kernel<input_embedding_backward_rows>);
   m.impl("input_dropout", input_dropout);
 }
 
@@ -291,17 +292,17 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) {
-  m.impl("input_embedding", Spread<input_embedding_autocast>::call);
+  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autocast>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) {
-  m.impl("input_embedding", Spread<input_embedding_autocast>::call);
+  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autocast>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("input_embedding", Spread<input_embedding_meta>::call);
-  m.impl("input_embedding_forward", Spread<input_embedding_forward_meta>::call);
-  m.impl("input_embedding_backward", Spread<input_embedding_backward_meta>::call);
+  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_meta>);
+  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward_meta>);
+  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward_meta>);
   m.impl("input_dropout", input_dropout_meta);
 }
 

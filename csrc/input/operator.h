@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 #include "dispatcher/tensors.h"
 #include "input/kernel.h"
 
@@ -42,73 +43,35 @@ struct Input {
   int64_t position_padding_idx = -1;  // a row of position, before first_row, without a gradient
   std::string gradient = "dense";     // of token: "dense" or "rows"
   c10::SymInt first_token = 0;        // of these among all tokens that share dropout's mask
-};
 
-/// Adapts a function of a struct of arguments to one with a parameter for each field; further
-/// parameters of the function come first.
-template <auto kernel>
-struct Spread;
-
-template <typename Result, typename... Leading, Result (*kernel)(const Input&, Leading...)>
-struct Spread<kernel> {
-  static Result call(Leading... leading, const Tensor& token, const Tensor& ids,
-                     const MaybeTensor& position, const MaybeTensor& positions,
-                     const MaybeTensor& token_type, const MaybeTensor& types,
-                     const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
-                     const MaybeTensor& seed, c10::SymInt offset, int64_t first_row, Text sinusoid,
-                     Text norm, double eps, double scale, double dropout, int64_t padding_idx,
-                     int64_t position_padding_idx, Text gradient, c10::SymInt first_token) {
-    const Input in{token,
-                   ids,
-                   position,
-                   positions,
-                   token_type,
-                   types,
-                   norm_weight,
-                   norm_bias,
-                   seed,
-                   std::move(offset),
-                   first_row,
-                   std::string(sinusoid),
-                   std::string(norm),
-                   eps,
-                   scale,
-                   dropout,
-                   padding_idx,
-                   position_padding_idx,
-                   std::string(gradient),
-                   std::move(first_token)};
-    return kernel(in, leading...);
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.token, self.ids, self.position, self.positions, self.token_type,
+                    self.types, self.norm_weight, self.norm_bias, self.seed, self.offset,
+                    self.first_row, self.sinusoid, self.norm, self.eps, self.scale, self.dropout,
+                    self.padding_idx, self.position_padding_idx, self.gradient, self.first_token);
   }
 };
 
-template <typename Result, typename... Leading>
-using Operator = Result(Leading..., const Tensor&, const Tensor&, const MaybeTensor&,
-                        const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                        const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
-                        int64_t, Text, Text, double, double, double, int64_t, int64_t, Text,
-                        c10::SymInt);
+template <typename Result, typename... Tensors>
+using Spread = dispatcher::Spread<Input, Result(Tensors...)>;
 
-template <typename Handle, typename... Leading>
-auto call_spread(const Handle& handle, const Input& in, const Leading&... leading) {
-  return handle.call(leading..., in.token, in.ids, in.position, in.positions, in.token_type,
-                     in.types, in.norm_weight, in.norm_bias, in.seed, in.offset, in.first_row,
-                     in.sinusoid, in.norm, in.eps, in.scale, in.dropout, in.padding_idx,
-                     in.position_padding_idx, in.gradient, in.first_token);
-}
+using InputEmbeddingOperator = Spread<Tensor>;
 
 inline Tensor call_input_embedding(const Input& in) {
-  static const auto handle = dispatcher::find<Operator<Tensor>>("posembed::input_embedding");
-  return call_spread(handle, in);
+  static const auto handle =
+      dispatcher::find<InputEmbeddingOperator::Signature>("posembed::input_embedding");
+  return InputEmbeddingOperator::call(handle, in);
 }
 
 /// The output, and mean and rstd of each token's sum for the backward pass.
 using Forward = std::tuple<Tensor, Tensor, Tensor>;
+using ForwardOperator = Spread<Forward>;
 
 inline Forward call_input_embedding_forward(const Input& in) {
   static const auto handle =
-      dispatcher::find<Operator<Forward>>("posembed::input_embedding_forward");
-  return call_spread(handle, in);
+      dispatcher::find<ForwardOperator::Signature>("posembed::input_embedding_forward");
+  return ForwardOperator::call(handle, in);
 }
 
 /// Gradients of the norm's input [batch, seq, embedding_dim], of the norm's weight and bias, of the
@@ -116,23 +79,25 @@ inline Forward call_input_embedding_forward(const Input& in) {
 /// the output's gradient; those of absent inputs; the position table's if positions are given and
 /// the type table's if it has many rows, because these need a sort.
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using BackwardOperator = Spread<Backward, const Tensor&, const Tensor&, const Tensor&>;
 
-inline Backward call_input_embedding_backward(const Input& in, const Tensor& gradient,
-                                              const Tensor& mean, const Tensor& rstd) {
-  using Signature = Operator<Backward, const Tensor&, const Tensor&, const Tensor&>;
-  static const auto handle = dispatcher::find<Signature>("posembed::input_embedding_backward");
-  return call_spread(handle, in, gradient, mean, rstd);
+inline Backward call_input_embedding_backward(const Tensor& gradient, const Tensor& mean,
+                                              const Tensor& rstd, const Input& in) {
+  static const auto handle =
+      dispatcher::find<BackwardOperator::Signature>("posembed::input_embedding_backward");
+  return BackwardOperator::call(handle, gradient, mean, rstd, in);
 }
 
 /// The token table's gradient as the ids of touched rows, ascending, and the rows; then the
 /// gradients of Backward after its first.
 using BackwardRows = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using BackwardRowsOperator = Spread<BackwardRows, const Tensor&, const Tensor&, const Tensor&>;
 
-inline BackwardRows call_input_embedding_backward_rows(const Input& in, const Tensor& gradient,
-                                                       const Tensor& mean, const Tensor& rstd) {
-  using Signature = Operator<BackwardRows, const Tensor&, const Tensor&, const Tensor&>;
-  static const auto handle = dispatcher::find<Signature>("posembed::input_embedding_backward_rows");
-  return call_spread(handle, in, gradient, mean, rstd);
+inline BackwardRows call_input_embedding_backward_rows(const Tensor& gradient, const Tensor& mean,
+                                                       const Tensor& rstd, const Input& in) {
+  static const auto handle =
+      dispatcher::find<BackwardRowsOperator::Signature>("posembed::input_embedding_backward_rows");
+  return BackwardRowsOperator::call(handle, gradient, mean, rstd, in);
 }
 
 /// The same from the gradient of the output.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 
 namespace posembed::rotary {
 
@@ -28,29 +29,17 @@ struct Rotation {
   c10::SymInt offset;
   bool inverse = false;
   bool transpose = false;
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.positions, self.frequencies, self.cu_seqlens, self.spec, self.layout,
+                    self.offset, self.inverse, self.transpose);
+  }
 };
 
-/// Converts between a schema's long argument list, with which kernels are registered, and the
-/// struct with which they are written.
+/// Operators that take a Rotation after the tensors.
 template <typename Result, typename... Tensors>
-struct Spread {
-  using Signature = Result(Tensors..., const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                           Text, Text, c10::SymInt, bool, bool);
-
-  template <Result (*function)(Tensors..., const Rotation&)>
-  static Result kernel(Tensors... tensors, const MaybeTensor& positions,
-                       const MaybeTensor& frequencies, const MaybeTensor& cu_seqlens, Text spec,
-                       Text layout, c10::SymInt offset, bool inverse, bool transpose) {
-    return function(tensors..., Rotation{positions, frequencies, cu_seqlens, spec, layout,
-                                         std::move(offset), inverse, transpose});
-  }
-
-  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Tensors... tensors,
-                     const Rotation& by) {
-    return handle.call(tensors..., by.positions, by.frequencies, by.cu_seqlens, by.spec, by.layout,
-                       by.offset, by.inverse, by.transpose);
-  }
-};
+using Spread = dispatcher::Spread<Rotation, Result(Tensors...)>;
 
 using Rotary = Spread<Tensor, const Tensor&>;
 using RotaryPair = Spread<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;

@@ -34,7 +34,7 @@ void rotary_cache_autograd(const Call& call) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("rotary_cache_", Spread<rotary_cache_autograd>::call);
+  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache_autograd>);
 }
 
 }  // namespace posembed::rotary_cache

@@ -226,12 +226,14 @@ void rotary_cache(const Call& call) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { m.impl("rotary_cache_", Spread<rotary_cache>::call); }
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache>); }
 
 #if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { m.impl("rotary_cache_", Spread<rotary_cache>::call); }
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) {
+  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache>);
+}
 #endif
 
-TORCH_LIBRARY_IMPL(posembed, Meta, m) { m.impl("rotary_cache_", Spread<check>::call); }
+TORCH_LIBRARY_IMPL(posembed, Meta, m) { m.impl("rotary_cache_", RotaryCache::kernel<check>); }
 
 }  // namespace posembed::rotary_cache

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 #include "rotary/operator.h"
 
 namespace posembed::rotary_cache {
@@ -47,6 +48,14 @@ struct Call {
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
 
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.query, self.key, self.value, self.key_cache, self.value_cache,
+                    self.slot_mapping, self.positions, self.query_out, self.spec, self.layout,
+                    self.cache_layout, self.offset, self.rotate_key, self.key_scale,
+                    self.value_scale, self.key_scale_tensor, self.value_scale_tensor);
+  }
+
   /// The tensor that gets the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
 };
@@ -64,31 +73,11 @@ inline rotary::Rotation rotation_of(const Call& call) {
   return {call.positions, none, none, call.spec, call.layout, call.offset};
 }
 
-/// Turns a kernel that takes the struct into one with a parameter for each of its fields.
-template <void (*kernel)(const Call&)>
-struct Spread {
-  static void call(const Tensor& query, const Tensor& key, const Tensor& value,
-                   const Tensor& key_cache, const Tensor& value_cache, const Tensor& slot_mapping,
-                   const MaybeTensor& positions, const MaybeTensor& query_out, Text spec,
-                   Text layout, Text cache_layout, c10::SymInt offset, bool rotate_key,
-                   double key_scale, double value_scale, const MaybeTensor& key_scale_tensor,
-                   const MaybeTensor& value_scale_tensor) {
-    kernel({query, key, value, key_cache, value_cache, slot_mapping, positions, query_out,
-            std::string(spec), std::string(layout), std::string(cache_layout), std::move(offset),
-            rotate_key, key_scale, value_scale, key_scale_tensor, value_scale_tensor});
-  }
-};
-
-using RotaryCache = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor&, const MaybeTensor&, const MaybeTensor&, Text, Text, Text,
-                         c10::SymInt, bool, double, double, const MaybeTensor&, const MaybeTensor&);
+using RotaryCache = dispatcher::Spread<Call, void()>;
 
 inline void call_rotary_cache(const Call& call) {
-  static const auto handle = dispatcher::find<RotaryCache>("posembed::rotary_cache_");
-  handle.call(call.query, call.key, call.value, call.key_cache, call.value_cache, call.slot_mapping,
-              call.positions, call.query_out, call.spec, call.layout, call.cache_layout,
-              call.offset, call.rotate_key, call.key_scale, call.value_scale, call.key_scale_tensor,
-              call.value_scale_tensor);
+  static const auto handle = dispatcher::find<RotaryCache::Signature>("posembed::rotary_cache_");
+  RotaryCache::call(handle, call);
 }
 
 using MlaRotary = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&, Text,

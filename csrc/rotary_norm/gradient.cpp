@@ -12,6 +12,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/norm_chain.h"
+#include "dispatcher/saved_call.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/operator.h"
 
@@ -79,64 +80,26 @@ class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(query);
-    visit(key);
-    visit(query_weight);
-    visit(key_weight);
+    call.members(visit);
     visit(query_rstd);
     visit(key_rstd);
-    visit(positions);
-    visit(spec);
-    visit(layout);
-    visit(offset);
-    visit(eps);
-    visit(weight_offset);
-  }
-
-  void keep(const Call& call) {
-    query = dispatcher::save(call.query);
-    key = dispatcher::save(call.key);
-    query_weight = dispatcher::save(call.query_weight);
-    key_weight = dispatcher::save(call.key_weight);
-    positions = dispatcher::save(call.positions);
-    spec = call.spec;
-    layout = call.layout;
-    offset = call.offset;
-    eps = call.eps;
-    weight_offset = call.weight_offset;
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined() && !gradients[1].defined()) return dispatcher::variable_list(4);
-    const Call call = this->call();
+    const Call forward = call.unpack();
     const auto given = [](const Tensor& gradient, const Tensor& of) {
       return gradient.defined() ? gradient : at::zeros_like(of);
     };
     auto [query_gradient, key_gradient, query_weight_gradient, key_weight_gradient] =
-        call_norm_rotary_backward(call, given(gradients[0], call.query),
-                                  given(gradients[1], call.key), query_rstd.unpack(),
-                                  key_rstd.unpack());
+        call_norm_rotary_backward(given(gradients[0], forward.query),
+                                  given(gradients[1], forward.key), query_rstd.unpack(),
+                                  key_rstd.unpack(), forward);
     return {query_gradient, key_gradient, query_weight_gradient, key_weight_gradient};
   }
 
-  dispatcher::SavedVariable query, key, query_weight, key_weight, query_rstd, key_rstd, positions;
-  std::string spec, layout;
-  c10::SymInt offset;
-  double eps = 0, weight_offset = 0;
-
- private:
-  Call call() const {
-    return {query.unpack(),
-            key.unpack(),
-            query_weight.unpack(),
-            key_weight.unpack(),
-            dispatcher::unpack(positions),
-            spec,
-            layout,
-            offset,
-            eps,
-            weight_offset};
-  }
+  dispatcher::SavedCall<Call> call;
+  dispatcher::SavedVariable query_rstd, key_rstd;
 };
 
 bool requires_grad(const Call& call) {
@@ -154,7 +117,7 @@ Four norm_rotary_forward_autograd(const Call& call) {
   if (has_tangent(call)) {
     std::tie(query, key) = forward_chain(call);
   } else if (node) {
-    node->keep(call);
+    node->call.save(call);
     node->query_rstd = dispatcher::save(query_rstd);
     node->key_rstd = dispatcher::save(key_rstd);
     torch::autograd::set_history(query, node);
@@ -171,16 +134,16 @@ Two norm_rotary_autograd(const Call& call) {
   return dispatcher::below_autograd([&] { return call_norm_rotary(call); });
 }
 
-Four norm_rotary_backward_autograd(const Call& call, const Tensor& query_gradient,
-                                   const Tensor& key_gradient, const Tensor& query_rstd,
-                                   const Tensor& key_rstd) {
+Four norm_rotary_backward_autograd(const Tensor& query_gradient, const Tensor& key_gradient,
+                                   const Tensor& query_rstd, const Tensor& key_rstd,
+                                   const Call& call) {
   const bool again =
       requires_grad(call) || torch::autograd::compute_requires_grad(query_gradient, key_gradient);
   if (again || has_tangent(call) || have_tangent(query_gradient, key_gradient)) {
     return backward_chain(call, query_gradient, key_gradient);
   }
   return dispatcher::below_autograd([&] {
-    return call_norm_rotary_backward(call, query_gradient, key_gradient, query_rstd, key_rstd);
+    return call_norm_rotary_backward(query_gradient, key_gradient, query_rstd, key_rstd, call);
   });
 }
 
@@ -198,10 +161,10 @@ void norm_rotary_in_place_autograd(const Call& call) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("norm_rotary", Spread<norm_rotary_autograd>::call);
-  m.impl("norm_rotary_forward", Spread<norm_rotary_forward_autograd>::call);
-  m.impl("norm_rotary_backward", Spread<norm_rotary_backward_autograd>::call);
-  m.impl("norm_rotary_", Spread<norm_rotary_in_place_autograd>::call);
+  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_autograd>);
+  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward_autograd>);
+  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward_autograd>);
+  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_autograd>);
 }
 
 }  // namespace posembed::rotary_norm

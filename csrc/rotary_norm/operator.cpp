@@ -159,9 +159,8 @@ Four empty_gradients(const Call& call) {
           at::empty_symint(call.key_weight.sym_sizes(), call.key_weight.options())};
 }
 
-Four norm_rotary_backward(const Call& call, const Tensor& query_gradient,
-                          const Tensor& key_gradient, const Tensor& query_rstd,
-                          const Tensor& key_rstd) {
+Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradient,
+                          const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
   check(call);
   dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
   dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
@@ -206,8 +205,8 @@ Four norm_rotary_forward_meta(const Call& call) {
                                                     empty_rstd(call.key, call.layout)});
 }
 
-Four norm_rotary_backward_meta(const Call& call, const Tensor& query_gradient,
-                               const Tensor& key_gradient, const Tensor&, const Tensor&) {
+Four norm_rotary_backward_meta(const Tensor& query_gradient, const Tensor& key_gradient,
+                               const Tensor&, const Tensor&, const Call& call) {
   check(call);
   dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
   dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
@@ -233,15 +232,15 @@ void norm_rotary_in_place_autocast(const Call& call) {
 }
 
 void register_autocast(torch::Library& m) {
-  m.impl("norm_rotary", Spread<norm_rotary_autocast>::call);
-  m.impl("norm_rotary_", Spread<norm_rotary_in_place_autocast>::call);
+  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_autocast>);
+  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_autocast>);
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("norm_rotary", Spread<norm_rotary>::call);
-  m.impl("norm_rotary_forward", Spread<norm_rotary_forward>::call);
-  m.impl("norm_rotary_backward", Spread<norm_rotary_backward>::call);
-  m.impl("norm_rotary_", Spread<norm_rotary_in_place>::call);
+  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary>);
+  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward>);
+  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward>);
+  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place>);
 }
 
 }  // namespace
@@ -257,10 +256,10 @@ TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { register_autocast(m); }
 TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { register_autocast(m); }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("norm_rotary", Spread<norm_rotary_meta>::call);
-  m.impl("norm_rotary_forward", Spread<norm_rotary_forward_meta>::call);
-  m.impl("norm_rotary_backward", Spread<norm_rotary_backward_meta>::call);
-  m.impl("norm_rotary_", Spread<check>::call);
+  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_meta>);
+  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward_meta>);
+  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward_meta>);
+  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<check>);
 }
 
 }  // namespace posembed::rotary_norm
