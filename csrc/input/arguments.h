@@ -6,6 +6,11 @@
 
 namespace posembed::input {
 
+/// Whether types are few enough that the table's gradient is a sum for each type.
+inline bool has_few_types(const Input& in) {
+  return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;
+}
+
 /// The checks that need no data, so that Meta kernels run them too. Raises c10::ValueError for
 /// shapes and options, c10::TypeError for dtypes.
 void check(const Input& in);

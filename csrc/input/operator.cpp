@@ -99,8 +99,9 @@ void launch(BackwardArguments& arguments, const Tensor& gradient) {
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
 }
 
-/// Uninitialised results; see Backward. `has_sum`: whether the first is wanted.
-Backward backward_results(const Input& in, bool has_sum) {
+/// Uninitialised results; see Backward. `has_sum` and `has_position`: whether the first and the
+/// position table's are wanted.
+Backward backward_results(const Input& in, bool has_sum, bool has_position) {
   const auto options = in.token.options();
   const c10::SymInt dim = in.token.sym_size(1);
   const auto make = [&](bool wanted, const c10::SymDimVector& sizes) {
@@ -110,7 +111,7 @@ Backward backward_results(const Input& in, bool has_sum) {
     return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
   };
   return {make(has_sum, output_sizes(in)), make(in.norm_weight.has_value(), {dim}),
-          make(in.norm_bias.has_value(), {dim}), table(counts_positions(in), in.position),
+          make(in.norm_bias.has_value(), {dim}), table(has_position, in.position),
           table(has_few_types(in), in.token_type)};
 }
 
@@ -128,13 +129,6 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   return partial;
 }
 
-/// The position table's gradient if the kernel has not summed it: if the sequence is too short to
-/// be divided among threads.
-void sum_positions(const Input& in, const Tensor& gradient, const Tensor& out) {
-  out.copy_(learned::call_learned_backward(gradient, std::nullopt, out.sym_size(0), in.offset,
-                                           in.first_row));
-}
-
 /// Zeros all rows but those of the sequence's positions; returns the address of these, which the
 /// kernel writes.
 void* begin_positions(const Input& in, const Tensor& out) {
@@ -144,7 +138,8 @@ void* begin_positions(const Input& in, const Tensor& out) {
   return target(out.narrow(0, first, in.ids.size(1)));
 }
 
-/// Whether the kernel sums the gradients of positions; otherwise they are summed afterwards.
+/// Whether the kernel sums the gradients of positions. Sequences too short to be divided among
+/// threads have it done afterwards.
 bool sums_positions(const Input& in) {
   return counts_positions(in) && !in.ids.is_cuda() && in.ids.numel() > 0 &&
          in.ids.size(1) >= parts_cpu;
@@ -157,7 +152,8 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
-  Backward results = backward_results(in, sum_rows == nullptr && changes(in));
+  const bool fused = sums_positions(in);
+  Backward results = backward_results(in, sum_rows == nullptr && changes(in), fused);
   auto& [sum, weight, bias, position, type] = results;
   BackwardArguments arguments;
   arguments.input = prepared.arguments;
@@ -170,13 +166,13 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
   const int64_t most = gradient.is_cuda() ? parts_cuda : parts_cpu;
-  const bool fused = sums_positions(in);
   if (fused) arguments.position_gradient = begin_positions(in, position);
   arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {
-    sum_positions(in, sum.numel() == 0 ? rows : sum, position);
+    position = learned::call_learned_backward(sum.numel() == 0 ? rows : sum, std::nullopt,
+                                              in.position->sym_size(0), in.offset, in.first_row);
   }
   return results;
 }
@@ -238,7 +234,7 @@ Forward input_embedding_forward_meta(const Input& in) {
 Backward input_embedding_backward_meta(const Tensor& gradient, const Tensor&, const Tensor&,
                                        const Input& in) {
   check_backward(gradient, in);
-  return backward_results(in, changes(in));
+  return backward_results(in, changes(in), counts_positions(in));
 }
 
 Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability,

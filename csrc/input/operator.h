@@ -13,7 +13,6 @@
 #include "dispatcher/call.h"
 #include "dispatcher/spread.h"
 #include "dispatcher/tensors.h"
-#include "input/kernel.h"
 
 namespace posembed::input {
 
@@ -125,11 +124,6 @@ inline bool counts_positions(const Input& in) {
 
 /// Whether ids are 0, 1, …: each token has its own row, and the table's gradient needs no sort.
 inline bool has_own_rows(const Input& in) { return in.gradient == "own"; }
-
-/// Whether types are few enough that the table's gradient is a sum for each type.
-inline bool has_few_types(const Input& in) {
-  return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;
-}
 
 using dispatcher::compute_type;
 

@@ -21,19 +21,23 @@ namespace posembed::python {
 /// again would be a tenth of a call that rotates one token.
 class ReleasedForLongWork {
  public:
-  explicit ReleasedForLongWork(const torch::Tensor& tensor) {
-    if (is_long(tensor)) released_.emplace();
+  /// `each` elements of the result come from one of `tensor`.
+  explicit ReleasedForLongWork(const torch::Tensor& tensor, int64_t each = 1) {
+    if (is_long(tensor, each)) released_.emplace();
   }
 
  private:
-  static bool is_long(const torch::Tensor& tensor) {
+  static bool is_long(const torch::Tensor& tensor, int64_t each) {
     constexpr int64_t little = 1 << 16;  // elements: some microseconds
     return !tensor.is_cpu() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
-           tensor.numel() > little;
+           tensor.numel() > little / each;
   }
 
   std::optional<py::gil_scoped_release> released_;
 };
+
+/// Elements of a usual row of a table, for ReleasedForLongWork.
+inline constexpr int64_t usual_row = 1024;
 
 inline const torch::Tensor& tensor_from(PyObject* object, const char* name, const char* expected) {
   TORCH_CHECK_TYPE(THPVariable_Check(object), name, ": expected ", expected, ", got ",
@@ -88,7 +92,7 @@ decltype(auto) from_python(PyObject* object, const char* name) {
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
   } else {
-    static_assert(std::is_same_v<T, int64_t>);
+    static_assert(std::is_same_v<T, int64_t> || std::is_same_v<T, c10::SymInt>);
     return integer_from(object, name);
   }
 }

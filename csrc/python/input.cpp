@@ -1,6 +1,8 @@
 #include "posembed/input.h"
 
 #include "bindings.h"
+#include "fast_call.h"
+#include "input/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -49,9 +51,29 @@ std::shared_ptr<InputEmbeddingImpl> make(
                                                   .gradient(table_gradient(gradient)));
 }
 
+torch::Tensor input_embedding(const input::Input& in) {
+  const ReleasedForLongWork release(in.ids, usual_row);
+  return input::call_input_embedding(in);
+}
+
+constexpr const char* arguments[] = {
+    "token",       "ids",        "position", "positions", "token_type",  "types",
+    "norm_weight", "norm_bias",  "seed",     "offset",    "first_row",   "sinusoid",
+    "norm",        "eps",        "scale",    "dropout",   "padding_idx", "position_padding_idx",
+    "gradient",    "first_token"};
+
+PyMethodDef functions[] = {
+    fast_method<input::InputEmbeddingOperator::kernel<input_embedding>, arguments>(
+        "input_embedding",
+        "input_embedding(token, ids, position, positions, token_type, types, norm_weight, "
+        "norm_bias, seed, offset, first_row, sinusoid, norm, eps, scale, dropout, padding_idx, "
+        "position_padding_idx, gradient, first_token, /) -> Tensor"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 void bind_input(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   bind<InputEmbeddingImpl>(module, "InputEmbedding")
       .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("positions") = "learned", py::arg("max_positions") = py::none(),

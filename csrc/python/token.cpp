@@ -3,7 +3,9 @@
 #include <variant>
 
 #include "bindings.h"
+#include "fast_call.h"
 #include "path.h"
+#include "token/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -45,6 +47,24 @@ void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
   self.resize(num_embeddings, how);
 }
 
+torch::Tensor embedding(const torch::Tensor& weight, const torch::Tensor& ids, int64_t padding_idx,
+                        double scale, bool scale_grad_by_freq, std::string_view gradient,
+                        int64_t vocabulary_start) {
+  const ReleasedForLongWork release(ids, usual_row);
+  return token::call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
+                               vocabulary_start);
+}
+
+constexpr const char* arguments[] = {
+    "weight", "ids", "padding_idx", "scale", "scale_grad_by_freq", "gradient", "vocabulary_start"};
+
+PyMethodDef functions[] = {
+    fast_method<embedding, arguments>(
+        "embedding",
+        "embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient, "
+        "vocabulary_start, /) -> Tensor"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 double table_scale(const py::object& scale, int64_t embedding_dim) {
@@ -62,6 +82,7 @@ TableGradient table_gradient(const std::string& text) {
 }
 
 void bind_token(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
       .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),

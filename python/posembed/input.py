@@ -175,23 +175,9 @@ class InputEmbedding(nn.Module):
         """
         positions = self._positions(ids, positions, attention_mask, offset)
         rows, token = self._token(ids)
-        table: dict[str, Any] = {}
-        if isinstance(self.position, LearnedPositionalEmbedding):
-            first = self.position.first_row
-            padding = first - 1 if self.position_rule == "roberta" else None
-            table = {"position": self.position.weight, "first_row": first}
-            table["position_padding_idx"] = padding
-        elif self.position is not None:
-            _check_kind(
-                "position", self.position, Position, "one of posembed's embeddings of positions"
-            )
-            if self.position.scale is not None:
-                raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
-            table = {"sinusoid": self.position.spec}
-        if self.token_type is not None:
-            _check_table("token_type", self.token_type, TYPE_DEFAULTS)
-            table["token_type"] = self.token_type.weight
-        norm = {} if self.norm is None else _norm(self.norm, token["token"])
+        table = self._tables()
+        layer = self.norm
+        norm = {} if layer is None else _norm(layer, token["token"])
         result = functional.input_embedding(
             rows,
             positions=positions,
@@ -268,18 +254,39 @@ class InputEmbedding(nn.Module):
         Projected rows are a table of their own, of which each token takes its row.
         """
         if self.token_dim is None:
-            ours = isinstance(self.token, TokenEmbedding)
-            _check_table("token", self.token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
+            token = self.token  # each access to a submodule takes as long as a row
+            ours = isinstance(token, TokenEmbedding)
+            _check_table("token", token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
             table = {
-                "token": self.token.weight,
-                "scale": self.token.scale if ours else 1.0,
-                "padding_idx": self.token.padding_idx,
-                "gradient": self.token.gradient if ours else "dense",
+                "token": token.weight,
+                "scale": token.scale if ours else 1.0,
+                "padding_idx": token.padding_idx,
+                "gradient": token.gradient if ours else "dense",
             }
             return ids, table
         projected = self.projection(self.token(ids))  # type: ignore[misc]
         rows = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
         return rows, {"token": projected.flatten(0, -2), "gradient": "own"}
+
+    def _tables(self) -> dict[str, Any]:
+        """What the kernel takes of positions and token types."""
+        table: dict[str, Any] = {}
+        position = self.position
+        if isinstance(position, LearnedPositionalEmbedding):
+            first = position.first_row
+            padding = first - 1 if self.position_rule == "roberta" else None
+            table = {"position": position.weight, "first_row": first}
+            table["position_padding_idx"] = padding
+        elif position is not None:
+            _check_kind("position", position, Position, "one of posembed's embeddings of positions")
+            if position.scale is not None:
+                raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
+            table = {"sinusoid": position.spec}
+        token_type = self.token_type
+        if token_type is not None:
+            _check_table("token_type", token_type, TYPE_DEFAULTS)
+            table["token_type"] = token_type.weight
+        return table
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:

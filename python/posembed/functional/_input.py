@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
@@ -80,25 +82,28 @@ def input_embedding(
     """
     if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
+    drawn = seed if dropout > 0 else None
+    tables = (token, ids, position, positions, token_type, types, norm_weight, norm_bias, drawn)
+    spec = "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid")
+    padding = padding_row(padding_idx, token)
+    position_padding = -1 if position_padding_idx is None else position_padding_idx
+    kind = norm or "none"
+    if eager(*tables):
+        rows = (padding, position_padding, gradient, first_token)
+        return _C.input_embedding(
+            *tables, offset, first_row, spec, kind, eps, scale, dropout, *rows
+        )
     return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
-        token,
-        ids,
-        position,
-        positions,
-        token_type,
-        types,
-        norm_weight,
-        norm_bias,
-        seed if dropout > 0 else None,
+        *tables,
         offset=offset,
         first_row=first_row,
-        sinusoid="" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid"),
-        norm=norm or "none",
+        sinusoid=spec,
+        norm=kind,
         eps=eps,
         scale=scale,
         dropout=dropout,
-        padding_idx=padding_row(padding_idx, token),
-        position_padding_idx=-1 if position_padding_idx is None else position_padding_idx,
+        padding_idx=padding,
+        position_padding_idx=position_padding,
         gradient=gradient,
         first_token=first_token,
     )

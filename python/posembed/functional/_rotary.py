@@ -10,16 +10,9 @@ from torch.compiler import is_compiling
 from torch.overrides import has_torch_function_variadic
 
 from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
-
-
-def eager(*arguments: Tensor | float | None) -> bool:
-    """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
-
-    The compiler and tensor types with ``__torch_function__`` must see the operator itself.
-    """
-    return not (is_compiling() or has_torch_function_variadic(*arguments))
 
 
 @overload

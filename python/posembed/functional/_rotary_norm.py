@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import Layout, rotary_text
-from posembed.functional._rotary import eager
 from posembed.specification import RotarySpec
 
 

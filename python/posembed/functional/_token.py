@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import Gradient, Initialization
 
 
@@ -57,6 +59,9 @@ def embedding(
         padding = padding_row(padding_idx, weight)
     else:
         padding = _known_id("padding_idx", padding_idx)
+    start = _known_id("vocabulary_start", vocabulary_start)
+    if eager(weight, ids):
+        return _C.embedding(weight, ids, padding, scale, scale_grad_by_freq, gradient, start)
     return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
         weight,
         ids,
@@ -64,7 +69,7 @@ def embedding(
         scale=scale,
         scale_grad_by_freq=scale_grad_by_freq,
         gradient=gradient,
-        vocabulary_start=_known_id("vocabulary_start", vocabulary_start),
+        vocabulary_start=start,
     )
 
 
