@@ -1,6 +1,8 @@
 #include "posembed/alibi.h"
 
+#include "alibi/operator.h"
 #include "bindings.h"
+#include "fast_call.h"
 
 namespace posembed::python {
 namespace {
@@ -78,9 +80,47 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
       dropout);
 }
 
+/// An operator on scores, which `call` calls.
+template <typename Result, auto call>
+Result with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
+                   const alibi::Places& places, bool hide, double scale) {
+  const ReleasedForLongWork release(scores);
+  return call(scores, slopes, places, hide, scale);
+}
+
+constexpr const char* arguments[] = {
+    "scores",         "slopes",       "query_positions", "key_positions", "cu_seqlens",
+    "attention_mask", "query_offset", "causal",          "hide",          "scale"};
+
+template <typename Result, auto call>
+PyMethodDef method_on_scores(const char* name, const char* signature) {
+  return fast_method<alibi::OnScores<Result>::template kernel<with_scores<Result, call>>,
+                     arguments>(name, signature);
+}
+
+PyMethodDef functions[] = {
+    method_on_scores<torch::Tensor, alibi::call_add>(
+        "alibi_add",
+        "alibi_add(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
+        "query_offset, causal, hide, scale, /) -> Tensor"),
+    method_on_scores<void, alibi::call_add_in_place>(
+        "alibi_add_",
+        "alibi_add_(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
+        "query_offset, causal, hide, scale, /) -> None"),
+    method_on_scores<torch::Tensor, alibi::call_softmax>(
+        "alibi_softmax",
+        "alibi_softmax(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
+        "query_offset, causal, hide, scale, /) -> Tensor"),
+    method_on_scores<void, alibi::call_softmax_in_place>(
+        "alibi_softmax_",
+        "alibi_softmax_(scores, slopes, query_positions, key_positions, cu_seqlens, "
+        "attention_mask, query_offset, causal, hide, scale, /) -> None"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 void bind_alibi(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   const auto offset = py::arg("query_offset") = py::none();
   const auto queries = py::arg("query_positions") = py::none();
   const auto keys = py::arg("key_positions") = py::none();

@@ -91,6 +91,8 @@ decltype(auto) from_python(PyObject* object, const char* name) {
     return number_from(object, name, "a number");
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
+  } else if constexpr (std::is_same_v<T, std::optional<c10::SymInt>>) {
+    return object == Py_None ? T() : T(integer_from(object, name));
   } else {
     static_assert(std::is_same_v<T, int64_t> || std::is_same_v<T, c10::SymInt>);
     return integer_from(object, name);

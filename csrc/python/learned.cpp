@@ -1,6 +1,8 @@
 #include "posembed/learned.h"
 
 #include "bindings.h"
+#include "fast_call.h"
+#include "learned/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -11,9 +13,24 @@ std::shared_ptr<LearnedPositionalEmbeddingImpl> make(int64_t max_positions, int6
       LearnedOptions(max_positions, embedding_dim).first_row(first_row));
 }
 
+torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
+                          const std::optional<torch::Tensor>& positions, int64_t offset,
+                          int64_t first_row) {
+  const ReleasedForLongWork release(x);
+  return learned::call_learned_add(x, weight, positions, offset, first_row);
+}
+
+constexpr const char* arguments[] = {"x", "weight", "positions", "offset", "first_row"};
+
+PyMethodDef functions[] = {
+    fast_method<learned_add, arguments>(
+        "learned_add", "learned_add(x, weight, positions, offset, first_row, /) -> Tensor"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 void bind_learned(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   bind<LearnedPositionalEmbeddingImpl>(module, "LearnedPositionalEmbedding")
       .def(py::init(&make), py::arg("max_positions"), py::arg("embedding_dim"), py::kw_only(),
            py::arg("first_row") = 0)

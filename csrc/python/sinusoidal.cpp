@@ -1,6 +1,8 @@
 #include "posembed/sinusoidal.h"
 
 #include "bindings.h"
+#include "fast_call.h"
+#include "sinusoidal/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -19,9 +21,24 @@ std::shared_ptr<Module> make(int64_t embedding_dim, double base, const std::stri
                                       .learned_scale(learned_scale));
 }
 
+torch::Tensor sinusoidal_add(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
+                             const std::optional<torch::Tensor>& scale, std::string_view spec,
+                             int64_t offset) {
+  const ReleasedForLongWork release(x);
+  return sinusoidal::call_add(x, positions, scale, spec, offset);
+}
+
+constexpr const char* arguments[] = {"x", "positions", "scale", "spec", "offset"};
+
+PyMethodDef functions[] = {
+    fast_method<sinusoidal_add, arguments>(
+        "sinusoidal_add", "sinusoidal_add(x, positions, scale, spec, offset, /) -> Tensor"),
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
 
 void bind_sinusoidal(py::module_& module) {
+  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
   bind<Module>(module, "SinusoidalPositionalEmbedding")
       .def(py::init(&make), py::arg("embedding_dim"), py::kw_only(), py::arg("base") = 10000.0,
            py::arg("preset") = "vaswani", py::arg("cos_first") = py::none(),

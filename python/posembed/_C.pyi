@@ -52,6 +52,58 @@ def rotary_out(
     cu_seqlens: Tensor | None,
     /,
 ) -> None: ...
+def alibi_add(
+    scores: Tensor,
+    slopes: Tensor,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    query_offset: int | None,
+    causal: bool,
+    hide: bool,
+    scale: float,
+    /,
+) -> Tensor: ...
+def alibi_add_(
+    scores: Tensor,
+    slopes: Tensor,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    query_offset: int | None,
+    causal: bool,
+    hide: bool,
+    scale: float,
+    /,
+) -> None: ...
+def alibi_softmax(
+    scores: Tensor,
+    slopes: Tensor,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    query_offset: int | None,
+    causal: bool,
+    hide: bool,
+    scale: float,
+    /,
+) -> Tensor: ...
+def alibi_softmax_(
+    scores: Tensor,
+    slopes: Tensor,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    cu_seqlens: Tensor | None,
+    attention_mask: Tensor | None,
+    query_offset: int | None,
+    causal: bool,
+    hide: bool,
+    scale: float,
+    /,
+) -> None: ...
 def embedding(
     weight: Tensor,
     ids: Tensor,
@@ -83,6 +135,14 @@ def input_embedding(
     position_padding_idx: int,
     gradient: str,
     first_token: int,
+    /,
+) -> Tensor: ...
+def learned_add(
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None,
+    offset: int,
+    first_row: int,
     /,
 ) -> Tensor: ...
 def norm_rotary(
@@ -158,6 +218,15 @@ def open_vectors(
 ) -> VectorFile: ...
 
 _Progress = Callable[[int, int], None] | None
+
+def sinusoidal_add(
+    x: Tensor,
+    positions: Tensor | None,
+    scale: Tensor | None,
+    spec: str,
+    offset: int,
+    /,
+) -> Tensor: ...
 
 class Vocabulary:
     def __init__(self, words: list[str]) -> None: ...

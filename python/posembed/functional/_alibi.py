@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import Device
 
 
@@ -207,9 +209,11 @@ def alibi_add(
         tensor([[ 0.0000,  0.5000,    -inf],
                 [-0.5000,  0.0000,  0.5000]])
     """
-    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
+    if eager(*given):
+        return _C.alibi_add(*given, query_offset, causal, hide, scale)
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    return torch.ops.posembed.alibi_add(scores, slopes, *places, **form)  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_add(*given, **form)  # type: ignore[no-any-return]
 
 
 def alibi_add_(
@@ -232,9 +236,12 @@ def alibi_add_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
+    if eager(*given):
+        _C.alibi_add_(*given, query_offset, causal, hide, scale)
+        return
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    torch.ops.posembed.alibi_add_(scores, slopes, *places, **form)
+    torch.ops.posembed.alibi_add_(*given, **form)
 
 
 def alibi_softmax(
@@ -267,9 +274,11 @@ def alibi_softmax(
         tensor([[0.3775, 0.6225, 0.0000],
                 [0.1863, 0.3072, 0.5065]])
     """
-    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
+    if eager(*given):
+        return _C.alibi_softmax(*given, query_offset, causal, hide, scale)
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    return torch.ops.posembed.alibi_softmax(scores, slopes, *places, **form)  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_softmax(*given, **form)  # type: ignore[no-any-return]
 
 
 def alibi_softmax_(
@@ -292,9 +301,12 @@ def alibi_softmax_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    places = (query_positions, key_positions, cu_seqlens, attention_mask)
+    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
+    if eager(*given):
+        _C.alibi_softmax_(*given, query_offset, causal, hide, scale)
+        return
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    torch.ops.posembed.alibi_softmax_(scores, slopes, *places, **form)
+    torch.ops.posembed.alibi_softmax_(*given, **form)
 
 
 def alibi_lse_correction(

@@ -7,6 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posembed import _C
+from posembed.functional._eager import eager
+
 
 def learned_add(
     x: Tensor,
@@ -39,6 +42,8 @@ def learned_add(
         >>> table = torch.randn(512, 768)
         >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
+    if eager(x, weight, positions):
+        return _C.learned_add(x, weight, positions, offset, first_row)
     return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
         x, weight, positions, offset=offset, first_row=first_row
     )

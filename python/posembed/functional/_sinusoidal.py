@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posembed import _C
+from posembed.functional._eager import eager
 from posembed.functional._options import sinusoidal_text
 from posembed.specification import SinusoidalSpec
 
@@ -42,8 +44,11 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
+    text = sinusoidal_text(spec)
+    if eager(x, positions, scale):
+        return _C.sinusoidal_add(x, positions, scale, text, offset)
     return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
-        x, positions, scale, spec=sinusoidal_text(spec), offset=offset
+        x, positions, scale, spec=text, offset=offset
     )
 
 
