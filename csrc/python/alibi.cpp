@@ -1,6 +1,5 @@
 #include "posembed/alibi.h"
 
-#include "alibi/operator.h"
 #include "bindings.h"
 #include "fast_call.h"
 
@@ -80,38 +79,38 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
       dropout);
 }
 
-/// An operator on scores, which `call` calls.
-template <typename Result, auto call>
-Result with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
-                   const alibi::Places& places, bool hide, double scale) {
+/// A function of scores, with the arguments that functional.py gives it.
+template <auto function>
+auto with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
+                 const Places& query_positions, const Places& key_positions,
+                 const Places& cu_seqlens, const Places& attention_mask, Offset query_offset,
+                 bool causal, bool hide, double scale) {
+  functional::AlibiCall call =
+      call_of(query_offset, query_positions, key_positions, cu_seqlens, attention_mask, scale);
+  call.causal = causal;
+  call.hide = hide;
   const ReleasedForLongWork release(scores);
-  return call(scores, slopes, places, hide, scale);
+  return function(scores, slopes, call);
 }
 
 constexpr const char* arguments[] = {
     "scores",         "slopes",       "query_positions", "key_positions", "cu_seqlens",
     "attention_mask", "query_offset", "causal",          "hide",          "scale"};
 
-template <typename Result, auto call>
-PyMethodDef method_on_scores(const char* name, const char* signature) {
-  return fast_method<alibi::OnScores<Result>::template kernel<with_scores<Result, call>>,
-                     arguments>(name, signature);
-}
-
 PyMethodDef functions[] = {
-    method_on_scores<torch::Tensor, alibi::call_add>(
+    fast_method<with_scores<functional::alibi_add>, arguments>(
         "alibi_add",
         "alibi_add(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> Tensor"),
-    method_on_scores<void, alibi::call_add_in_place>(
+    fast_method<with_scores<functional::alibi_add_>, arguments>(
         "alibi_add_",
         "alibi_add_(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> None"),
-    method_on_scores<torch::Tensor, alibi::call_softmax>(
+    fast_method<with_scores<functional::alibi_softmax>, arguments>(
         "alibi_softmax",
         "alibi_softmax(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> Tensor"),
-    method_on_scores<void, alibi::call_softmax_in_place>(
+    fast_method<with_scores<functional::alibi_softmax_>, arguments>(
         "alibi_softmax_",
         "alibi_softmax_(scores, slopes, query_positions, key_positions, cu_seqlens, "
         "attention_mask, query_offset, causal, hide, scale, /) -> None"),

@@ -36,7 +36,7 @@ Layout rotary_layout(std::string_view text);
 double table_scale(const py::object& scale, int64_t embedding_dim);
 
 /// From its name; raises ValueError for an unknown one.
-TableGradient table_gradient(const std::string& text);
+TableGradient table_gradient(std::string_view text);
 
 /// Read options from Python's arguments; Control-C stops the reading.
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,

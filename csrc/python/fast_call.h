@@ -91,10 +91,10 @@ decltype(auto) from_python(PyObject* object, const char* name) {
     return number_from(object, name, "a number");
   } else if constexpr (std::is_same_v<T, bool>) {
     return truth_of(object);
-  } else if constexpr (std::is_same_v<T, std::optional<c10::SymInt>>) {
+  } else if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
     return object == Py_None ? T() : T(integer_from(object, name));
   } else {
-    static_assert(std::is_same_v<T, int64_t> || std::is_same_v<T, c10::SymInt>);
+    static_assert(std::is_same_v<T, int64_t>);
     return integer_from(object, name);
   }
 }

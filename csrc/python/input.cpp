@@ -2,10 +2,11 @@
 
 #include "bindings.h"
 #include "fast_call.h"
-#include "input/operator.h"
 
 namespace posembed::python {
 namespace {
+
+using MaybeTensor = std::optional<torch::Tensor>;
 
 Positions positions_of(const std::optional<std::string>& text) {
   if (!text.has_value()) return Positions::none;
@@ -14,11 +15,11 @@ Positions positions_of(const std::optional<std::string>& text) {
   throw py::value_error("positions: expected 'learned', 'sinusoidal' or None, got '" + *text + "'");
 }
 
-InputNorm norm_of(const std::optional<std::string>& text) {
-  if (!text.has_value()) return InputNorm::none;
-  if (*text == "layer") return InputNorm::layer;
-  if (*text == "rms") return InputNorm::rms;
-  throw py::value_error("norm: expected 'layer', 'rms' or None, got '" + *text + "'");
+InputNorm norm_of(std::string_view text) {
+  if (text == "none") return InputNorm::none;
+  if (text == "layer") return InputNorm::layer;
+  if (text == "rms") return InputNorm::rms;
+  TORCH_CHECK_VALUE(false, "norm: expected 'none', 'layer' or 'rms', got '", text, "'");
 }
 
 PositionRule rule_of(const std::string& text) {
@@ -41,7 +42,7 @@ std::shared_ptr<InputEmbeddingImpl> make(
                                                   .max_positions(max_positions)
                                                   .num_types(num_types)
                                                   .scale(table_scale(scale, embedding_dim))
-                                                  .norm(norm_of(norm))
+                                                  .norm(norm_of(norm.value_or("none")))
                                                   .eps(eps)
                                                   .dropout(dropout)
                                                   .padding_idx(padding_idx)
@@ -51,23 +52,64 @@ std::shared_ptr<InputEmbeddingImpl> make(
                                                   .gradient(table_gradient(gradient)));
 }
 
-torch::Tensor input_embedding(const input::Input& in) {
-  const ReleasedForLongWork release(in.ids, usual_row);
-  return input::call_input_embedding(in);
+torch::Tensor input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
+                              const MaybeTensor& position, const MaybeTensor& positions,
+                              const MaybeTensor& token_type, const MaybeTensor& types,
+                              const MaybeTensor& norm_weight, const MaybeTensor& norm_bias,
+                              int64_t offset, int64_t first_row, std::string_view sinusoid,
+                              std::string_view norm, double eps, double scale, double dropout,
+                              int64_t padding_idx, int64_t position_padding_idx,
+                              std::string_view gradient, const MaybeTensor& seed,
+                              int64_t first_token) {
+  const functional::InputCall call{position,
+                                   positions,
+                                   token_type,
+                                   types,
+                                   norm_weight,
+                                   norm_bias,
+                                   offset,
+                                   first_row,
+                                   std::string(sinusoid),
+                                   norm_of(norm),
+                                   eps,
+                                   scale,
+                                   dropout,
+                                   padding_idx,
+                                   position_padding_idx,
+                                   table_gradient(gradient),
+                                   seed,
+                                   first_token};
+  const ReleasedForLongWork release(ids, usual_row);
+  return functional::input_embedding(ids, token, call);
 }
 
-constexpr const char* arguments[] = {
-    "token",       "ids",        "position", "positions", "token_type",  "types",
-    "norm_weight", "norm_bias",  "seed",     "offset",    "first_row",   "sinusoid",
-    "norm",        "eps",        "scale",    "dropout",   "padding_idx", "position_padding_idx",
-    "gradient",    "first_token"};
+constexpr const char* arguments[] = {"ids",
+                                     "token",
+                                     "position",
+                                     "positions",
+                                     "token_type",
+                                     "types",
+                                     "norm_weight",
+                                     "norm_bias",
+                                     "offset",
+                                     "first_row",
+                                     "sinusoid",
+                                     "norm",
+                                     "eps",
+                                     "scale",
+                                     "dropout",
+                                     "padding_idx",
+                                     "position_padding_idx",
+                                     "gradient",
+                                     "seed",
+                                     "first_token"};
 
 PyMethodDef functions[] = {
-    fast_method<input::InputEmbeddingOperator::kernel<input_embedding>, arguments>(
+    fast_method<input_embedding, arguments>(
         "input_embedding",
-        "input_embedding(token, ids, position, positions, token_type, types, norm_weight, "
-        "norm_bias, seed, offset, first_row, sinusoid, norm, eps, scale, dropout, padding_idx, "
-        "position_padding_idx, gradient, first_token, /) -> Tensor"),
+        "input_embedding(ids, token, position, positions, token_type, types, norm_weight, "
+        "norm_bias, offset, first_row, sinusoid, norm, eps, scale, dropout, padding_idx, "
+        "position_padding_idx, gradient, seed, first_token, /) -> Tensor"),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

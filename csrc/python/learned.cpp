@@ -2,7 +2,6 @@
 
 #include "bindings.h"
 #include "fast_call.h"
-#include "learned/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -17,7 +16,7 @@ torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
                           const std::optional<torch::Tensor>& positions, int64_t offset,
                           int64_t first_row) {
   const ReleasedForLongWork release(x);
-  return learned::call_learned_add(x, weight, positions, offset, first_row);
+  return functional::learned_add(x, weight, positions, offset, first_row);
 }
 
 constexpr const char* arguments[] = {"x", "weight", "positions", "offset", "first_row"};

@@ -2,7 +2,6 @@
 
 #include "bindings.h"
 #include "fast_call.h"
-#include "sinusoidal/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -25,7 +24,7 @@ torch::Tensor sinusoidal_add(const torch::Tensor& x, const std::optional<torch::
                              const std::optional<torch::Tensor>& scale, std::string_view spec,
                              int64_t offset) {
   const ReleasedForLongWork release(x);
-  return sinusoidal::call_add(x, positions, scale, spec, offset);
+  return functional::sinusoidal(x, positions, spec, offset, scale);
 }
 
 constexpr const char* arguments[] = {"x", "positions", "scale", "spec", "offset"};

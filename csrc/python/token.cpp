@@ -5,7 +5,6 @@
 #include "bindings.h"
 #include "fast_call.h"
 #include "path.h"
-#include "token/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -47,12 +46,13 @@ void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
   self.resize(num_embeddings, how);
 }
 
-torch::Tensor embedding(const torch::Tensor& weight, const torch::Tensor& ids, int64_t padding_idx,
+torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight, int64_t padding_idx,
                         double scale, bool scale_grad_by_freq, std::string_view gradient,
                         int64_t vocabulary_start) {
+  const functional::EmbeddingCall call{padding_idx, scale, scale_grad_by_freq,
+                                       table_gradient(gradient), vocabulary_start};
   const ReleasedForLongWork release(ids, usual_row);
-  return token::call_embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
-                               vocabulary_start);
+  return functional::embedding(ids, weight, call);
 }
 
 constexpr const char* arguments[] = {
@@ -61,7 +61,7 @@ constexpr const char* arguments[] = {
 PyMethodDef functions[] = {
     fast_method<embedding, arguments>(
         "embedding",
-        "embedding(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient, "
+        "embedding(ids, weight, padding_idx, scale, scale_grad_by_freq, gradient, "
         "vocabulary_start, /) -> Tensor"),
     {nullptr, nullptr, 0, nullptr}};
 
@@ -74,11 +74,11 @@ double table_scale(const py::object& scale, int64_t embedding_dim) {
   throw py::value_error("scale: expected a number or 'sqrt_dim', got '" + text + "'");
 }
 
-TableGradient table_gradient(const std::string& text) {
+TableGradient table_gradient(std::string_view text) {
   for (const TableGradient known : {TableGradient::dense, TableGradient::rows}) {
     if (text == posembed::name(known)) return known;
   }
-  throw py::value_error("gradient: expected 'dense' or 'rows', got '" + text + "'");
+  TORCH_CHECK_VALUE(false, "gradient: expected 'dense' or 'rows', got '", text, "'");
 }
 
 void bind_token(py::module_& module) {

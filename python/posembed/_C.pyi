@@ -105,8 +105,8 @@ def alibi_softmax_(
     /,
 ) -> None: ...
 def embedding(
-    weight: Tensor,
     ids: Tensor,
+    weight: Tensor,
     padding_idx: int,
     scale: float,
     scale_grad_by_freq: bool,
@@ -115,15 +115,14 @@ def embedding(
     /,
 ) -> Tensor: ...
 def input_embedding(
-    token: Tensor,
     ids: Tensor,
+    token: Tensor,
     position: Tensor | None,
     positions: Tensor | None,
     token_type: Tensor | None,
     types: Tensor | None,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
-    seed: Tensor | None,
     offset: int,
     first_row: int,
     sinusoid: str,
@@ -134,6 +133,7 @@ def input_embedding(
     padding_idx: int,
     position_padding_idx: int,
     gradient: str,
+    seed: Tensor | None,
     first_token: int,
     /,
 ) -> Tensor: ...

@@ -82,19 +82,34 @@ def input_embedding(
     """
     if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
-    drawn = seed if dropout > 0 else None
-    tables = (token, ids, position, positions, token_type, types, norm_weight, norm_bias, drawn)
+    tables = (position, positions, token_type, types, norm_weight, norm_bias)
     spec = "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid")
     padding = padding_row(padding_idx, token)
     position_padding = -1 if position_padding_idx is None else position_padding_idx
     kind = norm or "none"
-    if eager(*tables):
-        rows = (padding, position_padding, gradient, first_token)
+    if gradient != "own" and eager(ids, token, *tables, seed):
         return _C.input_embedding(
-            *tables, offset, first_row, spec, kind, eps, scale, dropout, *rows
+            ids,
+            token,
+            *tables,
+            offset,
+            first_row,
+            spec,
+            kind,
+            eps,
+            scale,
+            dropout,
+            padding,
+            position_padding,
+            gradient,
+            seed,
+            first_token,
         )
     return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
+        token,
+        ids,
         *tables,
+        seed if dropout > 0 else None,
         offset=offset,
         first_row=first_row,
         sinusoid=spec,

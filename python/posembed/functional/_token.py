@@ -61,7 +61,7 @@ def embedding(
         padding = _known_id("padding_idx", padding_idx)
     start = _known_id("vocabulary_start", vocabulary_start)
     if eager(weight, ids):
-        return _C.embedding(weight, ids, padding, scale, scale_grad_by_freq, gradient, start)
+        return _C.embedding(ids, weight, padding, scale, scale_grad_by_freq, gradient, start)
     return torch.ops.posembed.embedding(  # type: ignore[no-any-return]
         weight,
         ids,
