@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, alibi, bag, companions, peers, pretrained, rotary, token
+from cases import additive, alibi, bag, companions, one_token, peers, pretrained, rotary, token
 from plan import Plan
 from posembed.commands import measure
 from setting import Setting
@@ -43,7 +43,7 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, companions, token, bag, additive, alibi, pretrained)
+FAMILIES = (rotary, companions, token, bag, additive, alibi, one_token, pretrained)
 
 
 def parse() -> argparse.Namespace:
