@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from typing_extensions import Self
 
 from posembed import functional
@@ -20,14 +21,6 @@ from posembed.functional import Device, Layout
 from posembed.functional._rotary import rotated
 from posembed.scaling import DynamicNtkScaling, LongRopeScaling
 from posembed.specification import Numerics, RotarySpec
-
-
-@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator]
-    reason="dynamic NTK has other frequencies at every length: compile module.resolve(seq_len)"
-)
-def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
-    """The specification for one length."""
-    return spec.resolve(seq_len)
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
@@ -187,7 +180,13 @@ class RotaryEmbedding(nn.Module):
         near, far, original = self._regimes
         if seq_len <= original:
             return near
-        return resolved(self._spec, int(seq_len)) if far is None else far
+        if far is not None:
+            return far
+        if is_compiling():
+            from posembed._uncompiled import resolved
+
+            return resolved(self._spec, int(seq_len))  # type: ignore[no-any-return]
+        return self._spec.resolve(int(seq_len))
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
         """The module with the frequencies for sequences of one length.

@@ -1,0 +1,29 @@
+"""``import posembed`` takes a tenth of a second beside torch, because it loads no more than it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+
+import torch
+
+before = set(sys.modules)
+import posembed
+
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+print("torch._dynamo" in set(sys.modules) - before)
+"""
+
+
+def test_import_loads_neither_the_compiler_nor_optional_packages() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    packages, compiler = printed.splitlines()
+    assert "posembed" in packages.split()
+    assert not {"transformers", "matplotlib", "sklearn", "tqdm", "safetensors"} & set(
+        packages.split()
+    )
+    assert compiler == "False"
