@@ -91,6 +91,30 @@ RotarySpec RotarySpec::from_json(const std::string& text) {
 
 bool RotarySpec::operator==(const RotarySpec& other) const { return to_json() == other.to_json(); }
 
+RotarySpec RotarySpec::for_keys() const {
+  RotarySpec result = *this;
+  if (auto* xpos = std::get_if<XPosScaling>(&result.scaling)) xpos->scale_base = -xpos->scale_base;
+  return result;
+}
+
+Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool restart) {
+  const auto axes = static_cast<int64_t>(sizes.size());
+  Sections result{{}, restart};
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const int64_t size = sizes[static_cast<size_t>(axis)];
+    TORCH_CHECK_VALUE(size >= 0, "sections: expected sizes of 0 or more, got ", size);
+    result.axis_of_pair.insert(result.axis_of_pair.end(), static_cast<size_t>(size), axis);
+  }
+  if (!interleaved) return result;
+  const auto pairs = static_cast<int64_t>(result.axis_of_pair.size());
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int64_t axis = pair % axes;
+    const bool taken = pair / axes < sizes[static_cast<size_t>(axis)];
+    result.axis_of_pair[static_cast<size_t>(pair)] = taken ? axis : 0;
+  }
+  return result;
+}
+
 namespace rotary {
 
 Specification::Specification(std::string_view text)

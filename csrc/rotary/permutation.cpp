@@ -1,18 +1,11 @@
-// Converts projection weights to the other pairing, and cached keys to other positions or another
-// specification.
-#include <ATen/TensorSubclassLikeUtils.h>
+// Converts projection weights to the other pairing.
 #include <ATen/ops/arange.h>
-#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "dispatcher/checks.h"
 #include "posembed/rotary.h"
-#include "rotary/arguments.h"
-#include "rotary/operator.h"
-#include "rotary/specification.h"
 
 namespace posembed {
 namespace {
@@ -69,39 +62,9 @@ torch::Tensor permute_rotary_weight(const torch::Tensor& weight, int64_t num_hea
 namespace rotary {
 namespace {
 
-/// The checks of rotary_, by the names that rerotate_ has for what they read.
-void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
-  check(key, nullptr, by, {"key", "key", positions});
-  const Tensor& places = *by.positions;
-  if (places.is_cpu() && !at::isTensorSubclassLike(places)) {
-    check_position_values(places.contiguous(), positions);
-  }
-}
-
-void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_positions,
-              const MaybeTensor& frequencies, Text spec, std::optional<Text> new_spec,
-              Text layout) {
-  dispatcher::check_floating(key, "key");
-  TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
-                    "key: requires grad, and an in-place operator keeps no history");
-  const MaybeTensor before = old_positions, after = new_positions, none;
-  const MaybeTensor learned = frequencies ? MaybeTensor(frequencies->detach()) : none;
-  const std::string& old_keys = specification(spec).for_keys;
-  const std::string& new_keys = specification(new_spec.value_or(spec)).for_keys;
-  const Rotation back{before, learned, none, old_keys, layout, 0, /*inverse=*/true};
-  const Rotation forth{after, new_spec ? none : learned, none, new_keys, layout, 0};
-  check_moved(key, "old_positions", back);
-  check_moved(key, "new_positions", forth);
-  // float64 between the two rotations: the only rounding is the one to the keys' own dtype.
-  const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
-  call_rotary_in_place(wide, back);
-  call_rotary_in_place(wide, forth);
-  key.copy_(wide);
-}
-
-Tensor permute_weight(const Tensor& weight, int64_t num_heads, bool interleaved,
-                      std::optional<int64_t> rotary_dim, int64_t rotary_start,
-                      at::OptionalIntArrayRef heads) {
+torch::Tensor permute_weight(const torch::Tensor& weight, int64_t num_heads, bool interleaved,
+                             std::optional<int64_t> rotary_dim, int64_t rotary_start,
+                             at::OptionalIntArrayRef heads) {
   PermuteOptions options{rotary_dim, rotary_start};
   if (heads.has_value()) options.heads = heads->vec();
   const Pairing to = interleaved ? Pairing::interleaved : Pairing::half_split;
@@ -110,19 +73,10 @@ Tensor permute_weight(const Tensor& weight, int64_t num_heads, bool interleaved,
 
 }  // namespace
 
-// Composite: autograd, compilers and devices handle the operators that these are made of.
+// Composite: autograd, compilers and devices handle the operators that this is made of.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("rotary_rerotate_", rerotate);
   m.impl("rotary_permute_weight", permute_weight);
 }
 
 }  // namespace rotary
-
-void functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                           const torch::Tensor& new_positions, std::string_view spec,
-                           std::optional<std::string_view> new_spec, Layout layout,
-                           const std::optional<torch::Tensor>& frequencies) {
-  rotary::rerotate(key, old_positions, new_positions, frequencies, spec, new_spec, name(layout));
-}
-
 }  // namespace posembed
