@@ -9,6 +9,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/saved_call.h"
+#include "dispatcher/tangent.h"
 
 namespace posembed::alibi {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "bag/operator.h"
 #include "dispatcher/autograd.h"
+#include "dispatcher/tangent.h"
 #include "token/operator.h"
 #include "token/rows_node.h"
 

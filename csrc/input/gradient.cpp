@@ -15,6 +15,7 @@
 #include "dispatcher/autograd.h"
 #include "dispatcher/norm_chain.h"
 #include "dispatcher/saved_call.h"
+#include "dispatcher/tangent.h"
 #include "input/arguments.h"
 #include "input/operator.h"
 #include "learned/operator.h"

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/tangent.h"
 #include "learned/operator.h"
 #include "token/operator.h"
 

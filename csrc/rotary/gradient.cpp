@@ -7,6 +7,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/tangent.h"
 #include "rotary/operator.h"
 #include "rotary/specification.h"
 

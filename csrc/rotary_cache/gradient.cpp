@@ -3,8 +3,8 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/tangent.h"
 #include "rotary_cache/operator.h"
 
 namespace posembed::rotary_cache {

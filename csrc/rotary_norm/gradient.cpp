@@ -13,6 +13,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/norm_chain.h"
 #include "dispatcher/saved_call.h"
+#include "dispatcher/tangent.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/operator.h"
 

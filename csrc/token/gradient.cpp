@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "token/operator.h"
 #include "token/rows_node.h"

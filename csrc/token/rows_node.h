@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/tangent.h"
 
 namespace posembed::token {
 

@@ -1,0 +1,73 @@
+// Forward-mode derivatives, and the Autograd kernels of operators that are linear, whose gradients
+// and tangents are calls of operators too.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+namespace posembed::dispatcher {
+
+/// The forward-mode tangent of `tensor`, undefined where there is none.
+inline at::Tensor tangent(const at::Tensor& tensor) {
+  return tensor.defined() ? at::Tensor(tensor._fw_grad(/*level=*/0)) : at::Tensor();
+}
+
+/// The same in memory of its own, for an output that moves as `tensor` does.
+inline at::Tensor copied_tangent(const at::Tensor& tensor) {
+  const at::Tensor direction = tangent(tensor);
+  return direction.defined() ? direction.clone() : direction;
+}
+
+inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
+  if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
+}
+
+/// `tensor` without its tangent. Operators that are called to compute a tangent take these, or they
+/// would differentiate again.
+inline at::Tensor primal(const at::Tensor& tensor) {
+  return tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
+}
+
+/// a + b, where either may be undefined.
+inline at::Tensor accumulate(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? a.add(b) : a;
+}
+
+/// Calls `function` with autograd's dispatch keys excluded: how an operator's Autograd kernel calls
+/// the operator itself.
+template <typename Function>
+auto below_autograd(const Function& function) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return function();
+}
+
+/// The Autograd kernel of an operator that is linear in `input`: `function` calls the operator with
+/// a tensor in its place.
+template <typename Node, typename Function>
+at::Tensor linear(const Node& node, const at::Tensor& input, const Function& function) {
+  at::Tensor output = below_autograd([&] { return function(input); });
+  if (node) torch::autograd::set_history(output, node);
+  if (const at::Tensor direction = tangent(input); direction.defined()) {
+    set_tangent(output, function(direction));
+  }
+  return output;
+}
+
+/// The same for an operator that is linear in each of two inputs, of which one may be undefined.
+template <typename Node, typename Function>
+at::Tensor bilinear(const Node& node, const at::Tensor& a, const at::Tensor& b,
+                    const Function& function) {
+  at::Tensor output = below_autograd([&] { return function(a, b); });
+  if (node) torch::autograd::set_history(output, node);
+  at::Tensor direction;
+  if (const at::Tensor along = tangent(a); along.defined()) direction = function(along, primal(b));
+  if (const at::Tensor along = tangent(b); along.defined()) {
+    direction = accumulate(direction, function(primal(a), along));
+  }
+  set_tangent(output, direction);
+  return output;
+}
+
+}  // namespace posembed::dispatcher
