@@ -79,7 +79,7 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
       dropout);
 }
 
-/// A function of scores, with the arguments that functional.py gives it.
+/// A function of scores, with the arguments that posembed.functional gives it.
 template <auto function>
 auto with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
                  const Places& query_positions, const Places& key_positions,

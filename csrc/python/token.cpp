@@ -56,7 +56,7 @@ torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight, i
 }
 
 constexpr const char* arguments[] = {
-    "weight", "ids", "padding_idx", "scale", "scale_grad_by_freq", "gradient", "vocabulary_start"};
+    "ids", "weight", "padding_idx", "scale", "scale_grad_by_freq", "gradient", "vocabulary_start"};
 
 PyMethodDef functions[] = {
     fast_method<embedding, arguments>(
