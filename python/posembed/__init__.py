@@ -85,4 +85,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_AT_FIRST_USE})
+    """What users are meant to find, and what Python itself looks for."""
+    own = {name for name in globals() if name.startswith("__")}
+    return sorted({*own, *__all__, "scaling", *_AT_FIRST_USE})

@@ -341,6 +341,17 @@ class ALiBi(nn.Module):
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
+
+        Raises:
+            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_add_`.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> scores = torch.zeros(1, 2, 1, 3)
+            >>> pe.ALiBi(2).add_(scores)
+            >>> scores.flatten(0, 2)
+            tensor([[-0.1250, -0.0625,  0.0000],
+                    [-0.0078, -0.0039,  0.0000]])
         """
         queries, keys = _lengths(scores)
         functional.alibi_add_(
@@ -361,6 +372,15 @@ class ALiBi(nn.Module):
 
         Returns:
             Shape and dtype of scores. A query that sees no key has weights 0.
+
+        Raises:
+            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax`.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> pe.ALiBi(2).softmax(torch.zeros(2, 1, 3)).flatten(0, 1)
+            tensor([[0.3127, 0.3329, 0.3544],
+                    [0.3320, 0.3333, 0.3346]])
         """
         queries, keys = _lengths(scores)
         return functional.alibi_softmax(
@@ -378,6 +398,9 @@ class ALiBi(nn.Module):
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
+
+        Raises:
+            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax_`.
         """
         queries, keys = _lengths(scores)
         functional.alibi_softmax_(
@@ -401,6 +424,14 @@ class ALiBi(nn.Module):
 
         Returns:
             [num_heads, query_length], to add before blocks are merged.
+
+        Raises:
+            ValueError: An unknown form.
+
+        Examples:
+            >>> import posembed as pe
+            >>> pe.ALiBi(8).lse_correction(2, query_start=4, key_start=2)[0]
+            tensor([-1., -1.])
         """
         return functional.alibi_lse_correction(
             self._slopes(0),
@@ -491,7 +522,8 @@ class ALiBi(nn.Module):
             key: [batch, num_heads or a divisor of it, keys, head_dim].
             value: [batch, heads of key, keys, value_dim].
             scale: Default: ``head_dim ** -0.5``.
-            dropout: Probability with which weights are zeroed.
+            dropout: Probability with which weights are zeroed, in evaluation too, as with torch's
+                function: pass ``dropout=p if self.training else 0.0``.
             backend: Default: :meth:`attention_backend`.
             **places: See :class:`Places`.
 
@@ -501,6 +533,12 @@ class ALiBi(nn.Module):
         Raises:
             ValueError: Another backend, or shapes do not fit.
             TypeError: Dtypes differ, outside autocast.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> query, key = torch.randn(2, 8, 1, 64), torch.randn(2, 4, 100, 64)
+            >>> pe.ALiBi(8).attention(query, key, key).shape  # a step of generation
+            torch.Size([2, 8, 1, 64])
         """
         _check_attention(query, key, value, dropout)
         if backend is None:

@@ -27,6 +27,10 @@ class TokenBag(nn.EmbeddingBag):
             looked up.
         device, dtype: Of the table.
 
+    Raises:
+        ValueError: A negative size, a ``padding_idx`` outside the table, or an unknown ``mode`` or
+            ``gradient``.
+
     Examples:
         >>> import torch, posembed as pe
         >>> bag = pe.TokenBag(30522, 384, padding_idx=0)

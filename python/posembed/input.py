@@ -65,6 +65,11 @@ class InputEmbedding(nn.Module):
         gradient: Form of the token table's gradient, "dense" or "rows".
         device, dtype: Of all parameters.
 
+    Raises:
+        ValueError: A negative size, a name that is not known, a ``dropout`` outside 0 to 1; learned
+            positions without ``max_positions``, or the reverse; a ``position_rule`` without learned
+            positions, or "roberta" without ``padding_idx``; ``token_dim`` and ``output_dim``.
+
     Examples:
         >>> import torch, posembed as pe
         >>> embed = pe.InputEmbedding(

@@ -62,6 +62,12 @@ class RotaryEmbedding(nn.Module):
         dtype: Of learned frequencies if it is float64; with any other they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
+    Raises:
+        ValueError: A field, the layout or the numerics is not one of those known; ``spec_options``
+            beside a specification; or learned frequencies of a specification that depends on the
+            length of the sequence, or with numerics other than "exact".
+        TypeError: ``spec_options`` has no field of :class:`RotarySpec`.
+
     Examples:
         >>> import torch, posembed as pe
         >>> rope = pe.RotaryEmbedding(128, base=500000.0)

@@ -69,6 +69,11 @@ class NtkScaling(Scaling):
     """NTK-aware: stretches the longest wavelength by ``factor`` and keeps the shortest.
 
     The base becomes ``base * factor ** (d / (d - 2))`` with d = rotary_dim.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.RotarySpec(4, scaling=pe.NtkScaling(2.0)).frequencies().tolist()  # otherwise 1, 0.01
+        [1.0, 0.005]
     """
 
     kind: ClassVar[str] = "ntk"
@@ -77,7 +82,14 @@ class NtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNtkScaling(Scaling):
-    """NTK-aware, by a factor for each length: :meth:`RotarySpec.resolve` makes it NtkScaling."""
+    """NTK-aware, by a factor for each length: :meth:`RotarySpec.resolve` makes it NtkScaling.
+
+    Examples:
+        >>> import posembed as pe
+        >>> spec = pe.RotarySpec(4, scaling=pe.DynamicNtkScaling(1.0, 2048))
+        >>> [spec.resolve(length).frequencies().tolist() for length in (2048, 8192)]
+        [[1.0, 0.01], [1.0, 0.0025]]
+    """
 
     kind: ClassVar[str] = "dynamic_ntk"
     factor: float
@@ -98,6 +110,15 @@ class YarnScaling(Scaling):
         truncate: Round the ends of the blend outwards to whole pairs.
         attention_factor: Multiplies rotated queries and keys; default ``0.1 * log(factor) + 1``.
             With 1 this is "NTK by parts", the method before YaRN.
+
+    Examples:
+        >>> import posembed as pe
+        >>> yarn = pe.RotarySpec(64, scaling=pe.YarnScaling(4.0, original_max_positions=4096))
+        >>> divisors = pe.RotarySpec(64).frequencies() / yarn.frequencies()
+        >>> [round(divisors[pair].item(), 2) for pair in (0, 12, 20, 31)]  # from fast to slow
+        [1.0, 1.13, 2.36, 4.0]
+        >>> round(yarn.attention_factor, 3)
+        1.139
     """
 
     kind: ClassVar[str] = "yarn"
@@ -117,6 +138,14 @@ class Llama3Scaling(Scaling):
 
     Long means over ``original_max_positions / low_freq_factor``, short under
     ``original_max_positions / high_freq_factor``.
+
+    Examples:
+        >>> import posembed as pe
+        >>> scaling = pe.Llama3Scaling(8.0, 1.0, 4.0, 8192)
+        >>> scaled = pe.RotarySpec(128, base=500000.0, scaling=scaling).frequencies()
+        >>> divisors = pe.RotarySpec(128, base=500000.0).frequencies() / scaled
+        >>> [round(divisors[pair].item(), 2) for pair in (0, 28, 32, 40)]
+        [1.0, 1.0, 2.69, 8.0]
     """
 
     kind: ClassVar[str] = "llama3"
@@ -131,6 +160,11 @@ class ProportionalScaling(Scaling):
     """Gemma: only the first ``proportion`` of the pairs turn.
 
     Frequencies are still those of the full rotary_dim, unlike with a smaller rotary_dim.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.RotarySpec(8, scaling=pe.ProportionalScaling(0.5)).frequencies().tolist()
+        [1.0, 0.1, 0.0, 0.0]
     """
 
     kind: ClassVar[str] = "proportional"
@@ -149,6 +183,13 @@ class LongRopeScaling(Scaling):
         factor: How many times longer the context becomes.
         attention_factor: Default ``sqrt(1 + log(factor) / log(original_max_positions))``.
         long_attention_factor: For longer sequences, if it differs (Phi-3.5-MoE).
+
+    Examples:
+        >>> import posembed as pe
+        >>> scaling = pe.LongRopeScaling((1, 1), (1, 8), original_max_positions=4096, factor=8)
+        >>> spec = pe.RotarySpec(4, scaling=scaling)
+        >>> [spec.resolve(length).frequencies().tolist() for length in (4096, 4097)]
+        [[1.0, 0.01], [1.0, 0.00125]]
     """
 
     kind: ClassVar[str] = "longrope"
@@ -172,6 +213,14 @@ class XPosScaling(Scaling):
         scale_base: In positions; if negative, query and key change places.
         center: The position where the factor is 1, the same for queries and keys. The middle of
             the sequence keeps factors near 1.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> spec, ones = pe.RotarySpec(4, scaling=pe.XPosScaling(512.0)), torch.ones(1, 1, 1, 4)
+        >>> query = pe.functional.rotary(ones, spec=spec, offset=512)
+        >>> key = pe.functional.rotary(ones, spec=spec.for_keys(), offset=512)
+        >>> [round(tensor.norm().item(), 2) for tensor in (query, key)]  # 2.0 at position 0
+        [0.99, 5.42]
     """
 
     kind: ClassVar[str] = "xpos"

@@ -28,6 +28,10 @@ class Sections:
         restart: Each axis has the whole series of frequencies (vision towers).
         axis_of_pair: The axis of each pair in any other order, instead of ``sizes``.
 
+    Raises:
+        ValueError: Not one of ``sizes`` and ``axis_of_pair``, ``interleaved`` beside the latter, a
+            negative size, or no whole numbers.
+
     Examples:
         >>> import posembed as pe
         >>> pe.Sections((1, 1, 2)).axis_of_pair

@@ -43,6 +43,10 @@ class TokenEmbedding(nn.Embedding):
             looked up, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
         device, dtype: Of the table.
 
+    Raises:
+        ValueError: A negative size, a ``padding_idx`` outside the table, or an unknown ``scale`` or
+            ``gradient``.
+
     Examples:
         >>> import torch, posembed as pe
         >>> token = pe.TokenEmbedding(30522, 768, padding_idx=0, scale="sqrt_dim")
