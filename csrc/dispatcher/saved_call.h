@@ -5,6 +5,7 @@
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/spread.h"

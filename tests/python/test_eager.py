@@ -97,6 +97,24 @@ def test_both_ways(name: str) -> None:
         assert torch.equal(mine, other)
 
 
+class Subclass(Tensor):
+    """Results of calls that it sees are of its type, as torch makes them."""
+
+
+SEEN: dict[str, Callable[[], Tensor]] = {
+    "embedding": lambda: functional.embedding(IDS, TABLE.as_subclass(Subclass)),
+    "input_embedding": lambda: functional.input_embedding(IDS, TABLE, TABLE.as_subclass(Subclass)),
+    "learned_add": lambda: functional.learned_add(ROWS.as_subclass(Subclass), TABLE),
+    "alibi_add": lambda: functional.alibi_add(SCORES, SLOPES.as_subclass(Subclass)),
+    "rotary": lambda: functional.rotary(HEADS.as_subclass(Subclass), spec=SPEC),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_subclasses_see_the_operator(name: str) -> None:
+    assert type(SEEN[name]()) is Subclass
+
+
 WRONG: dict[str, Callable[[], Any]] = {
     "ids: expected a tensor, got list": lambda: functional.embedding([1], TABLE),
     "scale: expected a number": lambda: functional.embedding(IDS, TABLE, scale="2"),

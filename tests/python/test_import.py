@@ -1,4 +1,4 @@
-"""``import posembed`` takes a tenth of a second beside torch, because it loads no more than it needs."""
+"""``import posembed`` loads no more than a model needs, and shows no more than users need."""
 
 from __future__ import annotations
 
