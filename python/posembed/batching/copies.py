@@ -1,0 +1,78 @@
+"""Rules that serve any operator: copy by copy, in place, and for no copy at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def loop_rule(
+    operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> Any:
+    """Any operator: one call for each copy. For mappings too rare for a rule of their own."""
+    results = []
+    for i in range(info.batch_size):
+        single = [
+            arg if dim is None else arg.select(dim, i)
+            for arg, dim in itertools.zip_longest(args, in_dims)
+        ]
+        results.append(operator(*single, **options))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def in_place_rule(
+    operator: str, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
+) -> tuple[None, None]:
+    """Operators that mutate: copy by copy, because joining dimensions would not be a view."""
+    for copy in range(info.batch_size):
+        single = [
+            arg if dim is None else arg.select(dim, copy)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
+        getattr(torch.ops.posembed, operator)(*single, **options)
+    return None, None
+
+
+def no_copies(operator: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any) -> Any:
+    """The results of a mapped dimension of size 0: a copy's shapes, which Meta kernels know."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    single = [
+        torch.empty(
+            [size for i, size in enumerate(arg.shape) if i != dim], dtype=arg.dtype, device="meta"
+        )
+        if isinstance(arg, Tensor)
+        else arg
+        for arg, dim in itertools.zip_longest(args, in_dims)
+    ]
+    results = operator(*single, **options)
+    # Nothing is added to no element, but gradients of every argument are zeros and not missing.
+    sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
+
+    def none_of(result: Tensor) -> Tensor:
+        empty = torch.empty((0, *result.shape), dtype=result.dtype, device=tensors[0].device)
+        return sum((total.to(empty.dtype) for total in sums), empty)
+
+    if isinstance(results, Tensor):
+        return none_of(results), 0
+    return tuple(none_of(result) for result in results), (0,) * len(results)
+
+
+def some_or_no_copies(
+    operator: Any,
+    rule: Callable[..., Any],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """A rule where there is something to merge or to call for."""
+    if info.batch_size == 0:
+        return no_copies(operator, in_dims, *args, **options)
+    return rule(info, in_dims, *args, **options)

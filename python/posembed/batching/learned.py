@@ -1,0 +1,32 @@
+"""Learned positions: mapped inputs are a larger batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posembed.batching.copies import loop_rule
+from posembed.batching.dimensions import fold, size_of, unfold
+
+
+def learned_add_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    weight: Tensor,
+    positions: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """learned_add: mapped x is a larger batch; mapped tables or positions are looked up apart."""
+    x_dim, weight_dim, *positions_dim = in_dims
+    if x_dim is None or weight_dim is not None or any(dim is not None for dim in positions_dim):
+        return loop_rule(
+            torch.ops.posembed.learned_add, info, in_dims, x, weight, positions, **options
+        )
+    size = info.batch_size
+    if positions is not None and positions.dim() == 2:
+        positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
+    result = torch.ops.posembed.learned_add(fold(x, x_dim, 0, size), weight, positions, **options)
+    return unfold(result, 0, size, size_of(x, x_dim, 0))

@@ -1,0 +1,89 @@
+"""Token tables: mapped ids are more ids, mapped tables stand side by side or in a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posembed.batching.copies import loop_rule
+from posembed.batching.dimensions import front
+
+
+def copies_of(ids: Tensor, mapped: int | None, rows: int, size: int) -> Tensor:
+    """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other.
+
+    An id outside its own table becomes -1, or it would be one of the next.
+    """
+    ids = front(ids, mapped, size)
+    starts = torch.arange(size, device=ids.device) * rows
+    places = ids + starts.view(-1, *[1] * (ids.dim() - 1))
+    return torch.where((ids < 0) | (ids >= rows), -1, places)
+
+
+def embedding_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    padding_idx: int = -1,
+    **options: Any,
+) -> tuple[Tensor, int]:
+    """embedding: mapped ids are more ids; mapped tables stand side by side, or in a column."""
+    operator = torch.ops.posembed.embedding
+    weight_dim, ids_dim = in_dims
+    if weight_dim is None and not options.get("scale_grad_by_freq", False):
+        return operator(weight, ids.movedim(ids_dim or 0, 0), padding_idx=padding_idx, **options), 0
+    if weight_dim is None:  # counted in each copy by itself
+        weight, weight_dim = weight.expand(info.batch_size, *weight.shape), 0
+    if ids_dim is None:
+        columns = weight.movedim(weight_dim, 1).flatten(1)
+        result = operator(columns, ids, padding_idx=padding_idx, **options)
+        return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
+    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
+        options["padding_idx"] = padding_idx
+        result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
+        return result, 0
+    tables = weight.movedim(weight_dim, 0)
+    operator(tables[0, :, :1].detach(), ids)  # refuses bad ids, with their values
+    places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
+    result = operator(tables.flatten(0, 1), places, **options)
+    if padding_idx >= 0:  # each table has its own padding row now: cut their gradients off here
+        padding = (ids if ids_dim is None else ids.movedim(ids_dim, 0)) == padding_idx
+        result = torch.where(padding.unsqueeze(-1), result.detach(), result)
+    return result, 0
+
+
+def embedding_backward_rule(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    gradient: Tensor,
+    ids: Tensor,
+    *,
+    num_embeddings: int,
+    padding_idx: int = -1,
+    **options: Any,
+) -> tuple[Tensor, int]:
+    """embedding_backward: mapped gradients are more columns; mapped ids are ids of more tables."""
+    operator = torch.ops.posembed.embedding_backward
+    gradient_dim, ids_dim = in_dims
+    size = info.batch_size
+    if ids_dim is None and gradient_dim is not None:
+        columns = gradient.movedim(gradient_dim, -2).flatten(-2)
+        result = operator(
+            columns, ids, num_embeddings=num_embeddings, padding_idx=padding_idx, **options
+        )
+        return result.unflatten(-1, (size, -1)), 1
+    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
+        options |= {"num_embeddings": num_embeddings, "padding_idx": padding_idx}
+        result, _ = loop_rule(operator, info, in_dims, gradient, ids, **options)
+        return result, 0
+    places = copies_of(ids, ids_dim, num_embeddings, size)
+    rows = front(gradient, gradient_dim, size)
+    if padding_idx >= 0:
+        padding = ids.movedim(ids_dim or 0, 0) == padding_idx
+        rows = rows.masked_fill(padding.unsqueeze(-1), 0)
+    result = operator(rows, places, num_embeddings=size * num_embeddings, **options)
+    return result.unflatten(0, (size, -1)), 0
