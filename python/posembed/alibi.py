@@ -5,19 +5,15 @@ Press, Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from posembed import configuration, functional
+from posembed import _attention, configuration, functional
 from posembed._sharding import set_values
 from posembed._validation import finite, flag, whole
 from posembed.configuration import alibi as presets
@@ -492,17 +488,7 @@ class ALiBi(nn.Module):
             compiled flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel
             for scale, bias, mask and softmax; it alone takes everything.
         """
-        given = {name for name, value in places.items() if value is not None}
-        if not query.is_cuda or self.learned or given - {"query_offset"}:
-            return "fused"
-        if query.shape[-2] == 1:  # one row of scores: nothing to save
-            return "fused"
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        if half and not given and self._derived.dim() == 1 and _has_flash():
-            return "flash"
-        # What flex attention's kernel for CUDA does not take.
-        narrow = query.shape[-1] < 16 or query.dtype == torch.float64
-        return "fused" if dropout or narrow else "flex"
+        return _attention.backend_for(self, query, dropout, places)
 
     def attention(
         self,
@@ -540,61 +526,18 @@ class ALiBi(nn.Module):
             >>> pe.ALiBi(8).attention(query, key, key).shape  # a step of generation
             torch.Size([2, 8, 1, 64])
         """
-        _check_attention(query, key, value, dropout)
+        _attention.check(query, key, value, dropout)
         if backend is None:
             backend = self.attention_backend(query, key, dropout=dropout, **places)
         if scale is None:
             scale = query.shape[-1] ** -0.5
         if backend == "fused":
-            return self._fused(query, key, value, scale, dropout, places)
+            return _attention.fused(self, query, key, value, scale, dropout, places)
         if backend == "flex":
-            return self._flex(query, key, value, scale, places.get("query_offset"))
+            return _attention.flex(self, query, key, value, scale, places.get("query_offset"))
         if backend == "flash":
-            return self._flash(query, key, value, scale, dropout)
+            return _attention.flash(self, query, key, value, scale, dropout)
         raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
-
-    def _fused(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float, places: Any
-    ) -> Tensor:
-        batch, heads, queries, head_dim = query.shape
-        key_heads, keys = key.shape[1:3]
-        # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
-        grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
-        scores = (grouped @ key.mT).view(batch, heads, queries, keys)
-        # Not only where scores require grad: inside torch.func transforms one cannot see it.
-        if torch.is_grad_enabled():
-            scores = self.softmax(scores, scale=scale, **places)
-        else:
-            self.softmax_(scores, scale=scale, **places)
-        if dropout:
-            scores = F.dropout(scores, dropout)
-        mixed = scores.view(batch, key_heads, heads // key_heads * queries, keys) @ value
-        return mixed.view(batch, heads, queries, value.shape[-1])
-
-    def _flex(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, query_offset: int | None
-    ) -> Tensor:
-        keys = key.shape[-2]
-        offset = keys - query.shape[-2] if query_offset is None else query_offset
-        # A branch, because the compiler compares symbols, and flex attention takes a bool.
-        grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
-        mod = self.score_mod(query_offset=offset, key_length=keys)
-        result: Tensor = _compiled_flex()(
-            query, key, value, score_mod=mod, scale=scale, enable_gqa=grouped
-        )
-        return result
-
-    def _flash(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
-    ) -> Tensor:
-        result: Tensor = importlib.import_module("flash_attn").flash_attn_func(
-            *(tensor.transpose(1, 2) for tensor in (query, key, value)),
-            dropout_p=dropout,
-            softmax_scale=scale,
-            causal=self.causal,
-            alibi_slopes=self._slopes(key.shape[-2]),
-        )
-        return result.transpose(1, 2)
 
     def extra_repr(self) -> str:
         """The options, as the C++ module prints them."""
@@ -611,38 +554,6 @@ class ALiBi(nn.Module):
         if self.learned:
             parts.append("learned=True")
         return ", ".join(parts)
-
-
-def _check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
-    """What the C++ module checks: products of matrices would name none of these, or broadcast."""
-    for name, tensor, shape in (
-        ("query", query, "[batch, num_heads, seq, head_dim]"),
-        ("key", key, "[batch, heads, keys, head_dim]"),
-        ("value", value, "[batch, heads, keys, value_dim]"),
-    ):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name}: expected {shape}, got {list(tensor.shape)}")
-    for name, tensor in (("key", key), ("value", value)):
-        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
-            raise TypeError(
-                f"{name}: expected the dtype of query, {query.dtype}, got {tensor.dtype}"
-            )
-    for name, size, expected, dimension in (
-        ("key", key.shape[0], query.shape[0], "batch"),
-        ("key", key.shape[3], query.shape[3], "head_dim"),
-        ("value", value.shape[0], query.shape[0], "batch"),
-        ("value", value.shape[1], key.shape[1], "heads"),
-        ("value", value.shape[2], key.shape[2], "keys"),
-    ):
-        if size != expected:
-            raise ValueError(f"{name}: expected {dimension} {expected}, got {size}")
-    heads, key_heads = query.shape[1], key.shape[1]
-    if key_heads == 0 or heads % key_heads != 0:
-        raise ValueError(
-            f"key: expected heads that divide those of query, {heads}, got {key_heads}"
-        )
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
 
 
 def _lengths(scores: Tensor) -> torch.Size:
@@ -674,16 +585,3 @@ def _complete(places: Places, queries: int, keys: int) -> Places:
         "query_positions": positions.narrow(-1, first, queries),
         "key_positions": positions,
     }
-
-
-@functools.cache
-def _has_flash() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
-
-
-@functools.cache
-def _compiled_flex() -> Any:
-    """Flex attention, compiled: uncompiled, it would make the scores in memory."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True)
