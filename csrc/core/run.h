@@ -1,9 +1,8 @@
 // Rows in runs of 32 elements, in the type that arithmetic runs in: loops over rows are written
-// once for every element type, and sums have the same bits on every instruction set.
+// once for every element type.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -276,66 +275,6 @@ POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
   alignas(64) T buffer[run];
   store_run(values, buffer);
   store_part(buffer, count, out);
-}
-
-// ---- sums ----
-
-/// The bits, in the compute type, of the largest magnitude that rounds to -0 as T: half of its
-/// smallest number.
-template <typename T>
-constexpr auto last_negative_zero() {
-  if constexpr (std::is_same_v<T, double>) {
-    return INT64_MIN;
-  } else if constexpr (std::is_same_v<T, Float16>) {
-    return INT32_MIN + 0x33000000;  // 2^-25
-  } else {
-    return std::is_same_v<T, BFloat16> ? INT32_MIN + 0x8000 : INT32_MIN;  // 2^-134
-  }
-}
-
-/// The values, with 0 for -0: as a sum of one term that starts at 0 gives.
-template <typename T>
-POSEMBED_INLINE Run<T> as_sum(Run<T> values) {
-  constexpr auto last = last_negative_zero<T>();
-  typedef std::remove_const_t<decltype(last)> Bits __attribute__((vector_size(sizeof(Floats))));
-  return map(values, values,
-             [](auto x, auto) { return (decltype(x))((Bits)x & ((Bits)x > Bits{} + last)); });
-}
-
-/// The sum of all lanes, by halves: upper to lower.
-POSEMBED_INLINE double add_lanes(LanesOf<double>::Type value) {
-  constexpr int64_t count = sizeof value / sizeof(double);
-  double lane[count];
-  memcpy(lane, &value, sizeof value);
-  for (int64_t half = count / 2; half > 0; half /= 2) {
-    for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];
-  }
-  return lane[0];
-}
-
-template <size_t count, typename Lanes>
-POSEMBED_INLINE auto add_parts(const Lanes* part) {
-  if constexpr (count == 1) {
-    return add_lanes(part[0]);
-  } else {
-    Lanes half[count / 2];
-    for (size_t k = 0; k < count / 2; ++k) half[k] = part[k] + part[k + count / 2];
-    return add_parts<count / 2>(half);
-  }
-}
-
-/// The sum of a run, by halves whatever the width of registers.
-template <typename T>
-POSEMBED_INLINE Compute<T> sum(Run<T> values) {
-  constexpr size_t half = Run<T>::count / 2;
-  // Where registers hold even and odd elements, the run's halves are neighbours.
-  constexpr bool neighbours = std::is_same_v<T, BFloat16>;
-  typename Run<T>::Lanes part[half];
-  for (size_t k = 0; k < half; ++k) {
-    part[k] = neighbours ? values.part[2 * k] + values.part[2 * k + 1]
-                         : values.part[k] + values.part[k + half];
-  }
-  return add_parts<half>(part);
 }
 
 }  // namespace POSEMBED_ISA

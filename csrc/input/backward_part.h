@@ -4,6 +4,7 @@
 // for four tokens. Part of kernel_cpu.cpp.
 #pragma once
 
+#include "core/run_sum.h"
 #include "input/drop_factors.h"
 #include "input/token_rows.h"
 

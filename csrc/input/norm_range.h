@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/run_sum.h"
 #include "input/drop_factors.h"
 #include "input/token_rows.h"
 

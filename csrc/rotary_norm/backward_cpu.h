@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "core/prefetch.h"
-#include "core/run.h"
+#include "core/run_sum.h"
 #include "core/stream.h"
 #include "rotary/streaming_cpu.h"
 #include "rotary_norm/rows_cpu.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/run.h"
+#include "core/run_sum.h"
 #include "core/stream.h"
 #include "rotary/gaps_cpu.h"
 #include "rotary/streaming_cpu.h"
