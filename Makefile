@@ -24,7 +24,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build test test-cpp test-python test-gpu sanitize-gpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
+.PHONY: all build test test-cpp test-python test-gpu sanitize-gpu check-memory check-races lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -61,6 +61,11 @@ sanitize-gpu: build
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
 	    $(BUILD)/tests/cpp/test_cuda || exit 1; \
 	done
+
+# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (some
+# minutes), and under ThreadSanitizer (most of an hour on 2 cores).
+check-memory check-races: build
+	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
 

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "posembed"
+SANITIZED = ROOT / "tests/cpp/cuda_on_cpu/CMakeLists.txt"
 FAMILIES = (
     "token",
     "bag",
@@ -130,12 +131,24 @@ def test_every_source_is_compiled() -> None:
 def test_every_test_is_compiled() -> None:
     listed = (ROOT / "tests/cpp/CMakeLists.txt").read_text()
     calls = dict(re.findall(r"posembed_add_test\((\w+)\s+([^)]*)\)", listed))
+    calls["cuda_on_cpu"] = re.sub(r"[()]", " ", SANITIZED.read_text())
     forgotten = [
         str(file.relative_to(ROOT))
         for file in tracked("tests/cpp")
         if file.suffix == ".cpp" and file.name not in calls.get(file.parent.name, "").split()
     ]
     assert forgotten == []
+
+
+def test_every_cuda_source_that_runs_on_the_cpu_is_sanitized() -> None:
+    sources = [
+        file.relative_to(ROOT / "tests/cpp").as_posix().removesuffix("_test.cpp")
+        for file in tracked("tests/cpp")
+        if file.suffix == ".cpp" and any(name.endswith(".cu") for name in includes(file))
+    ]
+    listed = re.findall(r"\w+/\w+", SANITIZED.read_text())
+    assert sources
+    assert [source for source in sources if source not in listed] == []
 
 
 def test_instruction_sets_share_no_function() -> None:

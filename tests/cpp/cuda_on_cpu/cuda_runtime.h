@@ -14,10 +14,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "race_detector.h"
+#include "shared_memory.h"
 
 #define __CUDACC__ 1
 #define __global__
@@ -72,14 +74,11 @@ inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuc
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 
 inline unsigned atomicCAS_system(unsigned* address, unsigned compare, unsigned value) {
-  const unsigned old = *address;
-  if (old == compare) *address = value;
-  return old;
+  __atomic_compare_exchange_n(address, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return compare;
 }
 inline unsigned atomicExch_system(unsigned* address, unsigned value) {
-  const unsigned old = *address;
-  *address = value;
-  return old;
+  return __atomic_exchange_n(address, value, __ATOMIC_RELEASE);
 }
 inline void __threadfence_system() {}
 
@@ -88,10 +87,14 @@ namespace cuda_on_cpu {
 /// What a thread does.
 enum class State { runs, waits_for_warp, waits_for_block, has_returned };
 
-/// The threads of the running block.
+/// Of the threads of a block. Static: mapping them anew would take longest.
+alignas(64) inline char stacks[1024][64 << 10];
+
+/// The threads of the running block, the launch's block `number`.
 class Block {
  public:
-  Block(unsigned threads, const std::function<void()>& body) : body_(&body), threads_(threads) {
+  Block(unsigned threads, size_t number, const std::function<void()>& body)
+      : body_(&body), number_(number), threads_(threads) {
     for (unsigned i = 0; i < threads; ++i) start(i);
   }
 
@@ -102,40 +105,41 @@ class Block {
         if (threads_[i].state != State::runs) continue;
         running_ = i;
         threadIdx.x = i;
-        swapcontext(&scheduler_, &threads_[i].context);
+        ucontext_t* const context = &threads_[i].context;
+        switch_to(runner(i, number_));
+        swapcontext(&scheduler_, context);
       }
     } while (release());
   }
 
   void wait(State state) {
-    threads_[running_].state = state;
-    swapcontext(&threads_[running_].context, &scheduler_);
+    const bool whole = state == State::waits_for_block;
+    const unsigned barrier = set_state(state);
+    if (whole) arrive(barrier);
+    let_others_run();
+    if (whole) leave(barrier);
   }
 
   /// What the thread that differs in the bits of `lanes` gives. Called by whole warps.
   template <typename T>
   T exchange(T value, unsigned lanes) {
-    static_assert(sizeof(T) <= sizeof(Thread::shuffled));
-    memcpy(threads_[running_].shuffled, &value, sizeof(T));
+    static_assert(sizeof(T) <= sizeof(Thread::given));
+    give(&value, sizeof(T));
     wait(State::waits_for_warp);
-    memcpy(&value, threads_.at(running_ ^ lanes).shuffled, sizeof(T));
+    take(running_ ^ lanes, &value, sizeof(T));
     wait(State::waits_for_warp);
     return value;
   }
 
   /// A bit for each thread of the warp whose `value` is true. Called by whole warps.
   unsigned ballot(bool value) {
-    threads_[running_].shuffled[0] = value ? 1 : 0;
+    give(&value, sizeof value);
     wait(State::waits_for_warp);
     unsigned bits = 0;
-    const size_t first = running_ / warp_size * warp_size;
-    for (size_t lane = 0; lane < warp_size; ++lane) {
-      const Thread& thread = threads_.at(first + lane);
-      if (thread.state == State::has_returned) {
-        std::fputs("A thread of the warp has returned.\n", stderr);
-        std::abort();
-      }
-      bits |= unsigned{thread.shuffled[0] != 0} << lane;
+    const unsigned first = running_ / warp_size * warp_size;
+    for (unsigned lane = 0; lane < warp_size; ++lane) {
+      take(first + lane, &value, sizeof value);
+      bits |= unsigned{value} << lane;
     }
     wait(State::waits_for_warp);
     return bits;
@@ -149,26 +153,50 @@ class Block {
   struct Thread {
     ucontext_t context;
     State state = State::runs;
-    char shuffled[8];
+    unsigned barriers = 0;
+    char given[8];
   };
 
   void start(unsigned i) {
-    constexpr size_t stack_bytes = size_t{64} << 10;
-    static std::vector<std::unique_ptr<char[]>>
-        stacks;  // kept: mapping them anew would take longest
-    if (i == stacks.size()) stacks.emplace_back(new char[stack_bytes]);
     Thread& thread = threads_[i];
     getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = stacks[i].get();
-    thread.context.uc_stack.ss_size = stack_bytes;
+    thread.context.uc_stack.ss_sp = stacks[i];
+    thread.context.uc_stack.ss_size = sizeof stacks[i];
     thread.context.uc_link = &scheduler_;
     makecontext(&thread.context, &Block::enter, 0);
   }
 
-  static void enter() {
-    Block& block = *current;
-    (*block.body_)();
-    block.threads_[block.running_].state = State::has_returned;
+  POSEMBED_UNOBSERVED static void enter() {
+    (*current->body_)();
+    current->set_state(State::has_returned);
+    switch_to(current->host_);
+  }
+
+  POSEMBED_UNOBSERVED void let_others_run() {
+    ucontext_t* const context = &threads_[running_].context;
+    switch_to(host_);
+    swapcontext(context, &scheduler_);
+  }
+
+  /// Of the thread that runs. Returns how many barriers it came to before.
+  unsigned set_state(State state) {
+    const Unobserved scheduling;
+    threads_[running_].state = state;
+    return state == State::waits_for_block ? threads_[running_].barriers++ : 0;
+  }
+
+  void give(const void* value, size_t bytes) {
+    const Unobserved scheduling;
+    memcpy(threads_[running_].given, value, bytes);
+  }
+
+  void take(unsigned thread, void* value, size_t bytes) {
+    const Unobserved scheduling;
+    if (threads_.at(thread).state == State::has_returned) {
+      std::fputs("A thread of the warp has returned.\n", stderr);
+      std::abort();
+    }
+    memcpy(value, threads_[thread].given, bytes);
   }
 
   /// Lets go those for whom all others have come; false where all threads have returned.
@@ -201,17 +229,14 @@ class Block {
   }
 
   const std::function<void()>* body_;
+  size_t number_;
+  void* host_ = current_runner();
   std::vector<Thread> threads_;
   ucontext_t scheduler_;
   unsigned running_ = 0;
 };
 
-/// 48 KiB: what a launch may ask for without further ado.
-alignas(16) inline unsigned char shared_memory[48 << 10];
-
 }  // namespace cuda_on_cpu
-
-inline unsigned char* dynamic_shared_memory() { return cuda_on_cpu::shared_memory; }
 
 inline void __syncthreads() {
   cuda_on_cpu::Block::current->wait(cuda_on_cpu::State::waits_for_block);
@@ -227,7 +252,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
-/// Refuses what a device refuses; shared memory begins with every bit set, which is NaN.
+/// Refuses what a device refuses.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
@@ -238,16 +263,21 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                     config->dynamicSmemBytes <= sizeof cuda_on_cpu::shared_memory;
   if (!fits) return last_error = cudaErrorInvalidConfiguration;
   const std::function<void()> body = [&] { kernel(arguments...); };
+  size_t number = 0;
   const auto run_block = [&] {
-    memset(cuda_on_cpu::shared_memory, 0xff, config->dynamicSmemBytes);
-    cuda_on_cpu::Block threads(blockDim.x, body);
+    cuda_on_cpu::give_shared_memory(config->dynamicSmemBytes);
+    cuda_on_cpu::Block threads(blockDim.x, number, body);
     cuda_on_cpu::Block::current = &threads;
+    cuda_on_cpu::begin_block(blockDim.x, number);
     threads.run();
+    cuda_on_cpu::end_block(blockDim.x, number++);
   };
+  const cuda_on_cpu::Unobserved scheduling;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
     }
   }
+  cuda_on_cpu::end_launch();
   return cudaSuccess;
 }

@@ -177,7 +177,7 @@ class Call {
           for (int64_t h = 0; h < problem_.heads[r]; ++h)
             check_row(variant, r, before[r].data(), output(r).data(), expected.data(),
                       place(r, b, s, h), positions(b, s));
-      ASSERT_EQ(memcmp(expected.data(), output(r).data(), expected.size()), 0)
+      ASSERT_TRUE(expected == output(r))
           << variant.name << " wrote outside its rows: " << problem_.text();
       if (problem_.in_place) continue;
       ASSERT_EQ(in_[r], before[r]) << variant.name << " wrote its input";

@@ -1,0 +1,35 @@
+// The shared memory whose size a launch gives. Under AddressSanitizer, what lies past it is out of
+// bounds.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+
+// Leaks are not looked for: that needs rights which containers refuse. Coroutines have stacks of
+// their own.
+extern "C" [[gnu::used]] inline const char* __asan_default_options() {
+  return "detect_leaks=0:detect_stack_use_after_return=0";
+}
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size)
+#define ASAN_UNPOISON_MEMORY_REGION(address, size)
+#endif
+
+namespace cuda_on_cpu {
+
+/// 48 KiB: what a launch may ask for without further ado.
+alignas(16) inline unsigned char shared_memory[48 << 10];
+
+/// For a block. Every bit is set, which is NaN.
+inline void give_shared_memory(size_t bytes) {
+  ASAN_POISON_MEMORY_REGION(shared_memory, sizeof shared_memory);
+  ASAN_UNPOISON_MEMORY_REGION(shared_memory, bytes);
+  memset(shared_memory, 0xff, bytes);
+}
+
+}  // namespace cuda_on_cpu
+
+inline unsigned char* dynamic_shared_memory() { return cuda_on_cpu::shared_memory; }
