@@ -62,8 +62,8 @@ sanitize-gpu: build
 	    $(BUILD)/tests/cpp/test_cuda || exit 1; \
 	done
 
-# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (some
-# minutes), and under ThreadSanitizer (most of an hour on 2 cores).
+# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (2 minutes
+# on two cores), and under ThreadSanitizer (7 minutes).
 check-memory check-races: build
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 

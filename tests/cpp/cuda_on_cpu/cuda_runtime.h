@@ -18,6 +18,9 @@
 #include <utility>
 #include <vector>
 
+#if defined(POSEMBED_RACES_BETWEEN_BLOCKS)
+#include "shared_variables.h"
+#endif
 #include "race_detector.h"
 #include "shared_memory.h"
 
@@ -88,7 +91,7 @@ namespace cuda_on_cpu {
 enum class State { runs, waits_for_warp, waits_for_block, has_returned };
 
 /// Of the threads of a block. Static: mapping them anew would take longest.
-alignas(64) inline char stacks[1024][64 << 10];
+alignas(64) inline char stacks[concurrent_blocks][1024][64 << 10];
 
 /// The threads of the running block, the launch's block `number`.
 class Block {
@@ -160,8 +163,9 @@ class Block {
   void start(unsigned i) {
     Thread& thread = threads_[i];
     getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = stacks[i];
-    thread.context.uc_stack.ss_size = sizeof stacks[i];
+    auto& stack = stacks[number_ % concurrent_blocks][i];
+    thread.context.uc_stack.ss_sp = stack;
+    thread.context.uc_stack.ss_size = sizeof stack;
     thread.context.uc_link = &scheduler_;
     makecontext(&thread.context, &Block::enter, 0);
   }

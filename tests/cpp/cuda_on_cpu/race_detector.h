@@ -22,23 +22,12 @@ namespace cuda_on_cpu {
 
 #if defined(POSEMBED_RACES_BETWEEN_BLOCKS)
 inline constexpr bool between_blocks = true;
+/// Prime, so that blocks whose numbers differ by a power of two are compared.
+inline constexpr size_t concurrent_blocks = 17;
 #else
 inline constexpr bool between_blocks = false;
+inline constexpr size_t concurrent_blocks = 1;
 #endif
-
-}  // namespace cuda_on_cpu
-
-/// The first error is taken by an atomic swap after a volatile read, which is no race in CUDA.
-/// What each block has for itself is one memory here: stacks and the kernels' shared variables.
-extern "C" [[gnu::used]] POSEMBED_UNOBSERVED inline const char* __tsan_default_suppressions() {
-  return cuda_on_cpu::between_blocks
-             ? "race:record_error\nrace:cuda_on_cpu::stacks\nrace:cuda_on_cpu::shared_memory\n"
-               "race:)::parts\nrace:)::values\nrace:)::sums\nrace:)::totals\nrace:)::tables\n"
-               "race:)::sines\nrace:)::cosines\n"
-             : "race:record_error\n";
-}
-
-namespace cuda_on_cpu {
 
 /// Nothing is compared while one exists, which must not be when others get to run.
 struct Unobserved {
@@ -48,9 +37,8 @@ struct Unobserved {
 
 /// The sanitizer's name of what runs: made once, because making one takes long.
 inline void* runner(size_t thread, size_t block) {
-  constexpr size_t most_blocks = 1000;
   static std::vector<void*> runners;
-  const size_t i = between_blocks ? block % most_blocks : thread;
+  const size_t i = between_blocks ? block % concurrent_blocks : thread;
   while (runners.size() <= i) runners.push_back(__tsan_create_fiber(0));
   return runners[i];
 }
@@ -98,8 +86,15 @@ inline void leave(unsigned barrier) {
 
 }  // namespace cuda_on_cpu
 
+/// The first error is taken by an atomic swap after a volatile read, which is no race in CUDA.
+extern "C" [[gnu::used]] POSEMBED_UNOBSERVED inline const char* __tsan_default_suppressions() {
+  return "race:record_error\n";
+}
+
 #else
 namespace cuda_on_cpu {
+
+inline constexpr size_t concurrent_blocks = 1;
 
 struct Unobserved {
   Unobserved() {}
