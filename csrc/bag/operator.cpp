@@ -14,6 +14,7 @@
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "token/operator.h"
 
@@ -129,7 +130,7 @@ Layout lay_out(const Places& in, int64_t num_embeddings) {
   } else {
     bags.size = in.ids.size(1);
   }
-  if (!in.ids.is_cuda()) {
+  if (!dispatcher::on_cuda(in.ids)) {
     token::check_ids(layout.ids, num_embeddings);
     if (in.offsets.has_value()) check_offsets(bags, layout.offsets.numel());
   }

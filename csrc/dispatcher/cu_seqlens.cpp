@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {
@@ -9,7 +10,7 @@ namespace posembed::dispatcher {
 void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* total_name) {
   const int64_t last = cu_seqlens.numel() - 1;
   TORCH_CHECK_VALUE(last >= 0, "cu_seqlens: expected [documents + 1], got [0]");
-  if (cu_seqlens.is_cuda()) return;
+  if (on_cuda(cu_seqlens)) return;
   const core::IndexView view = index_view(cu_seqlens);
   TORCH_CHECK_VALUE(core::read(view, 0) == 0, "cu_seqlens: expected 0 first, got ",
                     core::read(view, 0));

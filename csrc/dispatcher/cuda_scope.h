@@ -32,9 +32,4 @@ class CudaScope {
   c10::DeviceGuard guard_;
 };
 
-/// Throws if a launch returned the text of a CUDA error.
-inline void check_launch(const char* error) {
-  TORCH_CHECK(error == nullptr, "posembed: a CUDA kernel could not be launched: ", error);
-}
-
 }  // namespace posembed::dispatcher

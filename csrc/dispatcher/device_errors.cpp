@@ -2,7 +2,6 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <array>
@@ -12,6 +11,7 @@
 
 #include "core/cuda_launch.h"
 #include "core/pinned_memory.h"
+#include "dispatcher/on_cuda.h"
 #include "posembed/errors.h"
 
 namespace posembed::dispatcher {
@@ -68,7 +68,7 @@ core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
 }  // namespace
 
 core::DeviceError* device_error(c10::Device device) {
-  if (!device.is_cuda()) return nullptr;
+  if (!on_cuda(device)) return nullptr;
   static core::DeviceError* const made = make_record(device);
   return made;
 }
@@ -90,14 +90,12 @@ void raise_device_error() {
 }
 
 void check_errors() {
-  if (record.load() == nullptr) return;
-  const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
   for (size_t device = 0; device < used.size(); ++device) {
     if (!used[device]) continue;
     const c10::Device current(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
     // Waiting restores the device that was current, which starts the driver there.
     const c10::DeviceGuard guard(current);
-    cuda.synchronizeDevice(current.index());
+    c10::impl::VirtualGuardImpl(current.type()).synchronizeDevice(current.index());
   }
   raise_device_error();
 }

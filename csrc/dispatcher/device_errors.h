@@ -1,8 +1,10 @@
-// Bad ids and positions that CUDA kernels met: recorded without stopping the kernel, thrown on the
-// host at the next call or by posembed.check_errors().
+// Errors of CUDA calls: launches that failed, and bad ids and positions that kernels met, which are
+// recorded without stopping the kernel and thrown on the host at the next call or by
+// posembed.check_errors().
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 
 #include "core/device_error.h"
 
@@ -15,6 +17,11 @@ core::DeviceError* device_error(c10::Device device);
 /// Throws c10::IndexError for the recorded error, if there is one, and clears it. Does not wait for
 /// kernels that still run.
 void raise_device_error();
+
+/// Throws if a launch returned the text of a CUDA error.
+inline void check_launch(const char* error) {
+  TORCH_CHECK(error == nullptr, "posembed: a CUDA kernel could not be launched: ", error);
+}
 
 /// Notes that kernels were launched on a CUDA device.
 void mark_device_used(c10::DeviceIndex device);

@@ -6,6 +6,7 @@
 
 #include "core/host_floats.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/on_cuda.h"
 
 namespace posembed::dispatcher {
 
@@ -13,7 +14,7 @@ at::Tensor floats_on(c10::Device device, at::ArrayRef<float> values, at::IntArra
   at::Tensor out = at::empty(sizes, at::TensorOptions(at::kFloat).device(device));
   if (out.is_meta()) return out;
   if constexpr (core::built_with_cuda) {
-    if (out.is_cuda()) {
+    if (on_cuda(out)) {
       const CudaScope scope(out);
       check_launch(core::write_floats_cuda(values.data(), out.numel(),
                                            out.mutable_data_ptr<float>(), scope.stream()));

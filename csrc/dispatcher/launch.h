@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/parallel.h"
 
 // A CUDA launcher as an argument of launch(). It must be named inside `if constexpr` only: without
@@ -18,7 +19,7 @@ namespace posembed::dispatcher {
 template <typename Arguments, typename Cpu, typename Cuda>
 void launch(const Arguments& arguments, const at::Tensor& tensor, int64_t count,
             int64_t bytes_per_item, const Cpu& cpu, [[maybe_unused]] const Cuda& cuda) {
-  if (tensor.is_cuda()) {
+  if (on_cuda(tensor)) {
     if constexpr (core::built_with_cuda) {
       const CudaScope scope(tensor);
       check_launch(cuda(arguments, scope.stream()));

@@ -4,6 +4,7 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/tensors.h"
 #include "learned/operator.h"
 #include "sinusoidal/specification.h"
@@ -124,7 +125,7 @@ void check_order(const Tensor& ids) {
 void prepare_token(const Input& in, Prepared& prepared) {
   prepared.token = dispatcher::with_dense_rows(in.token);
   prepared.ids = in.ids.contiguous();
-  if (!in.token.is_cuda()) {
+  if (!dispatcher::on_cuda(in.token)) {
     check_range(prepared.ids, "ids", in.token, "token");
     if (has_own_rows(in)) check_order(prepared.ids);
   }
@@ -139,7 +140,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
   prepared.token_type = dispatcher::with_dense_rows(*in.token_type);
   const bool given = in.types.has_value();
   if (given) prepared.types = in.types->contiguous();
-  if (given && !in.token.is_cuda())
+  if (given && !dispatcher::on_cuda(in.token))
     check_range(prepared.types, "types", *in.token_type, "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
@@ -164,7 +165,7 @@ void prepare_sinusoid(const Input& in, Prepared& prepared) {
   if (in.sinusoid.empty()) return;
   Arguments& arguments = prepared.arguments;
   const sinusoidal::Sinusoid sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
-  if (!in.token.is_cuda() || sinusoid.pairs <= most_pairs_cuda(arguments.scalar)) {
+  if (!dispatcher::on_cuda(in.token) || sinusoid.pairs <= most_pairs_cuda(arguments.scalar)) {
     arguments.sinusoid = sinusoid;
     return;
   }
@@ -181,7 +182,7 @@ void prepare_position(const Input& in, Prepared& prepared) {
   const int64_t rows = in.position->size(0);
   if (!in.positions.has_value()) {
     learned::check_length(in.offset.expect_int(), in.ids.size(1), rows, in.first_row);
-  } else if (!in.token.is_cuda()) {
+  } else if (!dispatcher::on_cuda(in.token)) {
     learned::check_position_values(prepared.positions, rows, in.first_row);
   }
   Table& position = prepared.arguments.position;

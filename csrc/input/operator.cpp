@@ -11,6 +11,7 @@
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "input/arguments.h"
 #include "input/kernel.h"
@@ -93,7 +94,7 @@ void launch(BackwardArguments& arguments, const Tensor& gradient) {
   const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
   dispatcher::launch(arguments, gradient, arguments.parts, part_bytes, backward_cpu,
                      POSEMBED_CUDA_LAUNCHER(backward_cuda));
-  if (gradient.is_cuda() || arguments.partial == nullptr) return;
+  if (dispatcher::on_cuda(gradient) || arguments.partial == nullptr) return;
   dispatcher::parallel_for(
       sums_of(arguments), gradient.size(2) * arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
@@ -141,7 +142,7 @@ void* begin_positions(const Input& in, const Tensor& out) {
 /// Whether the kernel sums the gradients of positions. Sequences too short to be divided among
 /// threads have it done afterwards.
 bool sums_positions(const Input& in) {
-  return counts_positions(in) && !in.ids.is_cuda() && in.ids.numel() > 0 &&
+  return counts_positions(in) && !dispatcher::on_cuda(in.ids) && in.ids.numel() > 0 &&
          in.ids.size(1) >= parts_cpu;
 }
 
@@ -165,7 +166,7 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   arguments.weight_gradient = target(weight);
   arguments.bias_gradient = target(bias);
   arguments.type_gradient = target(type);
-  const int64_t most = gradient.is_cuda() ? parts_cuda : parts_cpu;
+  const int64_t most = dispatcher::on_cuda(gradient) ? parts_cuda : parts_cpu;
   if (fused) arguments.position_gradient = begin_positions(in, position);
   arguments.parts = std::clamp<int64_t>(in.ids.numel(), 1, most);
   const Tensor partial = make_partial(arguments, rows);
@@ -185,7 +186,7 @@ Backward input_embedding_backward(const Tensor& gradient, const Tensor& mean, co
 
 /// Whether the kernel can write the token table's rows itself: unscaled, and used for nothing else.
 bool writes_rows(const Input& in) {
-  return !in.ids.is_cuda() && changes(in) && in.scale == 1.0 &&
+  return !dispatcher::on_cuda(in.ids) && changes(in) && in.scale == 1.0 &&
          (sums_positions(in) || !counts_positions(in));
 }
 

@@ -12,6 +12,7 @@
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "learned/kernel.h"
 #include "token/operator.h"
@@ -85,7 +86,7 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
   Tensor places;
   if (positions.has_value()) {
     places = positions->contiguous();
-    if (!x.is_cuda()) check_position_values(places, weight.size(0), first_row);
+    if (!dispatcher::on_cuda(x)) check_position_values(places, weight.size(0), first_row);
     arguments.positions = dispatcher::index_view(places);
     arguments.position_stride[0] = places.dim() == 2 && places.size(0) > 1 ? x.size(1) : 0;
     arguments.position_stride[1] = 1;
@@ -107,7 +108,7 @@ Tensor learned_add_meta(const Tensor& x, const Tensor& weight, const MaybeTensor
 Tensor learned_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   check_encode(weight, positions, first_row);
   const Tensor places = positions.contiguous();
-  if (!weight.is_cuda()) check_position_values(places, weight.size(0), first_row);
+  if (!dispatcher::on_cuda(weight)) check_position_values(places, weight.size(0), first_row);
   return token::gather(weight, places, {first_row, 1.0, core::ErrorKind::position});
 }
 

@@ -9,6 +9,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/cu_seqlens.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {
@@ -151,7 +152,7 @@ Inputs checked_inputs(const Rotation& by, int64_t tokens) {
   Inputs inputs;
   if (by.positions.has_value()) {
     inputs.positions = *by.positions;
-    if (!inputs.positions.is_cuda()) {
+    if (!dispatcher::on_cuda(inputs.positions)) {
       check_position_values(inputs.positions = inputs.positions.contiguous(), "positions");
     }
   }

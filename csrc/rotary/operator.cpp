@@ -8,6 +8,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
+#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/numerics.h"
@@ -152,7 +153,7 @@ Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
   Tensor out = empty_frequencies(query, by);
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
-  if (query.is_cuda()) {
+  if (dispatcher::on_cuda(query)) {
     if constexpr (core::built_with_cuda) {
       const dispatcher::CudaScope scope(query);
       dispatcher::check_launch(sum_moments_cuda(call, sums.mutable_data_ptr<double>(),

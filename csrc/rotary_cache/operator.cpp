@@ -11,6 +11,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
+#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
 
@@ -155,7 +156,7 @@ void check_memory(const Call& call) {
 /// Checks slots on the CPU before anything is written; CUDA kernels record bad ones as they meet
 /// them.
 Tensor checked_slots(const Call& call, int64_t slot_count) {
-  if (call.slot_mapping.is_cuda()) return call.slot_mapping;
+  if (dispatcher::on_cuda(call.slot_mapping)) return call.slot_mapping;
   const Tensor slots = call.slot_mapping.contiguous();
   const core::IndexView view = dispatcher::index_view(slots);
   const int64_t place = core::find_outside(view, slots.numel(), -1, slot_count);

@@ -12,6 +12,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
+#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/kernel.h"
 
@@ -147,7 +148,7 @@ void launch(BackwardArguments& arguments, const Tensor& query) {
   const int64_t part_bytes = 6 * tokens * token_bytes(rotation) / arguments.parts;
   dispatcher::launch(arguments, query, arguments.parts, part_bytes, backward_cpu,
                      POSEMBED_CUDA_LAUNCHER(backward_cuda));
-  if (query.is_cuda()) return;
+  if (dispatcher::on_cuda(query)) return;
   dispatcher::parallel_for(
       2 * rotation.head_dim, arguments.parts * int64_t{sizeof(float)},
       [&arguments](int64_t begin, int64_t end) { add_parts_cpu(arguments, begin, end); });
@@ -181,7 +182,7 @@ Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradie
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;
-  const int64_t most = call.query.is_cuda() ? parts_cuda : parts_cpu;
+  const int64_t most = dispatcher::on_cuda(call.query) ? parts_cuda : parts_cpu;
   arguments.parts = std::clamp<int64_t>(rotation.batch * rotation.seq, 1, most);
   const Tensor partial =
       at::empty({arguments.parts, 2, rotation.head_dim},

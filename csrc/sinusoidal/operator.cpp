@@ -11,6 +11,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "sinusoidal/kernel.h"
 #include "sinusoidal/specification.h"
@@ -107,7 +108,7 @@ void launch(Arguments call, const Tensor& out) {
   if (out.numel() == 0) return;
   const int64_t rows = call.batch * call.seq;
   const int64_t row_bytes = 2 * call.sinusoid.layout.columns * core::size_of(call.scalar);
-  if (!out.is_cuda()) call.groups = groups_for_threads(call.batch, rows * row_bytes);
+  if (!dispatcher::on_cuda(out)) call.groups = groups_for_threads(call.batch, rows * row_bytes);
   const int64_t count = encodings(call);
   dispatcher::launch(call, out, count, row_bytes * (rows / count), encode_cpu,
                      POSEMBED_CUDA_LAUNCHER(encode_cuda));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/on_cuda.h"
 #include "posembed/token.h"
 #include "token/operator.h"
 #include "token/table_module.h"
@@ -29,7 +30,7 @@ void check(TokenOptions& options) {
 /// table, or the first row if there is none.
 torch::Tensor within(const torch::Tensor& ids, int64_t rows) {
   const torch::Tensor flat = ids.reshape(-1);
-  if (!flat.is_cuda() || flat.numel() == 0) return flat;
+  if (!dispatcher::on_cuda(flat) || flat.numel() == 0) return flat;
   const torch::Tensor valid = flat.ge(0).logical_and(flat.lt(rows));
   return at::where(valid, flat, (flat * valid).amax());
 }

@@ -13,6 +13,7 @@
 #include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "token/kernel.h"
 #include "token/sorted_ids.h"
@@ -73,7 +74,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx, d
   check(weight, ids, padding_idx, gradient, vocabulary_start);
   const Tensor places = ids.contiguous();
   const bool partial = vocabulary_start >= 0;
-  if (!ids.is_cuda() && !partial) check_ids(places, weight.size(0));
+  if (!dispatcher::on_cuda(ids) && !partial) check_ids(places, weight.size(0));
   return gather(weight, places,
                 {first_row(vocabulary_start), scale, core::ErrorKind::token_id, partial});
 }
@@ -194,7 +195,7 @@ Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embedd
                    int64_t vocabulary_start, Result (*make)(const Gradient&)) {
   check_gradient(gradient, ids, num_embeddings, vocabulary_start);
   const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  if (!gradient.is_cuda() && vocabulary_start < 0) check_ids(places, num_embeddings);
+  if (!dispatcher::on_cuda(gradient) && vocabulary_start < 0) check_ids(places, num_embeddings);
   return make(
       {rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start});
 }
@@ -230,11 +231,11 @@ void register_kernels(torch::Library& m) {
 }  // namespace
 
 Tensor dense_gradient(const Gradient& of) {
-  return of.rows.is_cuda() ? dense_on_cuda(of) : dense_on_cpu(of);
+  return dispatcher::on_cuda(of.rows) ? dense_on_cuda(of) : dense_on_cpu(of);
 }
 
 std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
-  return of.rows.is_cuda() ? rows_on_cuda(of) : rows_on_cpu(of);
+  return dispatcher::on_cuda(of.rows) ? rows_on_cuda(of) : rows_on_cpu(of);
 }
 
 void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings) {

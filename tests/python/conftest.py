@@ -1,4 +1,7 @@
-"""Fixtures of all tests: every test that takes ``device`` runs on the CPU, and on CUDA where there is one."""
+"""Fixtures of all tests: every test that takes ``device`` runs on the CPU, and on CUDA where there is one.
+
+In a build of ``make test-cuda-on-cpu``, operators take their CUDA half for tensors on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 import posembed as pe
 import pytest
 import torch
+from support.halves import CUDA_ON_CPU
 
 
 def why_not_on_a_gpu() -> str:
@@ -17,6 +21,10 @@ def why_not_on_a_gpu() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if CUDA_ON_CPU and item.get_closest_marker("no_stand_in"):
+        pytest.skip("left out by make test-cuda-on-cpu")
+    if CUDA_ON_CPU and "cuda" in item.fixturenames:
+        return
     if item.get_closest_marker("gpu") and (reason := why_not_on_a_gpu()):
         pytest.skip(reason)
 
@@ -26,13 +34,23 @@ def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_error_is_left() -> Iterator[None]:
+    yield
+    pe.check_errors()  # or the next test would be blamed
+
+
 @pytest.fixture(
     params=[
         "cpu",
         pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    yield torch.device(request.param)
-    if request.param == "cuda":
-        pe.check_errors()  # or the next test would be blamed
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """For tests marked gpu: the device on which CUDA's half of operators computes."""
+    return torch.device("cpu" if CUDA_ON_CPU else "cuda")

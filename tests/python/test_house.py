@@ -131,7 +131,9 @@ def test_every_source_is_compiled() -> None:
 def test_every_test_is_compiled() -> None:
     listed = (ROOT / "tests/cpp/CMakeLists.txt").read_text()
     calls = dict(re.findall(r"posembed_add_test\((\w+)\s+([^)]*)\)", listed))
-    calls["cuda_on_cpu"] = re.sub(r"[()]", " ", SANITIZED.read_text())
+    calls["cuda_on_cpu"] = re.sub(
+        r"[()/]", " ", SANITIZED.read_text() + SANITIZED.with_name("Library.cmake").read_text()
+    )
     forgotten = [
         str(file.relative_to(ROOT))
         for file in tracked("tests/cpp")
@@ -149,6 +151,16 @@ def test_every_cuda_source_that_runs_on_the_cpu_is_sanitized() -> None:
     listed = re.findall(r"\w+/\w+", SANITIZED.read_text())
     assert sources
     assert [source for source in sources if source not in listed] == []
+
+
+def test_which_half_computes_is_asked_in_one_place() -> None:
+    """Elsewhere make test-cuda-on-cpu would find the CPU's half. Numerics are torch's, on a device as it is."""
+    asked = [
+        str(file.relative_to(CSRC))
+        for file in tracked("csrc")
+        if file.suffix in {".cpp", ".h"} and "is_cuda()" in file.read_text()
+    ]
+    assert asked == ["dispatcher/on_cuda.h", "rotary/numerics.cpp"]
 
 
 def test_instruction_sets_share_no_function() -> None:

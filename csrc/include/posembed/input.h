@@ -1,6 +1,6 @@
-/// The whole input of a Transformer, one kernel forward and one backward: the sum of token,
-/// position and type rows, then norm and dropout. Devlin et al., "BERT", arXiv:1810.04805; Vaswani
-/// et al., "Attention Is All You Need", arXiv:1706.03762.
+/// The whole input of a Transformer in one kernel: the sum of token, position and type rows, then
+/// norm and dropout. Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You
+/// Need", arXiv:1706.03762.
 #pragma once
 
 #include <torch/arg.h>

@@ -3,10 +3,7 @@
 // kernel computes and that its barriers are met by all, not how the hardware runs it.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
-#include <atomic>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,6 +20,8 @@
 #if defined(POSEMBED_RACES_BETWEEN_BLOCKS)
 #include "shared_variables.h"
 #endif
+#include "coroutine.h"
+#include "launches.h"
 #include "race_detector.h"
 #include "shared_memory.h"
 
@@ -72,6 +73,16 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
 inline cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   return memset(data, value, bytes), cudaSuccess;
 }
+
+inline constexpr unsigned cudaHostAllocPortable = 0, cudaHostAllocMapped = 0;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed };
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  return *memory = ::operator new(bytes), cudaSuccess;
+}
+
 inline cudaError_t last_error = cudaSuccess;
 inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
@@ -90,16 +101,11 @@ namespace cuda_on_cpu {
 /// What a thread does.
 enum class State { runs, waits_for_warp, waits_for_block, has_returned };
 
-/// Of the threads of a block. Static: mapping them anew would take longest.
-alignas(64) inline char stacks[concurrent_blocks][1024][64 << 10];
-
 /// The threads of the running block, the launch's block `number`.
 class Block {
  public:
   Block(unsigned threads, size_t number, const std::function<void()>& body)
-      : body_(&body), number_(number), threads_(threads) {
-    for (unsigned i = 0; i < threads; ++i) start(i);
-  }
+      : body_(&body), number_(number), threads_(threads) {}
 
   /// Runs every thread from barrier to barrier until all have returned.
   void run() {
@@ -108,9 +114,8 @@ class Block {
         if (threads_[i].state != State::runs) continue;
         running_ = i;
         threadIdx.x = i;
-        ucontext_t* const context = &threads_[i].context;
         switch_to(runner(i, number_));
-        swapcontext(&scheduler_, context);
+        coroutines_[i].resume(&Block::run_thread);
       }
     } while (release());
   }
@@ -154,32 +159,24 @@ class Block {
   static constexpr unsigned warp_size = 32;
 
   struct Thread {
-    ucontext_t context;
     State state = State::runs;
     unsigned barriers = 0;
     char given[8];
   };
 
-  void start(unsigned i) {
-    Thread& thread = threads_[i];
-    getcontext(&thread.context);
-    auto& stack = stacks[number_ % concurrent_blocks][i];
-    thread.context.uc_stack.ss_sp = stack;
-    thread.context.uc_stack.ss_size = sizeof stack;
-    thread.context.uc_link = &scheduler_;
-    makecontext(&thread.context, &Block::enter, 0);
-  }
-
-  POSEMBED_UNOBSERVED static void enter() {
-    (*current->body_)();
-    current->set_state(State::has_returned);
-    switch_to(current->host_);
+  /// A thread of one block after the other.
+  POSEMBED_UNOBSERVED static void run_thread() {
+    for (;;) {
+      (*current->body_)();
+      current->set_state(State::has_returned);
+      current->let_others_run();
+    }
   }
 
   POSEMBED_UNOBSERVED void let_others_run() {
-    ucontext_t* const context = &threads_[running_].context;
+    Coroutine& self = coroutines_[running_];
     switch_to(host_);
-    swapcontext(context, &scheduler_);
+    self.pause();
   }
 
   /// Of the thread that runs. Returns how many barriers it came to before.
@@ -235,8 +232,8 @@ class Block {
   const std::function<void()>* body_;
   size_t number_;
   void* host_ = current_runner();
+  Coroutine* coroutines_ = coroutines[number_ % concurrent_blocks];
   std::vector<Thread> threads_;
-  ucontext_t scheduler_;
   unsigned running_ = 0;
 };
 
@@ -260,6 +257,9 @@ inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); 
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  // Threads of one program may launch at a time, and all take the same memory.
+  static std::mutex launches;
+  const std::lock_guard<std::mutex> alone(launches);
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&
@@ -277,6 +277,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     cuda_on_cpu::end_block(blockDim.x, number++);
   };
   const cuda_on_cpu::Unobserved scheduling;
+  ++cuda_on_cpu::launches;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();

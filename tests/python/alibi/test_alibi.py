@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.testing
 from support.alibi import add, bias, mask_of, paper_slopes, positions_of, softmax
 from support.case import FLOATING, TOLERANCE, assert_close
+from support.halves import AT_ONCE
 from torch.nn.attention.flex_attention import flex_attention
 
 
@@ -614,9 +615,9 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.arange(3), query_offset=0), ValueError, "query_offset: expected none beside query_positions"),
         (lambda s: pe.ALiBi(2).add_(s, query_positions=torch.tensor([0, 2**31, 1])), IndexError, "query_positions: expected -2147483647 to 2147483647, got 2147483648 at place 1"),
         (lambda s: pe.ALiBi(2).softmax_(s, query_positions=torch.tensor([0, 2**31 - 1, 1]), key_positions=torch.tensor([0, -5, 1, 2, 3])), ValueError, "positions: expected distances between queries and keys up to 2147483647, got queries from 0 to 2147483647 and keys from -5 to 3"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4])), ValueError, "cu_seqlens: expected key_length, 5, last, got 4"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4, 3, 5])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at place 2"),
-        (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([1, 5])), ValueError, "cu_seqlens: expected 0 first, got 1"),
+        pytest.param(lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4])), ValueError, "cu_seqlens: expected key_length, 5, last, got 4", marks=AT_ONCE),
+        pytest.param(lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([0, 4, 3, 5])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at place 2", marks=AT_ONCE),
+        pytest.param(lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor([1, 5])), ValueError, "cu_seqlens: expected 0 first, got 1", marks=AT_ONCE),
         (lambda s: pe.ALiBi(2).softmax_(s, cu_seqlens=torch.tensor(5)), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[\]"),
         (lambda s: pe.ALiBi(2).softmax_(s, attention_mask=torch.ones(4, dtype=torch.bool)), ValueError, r"attention_mask: expected \[5\] or \[2, 5\], got \[4\]"),
         (lambda s: pe.functional.alibi_softmax_(s, torch.rand(2), attention_mask=torch.rand(5)), TypeError, "attention_mask: expected bool or integers, got Float"),

@@ -9,6 +9,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING, assert_close
+from support.halves import AT_ONCE
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 37, 5
@@ -231,6 +232,7 @@ def test_copies_pickles_and_meta_device() -> None:
     assert list(real.state_dict()) == list(nn.EmbeddingBag(2, 2).state_dict())
 
 
+@AT_ONCE
 @pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5])
 def test_id_outside_the_table_cpu(value: int) -> None:
     ids, offsets = make_places()
@@ -246,6 +248,7 @@ def test_id_outside_the_table_cpu(value: int) -> None:
         torch.ops.posembed.token_bag_weights_backward(gradient, weight, ids, offsets)
 
 
+@AT_ONCE
 @pytest.mark.parametrize(
     ("offsets", "last", "value", "place"),
     [
@@ -289,9 +292,9 @@ def test_cuda_has_the_bits_of_the_cpu(mode: str, dtype: torch.dtype, columns: in
 
 
 @pytest.mark.gpu
-def test_bad_ids_and_offsets_cuda() -> None:
-    bag = pe.TokenBag(ROWS, COLUMNS, device="cuda")
-    ids, offsets = make_places(device="cuda")
+def test_bad_ids_and_offsets_cuda(cuda: torch.device) -> None:
+    bag = pe.TokenBag(ROWS, COLUMNS, device=cuda)
+    ids, offsets = make_places(device=cuda)
     for bad, place, message in (
         (ids, 17, "token id 99"),
         (ids, 17, "token id -1"),

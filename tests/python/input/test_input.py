@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close
+from support.halves import AT_ONCE
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 23, 48
@@ -425,21 +426,24 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        (
+        pytest.param(
             IndexError,
             "token table of 23, got 23 at place 3",
             lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)),
+            marks=AT_ONCE,
         ),
-        (
+        pytest.param(
             IndexError,
             "token type table of 2, got 2 at place 0",
             lambda e, i: e(i, types=torch.full_like(i, 2)),
+            marks=AT_ONCE,
         ),
         (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
-        (
+        pytest.param(
             IndexError,
             "position table of 20, got 20 at place 6",
             lambda e, i: e(i, torch.arange(14, 21)),
+            marks=AT_ONCE,
         ),
         (ValueError, "ids: expected .batch, seq", lambda e, i: e(i[0])),
         (TypeError, "ids: expected int32", lambda e, i: e(i.float())),
@@ -544,12 +548,13 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
             "gradient: expected no padding_idx and a row of token for each id",
             lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, gradient="own"),
         ),
-        (
+        pytest.param(
             ValueError,
             "ids: expected 0, 1, … with gradient 'own', got 1 at place 0",
             lambda e, i: torch.ops.posembed.input_embedding(
                 e.token.weight[:2], torch.tensor([[1, 0]]), gradient="own"
             ),
+            marks=AT_ONCE,
         ),
         (
             TypeError,
@@ -578,8 +583,8 @@ def test_errors_with_a_tangent() -> None:
 
 
 @pytest.mark.gpu
-def test_ids_outside_on_cuda() -> None:
-    embed, ids, types = make(KINDS[2], "cuda")
+def test_ids_outside_on_cuda(cuda: torch.device) -> None:
+    embed, ids, types = make(KINDS[2], cuda)
     good = embed(ids, types=types)
     bad = ids.clone()
     bad[1, 2] = ROWS

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.case import FLOATING
+from support.halves import AT_ONCE
 
 
 def test_initial_values() -> None:
@@ -75,6 +76,7 @@ def test_padding_positions_are_the_rows_before_the_first() -> None:
     assert torch.equal(module.encode(torch.tensor([-2, -1, 0])), module.weight[:3])
 
 
+@AT_ONCE
 @pytest.mark.parametrize("value", [10, -3, 2**32, -(2**63), 2**63 - 1])
 def test_position_without_a_row_cpu(value: int) -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, first_row=2)
@@ -89,10 +91,10 @@ def test_position_without_a_row_cpu(value: int) -> None:
 
 
 @pytest.mark.gpu
-def test_position_without_a_row_cuda() -> None:
-    module = pe.LearnedPositionalEmbedding(10, 4, device="cuda")
-    x = torch.ones(1, 3, 4, device="cuda")
-    output = module(x, torch.tensor([0, 9, 10], device="cuda"))
+def test_position_without_a_row_cuda(cuda: torch.device) -> None:
+    module = pe.LearnedPositionalEmbedding(10, 4, device=cuda)
+    x = torch.ones(1, 3, 4, device=cuda)
+    output = module(x, torch.tensor([0, 9, 10], device=cuda))
     with pytest.raises(IndexError, match="position 10 at place 2"):
         pe.check_errors()
     assert not output[0, 2].any()

@@ -49,6 +49,7 @@ def test_more_than_a_grid_dimension(shape: tuple[int, ...], device: torch.device
     assert_close(rope(query, key, offset=9)[1], wanted[:, :1], TOLERANCE[torch.float32])
 
 
+@pytest.mark.no_stand_in
 def test_more_than_two_billion_elements(device: torch.device) -> None:
     """Four gibibytes of addresses of which three rows are touched: all other tokens stay."""
     tokens = 2**24 + 3

@@ -9,6 +9,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING
+from support.halves import AT_ONCE
 from torch import Tensor
 
 SPEC = pe.RotarySpec(16, rotary_dim=8, rotary_start=4, interleaved=True)
@@ -216,13 +217,24 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
             ValueError,
             "numerics: expected 'exact' for rotary_cache_, got 'float32_product'",
         ),
-        ({"positions": torch.tensor([0, 1, 2, 3, -5])}, IndexError, "got -5 at place 4"),
-        (
+        pytest.param(
+            {"positions": torch.tensor([0, 1, 2, 3, -5])},
+            IndexError,
+            "got -5 at place 4",
+            marks=AT_ONCE,
+        ),
+        pytest.param(
             {"slot_mapping": torch.tensor([0, 1, 2, 3, 12])},
             IndexError,
             "0 to 11.*got 12 at place 4",
+            marks=AT_ONCE,
         ),
-        ({"slot_mapping": torch.tensor([0, -2, 2, 3, 4])}, IndexError, "got -2 at place 1"),
+        pytest.param(
+            {"slot_mapping": torch.tensor([0, -2, 2, 3, 4])},
+            IndexError,
+            "got -2 at place 1",
+            marks=AT_ONCE,
+        ),
     ],
 )
 def test_refusals_write_nothing(change: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -310,10 +322,8 @@ def test_positions_as_rotary_takes_them(axes: int, device: torch.device) -> None
 
 
 @pytest.mark.gpu
-def test_a_slot_outside_the_cache_is_raised_later_on_cuda(device: torch.device) -> None:
-    if device.type != "cuda":
-        pytest.skip("CPU slots are checked before the call")
-    given = make(device)
+def test_a_slot_outside_the_cache_is_raised_later_on_cuda(cuda: torch.device) -> None:
+    given = make(cuda)
     given["slot_mapping"][3] = 12
     pe.functional.rotary_cache_(**given)
     with pytest.raises(IndexError, match=r"slot 12 at place 3 .* -1 .skip the token. or 0 to 11"):

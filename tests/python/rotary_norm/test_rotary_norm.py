@@ -8,6 +8,7 @@ import posembed as pe
 import pytest
 import torch
 from support.case import FLOATING, assert_close
+from support.halves import AT_ONCE
 from support.rotary_norm import reference
 from torch import Tensor
 
@@ -185,7 +186,9 @@ def test_keeps_only_its_arguments_and_rstd(device: torch.device) -> None:
         ({"layout": "hsbd"}, ValueError, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got"),
         ({"eps": -1.0}, ValueError, "eps: expected a finite number of at least 0, got -1"),
         ({"weight_offset": float("nan")}, ValueError, "weight_offset: expected a finite number"),
-        ({"positions": torch.full((6,), -2)}, IndexError, "positions: expected -1"),
+        pytest.param(
+            {"positions": torch.full((6,), -2)}, IndexError, "positions: expected -1", marks=AT_ONCE
+        ),
         (
             {"spec": pe.RotarySpec(2048, rotary_dim=16)},
             ValueError,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.case import FLOATING, assert_close
+from support.halves import AT_ONCE
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 37, 5
@@ -390,6 +391,7 @@ def test_copies_pickles_and_meta_device() -> None:
     assert real.weight.isfinite().all()
 
 
+@AT_ONCE
 @pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("place", [0, 199])
 def test_id_outside_the_table_cpu(value: int, place: int) -> None:
@@ -409,9 +411,9 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
-def test_id_outside_the_table_cuda(value: int) -> None:
-    table = pe.TokenEmbedding(ROWS, COLUMNS, device="cuda")
-    ids = make_ids().cuda()
+def test_id_outside_the_table_cuda(value: int, cuda: torch.device) -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS, device=cuda)
+    ids = make_ids().to(cuda)
     ids.view(-1)[17] = value
     output = table(ids)
     with pytest.raises(IndexError, match=f"token id {value} at place 17"):
@@ -419,7 +421,7 @@ def test_id_outside_the_table_cuda(value: int) -> None:
     pe.check_errors()
     assert not output.view(-1, COLUMNS)[17].any()
     output.sum().backward()
-    assert torch.equal(table(make_ids().cuda()).cpu(), table.weight.cpu()[make_ids()])
+    assert torch.equal(table(make_ids().to(cuda)).cpu(), table.weight.cpu()[make_ids()])
 
 
 @pytest.mark.parametrize(
@@ -519,6 +521,7 @@ def test_compiled_module_serves_every_length() -> None:
     assert graphs.frame_count == compiled_at_first
 
 
+@AT_ONCE
 def test_max_norm_writes_nothing_where_an_id_is_bad() -> None:
     token = pe.TokenEmbedding(5, 4, max_norm=0.1)
     before = token.weight.detach().clone()

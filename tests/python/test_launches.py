@@ -1,0 +1,125 @@
+"""How many kernels CUDA's half of a call launches, and that it reads no value on the host: make test-cuda-on-cpu."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from support.halves import CUDA_ON_CPU
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(not CUDA_ON_CPU, reason="counted by make test-cuda-on-cpu")
+
+call = pe.functional
+SPEC = pe.RotarySpec(16)
+MLA = pe.RotarySpec(24, rotary_dim=8, rotary_start=16)
+IDS = torch.tensor([[3, 1, 3, 7], [2, 3, 0, 5]])
+SLOTS = torch.arange(8)
+
+
+def launches(run: Callable[[], Any]) -> int:
+    library = ctypes.CDLL(str(Path(pe.__file__).parent / "lib" / "libposembed.so"))
+    library.posembed_launches.restype = ctypes.c_int64
+    before = library.posembed_launches()
+    run()
+    return int(library.posembed_launches() - before)
+
+
+def tensor(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+def embed(width: int = 64, **options: Any) -> Tensor:
+    return pe.InputEmbedding(10, width, norm="layer", **options)(IDS)
+
+
+# Launches forwards and backwards: more than one where several blocks' sums are added up, or ids are sorted, to which
+# come those of the sort itself.
+DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
+    "rotary": (lambda: call.rotary(tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), spec=SPEC), 1, 1),
+    "mla_rotary": (lambda: call.mla_rotary(tensor(2, 4, 4, 24), tensor(2, 4, 8), spec=MLA), 1, 1),
+    "norm_rotary": (
+        lambda: call.norm_rotary(
+            tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), tensor(16), tensor(16), spec=SPEC
+        ),
+        1,
+        2,
+    ),
+    "embedding": (lambda: call.embedding(IDS, tensor(10, 32)), 1, 3),
+    "embedding, rows": (lambda: call.embedding(IDS, tensor(10, 32), gradient="rows"), 1, 4),
+    "token_bag": (lambda: call.token_bag(IDS, tensor(10, 32)), 1, 4),
+    "learned_add": (lambda: call.learned_add(tensor(2, 4, 32), tensor(9, 32)), 1, 1),
+    "sinusoidal": (lambda: call.sinusoidal(tensor(2, 4, 32), spec=pe.SinusoidalSpec(32)), 1, 0),
+    "alibi_bias": (lambda: call.alibi_bias(tensor(4), 6, 6), 1, 2),
+    "alibi_softmax": (lambda: call.alibi_softmax(tensor(2, 4, 6, 6), tensor(4)), 1, 2),
+    "input_embedding": (lambda: embed(positions="learned", max_positions=9), 1, 6),
+    "input_embedding, sinusoids": (lambda: embed(positions="sinusoidal"), 1, 5),
+    "input_embedding, wide sinusoids": (lambda: embed(4104, positions="sinusoidal"), 3, 7),
+    "input_embedding, rows": (lambda: embed(positions="sinusoidal", gradient="rows"), 1, 6),
+}
+
+IN_PLACE: dict[str, Callable[[], Any]] = {
+    "rotary_": lambda: call.rotary_(torch.zeros(2, 4, 4, 16), torch.zeros(2, 4, 2, 16), spec=SPEC),
+    "norm_rotary_": lambda: call.norm_rotary_(
+        torch.zeros(2, 4, 4, 16),
+        torch.zeros(2, 4, 2, 16),
+        torch.ones(16),
+        torch.ones(16),
+        spec=SPEC,
+    ),
+    "rotary_cache_": lambda: call.rotary_cache_(
+        torch.zeros(8, 4, 16),
+        *torch.zeros(2, 8, 2, 16),
+        *torch.zeros(2, 3, 4, 2, 16),
+        SLOTS,
+        spec=SPEC,
+    ),
+    "mla_rotary_cache_": lambda: call.mla_rotary_cache_(
+        torch.zeros(8, 4, 24),
+        torch.zeros(8, 10),
+        torch.zeros(8, 8),
+        torch.zeros(3, 4, 18),
+        SLOTS,
+        spec=MLA,
+    ),
+    "alibi_add_": lambda: call.alibi_add_(torch.zeros(2, 4, 6, 6), torch.ones(4)),
+    "alibi_softmax_": lambda: call.alibi_softmax_(torch.zeros(2, 4, 6, 6), torch.ones(4)),
+}
+
+
+def differentiate(output: Any) -> None:
+    outputs = output if isinstance(output, tuple) else (output,)
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_launches(name: str) -> None:
+    run, forwards, backwards = DIFFERENTIABLE[name]
+    outputs: list[Any] = []
+    assert launches(lambda: outputs.append(run())) == forwards
+    assert launches(lambda: differentiate(outputs[0])) == backwards
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_one_launch_in_place(name: str) -> None:
+    assert launches(IN_PLACE[name]) == 1
+
+
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *IN_PLACE])
+def test_no_value_is_read_on_the_host(name: str) -> None:
+    """Which would wait for the device, and not be captured by a CUDA graph."""
+    with torch.profiler.profile() as profile:
+        if name in DIFFERENTIABLE:
+            differentiate(DIFFERENTIABLE[name][0]())
+        else:
+            IN_PLACE[name]()
+    called = [event.name for event in profile.events()]
+    assert any(one.startswith("posembed::") for one in called)
+    waits = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "bincount")
+    found = [one for one in called if one in {f"aten::{wait}" for wait in waits}]
+    assert len(found) == name.endswith(", rows")  # how many rows there are
