@@ -4,12 +4,6 @@
 # Sets POSEMBED_WITH_CUDA, and for enable_language(CUDA) the compiler and CMAKE_CUDA_ARCHITECTURES.
 function(posembed_choose_cuda)
   set(POSEMBED_WITH_CUDA OFF PARENT_SCOPE)
-  if(POSEMBED_CUDA STREQUAL "ON_CPU")
-    message(STATUS "posembed: CUDA kernels run on the CPU, for tests alone")
-    set(POSEMBED_CUDA_VERSION "on CPU" PARENT_SCOPE)
-    set(POSEMBED_WITH_CUDA ON PARENT_SCOPE)
-    return()
-  endif()
   if(NOT POSEMBED_CUDA MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "POSEMBED_CUDA must be AUTO, ON or OFF, but is '${POSEMBED_CUDA}'.")
   endif()

@@ -13,8 +13,8 @@
 
 #include "bag/kernel.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "token/operator.h"
 

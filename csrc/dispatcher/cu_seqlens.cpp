@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "dispatcher/on_cuda.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
 
 namespace posembed::dispatcher {

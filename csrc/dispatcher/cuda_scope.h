@@ -1,32 +1,31 @@
-// Around a CUDA launch: the device, its current stream, and errors that earlier kernels recorded.
-// Includes no CUDA header, so operators build the same without CUDA.
+// Around a CUDA launch: whether there is to be one, its device and stream, and errors that earlier
+// kernels recorded. Includes no CUDA header, so operators build the same without CUDA. In the
+// library of make test-cuda-on-cpu, tests/cpp/cuda_on_cpu/cuda_scope.cpp says that the CPU is the
+// device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/cuda_launch.h"
 #include "dispatcher/device_errors.h"
 
 namespace posembed::dispatcher {
 
+/// Whether CUDA kernels compute with tensors of `device`.
+bool on_cuda(c10::Device device);
+
+/// Whether CUDA kernels compute with `tensor`.
+inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
+
 /// Makes `tensor`'s device the current one while it lives. Throws c10::IndexError if an earlier
 /// kernel recorded a bad id or position.
 class CudaScope {
  public:
-  explicit CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) {
-    raise_device_error();
-    mark_device_used(tensor.device().index());
-  }
+  explicit CudaScope(const at::Tensor& tensor);
 
   /// The current stream of that device.
-  core::CudaStream stream() const {
-    const c10::Device device = guard_.current_device();
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    return static_cast<core::CudaStream>(stream.native_handle());
-  }
+  core::CudaStream stream() const;
 
  private:
   c10::DeviceGuard guard_;

@@ -11,7 +11,7 @@
 
 #include "core/cuda_launch.h"
 #include "core/pinned_memory.h"
-#include "dispatcher/on_cuda.h"
+#include "dispatcher/cuda_scope.h"
 #include "posembed/errors.h"
 
 namespace posembed::dispatcher {

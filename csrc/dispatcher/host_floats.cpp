@@ -6,7 +6,6 @@
 
 #include "core/host_floats.h"
 #include "dispatcher/cuda_scope.h"
-#include "dispatcher/on_cuda.h"
 
 namespace posembed::dispatcher {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "dispatcher/cuda_scope.h"
-#include "dispatcher/on_cuda.h"
 #include "dispatcher/parallel.h"
 
 // A CUDA launcher as an argument of launch(). It must be named inside `if constexpr` only: without

@@ -4,7 +4,7 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/on_cuda.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
 #include "learned/operator.h"
 #include "sinusoidal/specification.h"

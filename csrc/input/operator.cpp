@@ -10,8 +10,8 @@
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "input/arguments.h"
 #include "input/kernel.h"

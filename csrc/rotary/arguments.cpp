@@ -9,7 +9,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/cu_seqlens.h"
-#include "dispatcher/on_cuda.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {

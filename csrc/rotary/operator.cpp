@@ -6,9 +6,9 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/numerics.h"

@@ -9,9 +9,9 @@
 
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
 

@@ -10,9 +10,9 @@
 
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/on_cuda.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/kernel.h"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
-#include "dispatcher/on_cuda.h"
 #include "dispatcher/output_memory.h"
 #include "sinusoidal/kernel.h"
 #include "sinusoidal/specification.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
-#include "dispatcher/on_cuda.h"
+#include "dispatcher/cuda_scope.h"
 #include "posembed/token.h"
 #include "token/operator.h"
 #include "token/table_module.h"

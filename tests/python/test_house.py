@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "python" / "posembed"
 SANITIZED = ROOT / "tests/cpp/cuda_on_cpu/CMakeLists.txt"
+LIBRARY = SANITIZED.with_name("Library.cmake")
 FAMILIES = (
     "token",
     "bag",
@@ -131,9 +132,7 @@ def test_every_source_is_compiled() -> None:
 def test_every_test_is_compiled() -> None:
     listed = (ROOT / "tests/cpp/CMakeLists.txt").read_text()
     calls = dict(re.findall(r"posembed_add_test\((\w+)\s+([^)]*)\)", listed))
-    calls["cuda_on_cpu"] = re.sub(
-        r"[()/]", " ", SANITIZED.read_text() + SANITIZED.with_name("Library.cmake").read_text()
-    )
+    calls["cuda_on_cpu"] = re.sub(r"[()/]", " ", SANITIZED.read_text() + LIBRARY.read_text())
     forgotten = [
         str(file.relative_to(ROOT))
         for file in tracked("tests/cpp")
@@ -160,7 +159,7 @@ def test_which_half_computes_is_asked_in_one_place() -> None:
         for file in tracked("csrc")
         if file.suffix in {".cpp", ".h"} and "is_cuda()" in file.read_text()
     ]
-    assert asked == ["dispatcher/on_cuda.h", "rotary/numerics.cpp"]
+    assert asked == ["dispatcher/cuda_scope.cpp", "rotary/numerics.cpp"]
 
 
 def test_instruction_sets_share_no_function() -> None:

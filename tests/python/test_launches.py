@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import posembed as pe
 import pytest
 import torch
-from support.halves import CUDA_ON_CPU
+from support.halves import CUDA_ON_CPU, LIBRARY
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not CUDA_ON_CPU, reason="counted by make test-cuda-on-cpu")
@@ -23,11 +22,11 @@ SLOTS = torch.arange(8)
 
 
 def launches(run: Callable[[], Any]) -> int:
-    library = ctypes.CDLL(str(Path(pe.__file__).parent / "lib" / "libposembed.so"))
-    library.posembed_launches.restype = ctypes.c_int64
-    before = library.posembed_launches()
+    count = LIBRARY.posembed_launches
+    count.restype = ctypes.c_int64
+    before = count()
     run()
-    return int(library.posembed_launches() - before)
+    return int(count() - before)
 
 
 def tensor(*shape: int) -> Tensor:

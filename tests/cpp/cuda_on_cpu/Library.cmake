@@ -1,15 +1,21 @@
-# POSEMBED_CUDA=ON_CPU, for tests without a GPU (make test-cuda-on-cpu): CUDA sources are compiled for the CPU, against
-# the stand-in for the CUDA runtime, and operators take their CUDA half for tensors on the CPU.
-function(posembed_run_cuda_on_cpu)
-  set(folder ${PROJECT_SOURCE_DIR}/tests/cpp/cuda_on_cpu)
-  get_target_property(sources posembed_kernels SOURCES)
-  list(FILTER sources INCLUDE REGEX "\\.cu$")
-  list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/csrc/)
-  # -w: these sources are warned about where they are compiled for CUDA.
-  set_source_files_properties(${sources} DIRECTORY ${PROJECT_SOURCE_DIR}/csrc PROPERTIES
-    LANGUAGE CXX COMPILE_OPTIONS "-include;cuda_runtime.h;-w")
-  target_sources(posembed PRIVATE ${folder}/launches.cpp)
-  # Before csrc: some headers of csrc/dispatcher have another form here.
-  target_include_directories(posembed_kernels BEFORE PRIVATE ${folder})
-  target_include_directories(posembed BEFORE PRIVATE ${folder})
-endfunction()
+# posembed_cuda_on_cpu: libposembed.so for make test-cuda-on-cpu. Operators are those of libposembed.so itself; they take
+# their CUDA half for every tensor, with the CUDA kernels' sources compiled for the CPU.
+if(NOT POSEMBED_WITH_CUDA)
+  add_custom_target(posembed_cuda_on_cpu COMMAND ${CMAKE_COMMAND} -E echo "posembed is built without CUDA kernels")
+  return()
+endif()
+
+get_target_property(kernels posembed_kernels SOURCES)
+list(FILTER kernels INCLUDE REGEX "\\.cu$")
+list(TRANSFORM kernels PREPEND ${PROJECT_SOURCE_DIR}/csrc/)
+# In this folder alone. -w: they are warned about where they are compiled for CUDA.
+set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-include;cuda_runtime.h;-w")
+
+add_library(posembed_cuda_on_cpu SHARED EXCLUDE_FROM_ALL
+  cuda_scope.cpp launches.cpp ${kernels} $<FILTER:$<TARGET_OBJECTS:posembed>,EXCLUDE,dispatcher/cuda_scope\\.cpp>)
+set_target_properties(posembed_cuda_on_cpu PROPERTIES OUTPUT_NAME posembed)
+posembed_set_flags(posembed_cuda_on_cpu)
+target_include_directories(posembed_cuda_on_cpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+# Kernels that are defined here already are not taken from the archive.
+target_link_libraries(posembed_cuda_on_cpu PRIVATE posembed_kernels PosEmbed::torch_cpu nlohmann_json::nlohmann_json)
+target_link_options(posembed_cuda_on_cpu PRIVATE $<TARGET_PROPERTY:posembed,LINK_OPTIONS>)

@@ -1,0 +1,21 @@
+#include "dispatcher/cuda_scope.h"
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace posembed::dispatcher {
+
+bool on_cuda(c10::Device device) { return device.is_cuda(); }
+
+CudaScope::CudaScope(const at::Tensor& tensor) : guard_(tensor.device()) {
+  raise_device_error();
+  mark_device_used(tensor.device().index());
+}
+
+core::CudaStream CudaScope::stream() const {
+  const c10::Device device = guard_.current_device();
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return static_cast<core::CudaStream>(stream.native_handle());
+}
+
+}  // namespace posembed::dispatcher
