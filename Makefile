@@ -78,7 +78,8 @@ run-cuda-on-cpu:
 	cmake -E rm -rf $(cuda_on_cpu)/python
 	cmake -E copy_directory python $(cuda_on_cpu)/python
 	cmake -E copy $(cuda_on_cpu)/libposembed.so $(cuda_on_cpu)/python/posembed/lib
-	PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses 2 -m 'not slow' \
+	POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) OMP_WAIT_POLICY=passive \
+	  $(python) -m pytest --numprocesses 2 -m 'not slow' \
 	  $(addprefix tests/python/,token bag learned sinusoidal rotary rotary_cache rotary_norm alibi input) \
 	  $(addprefix tests/python/test_,operators.py parity.py launches.py) $(PYTEST_ARGS)
 

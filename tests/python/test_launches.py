@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
 import pytest
 import torch
-from support.halves import CUDA_ON_CPU, LIBRARY
+from support.halves import CUDA_ON_CPU
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not CUDA_ON_CPU, reason="counted by make test-cuda-on-cpu")
@@ -22,7 +23,7 @@ SLOTS = torch.arange(8)
 
 
 def launches(run: Callable[[], Any]) -> int:
-    count = LIBRARY.posembed_launches
+    count = ctypes.CDLL(str(Path(pe.__file__).parent / "lib" / "libposembed.so")).posembed_launches
     count.restype = ctypes.c_int64
     before = count()
     run()

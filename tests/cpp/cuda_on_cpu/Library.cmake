@@ -1,7 +1,9 @@
 # posembed_cuda_on_cpu: libposembed.so for make test-cuda-on-cpu. Operators are those of libposembed.so itself; they take
 # their CUDA half for every tensor, with the CUDA kernels' sources compiled for the CPU.
 if(NOT POSEMBED_WITH_CUDA)
-  add_custom_target(posembed_cuda_on_cpu COMMAND ${CMAKE_COMMAND} -E echo "posembed is built without CUDA kernels")
+  add_custom_target(posembed_cuda_on_cpu
+    COMMAND ${CMAKE_COMMAND} -E rm -f ${CMAKE_CURRENT_BINARY_DIR}/libposembed.so  # of a build with CUDA, earlier
+    COMMAND ${CMAKE_COMMAND} -E echo "posembed is built without CUDA kernels")
   return()
 endif()
 

@@ -258,8 +258,8 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   // Threads of one program may launch at a time, and all take the same memory.
-  static std::mutex launches;
-  const std::lock_guard<std::mutex> alone(launches);
+  static std::mutex device;
+  const std::lock_guard<std::mutex> alone(device);
   gridDim = config->gridDim;
   blockDim = config->blockDim;
   const bool fits = gridDim.x > 0 && gridDim.x <= INT_MAX && gridDim.y > 0 && gridDim.y <= 65535 &&

@@ -1,15 +1,11 @@
 """What tests must know of the library whose operators take their CUDA half on the CPU: make test-cuda-on-cpu."""
 
-import ctypes
-from pathlib import Path
+import os
 
-import posembed as pe
 import pytest
 
-LIBRARY = ctypes.CDLL(str(Path(pe.__file__).parent / "lib" / "libposembed.so"))
-
-# That library counts launches of kernels.
-CUDA_ON_CPU = hasattr(LIBRARY, "posembed_launches")
+# Told and not looked up: with another library, tests then fail.
+CUDA_ON_CPU = os.environ.get("POSEMBED_CUDA_ON_CPU") == "1"
 
 # Values of ids, positions, slots and cu_seqlens are checked before the call by the CPU's half alone.
 AT_ONCE = pytest.mark.no_stand_in
