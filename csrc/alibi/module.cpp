@@ -44,12 +44,14 @@ torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int6
   return alibi::call_bias(slopes, query_length, key_length, places_of(call), call.hide, dtype);
 }
 
-void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes, const AlibiCall& call) {
+torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
+                             const AlibiCall& call) {
   TORCH_CHECK_VALUE(out.dim() >= 2,
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
                     out.sizes());
   alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), places_of(call), call.hide);
+  return out;
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
@@ -57,8 +59,10 @@ torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes
   return alibi::call_add(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
-void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes, const AlibiCall& call) {
+torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                         const AlibiCall& call) {
   alibi::call_add_in_place(scores, slopes, places_of(call), call.hide, call.scale);
+  return scores;
 }
 
 torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
@@ -66,9 +70,10 @@ torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& sl
   return alibi::call_softmax(scores, slopes, places_of(call), call.hide, call.scale);
 }
 
-void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                    const AlibiCall& call) {
+torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                             const AlibiCall& call) {
   alibi::call_softmax_in_place(scores, slopes, places_of(call), call.hide, call.scale);
+  return scores;
 }
 
 torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
@@ -249,17 +254,17 @@ torch::Tensor ALiBiImpl::forward(int64_t query_length, std::optional<int64_t> ke
                                 dtype.value_or(torch::typeMetaToScalarType(like_.dtype())));
 }
 
-void ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call) const {
+torch::Tensor ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call) const {
   TORCH_CHECK_VALUE(out.dim() >= 2, "out: expected [num_heads, query_length, key_length], got ",
                     out.sizes());
   call = complete(std::move(call), options.causal(), out.size(-2), out.size(-1));
-  functional::alibi_bias_out(out, slopes_for(out.size(-1)), call);
+  return functional::alibi_bias_out(out, slopes_for(out.size(-1)), call);
 }
 
-void ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
+torch::Tensor ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
   alibi::check_matrix_shape(scores, "scores");
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
-  functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
+  return functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
 }
 
 torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiCall call) const {
@@ -268,10 +273,10 @@ torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiC
   return functional::alibi_softmax(scores, slopes_for(scores.size(-1)), call);
 }
 
-void ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
+torch::Tensor ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
   alibi::check_matrix_shape(scores, "scores");
   call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
-  functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
+  return functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
 }
 
 torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_start,

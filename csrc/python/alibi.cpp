@@ -105,7 +105,7 @@ PyMethodDef functions[] = {
     fast_method<with_scores<functional::alibi_add_>, arguments>(
         "alibi_add_",
         "alibi_add_(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
-        "query_offset, causal, hide, scale, /) -> None"),
+        "query_offset, causal, hide, scale, /) -> Tensor"),
     fast_method<with_scores<functional::alibi_softmax>, arguments>(
         "alibi_softmax",
         "alibi_softmax(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
@@ -113,7 +113,7 @@ PyMethodDef functions[] = {
     fast_method<with_scores<functional::alibi_softmax_>, arguments>(
         "alibi_softmax_",
         "alibi_softmax_(scores, slopes, query_positions, key_positions, cu_seqlens, "
-        "attention_mask, query_offset, causal, hide, scale, /) -> None"),
+        "attention_mask, query_offset, causal, hide, scale, /) -> Tensor"),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

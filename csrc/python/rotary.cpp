@@ -46,26 +46,24 @@ Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const May
   return self.forward(query, *key, positions, offset, cu_seqlens, inverse);
 }
 
-void rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                     const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
-                     bool inverse) {
+Rotated rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query,
+                        const MaybeTensor& key, const MaybeTensor& positions, int64_t offset,
+                        const MaybeTensor& cu_seqlens, bool inverse) {
   const py::gil_scoped_release release;
-  if (key.has_value()) {
-    self.rotate_(query, *key, positions, offset, cu_seqlens, inverse);
-  } else {
-    self.rotate_(query, std::nullopt, positions, offset, cu_seqlens, inverse);
-  }
+  if (!key.has_value())
+    return self.rotate_(query, std::nullopt, positions, offset, cu_seqlens, inverse);
+  return self.rotate_(query, *key, positions, offset, cu_seqlens, inverse);
 }
 
-void rerotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& key,
-                       const torch::Tensor& old_positions, const torch::Tensor& new_positions,
-                       const py::object& new_spec) {
+torch::Tensor rerotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& key,
+                                const torch::Tensor& old_positions,
+                                const torch::Tensor& new_positions, const py::object& new_spec) {
   std::optional<RotarySpec> spec;
   if (!new_spec.is_none()) {
     spec = RotarySpec::from_json(new_spec.attr("to_json")().cast<std::string>());
   }
   const py::gil_scoped_release release;
-  self.rerotate_(key, old_positions, new_positions, spec);
+  return self.rerotate_(key, old_positions, new_positions, spec);
 }
 
 std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, int64_t seq_len) {
@@ -82,6 +80,8 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
   return functional::rotary(query, *key, positions, spec, call);
 }
 
+/// Returns nothing: Python has the tensors already, and making them again would take a tenth of a
+/// token's time.
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, std::string_view spec,
                      std::string_view layout_name, int64_t offset, bool inverse,

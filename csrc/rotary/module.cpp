@@ -53,29 +53,36 @@ std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
   return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
 }
 
-void rotary_(const torch::Tensor& query, std::nullopt_t,
-             const std::optional<torch::Tensor>& positions, std::string_view spec,
-             const RotaryCall& call) {
+torch::Tensor rotary_(const torch::Tensor& query, std::nullopt_t,
+                      const std::optional<torch::Tensor>& positions, std::string_view spec,
+                      const RotaryCall& call) {
   rotary::call_rotary_in_place(query, rotation(positions, spec, call));
+  return query;
 }
 
-void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-             const std::optional<torch::Tensor>& positions, std::string_view spec,
-             const RotaryCall& call) {
+std::tuple<torch::Tensor, torch::Tensor> rotary_(const torch::Tensor& query,
+                                                 const torch::Tensor& key,
+                                                 const std::optional<torch::Tensor>& positions,
+                                                 std::string_view spec, const RotaryCall& call) {
   rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
+  return {query, key};
 }
 
-void rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
-                const std::optional<torch::Tensor>& positions, std::string_view spec,
-                const RotaryCall& call) {
+torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
+                         const std::optional<torch::Tensor>& positions, std::string_view spec,
+                         const RotaryCall& call) {
   rotary::call_rotary_out(out, query, rotation(positions, spec, call));
+  return out;
 }
 
-void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
-                const torch::Tensor& query, const torch::Tensor& key,
-                const std::optional<torch::Tensor>& positions, std::string_view spec,
-                const RotaryCall& call) {
+std::tuple<torch::Tensor, torch::Tensor> rotary_out(const torch::Tensor& query_out,
+                                                    const torch::Tensor& key_out,
+                                                    const torch::Tensor& query,
+                                                    const torch::Tensor& key,
+                                                    const std::optional<torch::Tensor>& positions,
+                                                    std::string_view spec, const RotaryCall& call) {
   rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
+  return {query_out, key_out};
 }
 
 }  // namespace functional
@@ -166,25 +173,30 @@ std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
   return functional::rotary(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
-void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
-                                  const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  functional::rotary_(query, std::nullopt, positions, text_, call(offset, inverse, cu_seqlens));
+torch::Tensor RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
+                                           const std::optional<torch::Tensor>& positions,
+                                           int64_t offset,
+                                           const std::optional<torch::Tensor>& cu_seqlens,
+                                           bool inverse) {
+  return functional::rotary_(query, std::nullopt, positions, text_,
+                             call(offset, inverse, cu_seqlens));
 }
 
-void RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const torch::Tensor& key,
-                                  const std::optional<torch::Tensor>& positions, int64_t offset,
-                                  const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
+std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(
+    const torch::Tensor& query, const torch::Tensor& key,
+    const std::optional<torch::Tensor>& positions, int64_t offset,
+    const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
+  return functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
 }
 
-void RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                                    const torch::Tensor& new_positions,
-                                    const std::optional<RotarySpec>& new_spec) {
+torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
+                                             const torch::Tensor& old_positions,
+                                             const torch::Tensor& new_positions,
+                                             const std::optional<RotarySpec>& new_spec) {
   std::optional<std::string> new_text;
   if (new_spec.has_value()) new_text = new_spec->to_json();
-  functional::rerotate_(key, old_positions, new_positions, text_, new_text, options.layout(),
-                        call(/*offset=*/0, /*inverse=*/false, std::nullopt).frequencies);
+  return functional::rerotate_(key, old_positions, new_positions, text_, new_text, options.layout(),
+                               call(/*offset=*/0, /*inverse=*/false, std::nullopt).frequencies);
 }
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {

@@ -50,11 +50,12 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("rotary_rero
 
 }  // namespace rotary
 
-void functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                           const torch::Tensor& new_positions, std::string_view spec,
-                           std::optional<std::string_view> new_spec, Layout layout,
-                           const std::optional<torch::Tensor>& frequencies) {
+torch::Tensor functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                                    const torch::Tensor& new_positions, std::string_view spec,
+                                    std::optional<std::string_view> new_spec, Layout layout,
+                                    const std::optional<torch::Tensor>& frequencies) {
   rotary::rerotate(key, old_positions, new_positions, frequencies, spec, new_spec, name(layout));
+  return key;
 }
 
 }  // namespace posembed

@@ -13,13 +13,14 @@ std::tuple<torch::Tensor, torch::Tensor> norm_rotary(
                                         call.weight_offset});
 }
 
-void norm_rotary_(const torch::Tensor& query, const torch::Tensor& key,
-                  const torch::Tensor& query_weight, const torch::Tensor& key_weight,
-                  const std::optional<torch::Tensor>& positions, std::string_view spec,
-                  const NormRotaryCall& call) {
+std::tuple<torch::Tensor, torch::Tensor> norm_rotary_(
+    const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
+    const torch::Tensor& key_weight, const std::optional<torch::Tensor>& positions,
+    std::string_view spec, const NormRotaryCall& call) {
   rotary_norm::call_norm_rotary_in_place({query, key, query_weight, key_weight, positions,
                                           std::string(spec), name(call.layout), call.offset,
                                           call.eps, call.weight_offset});
+  return {query, key};
 }
 
 }  // namespace posembed::functional

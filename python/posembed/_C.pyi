@@ -77,7 +77,7 @@ def alibi_add_(
     hide: bool,
     scale: float,
     /,
-) -> None: ...
+) -> Tensor: ...
 def alibi_softmax(
     scores: Tensor,
     slopes: Tensor,
@@ -103,7 +103,7 @@ def alibi_softmax_(
     hide: bool,
     scale: float,
     /,
-) -> None: ...
+) -> Tensor: ...
 def embedding(
     ids: Tensor,
     weight: Tensor,
@@ -292,7 +292,7 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> None: ...
+    ) -> Tensor: ...
     def softmax(
         self,
         scores: Tensor,
@@ -314,7 +314,7 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
-    ) -> None: ...
+    ) -> Tensor: ...
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
     ) -> Tensor: ...
@@ -398,7 +398,7 @@ class RotaryEmbedding(ModuleWrapper):
         offset: int = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
-    ) -> None: ...
+    ) -> Tensor | tuple[Tensor, Tensor]: ...
     def rerotate_(
         self,
         key: Tensor,
@@ -406,7 +406,7 @@ class RotaryEmbedding(ModuleWrapper):
         new_positions: Tensor,
         *,
         new_spec: RotarySpec | None = None,
-    ) -> None: ...
+    ) -> Tensor: ...
     def resolve(self, seq_len: int) -> RotaryEmbedding: ...
 
 class SinusoidalPositionalEmbedding(ModuleWrapper):

@@ -330,7 +330,7 @@ class ALiBi(nn.Module):
             **_complete(places, query_length, keys),
         )
 
-    def add_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> None:
+    def add_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
         """Scores [batch, num_heads, query, key] times scale plus bias, in place, for inference.
 
         Args:
@@ -338,19 +338,20 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
 
+        Returns:
+            ``scores``.
+
         Raises:
             ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_add_`.
 
         Examples:
             >>> import torch, posembed as pe
-            >>> scores = torch.zeros(1, 2, 1, 3)
-            >>> pe.ALiBi(2).add_(scores)
-            >>> scores.flatten(0, 2)
+            >>> pe.ALiBi(2).add_(torch.zeros(1, 2, 1, 3)).flatten(0, 2)
             tensor([[-0.1250, -0.0625,  0.0000],
                     [-0.0078, -0.0039,  0.0000]])
         """
         queries, keys = _lengths(scores)
-        functional.alibi_add_(
+        return functional.alibi_add_(
             scores,
             self._slopes(keys, scores),
             scale=scale,
@@ -387,7 +388,7 @@ class ALiBi(nn.Module):
             **_complete(places, queries, keys),
         )
 
-    def softmax_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> None:
+    def softmax_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
         """:meth:`softmax` in place, for inference.
 
         Args:
@@ -395,11 +396,14 @@ class ALiBi(nn.Module):
             scale: Multiplies the scores, not the bias.
             **places: See :class:`Places`.
 
+        Returns:
+            ``scores``.
+
         Raises:
             ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax_`.
         """
         queries, keys = _lengths(scores)
-        functional.alibi_softmax_(
+        return functional.alibi_softmax_(
             scores,
             self._slopes(keys, scores),
             scale=scale,

@@ -274,6 +274,32 @@ class RotaryEmbedding(nn.Module):
             cu_seqlens,
         )
 
+    @overload
+    def rotate_(
+        self,
+        query: Tensor,
+        key: None = None,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+        seq_len: int | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def rotate_(
+        self,
+        query: Tensor,
+        key: Tensor,
+        positions: Tensor | None = None,
+        *,
+        offset: int = 0,
+        cu_seqlens: Tensor | None = None,
+        inverse: bool = False,
+        seq_len: int | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
     def rotate_(
         self,
         query: Tensor,
@@ -284,9 +310,12 @@ class RotaryEmbedding(nn.Module):
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
-    ) -> None:
-        """Rotates in place, for inference; see :func:`posembed.functional.rotary_`."""
-        functional.rotary_(
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """:meth:`forward` in place, for inference; returns the tensors given.
+
+        See :func:`posembed.functional.rotary_`.
+        """
+        return functional.rotary_(
             query,
             key,
             positions,
@@ -306,9 +335,12 @@ class RotaryEmbedding(nn.Module):
         *,
         seq_len: int | None = None,
         new_spec: RotarySpec | None = None,
-    ) -> None:
-        """Moves rotated keys in place; see :func:`posembed.functional.rerotate_`."""
-        functional.rerotate_(
+    ) -> Tensor:
+        """Moves rotated keys in place, and returns them.
+
+        See :func:`posembed.functional.rerotate_`.
+        """
+        return functional.rerotate_(
             key,
             old_positions,
             new_positions,

@@ -70,28 +70,29 @@ POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query
                                       int64_t key_length, const AlibiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
-/// alibi_bias() into existing memory. For inference: raises if a gradient would be lost.
+/// alibi_bias() into existing memory, which is returned. For inference: raises if a gradient would
+/// be lost.
 /// @param out  in the shape of the result, any strides with a contiguous last dimension
-POSEMBED_API void alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
-                                 const AlibiCall& call = {});
+POSEMBED_API torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
+                                          const AlibiCall& call = {});
 
 /// scores * scale + bias in one pass; gradients flow to both.
 /// @param scores  floating [batch, heads, query, key] or [heads, query, key]
 POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                                      const AlibiCall& call = {});
 
-/// alibi_add() in place. For inference: raises if a gradient would be lost.
-POSEMBED_API void alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                             const AlibiCall& call = {});
+/// alibi_add() in place; returns `scores`. For inference: raises if a gradient would be lost.
+POSEMBED_API torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                                      const AlibiCall& call = {});
 
 /// Attention weights: softmax(scores * scale + bias) over keys, in one pass over the scores;
 /// gradients flow to both. A query that sees no key has weights 0.
 POSEMBED_API torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
                                          const AlibiCall& call = {});
 
-/// alibi_softmax() in place. For inference: raises if a gradient would be lost.
-POSEMBED_API void alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                                 const AlibiCall& call = {});
+/// alibi_softmax() in place; returns `scores`. For inference: raises if a gradient would be lost.
+POSEMBED_API torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
+                                          const AlibiCall& call = {});
 
 /// For ring and blocked attention, which merges blocks of keys by their log-sum-exp. A kernel that
 /// computes biases from query index i and key index j within its block gets every log-sum-exp wrong
@@ -186,17 +187,18 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
                         functional::AlibiCall call = {},
                         std::optional<torch::Dtype> dtype = std::nullopt) const;
 
-  /// forward() into existing memory, for inference; see functional::alibi_bias_out.
-  void forward_out(const torch::Tensor& out, functional::AlibiCall call = {}) const;
+  /// forward() into existing memory, for inference; returns it. See functional::alibi_bias_out.
+  torch::Tensor forward_out(const torch::Tensor& out, functional::AlibiCall call = {}) const;
 
-  /// scores [batch, num_heads, query, key] = scores * scale + bias, in place, for inference.
-  void add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+  /// scores [batch, num_heads, query, key] = scores * scale + bias, in place, for inference;
+  /// returns them.
+  torch::Tensor add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
   /// Attention weights: softmax(scores * scale + bias). See functional::alibi_softmax.
   torch::Tensor softmax(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
-  /// softmax() in place, for inference.
-  void softmax_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+  /// softmax() in place, for inference; returns the scores.
+  torch::Tensor softmax_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
 
   /// See functional::alibi_lse_correction.
   torch::Tensor lse_correction(int64_t query_length, int64_t query_start, int64_t key_start,

@@ -94,39 +94,42 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
     const std::optional<torch::Tensor>& positions, std::string_view spec,
     const RotaryCall& call = {});
 
-/// rotary() in place. For inference: raises if a gradient would be lost.
-POSEMBED_API void rotary_(const torch::Tensor& query, std::nullopt_t no_key,
-                          const std::optional<torch::Tensor>& positions, std::string_view spec,
-                          const RotaryCall& call = {});
-POSEMBED_API void rotary_(const torch::Tensor& query, const torch::Tensor& key,
-                          const std::optional<torch::Tensor>& positions, std::string_view spec,
-                          const RotaryCall& call = {});
+/// rotary() in place; returns its tensors. For inference: raises if a gradient would be lost.
+POSEMBED_API torch::Tensor rotary_(const torch::Tensor& query, std::nullopt_t no_key,
+                                   const std::optional<torch::Tensor>& positions,
+                                   std::string_view spec, const RotaryCall& call = {});
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_(
+    const torch::Tensor& query, const torch::Tensor& key,
+    const std::optional<torch::Tensor>& positions, std::string_view spec,
+    const RotaryCall& call = {});
 
-/// Moves cached keys to other positions, or to another specification, in place. The result is that
-/// of rotating the original keys anew, up to one rounding to their dtype. Works on a float64 copy.
+/// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
+/// result is that of rotating the original keys anew, up to one rounding to their dtype. Works on a
+/// float64 copy.
 /// @param key  keys in `layout` that were rotated by `spec` at `old_positions`
 /// @param new_positions  the positions to move to; shapes as in rotary()
 /// @param new_spec  the specification to move to; default: `spec`
 /// @param frequencies  RotaryCall::frequencies of the rotation, if it had any; a `new_spec` has
 ///     none: keys are moved to its own
 /// @throws as rotary_()
-POSEMBED_API void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                            const torch::Tensor& new_positions, std::string_view spec,
-                            std::optional<std::string_view> new_spec = std::nullopt,
-                            Layout layout = Layout::bshd,
-                            const std::optional<torch::Tensor>& frequencies = std::nullopt);
+POSEMBED_API torch::Tensor rerotate_(
+    const torch::Tensor& key, const torch::Tensor& old_positions,
+    const torch::Tensor& new_positions, std::string_view spec,
+    std::optional<std::string_view> new_spec = std::nullopt, Layout layout = Layout::bshd,
+    const std::optional<torch::Tensor>& frequencies = std::nullopt);
 
 /// rotary() into existing memory, which on a CPU is faster: fresh memory costs more than the
-/// rotation. For inference: raises if a gradient would be lost.
+/// rotation. Returns it. For inference: raises if a gradient would be lost.
 /// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; it
 ///     may be `query` itself, but not overlap it otherwise
-POSEMBED_API void rotary_out(const torch::Tensor& out, const torch::Tensor& query,
-                             std::nullopt_t no_key, const std::optional<torch::Tensor>& positions,
-                             std::string_view spec, const RotaryCall& call = {});
-POSEMBED_API void rotary_out(const torch::Tensor& query_out, const torch::Tensor& key_out,
-                             const torch::Tensor& query, const torch::Tensor& key,
-                             const std::optional<torch::Tensor>& positions, std::string_view spec,
-                             const RotaryCall& call = {});
+POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query,
+                                      std::nullopt_t no_key,
+                                      const std::optional<torch::Tensor>& positions,
+                                      std::string_view spec, const RotaryCall& call = {});
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_out(
+    const torch::Tensor& query_out, const torch::Tensor& key_out, const torch::Tensor& query,
+    const torch::Tensor& key, const std::optional<torch::Tensor>& positions, std::string_view spec,
+    const RotaryCall& call = {});
 
 }  // namespace functional
 
@@ -193,13 +196,16 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
       const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
       const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
-  /// forward() in place, for inference; see functional::rotary_.
-  void rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
-               const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
-  void rotate_(const torch::Tensor& query, const torch::Tensor& key,
-               const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
-               const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
+  /// forward() in place, for inference; returns its tensors. See functional::rotary_.
+  torch::Tensor rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
+                        const std::optional<torch::Tensor>& positions = std::nullopt,
+                        int64_t offset = 0,
+                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
+                        bool inverse = false);
+  std::tuple<torch::Tensor, torch::Tensor> rotate_(
+      const torch::Tensor& query, const torch::Tensor& key,
+      const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+      const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
   /// Casting the module leaves learned frequencies in float32 or float64: positions would multiply
   /// the rounding error of a 16-bit type.
@@ -207,10 +213,11 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Moves cached keys to other positions, or to another specification; see functional::rerotate_.
-  void rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                 const torch::Tensor& new_positions,
-                 const std::optional<RotarySpec>& new_spec = std::nullopt);
+  /// Moves cached keys to other positions, or to another specification, in place; returns them. See
+  /// functional::rerotate_.
+  torch::Tensor rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                          const torch::Tensor& new_positions,
+                          const std::optional<RotarySpec>& new_spec = std::nullopt);
 
   /// The module for sequences of one length, if frequencies depend on the length (dynamic NTK,
   /// LongRoPE). All keys of a cache must come from the same one. Learned frequencies are shared.

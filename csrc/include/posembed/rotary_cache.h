@@ -44,6 +44,7 @@ struct RotaryCacheCall {
 };
 
 /// Rotates `query` in place; rotates `key` and writes it and `value` to the slots of the caches.
+/// Returns the rotated query.
 ///
 ///     posembed::functional::rotary_cache_(query, key, value, key_cache, value_cache, slots,
 ///                                         positions, spec.to_json());
@@ -59,11 +60,12 @@ struct RotaryCacheCall {
 ///     page * page_size + place in the page; a token with -1 is not written
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError positions and
 ///     slots
-POSEMBED_API void rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
-                                const torch::Tensor& value, const torch::Tensor& key_cache,
-                                const torch::Tensor& value_cache, const torch::Tensor& slot_mapping,
-                                const std::optional<torch::Tensor>& positions,
-                                std::string_view spec, const RotaryCacheCall& call = {});
+POSEMBED_API torch::Tensor rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
+                                         const torch::Tensor& value, const torch::Tensor& key_cache,
+                                         const torch::Tensor& value_cache,
+                                         const torch::Tensor& slot_mapping,
+                                         const std::optional<torch::Tensor>& positions,
+                                         std::string_view spec, const RotaryCacheCall& call = {});
 
 /// For multi-head latent attention: rotates the rotary window of `query`, and the rotary part of
 /// the key, which all heads share. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
@@ -86,16 +88,16 @@ struct MlaRotaryCacheCall {
 };
 
 /// mla_rotary() with the query in place; writes [latent, rotated key_rope] to the slots of the
-/// cache.
+/// cache. Returns the rotated query.
 /// @param latent  the compressed keys and values: [tokens, latent_dim] or [tokens, 1, latent_dim]
 /// @param key_rope  [tokens, rotary_dim] or [tokens, 1, rotary_dim]; not changed
 /// @param cache  [pages, page_size, latent_dim + rotary_dim]; dtypes as in rotary_cache_()
 /// @param slot_mapping  as in rotary_cache_(), like positions and spec
-POSEMBED_API void mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
-                                    const torch::Tensor& key_rope, const torch::Tensor& cache,
-                                    const torch::Tensor& slot_mapping,
-                                    const std::optional<torch::Tensor>& positions,
-                                    std::string_view spec, const MlaRotaryCacheCall& call = {});
+POSEMBED_API torch::Tensor mla_rotary_cache_(
+    const torch::Tensor& query, const torch::Tensor& latent, const torch::Tensor& key_rope,
+    const torch::Tensor& cache, const torch::Tensor& slot_mapping,
+    const std::optional<torch::Tensor>& positions, std::string_view spec,
+    const MlaRotaryCacheCall& call = {});
 
 }  // namespace functional
 }  // namespace posembed

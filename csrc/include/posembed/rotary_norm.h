@@ -41,10 +41,11 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> norm_rotary(
     const torch::Tensor& key_weight, const std::optional<torch::Tensor>& positions,
     std::string_view spec, const NormRotaryCall& call = {});
 
-/// norm_rotary() in place. For inference: raises if a gradient would be lost.
-POSEMBED_API void norm_rotary_(const torch::Tensor& query, const torch::Tensor& key,
-                               const torch::Tensor& query_weight, const torch::Tensor& key_weight,
-                               const std::optional<torch::Tensor>& positions, std::string_view spec,
-                               const NormRotaryCall& call = {});
+/// norm_rotary() in place; returns query and key. For inference: raises if a gradient would be
+/// lost.
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> norm_rotary_(
+    const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
+    const torch::Tensor& key_weight, const std::optional<torch::Tensor>& positions,
+    std::string_view spec, const NormRotaryCall& call = {});
 
 }  // namespace posembed::functional

@@ -228,20 +228,23 @@ def alibi_add_(
     attention_mask: Tensor | None = None,
     causal: bool = True,
     hide: bool = True,
-) -> None:
+) -> Tensor:
     """:func:`alibi_add` in place: for inference.
 
     Scores may have any strides with a contiguous last dimension.
+
+    Returns:
+        ``scores``.
 
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
     given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
     if eager(*given):
-        _C.alibi_add_(*given, query_offset, causal, hide, scale)
-        return
+        return _C.alibi_add_(*given, query_offset, causal, hide, scale)
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
     torch.ops.posembed.alibi_add_(*given, **form)
+    return scores
 
 
 def alibi_softmax(
@@ -293,20 +296,23 @@ def alibi_softmax_(
     attention_mask: Tensor | None = None,
     causal: bool = True,
     hide: bool = True,
-) -> None:
+) -> Tensor:
     """:func:`alibi_softmax` in place: for inference.
 
     Scores may have any strides with a contiguous last dimension.
+
+    Returns:
+        ``scores``.
 
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
     given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
     if eager(*given):
-        _C.alibi_softmax_(*given, query_offset, causal, hide, scale)
-        return
+        return _C.alibi_softmax_(*given, query_offset, causal, hide, scale)
     form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
     torch.ops.posembed.alibi_softmax_(*given, **form)
+    return scores
 
 
 def alibi_lse_correction(

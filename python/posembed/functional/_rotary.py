@@ -181,7 +181,7 @@ def rerotate_(
     new_spec: RotarySpec | None = None,
     layout: Layout = "bshd",
     frequencies: Tensor | None = None,
-) -> None:
+) -> Tensor:
     """Moves rotated keys to other positions, or to another specification, in place.
 
     For context shifts, moved prefixes, and scalings that change with the length: as if keys were
@@ -197,6 +197,9 @@ def rerotate_(
         frequencies: Those that were passed to :func:`rotary`, if any; keys are moved to the same
             ones, or to those of ``new_spec``.
 
+    Returns:
+        ``key``.
+
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_`.
 
@@ -205,7 +208,7 @@ def rerotate_(
         >>> spec = pe.RotarySpec(64)
         >>> positions = torch.arange(100, 110)
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
-        >>> pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
+        >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
     torch.ops.posembed.rotary_rerotate_(
         key,
@@ -216,6 +219,52 @@ def rerotate_(
         new_spec=None if new_spec is None else rotary_text(new_spec, "new_spec"),
         layout=layout,
     )
+    return key
+
+
+@overload
+def rotary_(
+    query: Tensor,
+    key: None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def rotary_(
+    query: Tensor,
+    key: Tensor,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rotary_(
+    query: Tensor,
+    key: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    spec: RotarySpec,
+    layout: Layout = "bshd",
+    offset: int = 0,
+    cu_seqlens: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    inverse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def rotary_(
@@ -229,10 +278,13 @@ def rotary_(
     cu_seqlens: Tensor | None = None,
     frequencies: Tensor | None = None,
     inverse: bool = False,
-) -> None:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Rotates query, and key where given, in place: for inference.
 
     Arguments as :func:`rotary`; strides are free but for a contiguous last dimension.
+
+    Returns:
+        The tensors given: query, or (query, key).
 
     Raises:
         ValueError: As :func:`rotary`; or grad mode is on and an argument requires grad; or tensors
@@ -241,15 +293,17 @@ def rotary_(
     Examples:
         >>> import torch, posembed as pe
         >>> cache = torch.randn(1, 10, 2, 64)
-        >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7)
+        >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
+        True
     """
     text = rotary_text(spec)
     if eager(query, key, positions, frequencies, cu_seqlens):
         _C.rotary_(query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens)
-        return
+        return query if key is None else (query, key)
     given = (positions, frequencies, cu_seqlens)
     options = {"spec": text, "layout": layout, "offset": offset, "inverse": inverse}
     if key is None:
         torch.ops.posembed.rotary_(query, *given, **options)
-    else:
-        torch.ops.posembed.rotary_pair_(query, key, *given, **options)
+        return query
+    torch.ops.posembed.rotary_pair_(query, key, *given, **options)
+    return query, key

@@ -35,7 +35,7 @@ def rotary_cache_(
     query_out: Tensor | None = None,
     key_scale: float | Tensor = 1.0,
     value_scale: float | Tensor = 1.0,
-) -> None:
+) -> Tensor:
     """Rotates query in place, and writes the rotated key and the value to a paged cache.
 
     One launch, no host synchronisation: for inference. Pages as in Kwon et al., "PagedAttention",
@@ -62,6 +62,9 @@ def rotary_cache_(
             beyond 448 become 448. A float, or a float32 tensor of one element.
         value_scale: The same for values.
 
+    Returns:
+        The rotated query: ``query``, or ``query_out``.
+
     Raises:
         ValueError: Shapes, layouts or options do not fit; or tensors that are written share memory;
             or grad mode is on and an argument requires grad.
@@ -73,7 +76,7 @@ def rotary_cache_(
         >>> key_cache, value_cache = torch.zeros(2, 10, 16, 2, 64).unbind()  # 10 pages of 16 slots
         >>> query, key, value = torch.randn(3, 8, 64), torch.randn(3, 2, 64), torch.randn(3, 2, 64)
         >>> slots, positions = torch.tensor([32, 33, -1]), torch.tensor([7, 8, 9])
-        >>> pe.functional.rotary_cache_(
+        >>> query = pe.functional.rotary_cache_(
         ...     query, key, value, key_cache, value_cache, slots, positions, spec=pe.RotarySpec(64)
         ... )
         >>> torch.equal(value_cache[2, 0], value[0])
@@ -84,7 +87,7 @@ def rotary_cache_(
     if eager(*given, query_out, key_scale, value_scale):
         by = (layout, cache_layout, offset, rotate_key)
         _C.rotary_cache_(*given, text, *by, query_out, key_scale, value_scale)
-        return
+        return query if query_out is None else query_out
     torch.ops.posembed.rotary_cache_(
         *given,
         query_out,
@@ -96,6 +99,7 @@ def rotary_cache_(
         **scale_options("key_scale", key_scale),
         **scale_options("value_scale", value_scale),
     )
+    return query if query_out is None else query_out
 
 
 def mla_rotary(
@@ -156,7 +160,7 @@ def mla_rotary_cache_(
     offset: int = 0,
     query_out: Tensor | None = None,
     scale: float | Tensor = 1.0,
-) -> None:
+) -> Tensor:
     """As :func:`mla_rotary` with the query in place; writes [latent, key_rope] to a paged cache.
 
     Args:
@@ -173,6 +177,9 @@ def mla_rotary_cache_(
         query_out: Where the rotated query goes, instead of in place.
         scale: float8: what rows are divided by, a float or a float32 tensor of one element.
 
+    Returns:
+        The rotated query: ``query``, or ``query_out``.
+
     Raises:
         ValueError, TypeError, IndexError: As :func:`rotary_cache_`.
 
@@ -182,13 +189,15 @@ def mla_rotary_cache_(
         >>> cache, slots = torch.zeros(10, 16, 512 + 64), torch.tensor([32, 33])
         >>> query, latent = torch.randn(2, 16, 192), torch.randn(2, 512)
         >>> key_rope = torch.randn(2, 64)
-        >>> pe.functional.mla_rotary_cache_(query, latent, key_rope, cache, slots, spec=spec)
+        >>> query = pe.functional.mla_rotary_cache_(
+        ...     query, latent, key_rope, cache, slots, spec=spec
+        ... )
     """
     given = (query, latent, key_rope, cache, slot_mapping, positions)
     text = rotary_text(spec)
     if eager(*given, query_out, scale):
         _C.mla_rotary_cache_(*given, text, layout, offset, query_out, scale)
-        return
+        return query if query_out is None else query_out
     torch.ops.posembed.mla_rotary_cache_(
         *given,
         query_out,
@@ -197,3 +206,4 @@ def mla_rotary_cache_(
         offset=offset,
         **scale_options("scale", scale),
     )
+    return query if query_out is None else query_out

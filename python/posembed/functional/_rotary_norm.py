@@ -80,10 +80,13 @@ def norm_rotary_(
     offset: int = 0,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
-) -> None:
+) -> tuple[Tensor, Tensor]:
     """As :func:`norm_rotary`, in place: for inference.
 
     Tensors may have any strides with a contiguous last dimension.
+
+    Returns:
+        The tensors given: (query, key).
 
     Raises:
         ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
@@ -93,13 +96,16 @@ def norm_rotary_(
         >>> import torch, posembed as pe
         >>> query, key = torch.randn(1, 10, 8, 64), torch.randn(1, 10, 2, 64)
         >>> weight = torch.ones(64)
-        >>> pe.functional.norm_rotary_(query, key, weight, weight, spec=pe.RotarySpec(64))
+        >>> query, key = pe.functional.norm_rotary_(
+        ...     query, key, weight, weight, spec=pe.RotarySpec(64)
+        ... )
     """
     given = (query, key, query_weight, key_weight, positions)
     text = rotary_text(spec)
     if eager(*given):
         _C.norm_rotary_(*given, text, layout, offset, eps, weight_offset)
-        return
+        return query, key
     torch.ops.posembed.norm_rotary_(
         *given, spec=text, layout=layout, offset=offset, eps=eps, weight_offset=weight_offset
     )
+    return query, key

@@ -43,14 +43,14 @@ TEST(ALiBiModule, AddsInPlaceWhatItReturns) {
   ALiBi alibi(ALiBiOptions(4).slopes(torch::rand({2, 4})).causal(false));
   const torch::Tensor scores = torch::randn({2, 4, 3, 5});
   const torch::Tensor expected = scores + alibi->forward(3, 5);
-  alibi->add_(scores);
+  EXPECT_TRUE(alibi->add_(scores).is_same(scores));
   EXPECT_TRUE(torch::allclose(scores, expected, 1e-6, 1e-6));  // the sum is rounded once
 }
 
 TEST(ALiBiModule, WritesTheBiasToMemoryAtHand) {
   ALiBi alibi(ALiBiOptions(4));
   const torch::Tensor memory = torch::zeros({4, 3, 8}), out = memory.slice(2, 1, 6);
-  alibi->forward_out(out);
+  EXPECT_TRUE(alibi->forward_out(out).is_same(out));
   EXPECT_TRUE(torch::equal(out, alibi->forward(3, 5)));
   EXPECT_EQ(memory.select(2, 0).abs().max().item<float>(), 0.0f);
   EXPECT_THROW(alibi->forward_out(torch::zeros({3, 5})), c10::ValueError);
@@ -85,7 +85,7 @@ TEST(ALiBiModule, SoftmaxInPlaceAndApart) {
   call.scale = 0.5;
   const torch::Tensor expected = (scores * 0.5 + alibi->forward(3, 5)).softmax(-1);
   EXPECT_TRUE(torch::allclose(alibi->softmax(scores, call), expected, 1e-5, 1e-6));
-  alibi->softmax_(scores, call);
+  EXPECT_TRUE(alibi->softmax_(scores, call).is_same(scores));
   EXPECT_TRUE(torch::allclose(scores, expected, 1e-5, 1e-6));
 }
 

@@ -54,8 +54,12 @@ TEST(RotaryModule, InPlaceEqualsFunctional) {
   RotaryEmbedding rope(RotaryOptions(8).rotary_dim(4).interleaved(true));
   const torch::Tensor query = torch::randn({2, 3, 4, 8});
   const torch::Tensor expected = rope->forward(query);
-  rope->rotate_(query);
+  EXPECT_TRUE(rope->rotate_(query).is_same(query));
   EXPECT_TRUE(torch::equal(query, expected));
+  const torch::Tensor key = torch::randn({2, 3, 1, 8});
+  const auto [query_again, key_again] = rope->rotate_(query, key);
+  EXPECT_TRUE(query_again.is_same(query));
+  EXPECT_TRUE(key_again.is_same(key));
 }
 
 TEST(RotaryModule, IntoGivenMemory) {
@@ -64,10 +68,15 @@ TEST(RotaryModule, IntoGivenMemory) {
   const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, {}, spec);
   const torch::Tensor packed = torch::zeros({2, 3, 6, 8});
   const torch::Tensor query_out = packed.narrow(2, 0, 4), key_out = packed.narrow(2, 4, 1);
-  posembed::functional::rotary_out(query_out, key_out, query, key, {}, spec);
+  const auto [query_back, key_back] =
+      posembed::functional::rotary_out(query_out, key_out, query, key, {}, spec);
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
   EXPECT_TRUE(torch::equal(key_out, key_wanted));
-  posembed::functional::rotary_out(query_out, query, std::nullopt, {}, spec);
+  EXPECT_TRUE(query_back.is_same(query_out));
+  EXPECT_TRUE(key_back.is_same(key_out));
+  query_out.zero_();
+  EXPECT_TRUE(posembed::functional::rotary_out(query_out, query, std::nullopt, {}, spec)
+                  .is_same(query_out));
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
   EXPECT_THROW(
       posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, std::nullopt, {}, spec),

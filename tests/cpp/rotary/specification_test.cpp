@@ -105,7 +105,8 @@ TEST(RotaryEmbedding, MovesCachedKeys) {
   const torch::Tensor old_positions = torch::arange(4);
   const torch::Tensor new_positions = torch::arange(4) + 50;
   const torch::Tensor cache = near->forward(key, std::nullopt, old_positions);
-  near->rerotate_(cache, old_positions, new_positions, spec.resolve(64));
+  EXPECT_TRUE(
+      near->rerotate_(cache, old_positions, new_positions, spec.resolve(64)).is_same(cache));
   EXPECT_TRUE(torch::allclose(cache, far->forward(key, std::nullopt, new_positions)));
   EXPECT_THROW(whole->forward(key), c10::ValueError);
 }

@@ -20,8 +20,9 @@ TEST(RotaryCacheModule, RotatesAndWritesPages) {
   RotaryCacheCall call;
   call.cache_layout = posembed::CacheLayout::hnd;
   call.offset = 7;
-  posembed::functional::rotary_cache_(query, key, value, key_cache, value_cache, slots,
-                                      std::nullopt, spec, call);
+  const torch::Tensor written = posembed::functional::rotary_cache_(
+      query, key, value, key_cache, value_cache, slots, std::nullopt, spec, call);
+  EXPECT_TRUE(written.is_same(query));
   EXPECT_TRUE(torch::equal(query, rotated_query));
   EXPECT_TRUE(torch::equal(key_cache.select(0, 1).select(1, 1), rotated_key[0]));
   EXPECT_TRUE(torch::equal(key_cache.select(0, 0).select(1, 2), rotated_key[2]));
@@ -54,9 +55,12 @@ TEST(RotaryCacheModule, LatentAttention) {
   const torch::Tensor cache = torch::zeros({1, 4, 40});
   const auto [rotated_query, rotated_key] = posembed::functional::mla_rotary(
       query, key_rope, std::nullopt, spec, {posembed::Layout::thd});
-  posembed::functional::mla_rotary_cache_(query, latent, key_rope, cache, slots, std::nullopt,
-                                          spec);
-  EXPECT_TRUE(torch::equal(query, rotated_query));
+  posembed::functional::MlaRotaryCacheCall call;
+  call.query_out = torch::zeros_like(query);
+  const torch::Tensor written = posembed::functional::mla_rotary_cache_(
+      query, latent, key_rope, cache, slots, std::nullopt, spec, call);
+  EXPECT_TRUE(written.is_same(*call.query_out));
+  EXPECT_TRUE(torch::equal(written, rotated_query));
   EXPECT_TRUE(torch::equal(cache[0].index_select(0, slots), torch::cat({latent, rotated_key}, 1)));
 }
 

@@ -28,7 +28,10 @@ TEST(RotaryNormModule, NormsThenRotates) {
       norm(query, weights[0], 1.0), norm(key, weights[1], 1.0), std::nullopt, spec);
   EXPECT_TRUE(torch::allclose(first, expected_query, 1e-12, 1e-13));
   EXPECT_TRUE(torch::allclose(second, expected_key, 1e-12, 1e-13));
-  posembed::functional::norm_rotary_(query, key, weights[0], weights[1], std::nullopt, spec, call);
+  const auto [query_again, key_again] = posembed::functional::norm_rotary_(
+      query, key, weights[0], weights[1], std::nullopt, spec, call);
+  EXPECT_TRUE(query_again.is_same(query));
+  EXPECT_TRUE(key_again.is_same(key));
   EXPECT_TRUE(torch::equal(query, first));
   EXPECT_TRUE(torch::equal(key, second));
 }
