@@ -15,7 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from posembed.alibi import ALiBi, Places
+    from posembed.alibi import ALiBi
+    from posembed.places import Places
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:

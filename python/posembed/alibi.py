@@ -6,18 +6,19 @@ Press, Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
 from posembed import _attention, configuration, functional
-from posembed._sharding import set_values
-from posembed._validation import finite, flag, whole
+from posembed._alibi_slopes import AlibiSlopes
+from posembed._validation import flag
 from posembed.configuration import alibi as presets
 from posembed.functional import Device
+from posembed.places import Places, complete, lengths
 
 # What families of models change of the paper's form. Falcon has its own in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -30,31 +31,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class Places(TypedDict, total=False):
-    """Positions of queries and keys, and which keys are visible: arguments of all ALiBi methods.
-
-    Attributes:
-        query_offset: Position of the first query among the keys; default: the last query is at the
-            last key.
-        query_positions: Positions of the queries, int32 or int64 [query] or [batch, query].
-        key_positions: Those of the keys, [key] or [batch, key].
-        cu_seqlens: Boundaries [documents + 1] of documents packed one after the other; keys of
-            other documents are hidden.
-        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Without
-            positions of queries or keys, only visible keys are counted, as in Bloom; functions
-            such as :func:`posembed.functional.alibi_bias` count all.
-        hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
-    """
-
-    query_offset: int | None
-    query_positions: Tensor | None
-    key_positions: Tensor | None
-    cu_seqlens: Tensor | None
-    attention_mask: Tensor | None
-    hide: bool
-
-
-class ALiBi(nn.Module):
+class ALiBi(AlibiSlopes):
     """Biases of attention scores: minus a slope for each head times the distance of query and key.
 
     Only learned slopes are state; others are made from the options, again when the module moves.
@@ -87,7 +64,6 @@ class ALiBi(nn.Module):
 
     slopes: Tensor
     """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
-    _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
 
     def __init__(
         self,
@@ -104,21 +80,19 @@ class ALiBi(nn.Module):
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if isinstance(slopes, str) and slopes not in ("press", "geometric"):
-            raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
-        if train_length is not None and whole("train_length", train_length) <= 0:
-            raise ValueError(f"train_length: expected a positive number, got {train_length}")
-        self.num_heads, self.causal = whole("num_heads", num_heads), flag("causal", causal)
-        self.total_heads = None if total_heads is None else whole("total_heads", total_heads)
-        self.head_start, self.learned = whole("head_start", head_start), flag("learned", learned)
-        self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
-        self.train_length = train_length
-        self.kind = slopes if isinstance(slopes, str) else "given"
-        self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
-        self._follow(torch.empty(0, device=device, dtype=dtype))
-        if self.learned:
-            self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
+        super().__init__(
+            num_heads,
+            slopes,
+            max_bias,
+            total_heads,
+            head_start,
+            factor,
+            train_length,
+            learned,
+            device,
+            dtype,
+        )
+        self.causal = flag("causal", causal)
 
     @classmethod
     def from_preset(
@@ -180,92 +154,6 @@ class ALiBi(nn.Module):
         heads = preset.num_heads if num_heads is None else num_heads
         return cls.from_preset(preset.name, heads, **preset.options, **options)
 
-    def _numbers(self, slopes: Tensor) -> list[float]:
-        total = self.num_heads if self.total_heads is None else self.total_heads
-        slopes = torch.as_tensor(slopes, device="cpu")  # also where the default device is meta
-        if tuple(slopes.shape) not in ((total,), (2, total)):
-            raise ValueError(
-                f"slopes: expected [{total}] or [2, {total}], got {list(slopes.shape)}"
-            )
-        return [float(slope) for slope in slopes.detach().double().flatten().tolist()]
-
-    def _derived_slopes(self, device: torch.device) -> Tensor:
-        return functional.alibi_slopes(
-            self.num_heads,
-            kind="press" if self.kind == "given" else self.kind,
-            max_bias=self.max_bias,
-            total_heads=self.total_heads,
-            head_start=self.head_start,
-            values=self._given,
-            factor=self.factor,
-            device=device,
-        )
-
-    def _follow(self, like: Tensor) -> None:
-        """Makes the slopes on the device of ``like``, once instead of in each call."""
-        self._device, self._dtype = like.device, like.dtype
-        with torch.inference_mode(False):
-            self._derived = self._derived_slopes(self._device)
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
-    ) -> None:
-        """Tensors that are assigned bring a module out of meta: slopes follow the model's."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
-        if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
-            found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
-            device = torch.get_default_device() if found is None else found.device
-            self._follow(torch.empty(0, device=device, dtype=self._dtype))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ALiBi:
-        """Moves and casts the module; slopes that are not learned are made again."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        try:
-            like = fn(torch.empty(0, device=self._device, dtype=self._dtype))
-        except NotImplementedError:  # a copy out of meta, but there is nothing to copy
-            like = fn(torch.empty(0, device="cpu", dtype=self._dtype))
-        self._follow(like)
-        return self
-
-    def reset_parameters(self) -> None:
-        """Sets learned slopes to those of the options."""
-        if self.learned:
-            set_values(self.slopes, self._derived)
-
-    def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
-        """The slopes for a number of keys: the module's own tensor, which callers must not get."""
-        slopes = self.slopes if self.learned else self._derived
-        if not self.learned and (slopes.is_meta or self._is_replica):
-            device = self._elsewhere(scores)
-            if device != slopes.device:
-                slopes = self._derived_slopes(device)
-        if self.train_length is None or key_length <= self.train_length:
-            return slopes
-        return slopes / (key_length / self.train_length)
-
-    def _elsewhere(self, scores: Tensor | None) -> torch.device:
-        """Where slopes are needed, if not on the module's own device.
-
-        torch.func.functional_call may run a module on meta with tensors from elsewhere, and
-        DataParallel copies to each device what is a parameter or a buffer, which these are not.
-        """
-        if scores is not None:
-            return scores.device
-        if self._is_replica and self._derived.is_cuda:
-            return torch.device("cuda", torch.cuda.current_device())
-        return self._derived.device
-
-    def __getattr__(self, name: str) -> Any:
-        """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""
-        if name == "slopes" and not self.learned:
-            return self._derived.clone()
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "slopes" and not self.learned:
-            raise AttributeError("slopes: they follow from the options unless learned=True")
-        super().__setattr__(name, value)
-
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
         """Slopes for ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2.
 
@@ -309,7 +197,7 @@ class ALiBi(nn.Module):
             key_length: Number of keys; default: as many as queries.
             dtype: Default: that of the module, or of out.
             out: Memory for the result, for inference.
-            **places: Offset, positions, documents, mask: see :class:`Places`.
+            **places: Offset, positions, documents, mask: see :class:`posembed.places.Places`.
 
         Returns:
             [num_heads, query_length, key_length], after a batch dimension if positions or mask have
@@ -327,7 +215,7 @@ class ALiBi(nn.Module):
             causal=self.causal,
             dtype=dtype,
             out=out,
-            **_complete(places, query_length, keys),
+            **complete(places, query_length, keys),
         )
 
     def add_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
@@ -336,7 +224,7 @@ class ALiBi(nn.Module):
         Args:
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`Places`.
+            **places: See :class:`posembed.places.Places`.
 
         Returns:
             ``scores``.
@@ -350,13 +238,13 @@ class ALiBi(nn.Module):
             tensor([[-0.1250, -0.0625,  0.0000],
                     [-0.0078, -0.0039,  0.0000]])
         """
-        queries, keys = _lengths(scores)
+        queries, keys = lengths(scores)
         return functional.alibi_add_(
             scores,
             self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
-            **_complete(places, queries, keys),
+            **complete(places, queries, keys),
         )
 
     def softmax(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
@@ -365,7 +253,7 @@ class ALiBi(nn.Module):
         Args:
             scores: [batch, num_heads, query, key] or [num_heads, query, key].
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`Places`.
+            **places: See :class:`posembed.places.Places`.
 
         Returns:
             Shape and dtype of scores. A query that sees no key has weights 0.
@@ -379,13 +267,13 @@ class ALiBi(nn.Module):
             tensor([[0.3127, 0.3329, 0.3544],
                     [0.3320, 0.3333, 0.3346]])
         """
-        queries, keys = _lengths(scores)
+        queries, keys = lengths(scores)
         return functional.alibi_softmax(
             scores,
             self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
-            **_complete(places, queries, keys),
+            **complete(places, queries, keys),
         )
 
     def softmax_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
@@ -394,7 +282,7 @@ class ALiBi(nn.Module):
         Args:
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`Places`.
+            **places: See :class:`posembed.places.Places`.
 
         Returns:
             ``scores``.
@@ -402,13 +290,13 @@ class ALiBi(nn.Module):
         Raises:
             ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax_`.
         """
-        queries, keys = _lengths(scores)
+        queries, keys = lengths(scores)
         return functional.alibi_softmax_(
             scores,
             self._slopes(keys, scores),
             scale=scale,
             causal=self.causal,
-            **_complete(places, queries, keys),
+            **complete(places, queries, keys),
         )
 
     def lse_correction(
@@ -485,7 +373,7 @@ class ALiBi(nn.Module):
             query: As in :meth:`attention`.
             key: As in :meth:`attention`.
             dropout: As in :meth:`attention`.
-            **places: See :class:`Places`.
+            **places: See :class:`posembed.places.Places`.
 
         Returns:
             "flash": FlashAttention-2 with slopes, where that package is installed. "flex": a
@@ -515,7 +403,7 @@ class ALiBi(nn.Module):
             dropout: Probability with which weights are zeroed, in evaluation too, as with torch's
                 function: pass ``dropout=p if self.training else 0.0``.
             backend: Default: :meth:`attention_backend`.
-            **places: See :class:`Places`.
+            **places: See :class:`posembed.places.Places`.
 
         Returns:
             [batch, num_heads, seq, value_dim].
@@ -558,34 +446,3 @@ class ALiBi(nn.Module):
         if self.learned:
             parts.append("learned=True")
         return ", ".join(parts)
-
-
-def _lengths(scores: Tensor) -> torch.Size:
-    """Numbers of queries and keys."""
-    if scores.dim() not in (3, 4):
-        raise ValueError(
-            "scores: expected [batch, heads, query_length, key_length] or [heads, query_length, "
-            f"key_length], got {list(scores.shape)}"
-        )
-    return scores.shape[-2:]
-
-
-def _complete(places: Places, queries: int, keys: int) -> Places:
-    """With a mask and no positions: those that count visible keys only."""
-    mask = places.get("attention_mask")
-    given = (places.get("query_positions"), places.get("key_positions"))
-    if mask is None or any(positions is not None for positions in given):
-        return places
-    if mask.dim() == 0 or mask.shape[-1] != keys:
-        return places  # the operator says what is wrong
-    positions = functional.alibi_positions(mask)
-    offset = places.get("query_offset")
-    first = keys - queries if offset is None else offset
-    if first < 0 or first + queries > keys:
-        return {**places, "key_positions": positions}
-    return {
-        **places,
-        "query_offset": None,
-        "query_positions": positions.narrow(-1, first, queries),
-        "key_positions": positions,
-    }

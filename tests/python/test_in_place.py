@@ -14,6 +14,7 @@ from torch import Tensor
 SPEC = pe.RotarySpec(16)
 MLA = pe.RotarySpec(24, rotary_dim=8, rotary_start=16)
 PLACES = torch.arange(3)
+ROPE = pe.RotaryEmbedding(16)
 
 
 def heads(*shape: int) -> Tensor:
@@ -93,13 +94,13 @@ CALLS: dict[str, Callable[[], Written]] = {
         lambda s: functional.alibi_softmax_(s, functional.alibi_slopes(2)),
         (heads(1, 2, 3, 3),),
     ),
-    "RotaryEmbedding.rotate_": lambda: (pe.RotaryEmbedding(16).rotate_, (heads(1, 3, 2, 16),)),
+    "RotaryEmbedding.rotate_": lambda: (ROPE.rotate_, (heads(1, 3, 2, 16),)),
     "RotaryEmbedding.rotate_, pair": lambda: (
-        pe.RotaryEmbedding(16).rotate_,
+        ROPE.rotate_,
         (heads(1, 3, 2, 16), heads(1, 3, 1, 16)),
     ),
     "RotaryEmbedding.rerotate_": lambda: (
-        lambda k, rope=pe.RotaryEmbedding(16): rope.rerotate_(k, PLACES, PLACES + 1),
+        lambda k: ROPE.rerotate_(k, PLACES, PLACES + 1),
         (heads(1, 3, 2, 16),),
     ),
     "ALiBi.add_": lambda: (pe.ALiBi(2).add_, (heads(1, 2, 3, 3),)),

@@ -1,0 +1,141 @@
+"""ALiBi's slopes inside a module: learned, or made from options wherever the module goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from posembed import functional
+from posembed._sharding import set_values
+from posembed._validation import finite, flag, whole
+from posembed.functional import Device
+
+
+class AlibiSlopes(nn.Module):
+    """Holds the slopes of :class:`posembed.ALiBi`, whose arguments it has.
+
+    Only learned slopes are state. Others are no buffer, which casts and checkpoints would change:
+    they are made again when the module moves.
+    """
+
+    slopes: Tensor
+    _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
+
+    def __init__(
+        self,
+        num_heads: int,
+        slopes: str | Tensor,
+        max_bias: float,
+        total_heads: int | None,
+        head_start: int,
+        factor: float,
+        train_length: int | None,
+        learned: bool,
+        device: Device | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if isinstance(slopes, str) and slopes not in ("press", "geometric"):
+            raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
+        if train_length is not None and whole("train_length", train_length) <= 0:
+            raise ValueError(f"train_length: expected a positive number, got {train_length}")
+        self.num_heads = whole("num_heads", num_heads)
+        self.total_heads = None if total_heads is None else whole("total_heads", total_heads)
+        self.head_start, self.learned = whole("head_start", head_start), flag("learned", learned)
+        self.max_bias, self.factor = finite("max_bias", max_bias), finite("factor", factor)
+        self.train_length = train_length
+        self.kind = slopes if isinstance(slopes, str) else "given"
+        self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
+        self._follow(torch.empty(0, device=device, dtype=dtype))
+        if self.learned:
+            self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
+
+    def _numbers(self, slopes: Tensor) -> list[float]:
+        total = self.num_heads if self.total_heads is None else self.total_heads
+        slopes = torch.as_tensor(slopes, device="cpu")  # also where the default device is meta
+        if tuple(slopes.shape) not in ((total,), (2, total)):
+            raise ValueError(
+                f"slopes: expected [{total}] or [2, {total}], got {list(slopes.shape)}"
+            )
+        return [float(slope) for slope in slopes.detach().double().flatten().tolist()]
+
+    def _derived_slopes(self, device: torch.device) -> Tensor:
+        return functional.alibi_slopes(
+            self.num_heads,
+            kind="press" if self.kind == "given" else self.kind,
+            max_bias=self.max_bias,
+            total_heads=self.total_heads,
+            head_start=self.head_start,
+            values=self._given,
+            factor=self.factor,
+            device=device,
+        )
+
+    def _follow(self, like: Tensor) -> None:
+        """Makes the slopes on the device of ``like``, once instead of in each call."""
+        self._device, self._dtype = like.device, like.dtype
+        with torch.inference_mode(False):
+            self._derived = self._derived_slopes(self._device)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        """Tensors that are assigned bring a module out of meta: slopes follow the model's."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
+            found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
+            device = torch.get_default_device() if found is None else found.device
+            self._follow(torch.empty(0, device=device, dtype=self._dtype))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves and casts the module; slopes that are not learned are made again."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        try:
+            like = fn(torch.empty(0, device=self._device, dtype=self._dtype))
+        except NotImplementedError:  # a copy out of meta, but there is nothing to copy
+            like = fn(torch.empty(0, device="cpu", dtype=self._dtype))
+        self._follow(like)
+        return self
+
+    def reset_parameters(self) -> None:
+        """Sets learned slopes to those of the options."""
+        if self.learned:
+            set_values(self.slopes, self._derived)
+
+    def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
+        """The slopes for a number of keys: the module's own tensor, which callers must not get."""
+        slopes = self.slopes if self.learned else self._derived
+        if not self.learned and (slopes.is_meta or self._is_replica):
+            device = self._elsewhere(scores)
+            if device != slopes.device:
+                slopes = self._derived_slopes(device)
+        if self.train_length is None or key_length <= self.train_length:
+            return slopes
+        return slopes / (key_length / self.train_length)
+
+    def _elsewhere(self, scores: Tensor | None) -> torch.device:
+        """Where slopes are needed, if not on the module's own device.
+
+        torch.func.functional_call may run a module on meta with tensors from elsewhere, and
+        DataParallel copies to each device what is a parameter or a buffer, which these are not.
+        """
+        if scores is not None:
+            return scores.device
+        if self._is_replica and self._derived.is_cuda:
+            return torch.device("cuda", torch.cuda.current_device())
+        return self._derived.device
+
+    def __getattr__(self, name: str) -> Any:
+        """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""
+        if name == "slopes" and not self.learned:
+            return self._derived.clone()
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "slopes" and not self.learned:
+            raise AttributeError("slopes: they follow from the options unless learned=True")
+        super().__setattr__(name, value)

@@ -1,0 +1,80 @@
+"""Names that docstrings mark, as in :func:`rotary`: they exist, and become links in the documentation."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import posembed as pe
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "posembed"
+MARKED = re.compile(r":(?:func|class|meth|mod|attr):`([^`]+)`")
+
+
+def marked() -> list[tuple[str, str]]:
+    """Each module and a name that it marks."""
+    result = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(("posembed", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for name in sorted(set(MARKED.findall(path.read_text(encoding="utf-8")))):
+            result.append((module.removesuffix(".__init__"), name))
+    return result
+
+
+def find(scope: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(scope, part):
+            return part in getattr(scope, "__annotations__", {})
+        scope = getattr(scope, part)
+    return True
+
+
+@pytest.mark.parametrize(("module", "name"), marked())
+def test_marked_names_exist(module: str, name: str) -> None:
+    where = importlib.import_module(module)
+    classes = [value for value in vars(where).values() if isinstance(value, type)]
+    importlib.import_module("posembed.analysis")  # what users import by themselves
+    package = type("Package", (), {"posembed": pe})  # for full names
+    assert any(find(scope, name) for scope in (where, *classes, pe, pe.functional, package))
+
+
+@pytest.fixture(scope="module")
+def roles() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("roles", ROOT / "docs" / "roles.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("forward", '<a class="autorefs" href="#posembed.ALiBi.forward"><code>forward</code></a>'),
+        ("ALiBi", '<a class="autorefs" href="#posembed.ALiBi"><code>ALiBi</code></a>'),
+        (
+            "rotary",
+            '<a class="autorefs" href="#posembed.functional.rotary"><code>rotary</code></a>',
+        ),
+        ("elsewhere", "<code>elsewhere</code>"),
+    ],
+)
+def test_marked_names_become_links(name: str, written: str, roles: ModuleType) -> None:
+    headings = [
+        f'<h3 id="{place}" class="doc">'
+        for place in (
+            "posembed.functional.rotary",
+            "posembed.Other.forward",
+            "posembed.ALiBi.forward",
+            "posembed.ALiBi",
+        )
+    ]
+    page = "".join(headings) + f"<p>See :meth:<code>{name}</code>.</p>"
+    assert roles.with_links(page) == "".join(headings) + f"<p>See {written}.</p>"
