@@ -10,6 +10,8 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/cu_seqlens.h"
 #include "dispatcher/cuda_scope.h"
+#include "dispatcher/device_errors.h"
+#include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {
@@ -214,6 +216,14 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
                           dispatcher::scalar_of(inputs.frequencies)};
   }
   return result;
+}
+
+void launch_rotation(Arguments& call, const Tensor& query) {
+  call.error = dispatcher::device_error(query.device());
+  const int64_t heads = call.rows[0].heads + (call.count > 1 ? call.rows[1].heads : 0);
+  const int64_t token_bytes = 2 * heads * call.head_dim * core::size_of(call.scalar);
+  dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 
 void check_exact_angles(Text spec, const char* operator_name) {

@@ -53,6 +53,9 @@ struct Job {
 
 Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by);
 
+/// Runs the rotation kernel of the device of `query`, which is among what `call` rotates.
+void launch_rotation(Arguments& call, const Tensor& query);
+
 /// For operators whose kernels compute only exact angles: throws c10::ValueError for xPos and for
 /// numerics other than exact.
 void check_exact_angles(Text spec, const char* operator_name);

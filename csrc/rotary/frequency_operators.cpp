@@ -1,0 +1,117 @@
+// The derivatives of rotations by their frequencies: tangents, which are rotations too, and
+// gradients, which frequency_gradient.h sums.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
+#include "dispatcher/launch.h"
+#include "rotary/arguments.h"
+#include "rotary/frequency_gradient.h"
+
+namespace posembed::rotary {
+namespace {
+
+void check_tangent(const Tensor& rotated, const Rotation& by) {
+  check(rotated, nullptr, by);
+  TORCH_CHECK_VALUE(by.frequencies.has_value(),
+                    "frequencies: expected the direction in which frequencies move, got None");
+}
+
+Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  const Tensor in = dispatcher::with_dense_rows(rotated);
+  Tensor out = empty_result(rotated).zero_();
+  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by);
+  call.tangent = true;
+  call.amplitude = 1;
+  call.decay = nullptr;
+  launch_rotation(call, in);
+  return out;
+}
+
+void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
+  check(query, nullptr, by);
+  dispatcher::check_like(gradient, "gradient", query, "query");
+}
+
+Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
+  const bool wide = query.scalar_type() == at::kDouble;
+  const at::ScalarType type = by.frequencies ? by.frequencies->scalar_type()
+                              : wide         ? at::kDouble
+                                             : at::kFloat;
+  return at::empty({specification(by.spec).spec.rotary_dim / 2}, query.options().dtype(type));
+}
+
+void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
+  double* const parts = sums.mutable_data_ptr<double>();
+  const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
+  const int64_t token_bytes = 2 * call.rows[0].heads * call.head_dim * core::size_of(call.scalar);
+  dispatcher::parallel_for(
+      sums.size(0), tokens_of_chunk(tokens) * token_bytes,
+      [&](int64_t begin, int64_t end) { sum_moments_cpu(call, parts, begin, end); });
+  core::visit_scalar(dispatcher::scalar_of(out), [&](auto tag) {
+    using Out = core::Compute<typename decltype(tag)::type>;
+    Out* const results = static_cast<Out*>(out.mutable_data_ptr());
+    for (int64_t i = 0; i < pairs; ++i) {
+      results[i] = static_cast<Out>(total_of(parts, sums.size(0), pairs, i));
+    }
+  });
+}
+
+Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                   const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  const Tensor in = dispatcher::with_dense_rows(query),
+               dense = dispatcher::with_dense_rows(gradient);
+  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
+  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by);
+  Tensor out = empty_frequencies(query, by);
+  const Tensor sums =
+      at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
+  if (dispatcher::on_cuda(query)) {
+    if constexpr (core::built_with_cuda) {
+      const dispatcher::CudaScope scope(query);
+      dispatcher::check_launch(sum_moments_cuda(call, sums.mutable_data_ptr<double>(),
+                                                out.mutable_data_ptr(), dispatcher::scalar_of(out),
+                                                scope.stream()));
+    }
+  } else {
+    sum_on_cpu(call, sums, out);
+  }
+  return out;
+}
+
+Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
+  check_tangent(rotated, by);
+  return empty_result(rotated);
+}
+
+Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& query,
+                                        const Rotation& by) {
+  check_frequencies_backward(gradient, query, by);
+  return empty_frequencies(query, by);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_meta>);
+  m.impl("rotary_frequencies_backward",
+         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_meta>);
+}
+
+}  // namespace posembed::rotary

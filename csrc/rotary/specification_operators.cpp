@@ -1,0 +1,67 @@
+// What a specification says, as operators, so that Python has it from C++: its canonical text, its
+// numbers, and explanations.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rotary/operator.h"
+#include "rotary/specification.h"
+
+namespace posembed::rotary {
+namespace {
+
+Tensor rotary_frequencies(Text text, std::optional<at::Device> device) {
+  const Specification& found = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
+  double* value = result.mutable_data_ptr<double>();
+  for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
+  return result.to(device.value_or(at::kCPU));
+}
+
+double rotary_attention_factor(Text text) { return specification(text).attention_factor; }
+
+std::string rotary_specification(Text text) { return specification(text).spec.to_json(); }
+
+std::string rotary_resolve(Text text, int64_t seq_len) {
+  return specification(text).spec.resolve(seq_len).to_json();
+}
+
+std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
+
+std::string rotary_description(Text text) { return specification(text).spec.describe(); }
+
+std::string rotary_explanation(Text text, std::optional<int64_t> seq_len) {
+  return specification(text).spec.explain(seq_len);
+}
+
+std::string rotary_difference(Text text, Text other) {
+  return specification(text).spec.diff(specification(other).spec);
+}
+
+Tensor rotary_wavelengths(Text text, std::optional<at::Device> device) {
+  return specification(text).spec.wavelengths().to(device.value_or(at::kCPU));
+}
+
+std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
+  return Sections::of(sizes.vec(), interleaved).axis_of_pair;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
+  m.impl("rotary_frequencies", rotary_frequencies);
+  m.impl("rotary_attention_factor", rotary_attention_factor);
+  m.impl("rotary_specification", rotary_specification);
+  m.impl("rotary_resolve", rotary_resolve);
+  m.impl("rotary_for_keys", rotary_for_keys);
+  m.impl("rotary_description", rotary_description);
+  m.impl("rotary_explanation", rotary_explanation);
+  m.impl("rotary_difference", rotary_difference);
+  m.impl("rotary_wavelengths", rotary_wavelengths);
+  m.impl("rotary_sections", rotary_sections);
+}
+
+}  // namespace posembed::rotary
