@@ -70,6 +70,7 @@ TORCH_LIBRARY(posembed, m) {
   define("sinusoidal_frequencies(str spec, *, Device? device=None) -> Tensor");
   define("sinusoidal_shift_matrix(float distance, *, str spec) -> Tensor");
   define("sinusoidal_permutation(str spec, str other) -> Tensor");
+  define("sinusoidal_specification(str spec) -> str");
 
   define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], float factor=1.0, Device? device=None) -> Tensor");
   define("alibi_positions(Tensor attention_mask) -> Tensor");

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "dispatcher/checks.h"
@@ -228,6 +229,8 @@ std::vector<Content> contents(const Specification& spec) {
   return result;
 }
 
+std::string canonical_text(Text text) { return specification(text).spec.to_json(); }
+
 /// The column of `spec` that equals each column of `other`.
 Tensor permutation(Text text, Text other_text) {
   const Specification& spec = specification(text);
@@ -284,6 +287,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("sinusoidal_frequencies", frequencies);
   m.impl("sinusoidal_shift_matrix", shift_matrix);
   m.impl("sinusoidal_permutation", permutation);
+  m.impl("sinusoidal_specification", canonical_text);
 }
 
 }  // namespace posembed::sinusoidal

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+from torch.compiler import is_compiling
+
+Number = TypeVar("Number", int, float)
+
+
+def constant(number: Number) -> Number:
+    """To torch.compile a constant, and not a symbol: what it compiles is for this number alone."""
+    if not is_compiling():
+        return number
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(number)  # type: ignore[return-value]
 
 
 def whole(name: str, value: Any) -> int:
     """``value`` as an int, from any integer type."""
     try:
-        return operator.index(value)
+        return constant(operator.index(value))
     except TypeError:
         raise ValueError(f"{name}: expected a whole number, got {value!r}") from None
 
@@ -19,12 +33,18 @@ def whole(name: str, value: Any) -> int:
 def finite(name: str, value: Any) -> float:
     """``value`` as a float, which must be finite because JSON has no other numbers."""
     try:
-        number = float(value)
+        number = constant(float(value))
     except (TypeError, ValueError):
         raise ValueError(f"{name}: expected a number, got {value!r}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number, got {number}")
     return number
+
+
+def fields_of(specification: Any) -> dict[str, Any]:
+    """What a dataclass is made of. Not ``asdict``: torch.compile cannot trace its copies."""
+    fields = dataclasses.fields(specification)
+    return {field.name: getattr(specification, field.name) for field in fields if field.init}
 
 
 def finites(name: str, values: Any) -> tuple[float, ...]:

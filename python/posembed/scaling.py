@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from posembed._validation import finite, finites, flag, whole
+from posembed._validation import fields_of, finite, finites, flag, whole
 
 
 def _coerced(name: str, declared: str, value: Any) -> Any:
@@ -40,7 +40,7 @@ class Scaling:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, and the scaling's ``type``."""
-        return {"type": self.kind, **dataclasses.asdict(self)}
+        return {"type": self.kind, **fields_of(self)}
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Scaling:

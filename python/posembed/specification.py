@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -11,8 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from posembed._validation import finite, finites, flag, whole
+from posembed._validation import fields_of, finite, finites, flag, whole
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
@@ -60,6 +60,30 @@ class Sections:
         axes = tuple(whole("axis_of_pair", axis) for axis in axis_of_pair)
         object.__setattr__(self, "axis_of_pair", axes)
         object.__setattr__(self, "restart", bool(restart))
+
+
+def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:
+    """The canonical text that C++ makes of a specification's fields, or what is wrong with them."""
+    canonical = getattr(torch.ops.posembed, f"{family}_specification")
+    try:
+        return canonical(json.dumps(fields)), ""
+    except ValueError as error:
+        return "", str(error)
+
+
+def canonical_text(family: str, fields: dict[str, Any]) -> str:
+    """The text that operators take; ValueError for numbers that do not fit together."""
+    found: tuple[str, str]
+    if is_compiling():
+        from posembed._uncompiled import read_as_constant
+
+        found = read_as_constant(family, fields)
+    else:
+        found = read(family, fields)
+    text, error = found
+    if error:
+        raise ValueError(error)
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +150,14 @@ class RotarySpec:
         if self.custom_frequencies is not None:
             numbers = finites("custom_frequencies", self.custom_frequencies)
             object.__setattr__(self, "custom_frequencies", numbers)
-        # C++ checks the numbers and writes the canonical text.
-        text = torch.ops.posembed.rotary_specification(json.dumps(self._to_dict()))
-        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "text", canonical_text("rotary", self._to_dict()))
 
     def _to_dict(self) -> dict[str, Any]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        fields = fields_of(self)
         if self.scaling is not None:
             fields["scaling"] = self.scaling.to_dict()
         if self.sections is not None:
-            fields["sections"] = dataclasses.asdict(self.sections)
+            fields["sections"] = fields_of(self.sections)
         return fields
 
     def to_json(self) -> str:
@@ -298,6 +320,7 @@ class SinusoidalSpec:
     cos_first: bool | None = None
     shift: float | None = None
     scale: float = 1.0
+    text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "embedding_dim", whole("embedding_dim", self.embedding_dim))
@@ -307,12 +330,7 @@ class SinusoidalSpec:
             object.__setattr__(self, "shift", finite("shift", self.shift))
         if self.cos_first is not None:
             object.__setattr__(self, "cos_first", flag("cos_first", self.cos_first))
-        self.frequencies()  # the operator checks the numbers
-
-    @functools.cached_property
-    def text(self) -> str:
-        """The argument of operators: :meth:`to_json`, made once."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        object.__setattr__(self, "text", canonical_text("sinusoidal", fields_of(self)))
 
     def to_json(self) -> str:
         """JSON text; equal specifications have equal text, in C++ too."""
@@ -325,8 +343,7 @@ class SinusoidalSpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        torch.ops.posembed.sinusoidal_frequencies(text)
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = json.loads(torch.ops.posembed.sinusoidal_specification(text))
         return cls(**fields)
 
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:
