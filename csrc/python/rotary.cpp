@@ -80,8 +80,7 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
   return functional::rotary(query, *key, positions, spec, call);
 }
 
-/// Returns nothing: Python has the tensors already, and making them again would take a tenth of a
-/// token's time.
+/// Returns nothing: Python has the tensors already.
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, std::string_view spec,
                      std::string_view layout_name, int64_t offset, bool inverse,

@@ -16,13 +16,14 @@ from posembed.functional import Device
 
 
 class AlibiSlopes(nn.Module):
-    """Holds the slopes of :class:`posembed.ALiBi`, whose arguments it has.
+    """Holds the slopes of :class:`posembed.ALiBi`, whose arguments these are.
 
     Only learned slopes are state. Others are no buffer, which casts and checkpoints would change:
     they are made again when the module moves.
     """
 
     slopes: Tensor
+    """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
     _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
 
     def __init__(

@@ -62,9 +62,6 @@ class ALiBi(AlibiSlopes):
         >>> y = torch.nn.functional.scaled_dot_product_attention(query, key, value, alibi(16))
     """
 
-    slopes: Tensor
-    """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
-
     def __init__(
         self,
         num_heads: int,

