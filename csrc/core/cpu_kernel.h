@@ -41,29 +41,26 @@ using FunctionOf = Signature;
 }  // namespace posembed::core
 
 // POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
-// baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. The files of the
-// copies themselves have no rotate_cpu: its initialisation runs when the library is loaded, and
-// must not be code that the processor may lack.
-#define POSEMBED_DECLARE_KERNEL(instruction_set, kernel, ...) \
-  namespace instruction_set {                                 \
-  ::posembed::core::FunctionOf<__VA_ARGS__> kernel;           \
-  }
+// baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. Copies that were not
+// built are null, and instruction_set() never names them. The files of the copies themselves have
+// no rotate_cpu: its initialisation runs when the library is loaded, and must not be code that the
+// processor may lack.
 #if defined(POSEMBED_ISA)
-#define POSEMBED_CPU_KERNEL(kernel, ...)                     \
-  POSEMBED_DECLARE_KERNEL(POSEMBED_ISA, kernel, __VA_ARGS__) \
+#define POSEMBED_CPU_KERNEL(kernel, ...)            \
+  namespace POSEMBED_ISA {                          \
+  ::posembed::core::FunctionOf<__VA_ARGS__> kernel; \
+  }                                                 \
   static_assert(true)
-#elif defined(POSEMBED_X86_VARIANTS)
+#else
+#define POSEMBED_DECLARE_KERNEL(instruction_set, kernel, ...)             \
+  namespace instruction_set {                                             \
+  __attribute__((weak)) ::posembed::core::FunctionOf<__VA_ARGS__> kernel; \
+  }
 #define POSEMBED_CPU_KERNEL(kernel, ...)                               \
   POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)               \
   POSEMBED_DECLARE_KERNEL(avx2, kernel, __VA_ARGS__)                   \
   POSEMBED_DECLARE_KERNEL(avx512, kernel, __VA_ARGS__)                 \
   inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
     baseline::kernel, avx2::kernel, avx512::kernel                     \
-  }
-#else
-#define POSEMBED_CPU_KERNEL(kernel, ...)                               \
-  POSEMBED_DECLARE_KERNEL(baseline, kernel, __VA_ARGS__)               \
-  inline const ::posembed::core::CpuKernel<__VA_ARGS__> kernel##_cpu { \
-    baseline::kernel, baseline::kernel, baseline::kernel               \
   }
 #endif

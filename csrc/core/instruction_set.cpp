@@ -4,13 +4,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
+#include <optional>
+#include <string>
 
 namespace posembed::core {
 namespace {
 
 InstructionSet of_processor() {
-#if defined(POSEMBED_X86_VARIANTS)
+#if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
@@ -23,7 +24,7 @@ InstructionSet of_processor() {
 }
 
 bool find_intel() {
-#if defined(POSEMBED_X86_VARIANTS)
+#if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_is("intel") != 0;
 #else
@@ -31,24 +32,53 @@ bool find_intel() {
 #endif
 }
 
+/// The widest set that was built and is at most `limit`.
+std::optional<InstructionSet> widest_up_to(InstructionSet limit) {
+  std::optional<InstructionSet> widest;
+  for (const InstructionSet set : built_instruction_sets()) {
+    if (set <= limit) widest = set;
+  }
+  return widest;
+}
+
+/// The widest set that this processor can run.
+InstructionSet widest_here() {
+  if (const auto widest = widest_up_to(of_processor())) return *widest;
+  std::fprintf(stderr,
+               "posembed: its CPU kernels need %s, which this processor lacks; build posembed with "
+               "POSEMBED_INSTRUCTION_SETS=all\n",
+               name(built_instruction_sets().front()));
+  std::abort();
+}
+
+std::optional<InstructionSet> named(const char* text) {
+  for (const InstructionSet set : built_instruction_sets()) {
+    if (std::strcmp(text, name(set)) == 0) return set;
+  }
+  return std::nullopt;
+}
+
 InstructionSet choose() {
-  const InstructionSet widest = of_processor();
+  const InstructionSet widest = widest_here();
   const char* wanted = std::getenv("POSEMBED_INSTRUCTION_SET");
   if (wanted == nullptr) return widest;
-  for (const InstructionSet set :
-       {InstructionSet::baseline, InstructionSet::avx2, InstructionSet::avx512}) {
-    if (std::strcmp(wanted, name(set)) == 0) return std::min(set, widest);
+  if (const auto set = named(wanted)) return std::min(*set, widest);
+  std::string built;
+  for (const InstructionSet set : built_instruction_sets()) {
+    built += (built.empty() ? "" : ", ") + std::string(name(set));
   }
   std::fprintf(stderr,
-               "posembed: POSEMBED_INSTRUCTION_SET: expected baseline, avx2 or avx512, got '%s'; "
+               "posembed: POSEMBED_INSTRUCTION_SET: expected one of those built (%s), got '%s'; "
                "taken as %s\n",
-               wanted, name(widest));
+               built.c_str(), wanted, name(widest));
   return widest;
 }
 
 }  // namespace
 
 const bool is_intel = find_intel();
+
+std::vector<InstructionSet> built_instruction_sets() { return {POSEMBED_BUILT_SETS}; }
 
 InstructionSet instruction_set() {
   static const InstructionSet chosen = choose();

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace posembed::core {
 
 enum class InstructionSet : int8_t { baseline, avx2, avx512 };
+
+/// The sets that were built, narrowest first.
+std::vector<InstructionSet> built_instruction_sets();
 
 /// The widest set that was built, that the processor has, and that the environment variable
 /// POSEMBED_INSTRUCTION_SET (baseline, avx2 or avx512) allows. Chosen once for the life of the

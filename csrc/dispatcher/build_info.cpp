@@ -15,14 +15,6 @@ std::vector<std::string> split(const std::string& text) {
   return words;
 }
 
-std::vector<std::string> built_instruction_sets() {
-#if defined(POSEMBED_X86_VARIANTS)
-  return {"baseline", "avx2", "avx512"};
-#else
-  return {"baseline"};
-#endif
-}
-
 }  // namespace
 
 BuildInfo build_info() {
@@ -32,7 +24,9 @@ BuildInfo build_info() {
   info.cuda_version = POSEMBED_CUDA_VERSION;
   info.cuda_architectures = split(POSEMBED_CUDA_ARCHITECTURES);
   info.compiler = POSEMBED_COMPILER;
-  info.instruction_sets = built_instruction_sets();
+  for (const auto set : core::built_instruction_sets()) {
+    info.instruction_sets.emplace_back(core::name(set));
+  }
   info.instruction_set = core::name(core::instruction_set());
   return info;
 }

@@ -17,9 +17,10 @@ ALiBiOptions::SlopesOption slopes(const NameOrTensor& given) {
   throw py::value_error("slopes: expected 'press', 'geometric' or a tensor, got '" + text + "'");
 }
 
-std::shared_ptr<ALiBiImpl> make(int64_t num_heads, const NameOrTensor& given, double max_bias,
-                                bool causal, std::optional<int64_t> total_heads, int64_t head_start,
-                                double factor, std::optional<int64_t> train_length, bool learned) {
+std::shared_ptr<ALiBiImpl> make_alibi(int64_t num_heads, const NameOrTensor& given, double max_bias,
+                                      bool causal, std::optional<int64_t> total_heads,
+                                      int64_t head_start, double factor,
+                                      std::optional<int64_t> train_length, bool learned) {
   return std::make_shared<ALiBiImpl>(ALiBiOptions(num_heads)
                                          .slopes(slopes(given))
                                          .max_bias(max_bias)
@@ -93,24 +94,24 @@ auto with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
   return function(scores, slopes, call);
 }
 
-constexpr const char* arguments[] = {
+constexpr const char* alibi_arguments[] = {
     "scores",         "slopes",       "query_positions", "key_positions", "cu_seqlens",
     "attention_mask", "query_offset", "causal",          "hide",          "scale"};
 
-PyMethodDef functions[] = {
-    fast_method<with_scores<functional::alibi_add>, arguments>(
+PyMethodDef alibi_functions[] = {
+    fast_method<with_scores<functional::alibi_add>, alibi_arguments>(
         "alibi_add",
         "alibi_add(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> Tensor"),
-    fast_method<with_scores<functional::alibi_add_>, arguments>(
+    fast_method<with_scores<functional::alibi_add_>, alibi_arguments>(
         "alibi_add_",
         "alibi_add_(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> Tensor"),
-    fast_method<with_scores<functional::alibi_softmax>, arguments>(
+    fast_method<with_scores<functional::alibi_softmax>, alibi_arguments>(
         "alibi_softmax",
         "alibi_softmax(scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask, "
         "query_offset, causal, hide, scale, /) -> Tensor"),
-    fast_method<with_scores<functional::alibi_softmax_>, arguments>(
+    fast_method<with_scores<functional::alibi_softmax_>, alibi_arguments>(
         "alibi_softmax_",
         "alibi_softmax_(scores, slopes, query_positions, key_positions, cu_seqlens, "
         "attention_mask, query_offset, causal, hide, scale, /) -> Tensor"),
@@ -119,7 +120,7 @@ PyMethodDef functions[] = {
 }  // namespace
 
 void bind_alibi(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), alibi_functions) != 0) throw py::error_already_set();
   const auto offset = py::arg("query_offset") = py::none();
   const auto queries = py::arg("query_positions") = py::none();
   const auto keys = py::arg("key_positions") = py::none();
@@ -131,7 +132,7 @@ void bind_alibi(py::module_& module) {
   };
   auto bound = bind<ALiBiImpl>(module, "ALiBi");
   bound
-      .def(py::init(&make), py::arg("num_heads"), py::kw_only(), py::arg("slopes") = "press",
+      .def(py::init(&make_alibi), py::arg("num_heads"), py::kw_only(), py::arg("slopes") = "press",
            py::arg("max_bias") = 8.0, py::arg("causal") = true, py::arg("total_heads") = py::none(),
            py::arg("head_start") = 0, py::arg("factor") = 1.0, py::arg("train_length") = py::none(),
            py::arg("learned") = false)

@@ -12,9 +12,9 @@ BagMode bag_mode(const std::string& text) {
   throw py::value_error("mode: expected 'sum', 'mean' or 'max', got '" + text + "'");
 }
 
-std::shared_ptr<TokenBagImpl> make(int64_t num_embeddings, int64_t embedding_dim,
-                                   const std::string& mode, std::optional<int64_t> padding_idx,
-                                   bool include_last_offset, const std::string& gradient) {
+std::shared_ptr<TokenBagImpl> make_bag(int64_t num_embeddings, int64_t embedding_dim,
+                                       const std::string& mode, std::optional<int64_t> padding_idx,
+                                       bool include_last_offset, const std::string& gradient) {
   return std::make_shared<TokenBagImpl>(TokenBagOptions(num_embeddings, embedding_dim)
                                             .mode(bag_mode(mode))
                                             .padding_idx(padding_idx)
@@ -26,7 +26,7 @@ std::shared_ptr<TokenBagImpl> make(int64_t num_embeddings, int64_t embedding_dim
 
 void bind_bag(py::module_& module) {
   bind<TokenBagImpl>(module, "TokenBag")
-      .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"),
+      .def(py::init(&make_bag), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("mode") = "sum", py::arg("padding_idx") = py::none(), py::kw_only(),
            py::arg("include_last_offset") = false, py::arg("gradient") = "dense")
       .def("forward", &TokenBagImpl::forward, py::arg("ids"), py::arg("offsets") = py::none(),

@@ -30,7 +30,7 @@ PositionRule rule_of(const std::string& text) {
                         "'");
 }
 
-std::shared_ptr<InputEmbeddingImpl> make(
+std::shared_ptr<InputEmbeddingImpl> make_input(
     int64_t num_embeddings, int64_t embedding_dim, const std::optional<std::string>& positions,
     std::optional<int64_t> max_positions, int64_t num_types, const py::object& scale,
     const std::optional<std::string>& norm, double eps, double dropout,
@@ -83,29 +83,29 @@ torch::Tensor input_embedding(const torch::Tensor& ids, const torch::Tensor& tok
   return functional::input_embedding(ids, token, call);
 }
 
-constexpr const char* arguments[] = {"ids",
-                                     "token",
-                                     "position",
-                                     "positions",
-                                     "token_type",
-                                     "types",
-                                     "norm_weight",
-                                     "norm_bias",
-                                     "offset",
-                                     "first_row",
-                                     "sinusoid",
-                                     "norm",
-                                     "eps",
-                                     "scale",
-                                     "dropout",
-                                     "padding_idx",
-                                     "position_padding_idx",
-                                     "gradient",
-                                     "seed",
-                                     "first_token"};
+constexpr const char* input_arguments[] = {"ids",
+                                           "token",
+                                           "position",
+                                           "positions",
+                                           "token_type",
+                                           "types",
+                                           "norm_weight",
+                                           "norm_bias",
+                                           "offset",
+                                           "first_row",
+                                           "sinusoid",
+                                           "norm",
+                                           "eps",
+                                           "scale",
+                                           "dropout",
+                                           "padding_idx",
+                                           "position_padding_idx",
+                                           "gradient",
+                                           "seed",
+                                           "first_token"};
 
-PyMethodDef functions[] = {
-    fast_method<input_embedding, arguments>(
+PyMethodDef input_functions[] = {
+    fast_method<input_embedding, input_arguments>(
         "input_embedding",
         "input_embedding(ids, token, position, positions, token_type, types, norm_weight, "
         "norm_bias, offset, first_row, sinusoid, norm, eps, scale, dropout, padding_idx, "
@@ -115,10 +115,10 @@ PyMethodDef functions[] = {
 }  // namespace
 
 void bind_input(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), input_functions) != 0) throw py::error_already_set();
   bind<InputEmbeddingImpl>(module, "InputEmbedding")
-      .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"), py::kw_only(),
-           py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
+      .def(py::init(&make_input), py::arg("num_embeddings"), py::arg("embedding_dim"),
+           py::kw_only(), py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
            py::arg("num_types") = 0, py::arg("scale") = 1.0, py::arg("norm") = py::none(),
            py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
            py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),

@@ -22,8 +22,9 @@ using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Ten
 using MaybeTensor = std::optional<torch::Tensor>;
 
 /// Takes the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
-std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& layout_name,
-                                          bool learned_frequencies, const py::kwargs& options) {
+std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::string& layout_name,
+                                                 bool learned_frequencies,
+                                                 const py::kwargs& options) {
   if (!py::hasattr(spec, "to_json")) {
     spec = py::module_::import("posembed.specification").attr("RotarySpec")(spec, **options);
   } else if (options.contains("numerics") && options.size() == 1) {
@@ -37,9 +38,9 @@ std::shared_ptr<RotaryEmbeddingImpl> make(py::object spec, const std::string& la
                                                    .learned_frequencies(learned_frequencies));
 }
 
-Rotated forward(RotaryEmbeddingImpl& self, const torch::Tensor& query, const MaybeTensor& key,
-                const MaybeTensor& positions, int64_t offset, const MaybeTensor& cu_seqlens,
-                bool inverse) {
+Rotated rotary_forward(RotaryEmbeddingImpl& self, const torch::Tensor& query,
+                       const MaybeTensor& key, const MaybeTensor& positions, int64_t offset,
+                       const MaybeTensor& cu_seqlens, bool inverse) {
   const py::gil_scoped_release release;
   if (!key.has_value())
     return self.forward(query, std::nullopt, positions, offset, cu_seqlens, inverse);
@@ -109,20 +110,21 @@ void rotary_out(const torch::Tensor& query_out, const MaybeTensor& key_out,
   }
 }
 
-constexpr const char* arguments[] = {"query",  "key",     "positions",   "spec",      "layout",
-                                     "offset", "inverse", "frequencies", "cu_seqlens"};
+constexpr const char* rotary_arguments[] = {"query",   "key",         "positions",
+                                            "spec",    "layout",      "offset",
+                                            "inverse", "frequencies", "cu_seqlens"};
 constexpr const char* out_arguments[] = {"query_out", "key_out",     "query",     "key",
                                          "positions", "spec",        "layout",    "offset",
                                          "inverse",   "frequencies", "cu_seqlens"};
 
 /// For eager calls: a shorter way to the dispatcher than torch.ops, which takes more than twice the
 /// time for one token.
-PyMethodDef functions[] = {
-    fast_method<rotary, arguments>(
+PyMethodDef rotary_functions[] = {
+    fast_method<rotary, rotary_arguments>(
         "rotary",
         "rotary(query, key, positions, spec, layout, offset, inverse, frequencies, "
         "cu_seqlens, /) -> Tensor | tuple[Tensor, Tensor]"),
-    fast_method<rotary_in_place, arguments>(
+    fast_method<rotary_in_place, rotary_arguments>(
         "rotary_",
         "rotary_(query, key, positions, spec, layout, offset, inverse, "
         "frequencies, cu_seqlens, /) -> None"),
@@ -135,11 +137,11 @@ PyMethodDef functions[] = {
 }  // namespace
 
 void bind_rotary(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), rotary_functions) != 0) throw py::error_already_set();
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
-      .def(py::init(&make), py::arg("spec_or_head_dim"), py::kw_only(), py::arg("layout") = "bshd",
-           py::arg("learned_frequencies") = false)
-      .def("forward", &forward, py::arg("query"), py::arg("key") = py::none(),
+      .def(py::init(&make_rotary), py::arg("spec_or_head_dim"), py::kw_only(),
+           py::arg("layout") = "bshd", py::arg("learned_frequencies") = false)
+      .def("forward", &rotary_forward, py::arg("query"), py::arg("key") = py::none(),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0,
            py::arg("cu_seqlens") = py::none(), py::arg("inverse") = false)
       .def("rotate_", &rotate_in_place, py::arg("query"), py::arg("key") = py::none(),

@@ -70,7 +70,7 @@ constexpr const char* mla_cache_arguments[] = {"query",        "latent",    "key
                                                "slot_mapping", "positions", "spec",     "layout",
                                                "offset",       "query_out", "scale"};
 
-PyMethodDef functions[] = {
+PyMethodDef rotary_cache_functions[] = {
     fast_method<rotary_cache, cache_arguments>(
         "rotary_cache_",
         "rotary_cache_(query, key, value, key_cache, value_cache, slot_mapping, positions, spec, "
@@ -88,7 +88,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 void bind_rotary_cache(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), rotary_cache_functions) != 0)
+    throw py::error_already_set();
 }
 
 }  // namespace posembed::python

@@ -30,16 +30,16 @@ void norm_rotary_in_place(const torch::Tensor& query, const torch::Tensor& key,
   functional::norm_rotary_(query, key, query_weight, key_weight, positions, spec, call);
 }
 
-constexpr const char* arguments[] = {"query",     "key",          "query_weight", "key_weight",
-                                     "positions", "spec",         "layout",       "offset",
-                                     "eps",       "weight_offset"};
+constexpr const char* rotary_norm_arguments[] = {
+    "query", "key",    "query_weight", "key_weight", "positions",
+    "spec",  "layout", "offset",       "eps",        "weight_offset"};
 
-PyMethodDef functions[] = {
-    fast_method<norm_rotary, arguments>(
+PyMethodDef rotary_norm_functions[] = {
+    fast_method<norm_rotary, rotary_norm_arguments>(
         "norm_rotary",
         "norm_rotary(query, key, query_weight, key_weight, positions, spec, layout, offset, eps, "
         "weight_offset, /) -> tuple[Tensor, Tensor]"),
-    fast_method<norm_rotary_in_place, arguments>(
+    fast_method<norm_rotary_in_place, rotary_norm_arguments>(
         "norm_rotary_",
         "norm_rotary_(query, key, query_weight, key_weight, positions, spec, layout, offset, eps, "
         "weight_offset, /) -> None"),
@@ -48,7 +48,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 void bind_rotary_norm(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), rotary_norm_functions) != 0)
+    throw py::error_already_set();
 }
 
 }  // namespace posembed::python

@@ -8,9 +8,10 @@ namespace {
 
 using Module = SinusoidalPositionalEmbeddingImpl;
 
-std::shared_ptr<Module> make(int64_t embedding_dim, double base, const std::string& preset,
-                             std::optional<bool> cos_first, std::optional<double> shift,
-                             double scale, bool learned_scale) {
+std::shared_ptr<Module> make_sinusoidal(int64_t embedding_dim, double base,
+                                        const std::string& preset, std::optional<bool> cos_first,
+                                        std::optional<double> shift, double scale,
+                                        bool learned_scale) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
@@ -27,21 +28,22 @@ torch::Tensor sinusoidal_add(const torch::Tensor& x, const std::optional<torch::
   return functional::sinusoidal(x, positions, spec, offset, scale);
 }
 
-constexpr const char* arguments[] = {"x", "positions", "scale", "spec", "offset"};
+constexpr const char* sinusoidal_arguments[] = {"x", "positions", "scale", "spec", "offset"};
 
-PyMethodDef functions[] = {
-    fast_method<sinusoidal_add, arguments>(
+PyMethodDef sinusoidal_functions[] = {
+    fast_method<sinusoidal_add, sinusoidal_arguments>(
         "sinusoidal_add", "sinusoidal_add(x, positions, scale, spec, offset, /) -> Tensor"),
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void bind_sinusoidal(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), sinusoidal_functions) != 0) throw py::error_already_set();
   bind<Module>(module, "SinusoidalPositionalEmbedding")
-      .def(py::init(&make), py::arg("embedding_dim"), py::kw_only(), py::arg("base") = 10000.0,
-           py::arg("preset") = "vaswani", py::arg("cos_first") = py::none(),
-           py::arg("shift") = py::none(), py::arg("scale") = 1.0, py::arg("learned_scale") = false)
+      .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
+           py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
+           py::arg("cos_first") = py::none(), py::arg("shift") = py::none(), py::arg("scale") = 1.0,
+           py::arg("learned_scale") = false)
       .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, without_gil())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),

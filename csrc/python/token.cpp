@@ -9,11 +9,12 @@
 namespace posembed::python {
 namespace {
 
-std::shared_ptr<TokenEmbeddingImpl> make(int64_t num_embeddings, int64_t embedding_dim,
-                                         std::optional<int64_t> padding_idx,
-                                         std::optional<double> max_norm, double norm_type,
-                                         bool scale_grad_by_freq, bool sparse,
-                                         const py::object& scale, const std::string& gradient) {
+std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t embedding_dim,
+                                               std::optional<int64_t> padding_idx,
+                                               std::optional<double> max_norm, double norm_type,
+                                               bool scale_grad_by_freq, bool sparse,
+                                               const py::object& scale,
+                                               const std::string& gradient) {
   return std::make_shared<TokenEmbeddingImpl>(TokenOptions(num_embeddings, embedding_dim)
                                                   .padding_idx(padding_idx)
                                                   .max_norm(max_norm)
@@ -55,11 +56,11 @@ torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight, i
   return functional::embedding(ids, weight, call);
 }
 
-constexpr const char* arguments[] = {
+constexpr const char* token_arguments[] = {
     "ids", "weight", "padding_idx", "scale", "scale_grad_by_freq", "gradient", "vocabulary_start"};
 
-PyMethodDef functions[] = {
-    fast_method<embedding, arguments>(
+PyMethodDef token_functions[] = {
+    fast_method<embedding, token_arguments>(
         "embedding",
         "embedding(ids, weight, padding_idx, scale, scale_grad_by_freq, gradient, "
         "vocabulary_start, /) -> Tensor"),
@@ -82,9 +83,9 @@ TableGradient table_gradient(std::string_view text) {
 }
 
 void bind_token(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), functions) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(module.ptr(), token_functions) != 0) throw py::error_already_set();
   bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
-      .def(py::init(&make), py::arg("num_embeddings"), py::arg("embedding_dim"),
+      .def(py::init(&make_token), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),
            py::arg("norm_type") = 2.0, py::arg("scale_grad_by_freq") = false,
            py::arg("sparse") = false, py::kw_only(), py::arg("scale") = 1.0,

@@ -94,7 +94,7 @@ Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& qu
   return empty_frequencies(query, by);
 }
 
-void register_kernels(torch::Library& m) {
+void register_frequency_kernels(torch::Library& m) {
   m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
   m.impl("rotary_frequencies_backward",
          RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
@@ -102,10 +102,10 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_frequency_kernels(m); }
 
 #if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_frequency_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {

@@ -168,7 +168,7 @@ Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int6
   return out;
 }
 
-Tensor frequencies(Text text, std::optional<at::Device> device) {
+Tensor sinusoidal_frequencies(Text text, std::optional<at::Device> device) {
   const Specification& found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
@@ -284,7 +284,7 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
-  m.impl("sinusoidal_frequencies", frequencies);
+  m.impl("sinusoidal_frequencies", sinusoidal_frequencies);
   m.impl("sinusoidal_shift_matrix", shift_matrix);
   m.impl("sinusoidal_permutation", permutation);
   m.impl("sinusoidal_specification", canonical_text);

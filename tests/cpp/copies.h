@@ -11,11 +11,7 @@
 
 // POSEMBED_ADD_COPIES(result, isa::rotate) adds {"baseline", baseline::rotate} and so on to a
 // vector.
-#if defined(POSEMBED_X86_VARIANTS)
 #define POSEMBED_ADD_COPIES(result, ...)           \
   POSEMBED_ADD_COPY(result, baseline, __VA_ARGS__) \
   POSEMBED_ADD_COPY(result, avx2, __VA_ARGS__)     \
   POSEMBED_ADD_COPY(result, avx512, __VA_ARGS__)
-#else
-#define POSEMBED_ADD_COPIES(result, ...) POSEMBED_ADD_COPY(result, baseline, __VA_ARGS__)
-#endif

@@ -43,8 +43,7 @@ constexpr const char* source_name = "cuda source";
 
 /// The copies of a kernel that this processor can run.
 template <typename Kernel>
-Copies<Kernel> copies(Kernel* baseline, [[maybe_unused]] Kernel* avx2,
-                      [[maybe_unused]] Kernel* avx512, Kernel* source) {
+Copies<Kernel> copies(Kernel* baseline, Kernel* avx2, Kernel* avx512, Kernel* source) {
   Copies<Kernel> result{{"baseline", baseline}, {source_name, source}};
   const auto set = core::instruction_set();
   if (set >= core::InstructionSet::avx2) result.emplace_back("avx2", avx2);
@@ -52,13 +51,8 @@ Copies<Kernel> copies(Kernel* baseline, [[maybe_unused]] Kernel* avx2,
   return result;
 }
 
-#if defined(POSEMBED_X86_VARIANTS)
 #define POSEMBED_COPIES(kernel) \
   copies(baseline::kernel, avx2::kernel, avx512::kernel, CudaSource<kernel##_cuda>::run)
-#else
-#define POSEMBED_COPIES(kernel) \
-  copies(baseline::kernel, baseline::kernel, baseline::kernel, CudaSource<kernel##_cuda>::run)
-#endif
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
