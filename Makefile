@@ -1,10 +1,17 @@
 # make demo, make test: everything from a fresh clone. They make .venv, install the pinned requirements, build and run;
 # a second call reuses what is there.
 #   make test PYTHON=/path/to/python VENV=    takes that interpreter as it is and installs nothing
-#   make build CMAKE_ARGS=-DPOSEMBED_CUDA=OFF passes options to CMake
+#   make test TORCH=2.15.0                    makes and uses an environment of its own with that torch
+#   make build CMAKE_ARGS=-DPOSEMBED_CUDA=ON  passes options to CMake
 PYTHON ?= python3
-VENV ?= .venv
-BUILD ?= build/dev
+TORCH ?= 2.11.0
+ifeq ($(origin TORCH),file)
+  VENV ?= .venv
+  BUILD ?= build/dev
+else
+  VENV ?= .venv-$(TORCH)
+  BUILD ?= build/torch-$(TORCH)
+endif
 CMAKE_ARGS ?=
 PYTEST_ARGS ?=
 CTEST_ARGS ?=
@@ -13,10 +20,11 @@ BENCHMARK_ARGS ?=
 ifeq ($(VENV),)
   python := $(shell command -v $(PYTHON))
   $(if $(python),,$(error PYTHON=$(PYTHON) is no program))
-  requirements :=
 else
   python := $(abspath $(VENV))/bin/python
   requirements := $(VENV)/requirements-installed
+  requirements_demo := $(VENV)/requirements-demo-installed
+  requirements_dev := $(VENV)/requirements-dev-installed
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
 export PATH := $(dir $(python)):$(PATH)
@@ -24,53 +32,67 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build test test-cpp test-python test-gpu sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
-$(VENV)/requirements-installed: requirements.txt requirements-dev.txt
+install = $(python) -m pip install --disable-pip-version-check
+$(VENV)/requirements-installed: requirements.txt
 	test -x $(python) || $(PYTHON) -m venv $(VENV)
-	$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
+	$(install) torch==$(TORCH) -r $<
 	touch $@
 
-# The library with its tests, installed into python/posembed, where Python and find_package look for it.
+$(VENV)/requirements-%-installed: requirements-%.txt $(VENV)/requirements-installed
+	$(install) torch==$(TORCH) -r $<
+	touch $@
+
+# The library and _C, installed into python/posembed, where Python and find_package look for it. A new build folder gets
+# CPU kernels for this machine alone; tests need all.
+configure = cmake -S . -B $(BUILD) -G Ninja --log-level=NOTICE -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_PYTHON_MODULE=ON \
+  -DPOSEMBED_RELOCATABLE=OFF -DCMAKE_INSTALL_LIBDIR=lib
+install_library = cmake --install $(BUILD) --prefix python/posembed > $(BUILD)/install.log
+
 build: $(requirements)
-	cmake -S . -B $(BUILD) -G Ninja --log-level=WARNING -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_PYTHON_MODULE=ON \
-	  -DPOSEMBED_TESTS=ON -DPOSEMBED_RELOCATABLE=OFF -DCMAKE_INSTALL_LIBDIR=lib $(CMAKE_ARGS)
+	$(configure) $(if $(wildcard $(BUILD)/CMakeCache.txt),,-DPOSEMBED_INSTRUCTION_SETS=native) $(CMAKE_ARGS)
+	cmake --build $(BUILD) --target posembed posembed_python
+	$(install_library)
+
+build-tests: $(requirements_dev)
+	$(configure) -DPOSEMBED_INSTRUCTION_SETS=all -DPOSEMBED_TESTS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD)
-	cmake --install $(BUILD) --prefix python/posembed > $(BUILD)/install.log
+	$(install_library)
 
 test: test-cpp test-python
 
-test-cpp: build
+test-cpp: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure --parallel 2 $(CTEST_ARGS)
 
 # Files of tests are spread over processes, whose waiting threads leave the cores to each other.
-test-python: build
+test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 # What needs a GPU and skips itself elsewhere. "slow" tests compile; PYTEST_ARGS='-m gpu' takes them too.
-test-gpu: build
+test-gpu: build-tests
 	ctest --test-dir $(BUILD) --output-on-failure -L gpu $(CTEST_ARGS)
 	$(python) -m pytest -m 'gpu and not slow' $(PYTEST_ARGS)
 
 # Each module once forward and backward, under each of the toolkit's checkers; of races and barriers in posembed's own
 # kernels. What torch asks the CUDA runtime in vain is no fault: launches check their errors themselves.
-sanitize-gpu: build
+sanitize-gpu: build-tests
 	for tool in 'memcheck --report-api-errors no' 'racecheck --kernel-name kns=posembed' 'synccheck --kernel-name kns=posembed'; do \
 	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(BUILD)/tests/cpp/test_cuda || exit 1; \
+	    $(BUILD)/tests/cpp/test_modules --gtest_filter='*Cuda*' || exit 1; \
 	done
 
 # Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (2 minutes
 # on two cores), and under ThreadSanitizer (7 minutes).
-check-memory check-races: build
+check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
 # the Python sources (6 minutes on two cores). A build without CUDA kernels has no such half.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
-test-cuda-on-cpu: build
+test-cuda-on-cpu: build-tests
 	cmake --build $(BUILD) --target posembed_cuda_on_cpu
 	test ! -e $(cuda_on_cpu)/libposembed.so || $(MAKE) --no-print-directory run-cuda-on-cpu
 
@@ -85,22 +107,22 @@ run-cuda-on-cpu:
 
 cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
 
-lint: $(requirements)
+lint: $(requirements_dev)
 	clang-format --dry-run -Werror $(cpp_sources)
 	ruff check .
 	ruff format --check .
 	mypy
 
-format: $(requirements)
+format: $(requirements_dev)
 	clang-format -i $(cpp_sources)
 	ruff check --fix .
 	ruff format .
 
 # The documentation site in build/docs. --strict: a broken link is an error.
-docs: build
+docs: build $(requirements_dev)
 	$(python) -m mkdocs build --quiet --strict
 
-demo: build
+demo: build $(requirements_demo)
 	$(python) examples/python/demo.py
 
 # Whole calls beside peers; then the kernels alone.
@@ -120,8 +142,15 @@ benchmark-kernels: $(requirements)
 	$(python) benchmarks/kernel_table.py $(BUILD)/benchmarks/alibi_benchmark
 	$(BUILD)/benchmarks/token_benchmark
 
-wheel: build
-	CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)" $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+# A wheel in dist/ for machines without a compiler, for the torch and the Python of the environment: for the CPU, with
+# CUDA=1 for GPUs too. torch's wheel has the libraries that are excluded.
+wheel: export POSEMBED_BUILD := $(abspath $(BUILD))$(if $(CUDA),-cuda)
+wheel: export TORCH_CUDA_ARCH_LIST ?= $(if $(CUDA),8.0;8.6;8.9;9.0;10.0;12.0+PTX)
+wheel: export CMAKE_ARGS := -DPOSEMBED_MANYLINUX=ON -DPOSEMBED_WARNINGS_AS_ERRORS=ON -DPOSEMBED_CUDA=$(if $(CUDA),ON,OFF) $(CMAKE_ARGS)
+wheel: $(requirements_dev)
+	$(python) -m pip wheel -v --no-build-isolation --no-deps --wheel-dir $(POSEMBED_BUILD)/wheel .
+	$(python) -m auditwheel repair --plat manylinux_2_28_x86_64 --exclude 'libtorch*.so' --exclude 'libc10*.so' \
+	  --exclude libgomp.so.1 --wheel-dir dist $(POSEMBED_BUILD)/wheel/*.whl
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info

@@ -1,5 +1,5 @@
-# Decides whether CUDA kernels are built and for which architectures. Every combination of torch, toolkit and
-# POSEMBED_CUDA ends in a working build or in one sentence.
+# Decides whether CUDA kernels are built and for which architectures, and says so in one line. AUTO builds them for the
+# GPUs of this machine, or for TORCH_CUDA_ARCH_LIST; ON builds them without a GPU too, and fails where it cannot.
 
 # Sets POSEMBED_WITH_CUDA, and for enable_language(CUDA) the compiler and CMAKE_CUDA_ARCHITECTURES.
 function(posembed_choose_cuda)
@@ -8,17 +8,22 @@ function(posembed_choose_cuda)
     message(FATAL_ERROR "POSEMBED_CUDA must be AUTO, ON or OFF, but is '${POSEMBED_CUDA}'.")
   endif()
   if(POSEMBED_CUDA STREQUAL "OFF")
-    message(STATUS "posembed: CPU only, as POSEMBED_CUDA=OFF asks")
+    message(NOTICE "posembed: CPU only, as POSEMBED_CUDA=OFF asks")
     return()
   endif()
 
+  _posembed_architectures_asked_for(asked)
+  _posembed_architectures_seen(seen)
   _posembed_find_nvcc(nvcc version)
   string(REGEX MATCH "^[0-9]+" major "${version}")
   set(torch "torch ${POSEMBED_TORCH_VERSION} in ${POSEMBED_TORCH_ROOT}")
-  if(NOT POSEMBED_TORCH_CUDA_MAJOR)
-    _posembed_without_cuda(STATUS "${torch} has no CUDA")
+  if(POSEMBED_CUDA STREQUAL "AUTO" AND NOT asked AND NOT seen)
+    _posembed_without_cuda(NOTICE
+      "no GPU is seen; -DPOSEMBED_CUDA=ON builds CUDA kernels all the same, TORCH_CUDA_ARCH_LIST says for which GPUs")
+  elseif(NOT POSEMBED_TORCH_CUDA_MAJOR)
+    _posembed_without_cuda(NOTICE "${torch} has no CUDA")
   elseif(NOT nvcc)
-    _posembed_without_cuda(STATUS
+    _posembed_without_cuda(NOTICE
       "${torch} has CUDA ${POSEMBED_TORCH_CUDA_MAJOR}, but no CUDA toolkit was found (set CUDACXX to its nvcc)")
   elseif(NOT major EQUAL POSEMBED_TORCH_CUDA_MAJOR)
     _posembed_without_cuda(WARNING
@@ -27,9 +32,19 @@ function(posembed_choose_cuda)
     _posembed_without_cuda(WARNING
       "${nvcc} is CUDA ${version}, whose kernels take 4 KiB of arguments at most; CUDA 12.1 and later take more")
   else()
-    _posembed_choose_architectures(${version})
-    message(STATUS "posembed: CUDA ${version}, architectures ${CMAKE_CUDA_ARCHITECTURES}")
-    set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES} PARENT_SCOPE)
+    if(asked)
+      set(names "${asked}")
+    elseif(POSEMBED_CUDA STREQUAL "AUTO")
+      set(names "${seen}")
+    elseif(version VERSION_LESS 12.8)  # the first toolkit that knows Blackwell
+      set(names 8.0 9.0+PTX)
+    else()
+      set(names 8.0 9.0 10.0+PTX)
+    endif()
+    _posembed_translate_architectures("${names}" architectures)
+    string(REPLACE ";" " " shown "${architectures}")
+    message(NOTICE "posembed: CUDA ${version} kernels for ${shown}; TORCH_CUDA_ARCH_LIST asks for other GPUs, -DPOSEMBED_CUDA=OFF for none")
+    set(CMAKE_CUDA_ARCHITECTURES ${architectures} PARENT_SCOPE)
     set(CMAKE_CUDA_COMPILER ${nvcc} CACHE FILEPATH "CUDA compiler")
     set(POSEMBED_CUDA_VERSION ${version} PARENT_SCOPE)
     set(POSEMBED_WITH_CUDA ON PARENT_SCOPE)
@@ -67,21 +82,29 @@ function(_posembed_find_nvcc nvcc_result version_result)
 endfunction()
 
 # TORCH_CUDA_ARCH_LIST as torch's own builds write it ("8.0;9.0 10.0+PTX", "Hopper", "native"), from -D or from the
-# environment; else CMAKE_CUDA_ARCHITECTURES; else a default.
-macro(_posembed_choose_architectures version)
+# environment; else CMAKE_CUDA_ARCHITECTURES; else nothing.
+function(_posembed_architectures_asked_for result)
   if(DEFINED ENV{TORCH_CUDA_ARCH_LIST})
     set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}" CACHE STRING "CUDA architectures, as torch writes them" FORCE)
   endif()
   if(TORCH_CUDA_ARCH_LIST)
-    _posembed_translate_architectures("${TORCH_CUDA_ARCH_LIST}" CMAKE_CUDA_ARCHITECTURES)
-  elseif(NOT CMAKE_CUDA_ARCHITECTURES)
-    if(${version} VERSION_LESS 12.8)  # the first toolkit that knows Blackwell
-      _posembed_translate_architectures("8.0;9.0+PTX" CMAKE_CUDA_ARCHITECTURES)
-    else()
-      _posembed_translate_architectures("8.0;9.0;10.0+PTX" CMAKE_CUDA_ARCHITECTURES)
-    endif()
+    set(${result} "${TORCH_CUDA_ARCH_LIST}" PARENT_SCOPE)
+  else()
+    set(${result} "${CMAKE_CUDA_ARCHITECTURES}" PARENT_SCOPE)
   endif()
-endmacro()
+endfunction()
+
+# The compute capabilities of this machine's GPUs ("9.0"), each once.
+function(_posembed_architectures_seen result)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE text ERROR_QUIET RESULT_VARIABLE status)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${text}")
+  if(NOT status EQUAL 0)
+    set(capabilities "")
+  endif()
+  list(REMOVE_DUPLICATES capabilities)
+  set(${result} "${capabilities}" PARENT_SCOPE)
+endfunction()
 
 function(_posembed_translate_architectures names result)
   set(Turing 7.5+PTX)
@@ -101,7 +124,9 @@ function(_posembed_translate_architectures names result)
 
   set(architectures "")
   foreach(name IN LISTS expanded)
-    if(name MATCHES "^([0-9]+)\\.([0-9][af]?)(\\+PTX)?$")
+    if(name MATCHES "^[0-9]+[af]?(-real|-virtual)?$")  # as CMake writes them
+      list(APPEND architectures ${name})
+    elseif(name MATCHES "^([0-9]+)\\.([0-9][af]?)(\\+PTX)?$")
       set(number ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
       list(APPEND architectures ${number}-real)
       if(CMAKE_MATCH_3)

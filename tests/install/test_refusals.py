@@ -39,8 +39,21 @@ def fake_nvcc(folder: Path, release: str) -> Path:
     return nvcc
 
 
-def choose_cuda(folder: Path, **variables: object) -> tuple[int, str]:
-    """What cmake/Cuda.cmake decides for these variables."""
+def fake_nvidia_smi(folder: Path, gpus: list[str]) -> Path:
+    """A folder with a program that names the compute capabilities of these GPUs."""
+    programs = folder / "bin"
+    programs.mkdir()
+    listing = programs / "nvidia-smi"
+    status = 0 if gpus else 9
+    listing.write_text(f"#!/bin/sh\nprintf '%s\\n' {' '.join(gpus)}\nexit {status}\n")
+    listing.chmod(0o755)
+    return programs
+
+
+def choose_cuda(
+    folder: Path, gpus: list[str] | None = None, **variables: object
+) -> tuple[int, str]:
+    """The decision of cmake/Cuda.cmake for these variables, where these GPUs are seen."""
     values = {
         "POSEMBED_CUDA": "AUTO",
         "POSEMBED_TORCH_ROOT": "/torch",
@@ -55,15 +68,51 @@ def choose_cuda(folder: Path, **variables: object) -> tuple[int, str]:
         "posembed_choose_cuda()\n"
         'message("CUDA is ${POSEMBED_WITH_CUDA} for [${CMAKE_CUDA_ARCHITECTURES}]")\n'
     )
-    environment = {"TORCH_CUDA_ARCH_LIST": values.pop("TORCH_CUDA_ARCH_LIST", "")}
+    programs = fake_nvidia_smi(folder, ["9.0"] if gpus is None else gpus)
+    environment = {
+        "TORCH_CUDA_ARCH_LIST": values.pop("TORCH_CUDA_ARCH_LIST", ""),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+    }
     definitions = [f"-D{name}={value}" for name, value in values.items()]
     return run("cmake", *definitions, "-P", script, **environment)
 
 
-def test_the_right_toolkit_is_used(tmp_path: Path) -> None:
-    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=fake_nvcc(tmp_path, "13.1"))
+@pytest.mark.parametrize(
+    ("gpus", "architectures"),
+    [(["9.0"], "90-real"), (["8.0", "12.0", "8.0"], "80-real;120-real")],
+)
+def test_kernels_are_built_for_the_gpus_seen(
+    tmp_path: Path, gpus: list[str], architectures: str
+) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.1")
+    status, output = choose_cuda(tmp_path, gpus, CMAKE_CUDA_COMPILER=nvcc)
     assert status == 0
-    assert output.endswith("CUDA is ON for [80-real;90-real;100-real;100-virtual]")
+    assert "posembed: CUDA 13.1 kernels for" in output
+    assert output.endswith(f"CUDA is ON for [{architectures}]")
+
+
+def test_without_a_gpu_the_build_is_for_the_cpu(tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.1")
+    status, output = choose_cuda(tmp_path, [], CMAKE_CUDA_COMPILER=nvcc)
+    assert status == 0
+    assert "CPU only: no GPU is seen; -DPOSEMBED_CUDA=ON builds CUDA kernels all the same" in output
+    assert output.endswith("CUDA is OFF for []")
+
+
+@pytest.mark.parametrize(
+    ("release", "architectures"),
+    [("13.1", "80-real;90-real;100-real;100-virtual"), ("12.6", "80-real;90-real;90-virtual")],
+)
+def test_cuda_on_needs_no_gpu(tmp_path: Path, release: str, architectures: str) -> None:
+    status, output = choose_cuda(
+        tmp_path,
+        [],
+        POSEMBED_CUDA="ON",
+        POSEMBED_TORCH_CUDA_MAJOR=release[:2],
+        CMAKE_CUDA_COMPILER=fake_nvcc(tmp_path, release),
+    )
+    assert status == 0
+    assert output.endswith(f"CUDA is ON for [{architectures}]")
 
 
 def test_a_missing_toolkit_gives_a_cpu_build(tmp_path: Path) -> None:
@@ -115,7 +164,7 @@ def test_architectures_are_written_as_torch_writes_them(
     tmp_path: Path, asked: str, architectures: str
 ) -> None:
     nvcc = fake_nvcc(tmp_path, "13.0")
-    status, output = choose_cuda(tmp_path, CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST=asked)
+    status, output = choose_cuda(tmp_path, [], CMAKE_CUDA_COMPILER=nvcc, TORCH_CUDA_ARCH_LIST=asked)
     assert status == 0
     assert output.endswith(f"CUDA is ON for [{architectures}]")
 
