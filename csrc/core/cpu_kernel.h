@@ -42,8 +42,8 @@ using FunctionOf = Signature;
 
 // POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
 // baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. The files of the
-// copies themselves have no rotate_cpu: its initialisation runs when the library is loaded, and
-// must not be code that the processor may lack.
+// copies do not define rotate_cpu: it is initialised when the library is loaded, by code that must
+// run on every processor.
 #define POSEMBED_DECLARE_KERNEL(instruction_set, kernel, ...) \
   namespace instruction_set {                                 \
   ::posembed::core::FunctionOf<__VA_ARGS__> kernel;           \
