@@ -14,7 +14,8 @@ namespace posembed::dispatcher {
 /// Whether CUDA kernels process tensors on `device`.
 bool on_cuda(c10::Device device);
 
-/// Whether CUDA kernels process `tensor`. Never ask the tensor itself: its device may be the CPU.
+/// Whether CUDA kernels process `tensor`. Use it, never the tensor's own answer: in tests the CPU
+/// stands in for CUDA.
 inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
 
 /// Makes `tensor`'s device the current one while it exists. Throws c10::IndexError if an earlier
