@@ -54,7 +54,7 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
   }
 }
 
-/// The sum of a run, by halves whatever the width of registers.
+/// The sum of a run, by halves for any width of registers.
 template <typename T>
 POSEMBED_INLINE Compute<T> sum(Run<T> values) {
   constexpr size_t half = Run<T>::count / 2;

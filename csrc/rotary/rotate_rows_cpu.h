@@ -340,7 +340,7 @@ struct Rotating {
   Margins margins;
 };
 
-/// `fixed_pairs`: the number of pairs if the compiler is to know it, otherwise 0.
+/// `fixed_pairs`: the number of pairs as a constant, or 0.
 template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
 void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                   const Angles<T>& angles, int64_t pairs, const Margins& margins) {

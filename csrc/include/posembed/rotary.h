@@ -66,9 +66,9 @@ struct RotaryCall {
   Layout layout = Layout::bshd;
   int64_t offset = 0;    ///< position of the first token if no positions are given
   bool inverse = false;  ///< undo the rotation
-  /// For documents packed one after the other (Layout::thd, or a batch of 1): int32/int64
-  /// [documents + 1], the token at which each begins, then the number of tokens. Positions restart
-  /// at `offset` in each.
+  /// For documents packed one after another (Layout::thd, or a batch of 1): int32/int64 [documents
+  /// + 1], the token at which each begins, then the number of tokens. Positions restart at `offset`
+  /// in each.
   std::optional<torch::Tensor> cu_seqlens = std::nullopt;
   /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
   /// radians per position.
