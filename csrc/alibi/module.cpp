@@ -213,7 +213,7 @@ functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t 
     return call;
   }
   const torch::Tensor& mask = *call.attention_mask;
-  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator says what is wrong
+  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator raises the error
   call.key_positions = functional::alibi_positions(mask);
   const int64_t first = call.query_offset.value_or(keys - queries);
   if (first >= 0 && first + queries <= keys) {

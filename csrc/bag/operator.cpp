@@ -93,7 +93,7 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
   dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
 }
 
-// ----------------------------------------------------------------------------- what kernels see
+// --------------------------------------------------------------------------- kernels' arguments
 
 /// Contiguous ids and offsets and the form that kernels read. On the CPU, values are checked.
 struct Layout {

@@ -163,7 +163,7 @@ class WordSource : public Source {
     return result;
   }
 
-  /// Reads all rows. `place_of` gives the row of `out` that a row goes to, or -1.
+  /// Reads all rows. `place_of` returns the destination of a row in `out`, or -1.
   template <typename PlaceOf>
   void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
     with_path(path(), [&] {

@@ -53,8 +53,8 @@ def set_cache_limit(bytes: int) -> int:
     reuse memory themselves (jemalloc, tcmalloc).
 
     Args:
-        bytes: The limit. Without this call it is 512 MiB, or what the environment variable
-            `POSEMBED_CACHE_LIMIT` says.
+        bytes: The limit. Without this call it is 512 MiB, or the value of the environment variable
+            `POSEMBED_CACHE_LIMIT`.
 
     Returns:
         The previous limit.

@@ -333,7 +333,7 @@ def angle_error(
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
     rounded = dataclasses.replace(spec, numerics=numerics)
     ours = cosines_and_sines(rounded, at, torch.float32)
-    # The angle between two directions, whatever their lengths.
+    # The angle between two directions of any lengths.
     return torch.atan2(ours[1] * cosine - ours[0] * sine, ours[0] * cosine + ours[1] * sine).abs()
 
 

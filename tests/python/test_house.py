@@ -47,7 +47,7 @@ def includes(source: Path) -> list[str]:
 
 
 def torch_free(source: Path) -> bool:
-    """Whether a file belongs to the kernel layer: core/, and what the kernels' library compiles."""
+    """Whether a file belongs to the kernel layer: core/, and sources of the kernels' library."""
     listed = (CSRC / "CMakeLists.txt").read_text().partition("set(library_sources")[0]
     inside = source.relative_to(CSRC)
     return (

@@ -18,7 +18,7 @@ namespace posembed {
 POSEMBED_API int64_t empty_cache();
 
 /// Limits the bytes that are kept, in the whole process; 0 keeps none. The default is 512 MiB, or
-/// what the environment variable POSEMBED_CACHE_LIMIT says. Returns the previous limit.
+/// the value of the environment variable POSEMBED_CACHE_LIMIT. Returns the previous limit.
 ///
 /// Only memory of CPU results of 4 MiB and more is kept, and only if it came fresh from the system:
 /// an allocator that reuses memory itself (jemalloc, tcmalloc) leaves nothing to keep.

@@ -62,7 +62,7 @@ struct ProportionalScaling {
   double factor = 1.0;
 };
 
-/// LongRoPE: each pair's frequency is divided by a factor of its own, from one list up to
+/// LongRoPE: each pair's frequency is divided by its own factor, from one list up to
 /// original_max_positions and from another beyond: see RotarySpec::resolve. Ding et al.,
 /// arXiv:2402.13753.
 struct LongRopeScaling {

@@ -217,7 +217,7 @@ def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
-    """A parameter that starts at ``scale``, multiplies what is added, and learns."""
+    """A parameter that starts at ``scale``, multiplies the encodings, and learns."""
     options = {"scale": 0.5, "dtype": dtype, "device": device}
     module = pe.SinusoidalPositionalEmbedding(8, learned_scale=True, **options)
     plain = pe.SinusoidalPositionalEmbedding(8, **options)
