@@ -39,7 +39,7 @@ struct Inputs {
 /// Checks the values of CPU tensors before anything is written; CUDA kernels record bad positions.
 Inputs checked_inputs(const Rotation& by, int64_t tokens);
 
-/// @param out nullptr if rows are only read: asking for a mutable pointer would copy copy-on-write
+/// @param out  nullptr if rows are only read: asking for a mutable pointer would copy copy-on-write
 ///             memory
 Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where);
 

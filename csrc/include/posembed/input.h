@@ -176,7 +176,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   /// @param attention_mask  for PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0
   ///     for padding
   /// @param seed  of dropout, int64 with one element; default: drawn from torch's generator
-  /// @param first_token index of the first of these tokens in dropout's mask: parts with one seed
+  /// @param first_token  index of the first of these tokens in dropout's mask: parts with one seed
   ///     draw the mask of the whole
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,

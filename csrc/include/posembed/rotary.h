@@ -120,7 +120,7 @@ POSEMBED_API torch::Tensor rerotate_(
 
 /// rotary() into existing memory, which saves the cost of new memory; returns `out`. For inference:
 /// raises if a gradient would be lost.
-/// @param out in the shape and dtype of `query`, any strides with a contiguous last dimension; may
+/// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; may
 ///     be `query` itself, but must not overlap it otherwise
 POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query,
                                       std::nullopt_t no_key,

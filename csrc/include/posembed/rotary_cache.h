@@ -52,7 +52,7 @@ struct RotaryCacheCall {
 /// @param query  floating, in `call.layout`: [tokens, heads, head_dim]
 /// @param key  like query, with any number of heads
 /// @param value  like key, with any head_dim
-/// @param key_cache in `call.cache_layout`, any strides with a contiguous last dimension; in the
+/// @param key_cache  in `call.cache_layout`, any strides with a contiguous last dimension; in the
 ///     dtype of the data, or in float8_e4m3fn, which stores key / scale, computed in float32,
 ///     rounded to nearest even and saturated at 448
 /// @param value_cache  like key_cache, with the head_dim of value
