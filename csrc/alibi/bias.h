@@ -1,5 +1,5 @@
-// The one formula of ALiBi, shared by CPU and CUDA: bias = -slope * |query position - key
-// position|, which keys a query does not see, and the rows that it is computed for.
+// The ALiBi formula, shared by CPU and CUDA: bias = -slope * |query position - key position|, and
+// the rules that hide keys from a query.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,7 @@ POSEMBED_INLINE T* elements(const Matrices& matrices, const Row& row) {
 inline constexpr int32_t hidden = std::numeric_limits<int32_t>::min();
 
 /// The bias of one head as a function of distance = key position - query position: two half-lines
-/// that meet at distance 0, and what hidden keys get: -infinity, or 0 to leave them alone.
+/// that meet at distance 0. Hidden keys get -infinity, or 0 to keep their scores.
 template <typename C>
 struct Line {
   C before;
@@ -83,7 +83,7 @@ struct Keys {
   int64_t end;
 };
 
-/// The keys of the document that the query of row `row` belongs to; none for a query outside all.
+/// The keys of the document that contains the query of row `row`; empty if no document does.
 POSEMBED_INLINE Keys document_of(const Distances& distances, int64_t row) {
   if (distances.documents == 0) return {0, distances.keys};
   const int64_t place = distances.offset + row;

@@ -1,5 +1,6 @@
-// Derivatives of the ALiBi operators. Bias and its gradient are linear, and each is the derivative
-// of the other, with bias 0 for hidden keys, where it does not depend on slopes.
+// Derivatives of the ALiBi operators. The bias is linear in the slopes, so the bias and its
+// gradient are each other's derivative. In derivatives hidden keys have bias 0, because theirs does
+// not depend on the slopes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -21,7 +22,7 @@ using dispatcher::variable_list;
 int64_t code(at::ScalarType type) { return static_cast<int64_t>(type); }
 at::ScalarType type_of(int64_t code) { return static_cast<at::ScalarType>(code); }
 
-/// In a derivative: hidden keys contribute nothing to it.
+/// For derivatives, to which hidden keys contribute nothing.
 constexpr bool without_hiding = false;
 
 Tensor scaled(const Tensor& tensor, double scale) {
@@ -83,7 +84,7 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
   int64_t dtype = 0;  // of the gradient that was reduced
 };
 
-/// Gradient of alibi_add: that of the scores passes through.
+/// Gradient of alibi_add. The gradient of the scores passes through.
 class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
  public:
   static constexpr const char* label = "AlibiAddBackward";
@@ -178,7 +179,7 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
   double scale = 1.0;
 
  private:
-  /// The gradient of what both results are made from: the gradient of the biased scores.
+  /// The gradient of the biased scores' gradient, from which both results are computed.
   Tensor of_biased_scores(const Tensor& of_scores, const Tensor& of_slopes, const Tensor& like) {
     if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
       return of_scores.defined() ? scaled(of_scores, scale) : Tensor();

@@ -43,7 +43,7 @@ struct Distances {
   const bool* mask = nullptr;  // [keys]; false: hidden
   int64_t mask_stride = 0;
 
-  /// True where a row's biases depend on key - query alone.
+  /// True if a row's biases depend only on key - query.
   bool plain() const {
     return query_positions.data == nullptr && key_positions.data == nullptr && documents == 0 &&
            mask == nullptr;
@@ -67,7 +67,8 @@ struct FillArguments {
   Matrices out;
 };
 
-/// out = in * scale + bias, or the softmax of that over keys. `in` and `out` are the same or apart.
+/// out = in * scale + bias, or the softmax of that over keys. `in` and `out` are the same memory or
+/// do not overlap.
 struct ScoreArguments {
   Slopes slopes;
   Distances distances;
@@ -78,10 +79,10 @@ struct ScoreArguments {
   Matrices out;
 };
 
-/// The gradient of the slopes: that of the bias times distance, summed over keys into `partial`,
+/// The gradient of the slopes: the bias's gradient times distance, summed over keys into `partial`,
 /// then over queries and batch.
 struct SlopeGradient {
-  int64_t sides = 1;  // 0: none is asked for
+  int64_t sides = 1;  // 0: no gradient is requested
   int64_t heads = 0;
   double* partial = nullptr;  // [sides, batch, heads, queries]
   void* out = nullptr;        // [sides, heads], contiguous
@@ -120,7 +121,7 @@ POSEMBED_CPU_KERNEL(softmax_backward,
 /// reduce, any instruction set.
 POSEMBED_CPU_KERNEL(reduce, void(const ReduceArguments& arguments, int64_t begin, int64_t end));
 
-/// Sums `partial` of all rows up into `out`.
+/// Sums `partial` over all rows into `out`.
 POSEMBED_CPU_KERNEL(reduce_heads,
                     void(const SlopeGradient& gradient, int64_t batch, int64_t queries));
 

@@ -12,7 +12,7 @@ constexpr int64_t tile_rows = 256;
 constexpr int64_t tile_keys = 4096;
 constexpr int64_t ramp_size = tile_keys + tile_rows;
 
-/// Rows first … first + count - 1 of one head, of which one ramp covers keys [begin, end).
+/// Rows first … first + count - 1 of one head. One ramp serves their keys [begin, end).
 struct Tile {
   int64_t head;
   int64_t first;
@@ -40,7 +40,7 @@ void fill_hidden(T* begin, T* end) {
   std::fill(begin, end, value);
 }
 
-/// The biases of `size` keys from 0 on, for a query at `position`.
+/// The biases of keys 0 … `size` - 1 for a query at `position`.
 template <typename T>
 void fill_ramp(const Line<float>& line, const Distances& distances, int64_t position, int64_t size,
                T* ramp) {
@@ -60,7 +60,8 @@ void fill_ramp(const Line<double>& line, const Distances& distances, int64_t pos
   }
 }
 
-/// The row of the tile's last query begins the ramp; that of each query before begins one later.
+/// The last query's row begins at the start of the ramp; each earlier query's row begins one
+/// element later.
 template <typename T>
 void fill_tile(const FillArguments& arguments, const Tile& tile, bool streamed) {
   const Distances& distances = arguments.distances;
@@ -107,7 +108,7 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
 
 // ------------------------------------------------------------------------------------------ add
 
-/// One row after the other: fastest with the hardware's prefetcher.
+/// One row after another, which suits the hardware prefetcher.
 template <typename T>
 void add_plain_row(const T* in, const Line<float>& line, const Distances& distances, int64_t query,
                    float scale, T* out) {
@@ -127,7 +128,7 @@ void add_plain_row(const T* in, const Line<float>& line, const Distances& distan
 template <typename T>
 void add_row(const T* in, const Line<Compute<T>>& line, const int32_t* distance, int64_t keys,
              Compute<T> scale, T* out) {
-#pragma GCC ivdep  // in and out are the same row or apart
+#pragma GCC ivdep  // in and out are the same row or do not overlap
   for (int64_t key = 0; key < keys; ++key) {
     core::store(biased(line, distance[key], core::load(in[key]), scale), out + key);
   }

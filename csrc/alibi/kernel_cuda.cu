@@ -1,5 +1,5 @@
 // ALiBi on CUDA: a block takes one row of scores, a thread 16 bytes of it at a time; the bias is
-// made in registers from the distance. Every kernel is bound by memory.
+// computed in registers from the distance. Every kernel is bound by memory.
 #include <algorithm>
 
 #include "alibi/bias.h"
@@ -72,7 +72,7 @@ struct Larger {
   }
 };
 
-/// Combines the threads' values in a fixed order. Every thread must call it and gets the result.
+/// Combines the threads' values in a fixed order. Every thread must call it; all get the result.
 template <typename Join, typename V>
 __device__ V over_block(V value, Join join) {
   __shared__ V values[block_size];
@@ -162,7 +162,7 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
     const T* in = elements<const T>(arguments.in, row);
     T* out = elements<T>(arguments.out, row);
     const int64_t end = query.visible_end();
-    // A thread visits the same keys in every pass, so that passes need no barrier.
+    // A thread visits the same keys in every pass, so passes need no barrier between them.
     const auto each_pack = [&](auto visit) {
       for (int64_t key = int64_t{threadIdx.x} * width; key < end; key += block_size * width) {
         visit(key);
@@ -231,7 +231,7 @@ struct SlopeSums {
   }
 };
 
-/// Keeps the sums of row `number` of all `rows`; every thread must call it.
+/// Stores the sums of row `number` out of `rows`; every thread must call it.
 __device__ void store_sums(const SlopeSums& sums, const SlopeGradient& gradient, int64_t number,
                            int64_t rows) {
   const double before = over_block(sums.before, Add()), after = over_block(sums.after, Add());
@@ -317,7 +317,7 @@ bool in_vectors(const Matrices& matrices, int64_t keys) {
   });
 }
 
-/// Returns launch(width, plain) with both as types, for kernels to use as constants.
+/// Returns launch(width, plain), both passed as types so that kernels can use them as constants.
 template <typename T, typename Launch>
 const char* with_form(bool vectors, const Distances& distances, Launch launch) {
   using Whole = std::integral_constant<int, core::vector_width<T>>;

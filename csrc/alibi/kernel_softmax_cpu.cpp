@@ -1,5 +1,5 @@
-// Softmax of biased scores, and its gradients. A row's scores are read once; intermediate results
-// stay in the cache in float32.
+// Softmax of biased scores, and its gradients. Each row's scores are read once; intermediate
+// results stay in the cache in float32.
 #include <vector>
 
 #include "alibi/rows.h"
@@ -172,7 +172,7 @@ class Softmax<double> {
 
 // ------------------------------------------------------------------------------------- backward
 
-/// Gradients through the softmax of one row, in the type arithmetic on T runs in.
+/// Gradients through the softmax of one row, in T's compute type.
 template <typename T>
 class SoftmaxBackward {
  public:

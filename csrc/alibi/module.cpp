@@ -1,4 +1,4 @@
-// ALiBi and the functional interface: thin wrappers of the operators.
+// The ALiBi module and the functional interface: thin wrappers around the operators.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/matmul.h>
@@ -203,8 +203,8 @@ torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
 
 namespace {
 
-/// The call with the module's options and, if there is a mask, positions that count only visible
-/// keys.
+/// The call with the module's options and, if there is a mask, with positions that count only
+/// visible keys.
 functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t queries,
                                int64_t keys) {
   call.causal = causal;
@@ -213,7 +213,7 @@ functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t 
     return call;
   }
   const torch::Tensor& mask = *call.attention_mask;
-  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator says what is wrong
+  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator raises the error
   call.key_positions = functional::alibi_positions(mask);
   const int64_t first = call.query_offset.value_or(keys - queries);
   if (first >= 0 && first + queries <= keys) {
@@ -298,7 +298,7 @@ torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tens
   torch::Tensor scores =
       at::matmul(grouped, key.transpose(-2, -1)).view({batch, heads, queries, keys});
   call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  // Not only where scores require grad: inside a transform of torch.func one cannot see it.
+  // Do not ask whether the scores require grad: inside a torch.func transform they do not say so.
   if (at::GradMode::is_enabled()) {
     scores = softmax(scores, std::move(call));
   } else {

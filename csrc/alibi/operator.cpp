@@ -86,7 +86,7 @@ void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& 
                     c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
 }
 
-/// The shape of the gradient of slopes; sides is 0 if it is not needed.
+/// The shape of the gradient of slopes; `sides` is 0 if the gradient is not needed.
 c10::SymDimVector slope_sizes(const Tensor& scores, int64_t sides) {
   if (sides == 0) return {0};
   const c10::SymInt heads = scores.sym_size(-3);
@@ -210,7 +210,7 @@ void change_scores(const Tensor& scores, const Tensor& slopes, const Places& pla
   write(scores, slopes, layout, scale, scores);
 }
 
-/// Memory for the gradient of slopes, which kernels sum first by rows.
+/// Memory for the gradient of slopes, which kernels first sum within rows.
 class SlopeSum {
  public:
   SlopeSum(const Tensor& grad, int64_t sides, const MaybeType& dtype)
@@ -227,7 +227,7 @@ class SlopeSum {
 
   const SlopeGradient& gradient() const { return gradient_; }
 
-  /// The sum over rows, which CUDA kernels have already made.
+  /// The sum over rows. CUDA kernels have already computed it.
   Tensor finish(int64_t batch, int64_t queries) const {
     if (gradient_.sides > 0 && out_.is_cpu()) reduce_heads_cpu(gradient_, batch, queries);
     return out_;

@@ -1,4 +1,4 @@
-// How C++ code calls the ALiBi operators: through the dispatcher, as Python does.
+// C++ calls of the ALiBi operators, through the dispatcher as in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ struct Places {
   MaybeTensor key_positions;
   MaybeTensor cu_seqlens;
   MaybeTensor attention_mask;
-  MaybeOffset query_offset = std::nullopt;  // none: ends are aligned
+  MaybeOffset query_offset = std::nullopt;  // none: the last query is at the last key
   bool causal = true;
 
   template <typename Self>
@@ -35,7 +35,7 @@ struct Places {
   }
 };
 
-/// Throws c10::ValueError for what is not one matrix for each head, or for each batch and head.
+/// Throws c10::ValueError unless `scores` has a matrix for each head, or for each batch and head.
 void check_matrix_shape(const Tensor& scores, const char* argument);
 
 using SlopesOperator = Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
@@ -66,7 +66,7 @@ inline Tensor call_positions(const Tensor& attention_mask) {
   return handle.call(attention_mask);
 }
 
-/// hide: whether hidden keys get -infinity; otherwise their bias is 0.
+/// hide: if true, hidden keys get -infinity; otherwise their bias is 0.
 inline Tensor call_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
                         const Places& places, bool hide, MaybeType dtype) {
   static const auto handle = dispatcher::find<Bias::Signature>("posembed::alibi_bias");
@@ -115,7 +115,7 @@ inline void call_softmax_in_place(const Tensor& scores, const Tensor& slopes, co
   Operator::call(handle, scores, slopes, places, hide, scale);
 }
 
-/// sides: how many slopes each head has; 0: their gradient is not asked for, and comes empty.
+/// sides: slopes per head; 0: their gradient is not requested, and the result is empty.
 inline std::tuple<Tensor, Tensor> call_softmax_backward(const Tensor& grad, const Tensor& weights,
                                                         const Places& places, bool hide,
                                                         double scale, int64_t sides,

@@ -1,5 +1,5 @@
-// Shared by the CPU kernels: rows of matrices, and the biases and distances along a row. If biases
-// depend only on key - query they are made in registers; otherwise the distances of the row are
+// Shared by the CPU kernels: rows of matrices, and the biases and distances along a row. Biases
+// that depend only on key - query are computed in registers; otherwise the row's distances are
 // written to a buffer first. Included by kernel_*cpu.cpp only.
 #pragma once
 
@@ -20,7 +20,7 @@ using core::Floats;
 using core::lanes;
 using core::Words;
 
-/// Elements that vectors take at a time.
+/// Elements in a block, which vectors process at a time.
 inline constexpr int64_t block = 2 * lanes;
 
 using Ints = int32_t __attribute__((vector_size(sizeof(Floats))));
@@ -66,8 +66,8 @@ POSEMBED_INLINE WordPair is_positive(WordPair value) {
   return {(Words)((Ints)value.first > 0), (Words)((Ints)value.second > 0)};
 }
 
-/// Before the block at `in` is read. Measured: a twentieth (causal) to a fifth less time on an
-/// Intel Xeon; on an AMD EPYC the hardware's prefetcher alone is fastest.
+/// Prefetches ahead of the block at `in`, on Intel processors only: AMD's hardware prefetcher does
+/// better alone.
 template <typename T>
 POSEMBED_INLINE void prefetch_scores(const T* in) {
   if (core::is_intel) core::prefetch_ahead<block * sizeof(T)>(in);
@@ -89,17 +89,17 @@ struct Biases {
   }
 };
 
-/// A block that is not whole or has hidden keys.
+/// A block that is incomplete or has hidden keys.
 struct Edge {
   int64_t count;  // elements of the row
-  WordPair away;  // not zero: hidden, or beyond the row
+  WordPair away;  // nonzero: hidden, or beyond the row
 
   FloatPair hide(FloatPair scores) const { return select(away, broadcast_pair(-INFINITY), scores); }
 };
 
-/// The biases along `keys` keys of a plain ALiBi, for a query at `position`: whole(key, biases) or
-/// part(key, biases, edge) for each block that has visible keys. Returns where the blocks end; keys
-/// from there on are hidden.
+/// Visits the biases of `keys` keys of a plain ALiBi for a query at `position`: calls whole(key,
+/// biases) or part(key, biases, edge) for each block with visible keys. Returns the end of the
+/// blocks; keys from there on are hidden.
 template <typename T, typename Whole, typename Part>
 POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& distances,
                                    int64_t position, int64_t keys, Whole whole, Part part) {
@@ -133,8 +133,8 @@ POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& dis
   return std::min(key, keys);
 }
 
-/// The distances along any row, with hidden keys marked. Not a std::vector, whose inline functions
-/// would be shared between instruction sets.
+/// The distances along any row, with hidden keys marked. Does not use std::vector, because
+/// instruction sets would share its inline functions.
 class DistanceRows {
  public:
   explicit DistanceRows(const Distances& distances) : distances_(distances) {}
@@ -215,7 +215,7 @@ double weighted_sum(const T* grad, int64_t count, int64_t distance) {
   return total(sums);
 }
 
-/// Of a plain row.
+/// The sums of a plain row.
 template <typename T>
 SlopeSums slope_sums(const T* grad, const Distances& distances, int64_t query) {
   const int64_t position = distances.offset + query;
@@ -225,7 +225,7 @@ SlopeSums slope_sums(const T* grad, const Distances& distances, int64_t query) {
   return {before, -weighted_sum(grad + split, distances.keys - split, split - position)};
 }
 
-/// Of any row, by its distances.
+/// The sums of any row, from its distances.
 template <typename T>
 SlopeSums slope_sums(const T* grad, const int32_t* distance, int64_t keys) {
   double before[parts] = {}, after[parts] = {};
@@ -237,7 +237,7 @@ SlopeSums slope_sums(const T* grad, const int32_t* distance, int64_t keys) {
   return {total(before), -total(after)};
 }
 
-/// Keeps the sums of row `number` of all `rows`.
+/// Stores the sums of row `number` out of `rows`.
 inline void store_sums(const SlopeSums& sums, const SlopeGradient& gradient, int64_t number,
                        int64_t rows) {
   gradient.partial[number] = gradient.sides == 1 ? sums.before + sums.after : sums.before;

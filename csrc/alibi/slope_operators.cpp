@@ -1,5 +1,5 @@
-// Operators for the inputs of ALiBi's biases: slopes of heads, positions among padding, and the
-// correction for a block of scores that was given local positions.
+// Operators that compute inputs of ALiBi: the heads' slopes, positions that skip padding, and the
+// correction for a block of scores whose biases used local positions.
 #include <ATen/DimVector.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
@@ -65,7 +65,7 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return dispatcher::floats_on(device.value_or(at::kCPU), all, sizes);
 }
 
-/// Counts only visible keys, from 0, as Bloom does.
+/// Numbers only visible keys, from 0, as Bloom does.
 Tensor positions(const Tensor& attention_mask) {
   TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
                    "attention_mask: expected bool or integers, got ", attention_mask.scalar_type());
@@ -75,8 +75,9 @@ Tensor positions(const Tensor& attention_mask) {
   return (visible.cumsum(-1) - 1) * visible;
 }
 
-/// Scores of a block with local indices lack the bias between the starts of keys and queries, which
-/// is constant along a row: "distance" has slope * (key - query), "key" slope * key.
+/// A block with local indices lacks the bias between its first key and first query, which is
+/// constant along a row: slope * (key - query) in the form "distance", slope * key in the form
+/// "key".
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",

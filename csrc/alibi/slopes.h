@@ -1,5 +1,5 @@
-// The slopes of ALiBi: a geometric series over the heads, from a few plain numbers.
-// Press, Smith, Lewis, "Train Short, Test Long: Attention with Linear Biases", 2022, section 3.
+// The slopes of ALiBi: a geometric series over the heads. Press, Smith, Lewis, "Train Short, Test
+// Long: Attention with Linear Biases", 2022, section 3.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Derivatives of the bag operators. A weighted sum is linear in the table and in the weights; the
-// derivatives of it and of its two gradients are again these three. A maximum keeps its places; its
-// derivative selects their elements.
+// Derivatives of the bag operators. A weighted sum is linear in the table and in the weights, so
+// the derivatives of the sum and of its two gradients are these three operators again. A maximum
+// stores the places it took; its derivative selects their elements.
 #include <ATen/ops/gather.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -18,7 +18,7 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// Places that outlive the call, for the members of a node.
+/// A call's Places, saved in the members of a node.
 struct SavedPlaces {
   SavedVariable ids, offsets;
   int64_t padding_idx = -1;
@@ -62,8 +62,7 @@ MaybeTensor if_defined(const Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
 }
 
-/// The gradient of the table in the form that `form` names: "dense", or "rows" for a sparse tensor
-/// of the touched rows.
+/// The gradient of the table. `form`: "dense", or "rows" for a sparse tensor of the touched rows.
 Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeTensor& weights,
                       const MaybeTensor& maxima, const c10::SymInt& rows, Text mode, Text form) {
   if (form == "dense") {
@@ -78,7 +77,7 @@ Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeT
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor rows = ids.reshape(-1).index_select(0, maxima.clamp_min(0).reshape(-1));
-  // On CUDA a bag may hold nothing but ids outside the table.
+  // On CUDA a bag may contain only ids outside the table.
   const Tensor none = maxima.lt(0);
   const Tensor taken = rows.to(at::kLong).view_symint(maxima.sym_sizes()).masked_fill(none, 0);
   return at::gather(table, 0, taken).masked_fill(none, 0);
@@ -117,7 +116,7 @@ class TokenBagBackward : public dispatcher::OperatorNode<TokenBagBackward> {
   }
 
   SavedPlaces places;
-  SavedVariable weight;  // where the weights want a gradient
+  SavedVariable weight;  // saved if the weights need a gradient
   SavedVariable weights;
   c10::SymInt rows;
   std::string mode, form;
@@ -230,7 +229,7 @@ class TokenBagBackwardBackward : public dispatcher::OperatorNode<TokenBagBackwar
   }
 
   SavedPlaces places;
-  SavedVariable gradient;  // where the weights want a gradient
+  SavedVariable gradient;  // saved if the weights need a gradient
   SavedVariable weights, maxima;
   std::string mode;
 };

@@ -1,6 +1,6 @@
 // Bags of ids. Forward: the sum, mean or maximum of a bag's rows in float32 (float64 for float64),
-// rounded once. Backward: the token kernels sum the gradients of each id, reading for each place
-// the row of its bag.
+// rounded once. Backward: the token kernels sum the gradients of each id and read, for each place,
+// the gradient of its bag.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace posembed::bag {
 
-/// Which places belong to which bag: `size` each, or from a bag's offset to the next one's.
+/// Assigns places to bags: `size` places each, or from a bag's offset to the next one's.
 struct Bags {
   core::IndexView ids;      // [count]
-  core::IndexView offsets;  // [bags], and the end of the last one on request
+  core::IndexView offsets;  // [bags], or [bags + 1] with the end of the last one
   int64_t count = 0;
   int64_t bags = 0;
   int64_t size = -1;         // of every bag; -1: bags begin at offsets
@@ -36,7 +36,7 @@ POSEMBED_INLINE Range range_of(const Bags& bags, int64_t bag) {
   return {read(bags.offsets, bag), open ? bags.count : read(bags.offsets, bag + 1)};
 }
 
-/// The bag of a place; -1 if it is in none.
+/// The bag that contains a place; -1: none.
 POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
   if (bags.size >= 0) return place / bags.size;
   int64_t low = 0, high = bags.bags;  // bags [0, low) begin at or before the place
@@ -60,7 +60,7 @@ struct PoolArguments {
   const void* table = nullptr;    // [rows, embedding_dim], rows table_stride apart
   const void* weights = nullptr;  // [count]: factors of the rows of a sum; nullptr: ones
   void* out = nullptr;            // [bags, embedding_dim], contiguous
-  int64_t* places = nullptr;      // max: out [bags, embedding_dim], where each maximum stands or -1
+  int64_t* places = nullptr;      // max: out [bags, embedding_dim], the place of each maximum or -1
   core::Scalar scalar = core::Scalar::float32;
   Mode mode = Mode::sum;
   int64_t rows = 0;
@@ -73,11 +73,11 @@ struct PoolArguments {
 /// Pools bags [begin, end). Ids and offsets must have been checked.
 POSEMBED_CPU_KERNEL(pool, void(const PoolArguments& arguments, int64_t begin, int64_t end));
 
-/// Pools all bags. Ids outside the table are left out and recorded. A bag with wrong offsets is
-/// empty, and they are recorded.
+/// Pools all bags. Ids outside the table are skipped and recorded. A bag with wrong offsets counts
+/// as empty, and the offsets are recorded.
 const char* pool_cuda(const PoolArguments& arguments, core::CudaStream stream);
 
-/// out[place] = the bag of a place; 0 if it is in none.
+/// out[place] = the bag that contains the place; 0: none.
 struct FindArguments {
   uint32_t* out = nullptr;  // [count]
   Bags bags;
@@ -88,8 +88,8 @@ POSEMBED_CPU_KERNEL(find_bags, void(const FindArguments& arguments, int64_t begi
 
 const char* find_bags_cuda(const FindArguments& arguments, core::CudaStream stream);
 
-/// out[place] = the elements of gradient[bag of place] that the maximum took from that place, zeros
-/// for others.
+/// out[place] = gradient[bag of place] where the maximum was taken from that place, zeros
+/// elsewhere.
 struct SpreadArguments {
   const void* gradient = nullptr;   // [bags, embedding_dim], contiguous
   const int64_t* places = nullptr;  // as in PoolArguments

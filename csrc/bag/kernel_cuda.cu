@@ -1,6 +1,6 @@
-// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, and so gives its bits.
-// Backward, a warp or a thread takes a place and finds its bag by bisection, so that long bags cost
-// no more than short ones.
+// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, and so gives the same
+// bits. In the backward pass a warp or a thread takes a place and finds its bag by bisection, so
+// that long bags cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
@@ -33,7 +33,8 @@ __device__ Vector<T, width> read_vector(const T* from) {
 
 // ---- pool ----
 
-// If offsets are wrong, the first wrong one is recorded and the bag is empty.
+// The places of a bag. If its offsets are wrong, the first wrong one is recorded and the bag is
+// empty.
 __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records) {
   const Bags& bags = a.bags;
   const Range range = range_of(bags, bag);
@@ -49,7 +50,7 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-// The row of a place, or nullptr if it is left out.
+// The row of a place, or nullptr if the place does not count.
 template <typename T>
 __device__ const T* row_of(const PoolArguments& a, int64_t place, bool records) {
   const int64_t id = read(a.bags.ids, place);
@@ -142,7 +143,7 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
 
 // ---- backward ----
 
-// Wrong offsets, which forward has recorded, may put a place into any bag or none.
+// Wrong offsets, which forward has recorded, may assign a place to any bag or none.
 __global__ void __launch_bounds__(threads) find_kernel(FindArguments a) {
   const int64_t place = int64_t{blockIdx.x} * threads + threadIdx.x;
   if (place >= a.bags.count) return;

@@ -1,4 +1,4 @@
-// TokenBag and functional::token_bag: thin wrappers of the operators.
+// TokenBag and functional::token_bag: thin wrappers around the operators.
 #include <ostream>
 
 #include "bag/operator.h"

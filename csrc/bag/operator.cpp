@@ -1,5 +1,5 @@
 // The bag operators: rows of a table pooled by bags of ids, and the gradients of the table and of
-// the weights. The token family's kernels sum gradients by ids, given the row that each place gets.
+// the weights. The token family's kernels sum gradients by id, given the row for each place.
 #include "bag/operator.h"
 
 #include <ATen/ops/cat.h>
@@ -93,9 +93,9 @@ void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor&
   dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
 }
 
-// ----------------------------------------------------------------------------- what kernels see
+// --------------------------------------------------------------------------- kernels' arguments
 
-/// Contiguous ids and offsets, with values checked on the CPU, and their form for kernels.
+/// Contiguous ids and offsets and the form that kernels read. On the CPU, values are checked.
 struct Layout {
   Tensor ids, offsets;
   Bags bags;
@@ -211,7 +211,7 @@ std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids
 
 // ------------------------------------------------------------------------- the table's gradient
 
-/// How many places of each bag count: [bags, 1]. Waits for no device.
+/// The number of places that count in each bag: [bags, 1]. Does not wait for a device.
 Tensor bag_sizes(const Places& in) {
   const Tensor kept = in.ids.ne(in.padding_idx);
   if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
@@ -235,7 +235,7 @@ Tensor bags_of_places(const Layout& layout) {
   return out;
 }
 
-/// The factor of the gradient for each place's row; undefined for ones.
+/// The factor of the gradient for each place's row; undefined if all are 1.
 Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights, Mode mode,
                   const Tensor& bags) {
   const at::ScalarType type = dispatcher::compute_type(gradient);
@@ -244,7 +244,7 @@ Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& w
   return bag_sizes(in).clamp_min(1).view(-1).to(type).reciprocal().index_select(0, bags);
 }
 
-/// The part of a maximum's gradient that goes to the row of each place: [ids, embedding_dim].
+/// The part of a maximum's gradient for the row of each place: [ids, embedding_dim].
 Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout) {
   const Tensor from = gradient.contiguous(), chosen = maxima.contiguous();
   Tensor out = dispatcher::empty({layout.bags.count, gradient.size(1)}, gradient.options());
@@ -261,8 +261,8 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   return out;
 }
 
-/// Checks the arguments, and calls `make` with the rows that the table's gradient sums: those of
-/// the bags, which places share, or for a maximum one row for each place.
+/// Checks the arguments and calls `make` with the rows that the table's gradient sums: the bags'
+/// rows, which their places share, or for a maximum one row for each place.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
                    const MaybeTensor& maxima, int64_t num_embeddings, Text mode_text,
@@ -271,7 +271,7 @@ Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& 
   token::check_sortable(in.ids, num_embeddings);
   const Mode mode = mode_of(mode_text);
   const Layout layout = lay_out(in, num_embeddings);
-  const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags nobody gets any
+  const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags no place gets any
   const Tensor rows = mode == Mode::max ? spread(gradient, *maxima, layout)
                       : shares
                           ? gradient.contiguous()
@@ -365,7 +365,7 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
-// token_bag_backward_rows has sizes that depend on data: its rule is in Python
+// The result of token_bag_backward_rows has sizes that depend on data; its rule is in Python
 // (posembed/shapes.py).
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("token_bag", token_bag_meta);

@@ -1,4 +1,4 @@
-// How C++ code calls the bag operators: through the dispatcher, as Python does.
+// C++ calls of the bag operators, through the dispatcher as in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ inline Tensor call_token_bag(const Tensor& weight, const Places& places, const M
                      places.include_last_offset, gradient);
 }
 
-/// The maximum, and where each of its elements stands among the ids (-1: the bag is empty).
+/// The maximum, and the place of each of its elements among the ids (-1: the bag is empty).
 inline std::tuple<Tensor, Tensor> call_token_bag_max(const Tensor& weight, const Places& places,
                                                      Text gradient) {
   using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
@@ -54,7 +54,7 @@ inline Tensor call_token_bag_backward(const Tensor& gradient, const Places& plac
                      places.padding_idx, places.include_last_offset);
 }
 
-/// The same as ids of the rows that are not zero, ascending, and these rows.
+/// The same gradient as the ids of its touched rows, ascending, and these rows.
 inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(
     const Tensor& gradient, const Places& places, const MaybeTensor& weights,
     const MaybeTensor& maxima, const c10::SymInt& num_embeddings, Text mode) {

@@ -42,9 +42,9 @@ using FunctionOf = Signature;
 
 // POSEMBED_CPU_KERNEL(rotate, void(const Arguments&, int64_t, int64_t)) declares the copies
 // baseline::rotate, avx2::rotate, avx512::rotate and, for callers, rotate_cpu. Copies that were not
-// built are null, and instruction_set() never names them. The files of the copies themselves have
-// no rotate_cpu: its initialisation runs when the library is loaded, and must not be code that the
-// processor may lack.
+// built are null; instruction_set() never names them. The files of the copies do not define
+// rotate_cpu: it is initialised when the library is loaded, by code that must run on every
+// processor.
 #if defined(POSEMBED_ISA)
 #define POSEMBED_CPU_KERNEL(kernel, ...)            \
   namespace POSEMBED_ISA {                          \

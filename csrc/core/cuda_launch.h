@@ -1,4 +1,4 @@
-// Shared by operators, which include no CUDA header, and CUDA kernels.
+// Types for CUDA launches, shared by CUDA kernels and operators, which include no CUDA header.
 #pragma once
 
 struct CUstream_st;

@@ -1,13 +1,12 @@
-// How a CUDA kernel reports a bad id or position without killing the context: the first offender
-// writes its values into a record in pinned host memory that the device maps, and the host reads it
-// at the next call.
+// CUDA kernels report a bad id or position without killing the context: the first error is written
+// to a record in pinned host memory that the device maps, and the host reads it at the next call.
 #pragma once
 
 #include <cstdint>
 
 namespace posembed::core {
 
-/// What was out of range. The host turns it into words.
+/// The kind of value that was out of range. The host turns it into a message.
 enum class ErrorKind : int32_t {
   none = 0,
   token_id,
@@ -31,7 +30,7 @@ struct DeviceError {
 /// Keeps the first error of all kernels; later ones are dropped until the host has read it.
 __device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value,
                                     int64_t place, int64_t limit) {
-  // Reading is cheap where many threads have an error; a swap each would take the bus for minutes.
+  // Read first: if many threads have an error, a swap by each would block the bus.
   if (error == nullptr || *static_cast<const volatile uint32_t*>(&error->state) != 0u) return;
   if (atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
   error->kind = kind;

@@ -1,5 +1,5 @@
-// Stores of 16-byte vectors in device code, as one instruction: the compiler sometimes splits such
-// a store into four or eight, at half the memory's speed.
+// Stores of 16-byte vectors in device code as one instruction. The compiler sometimes splits such a
+// store into four or eight, which wastes memory bandwidth.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// 16-byte vectors for device code, and helpers of all launchers.
+// 16-byte vectors for device code, and helpers for launchers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,12 +20,12 @@ struct alignas(sizeof(T) * width) Vector {
   T values[width];
 };
 
-/// Elements of 16 bytes.
+/// The number of elements in 16 bytes.
 template <typename T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
-/// `width` values that a thread keeps in shared memory move 16 bytes at a time: one by one, those
-/// of neighbouring threads would lie in the same banks and wait for each other.
+/// `width` values that a thread keeps in shared memory move 16 bytes at a time. Single accesses by
+/// neighbouring threads would conflict in the same banks.
 template <typename C, int width>
 using Part = Vector<C, std::min(width, vector_width<C>)>;
 
@@ -62,7 +62,8 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-/// As the width of a grid; more than fit become too many rather than a few.
+/// `blocks` as the width of a grid. A count that does not fit becomes UINT32_MAX, so that the
+/// launch fails.
 inline unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(std::min<int64_t>(blocks, UINT32_MAX));
 }
@@ -87,15 +88,15 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
   launch_with(kernel, grid_of(blocks), static_cast<unsigned>(threads), 0, stream, arguments...);
 }
 
-/// nullptr, or the text of an error.
+/// The text of an error; nullptr for success.
 inline const char* text_of(cudaError_t error) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-/// The same for the last launch.
+/// The text of the last launch's error; nullptr for success.
 inline const char* launch_error() { return text_of(cudaGetLastError()); }
 
-/// Runs `kernel`, if there are blocks, with so many bytes of dynamic_shared_memory(). Returns
+/// Runs `kernel`, if there are blocks, with `shared_bytes` of dynamic_shared_memory(). Returns
 /// nullptr, or the text of the launch's error.
 template <typename... Parameters, typename... Arguments>
 const char* checked_launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
@@ -106,7 +107,7 @@ const char* checked_launch(void (*kernel)(Parameters...), unsigned blocks, unsig
 }
 
 #if defined(__NVCC__)
-/// The shared memory whose size a launch gives. Tests that run kernels on the CPU bring their own.
+/// The shared memory whose size is given at launch. Tests that run kernels on the CPU replace it.
 __device__ inline unsigned char* dynamic_shared_memory() {
   extern __shared__ __align__(16) unsigned char memory[];
   return memory;

@@ -1,5 +1,5 @@
-// Division by a number that is known when a kernel is launched. GPUs have no instruction for it: a
-// short launch would spend hundreds of cycles on one before it loads its first row.
+// Division by a number that is known at launch. GPUs have no division instruction, so a division
+// would delay the first load of a short kernel.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace posembed::core {
 
-/// Of int or int64_t, none negative.
+/// Divides nonnegative int or int64_t numbers.
 template <typename Word>
 struct Divisor {
   using Unsigned = std::make_unsigned_t<Word>;
@@ -32,7 +32,7 @@ struct Quotient {
 template <typename Word>
 POSEMBED_INLINE Quotient<Word> divide(Word number, const Divisor<Word>& by) {
   using Unsigned = typename Divisor<Word>::Unsigned;
-  // This quotient is exact or one too small.
+  // The quotient is exact or one too small.
   const auto quotient = static_cast<Word>(multiply_high(static_cast<Unsigned>(number), by.inverse));
   const Word remainder = number - quotient * by.value;
   if (remainder < by.value) return {quotient, remainder};

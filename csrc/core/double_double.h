@@ -1,8 +1,7 @@
-// Numbers as unevaluated sums of two doubles: about 106 bits.
-// Dekker, "A floating-point technique for extending the available precision", 1971; Joldes, Muller
-// and Popescu, "Tight and rigorous error bounds for basic building blocks of double-word
-// arithmetic", 2017. Positions multiply the error of a frequency, so frequencies are computed here
-// before they become turns.
+// Numbers as unevaluated sums of two doubles: about 106 bits. Dekker, "A floating-point technique
+// for extending the available precision", 1971; Joldes, Muller and Popescu, "Tight and rigorous
+// error bounds for basic building blocks of double-word arithmetic", 2017. Positions multiply the
+// error of a frequency, so frequencies are computed in this type before they become turns.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// exp for softmax, in float32 with an error below 2 ulp: one formula for CPU vectors, for scalars
-// and for CUDA, with the same bits on all.
+// exp for softmax, in float32 with an error below 2 ulp. CPU vectors, scalars and CUDA share one
+// formula and give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace posembed::core {
 
-/// e^x for x <= 0; below -87.3, where results would be denormal, 0. NaN stays NaN.
-/// `V` is float or a vector of floats that has an fma; `W` is as wide, of uint32_t.
+/// e^x for x <= 0; 0 below -87.3, where results would be denormal. NaN stays NaN. `V` is float or a
+/// vector of floats that has an fma; `W` is as wide, of uint32_t.
 template <typename V, typename W>
 POSEMBED_INLINE V exp_of_negative(V x) {
   const auto all = [](float value) { return V{} + value; };

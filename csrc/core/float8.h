@@ -1,6 +1,5 @@
-// float8 e4m3fn, the type of caches of a quarter of float32's size: 4 bits of exponent, 3 of
-// mantissa, no infinity, largest number 448. Micikevicius et al., "FP8 Formats for Deep Learning",
-// 2022.
+// float8 e4m3fn, a type for key-value caches: 4 bits of exponent, 3 of mantissa, no infinity,
+// largest number 448. Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@ struct Float8 {
 };
 
 /// The bits of a number rounded to nearest even; numbers beyond 448, infinities included, become
-/// 448, as PyTorch converts what was clamped to that. NaN stays NaN.
+/// 448, as in PyTorch after a clamp to 448. NaN stays NaN.
 POSEMBED_INLINE uint32_t float8_bits(float value) {
   constexpr uint32_t largest = 0x43e00000u, smallest_normal = 0x3c800000u, infinity = 0x7f800000u;
   const uint32_t bits = float_bits(value);

@@ -1,5 +1,4 @@
-// Fused multiply-add with one rounding on every processor, so that kernels give the same bits
-// everywhere.
+// Fused multiply-add with one rounding, so that kernels give the same bits on every processor.
 #pragma once
 
 #include <cmath>
@@ -13,7 +12,7 @@ namespace posembed::core {
 #if defined(__CUDA_ARCH__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 POSEMBED_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-/// Without the instruction: the product is exact in double, the sum is rounded to odd (Boldo and
+/// Emulates the instruction: the product is exact in double, the sum is rounded to odd (Boldo and
 /// Melquiond, "Emulation of FMA and correctly rounded sums", 2008), and the conversion rounds once.
 POSEMBED_INLINE float fma(float a, float b, float c) {
   const double product = static_cast<double>(a) * b;

@@ -6,7 +6,7 @@
 namespace posembed::core {
 namespace {
 
-constexpr int64_t most_floats = 512;  // of one launch: kernels have at least 4 KiB of arguments
+constexpr int64_t most_floats = 512;  // per launch: kernels can take at least 4 KiB of arguments
 constexpr int block_size = 128;
 
 struct FloatBlock {

@@ -1,5 +1,5 @@
-// Numbers of the host on their way to a device. They travel as kernel arguments: a CUDA graph can
-// capture those, but not a copy from pageable memory.
+// Copies numbers from the host to a device as kernel arguments, because a CUDA graph can capture
+// those but not a copy from pageable memory.
 #pragma once
 
 #include <cstdint>

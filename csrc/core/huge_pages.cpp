@@ -10,7 +10,7 @@ namespace posembed::core {
 namespace {
 
 #ifdef MADV_HUGEPAGE
-/// Two huge pages: in less, none may be aligned.
+/// Two huge pages: smaller blocks may not contain an aligned one.
 constexpr int64_t least_bytes = int64_t{4} << 20;
 
 bool is_wanted() {
@@ -29,7 +29,7 @@ void prefer_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] int64
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + page - 1) / page * page;
   const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / page * page;
-  // A refusal (a kernel without huge pages) leaves the memory as it is.
+  // If the system refuses (a kernel without huge pages), the memory stays as it is.
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }

@@ -1,5 +1,4 @@
-// Ids and positions as they come: int32 or int64, read where they are needed and never converted in
-// memory.
+// Ids and positions in the user's int32 or int64, converted as they are read, never in memory.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace posembed::core {
 
 template <typename T>
 inline int64_t find_outside(const T* values, int64_t count, int64_t low, int64_t limit) {
-  // Whole blocks are tested without a branch, which vectorises; only a block that fails is
+  // Whole blocks are tested without a branch, so the loop vectorises; only a block that fails is
   // searched.
   constexpr int64_t block = 512;
   const uint64_t width = static_cast<uint64_t>(limit) - static_cast<uint64_t>(low);

@@ -1,4 +1,4 @@
-// Which of the CPU kernels' instruction sets this process uses.
+// Chooses the instruction set of the CPU kernels for this process.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,11 @@ enum class InstructionSet : int8_t { baseline, avx2, avx512 };
 std::vector<InstructionSet> built_instruction_sets();
 
 /// The widest set that was built, that the processor has, and that the environment variable
-/// POSEMBED_INSTRUCTION_SET (baseline, avx2 or avx512) allows. Chosen once for the life of the
-/// process.
+/// POSEMBED_INSTRUCTION_SET (baseline, avx2 or avx512) allows. Chosen once per process.
 InstructionSet instruction_set();
 
-/// Whether the processor is Intel's. Its prefetchers want memory to be walked in another order than
-/// AMD's do, and gain from software prefetch where those lose.
+/// Whether the processor is Intel's. Intel's and AMD's prefetchers favour different orders of
+/// memory accesses, and software prefetch helps the former where it hurts the latter.
 extern const bool is_intel;
 
 /// "baseline", "avx2" or "avx512".

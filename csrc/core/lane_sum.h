@@ -1,5 +1,4 @@
-// Sums in a fixed number of lanes, whatever the width of the processor's registers: the same bits
-// on every instruction set.
+// Sums in a fixed number of lanes, so that every instruction set gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +7,10 @@
 
 namespace posembed::core {
 
-/// Two of the widest registers, so that an addition need not wait for the last one.
+/// Two of the widest registers, so that an addition need not wait for the previous one.
 inline constexpr int64_t sum_lanes = 32;
 
-/// Adds the upper half of `lane` to the lower one, until one is left.
+/// Adds the upper half of the lanes to the lower half until one lane is left.
 template <int64_t half, typename C>
 POSEMBED_INLINE void fold(C* lane) {
   for (int64_t k = 0; k < half; ++k) lane[k] += lane[k + half];

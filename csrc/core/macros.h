@@ -1,6 +1,6 @@
-// Qualifiers of the small functions that kernels share between host and device. They are static, so
-// that each instruction set's copy of a kernel file has its own: otherwise the linker could give
-// AVX-512 code to a processor without it.
+// Qualifiers of small functions shared by host and device code. The functions are static, so that
+// each instruction set's copy of a kernel file has its own: otherwise the linker could give AVX-512
+// code to a processor without it.
 #pragma once
 
 #if defined(__CUDACC__)

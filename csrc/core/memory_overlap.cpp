@@ -11,7 +11,7 @@ struct Term {
   int64_t factor, most;
 };
 
-/// A sum of terms, largest factor first, and the numbers that its remaining terms can reach.
+/// A sum of terms, largest factor first, and the range that its remaining terms can reach.
 class Sum {
  public:
   void add(int64_t factor, int64_t most) {
@@ -62,7 +62,7 @@ bool is_empty(const StridedMemory& memory) {
   return std::find(memory.size, memory.size + memory.rank, 0) != memory.size + memory.rank;
 }
 
-/// From the first element to the last one, in elements.
+/// The distance from the first element to the last, in elements.
 int64_t span(const StridedMemory& memory) {
   int64_t result = 0;
   for (int64_t i = 0; i < memory.rank; ++i) result += memory.stride[i] * (memory.size[i] - 1);
@@ -87,14 +87,14 @@ bool strides_nest(const StridedMemory& memory) {
 
 bool overlap(const StridedMemory& a, const StridedMemory& b) {
   if (is_empty(a) || is_empty(b)) return false;
-  // Counted in the largest unit of which elements and their distance are multiples.
+  // Count in the largest unit that divides the element sizes and their distance.
   const auto bytes = static_cast<int64_t>(b.address - a.address);
   const int64_t unit = std::gcd(std::gcd(a.item_size, b.item_size), bytes);
   const int64_t a_item = a.item_size / unit, b_item = b.item_size / unit, distance = bytes / unit;
   const int64_t a_last = span(a) * a_item + a_item - 1, b_last = span(b) * b_item + b_item - 1;
   if (distance > a_last || -distance > b_last) return false;
-  // The place of a unit of a minus that of one of b is the distance; b's are counted from its end,
-  // so that every factor is positive.
+  // Solve place in a - place in b = distance. Places in b are counted from its end, so that every
+  // factor is positive.
   Sum sum;
   for (int64_t i = 0; i < a.rank; ++i) sum.add(a.stride[i] * a_item, a.size[i] - 1);
   for (int64_t i = 0; i < b.rank; ++i) sum.add(b.stride[i] * b_item, b.size[i] - 1);
@@ -105,8 +105,9 @@ bool overlap(const StridedMemory& a, const StridedMemory& b) {
 
 bool overlaps_itself(const StridedMemory& memory) {
   if (is_empty(memory) || strides_nest(memory)) return false;
-  // Two different indices with one address: their difference is 0 in the form, and positive in the
-  // first dimension where it is not 0. Differences are counted from their least, 1 - size.
+  // Two different indices share an address if the form maps their difference to 0. Try each
+  // dimension as the first where they differ, with a positive difference there. Other differences
+  // are counted from their least, 1 - size.
   for (int64_t first = 0; first < memory.rank; ++first) {
     if (memory.size[first] == 1) continue;
     if (memory.stride[first] == 0) return true;

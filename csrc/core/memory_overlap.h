@@ -1,6 +1,6 @@
-// Whether two strided blocks of memory share an element. Addresses are a bounded linear form of the
-// indices, so the question is whether a bounded linear Diophantine equation has a solution; strides
-// that nest, as those of views nearly always do, leave a handful of candidates to try.
+// Decides whether two strided blocks of memory share an element. Addresses are a linear form of
+// bounded indices, so this is a bounded linear Diophantine equation. Nested strides, which nearly
+// all views have, leave only a few candidates to try.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct StridedMemory {
 inline constexpr int64_t max_rank = 8;
 
 /// Whether an element of `a` and one of `b` share a byte. Exact, unless 100,000 candidates do not
-/// decide it: then true.
+/// decide; then true.
 bool overlap(const StridedMemory& a, const StridedMemory& b);
 
-/// Whether two indices lead to the same element; as exact.
+/// Whether two different indices address the same element; as exact as overlap().
 bool overlaps_itself(const StridedMemory& memory);
 
 }  // namespace posembed::core

@@ -1,7 +1,7 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
-// 1, 2, 3", 2011). The number of an element depends on the seed and the element's index alone, so
-// that any split of the work draws the same numbers, and a backward pass draws them again instead
-// of storing them.
+// 1, 2, 3", 2011). An element's number depends only on the seed and the element's index, so any
+// split of the work draws the same numbers, and a backward pass draws them again instead of storing
+// them.
 #pragma once
 
 #include <cstdint>
@@ -32,11 +32,11 @@ POSEMBED_INLINE Random4 philox(uint64_t seed, uint64_t counter) {
   return {{c0, c1, c2, c3}};
 }
 
-/// Dropout of elements with a given probability; survivors are scaled so that the mean stays.
+/// Drops elements with a given probability and scales the others so that the mean stays.
 struct Dropout {
   uint64_t seed = 0;
-  uint32_t threshold = 0;  // an element is dropped when its word is below
-  double scale = 1.0;      // of the survivors; 0 where nothing survives
+  uint32_t threshold = 0;  // an element is dropped if its word is below
+  double scale = 1.0;      // of the elements kept; 0 if none is kept
 };
 
 POSEMBED_INLINE Dropout make_dropout(double probability, uint64_t seed) {

@@ -15,7 +15,7 @@ void* allocate_pinned(std::size_t bytes) {
   const cudaError_t error = cudaHostAlloc(&memory, bytes, flags);
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (error != cudaSuccess) {
-    cudaGetLastError();  // or the next launch would report it
+    cudaGetLastError();  // clears the error, or the next launch would report it
     return nullptr;
   }
   std::memset(memory, 0, bytes);

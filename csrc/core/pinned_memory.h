@@ -5,7 +5,7 @@
 
 namespace posembed::core {
 
-/// Zeroed, pinned, mapped into every device's address space. Null where CUDA gives none.
+/// Zeroed, pinned memory, mapped into every device's address space. Null if CUDA has none to give.
 /// Exists in CUDA builds only.
 void* allocate_pinned(std::size_t bytes);
 

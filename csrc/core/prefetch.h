@@ -1,4 +1,4 @@
-// Software prefetch of memory that is walked from end to end.
+// Software prefetch for sequential reads.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
-/// Prefetches the `bytes` that lie `ahead` bytes behind those at `in`: the hardware's prefetcher
-/// stops at the end of a page.
+/// Prefetches the `bytes` at `in` + `ahead`, because the hardware prefetcher stops at the end of a
+/// page.
 template <int64_t bytes, int64_t ahead = 1024>
 POSEMBED_INLINE void prefetch_ahead(const void* in) {
   constexpr int64_t line = 64;

@@ -1,7 +1,7 @@
 // Sums of rows at arbitrary addresses, in float32 (float64 for float64). A block of columns stays
 // in registers while rows are added, and later rows are prefetched. The order of a sum is the same
-// on every instruction set: spans of 64 rows, then the spans' sums. Included by kernels only, once
-// for each instruction set.
+// on every instruction set: spans of 64 rows, then the spans' sums. Included only by kernels, once
+// per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
-/// How many rows ahead to prefetch, into the second-level cache: 25 % faster. Prefetches into the
-/// first level would delay the loads of the sum itself.
+/// How many rows ahead to prefetch into the second-level cache. Prefetches into the first level
+/// would delay the loads of the sum itself.
 inline constexpr int64_t rows_ahead = 16;
 
-// What a sum reads is told by a type `Rows`:
+// A type `Rows` describes the input of a sum:
 //   using Element;                               of the rows' elements
 //   static constexpr bool weighted;              whether rows have factors
 //   int64_t begin, end;                          the sum's rows
@@ -81,7 +81,7 @@ POSEMBED_INLINE void sum_block(const Rows& rows, int64_t column, const Finish& f
 
 inline constexpr int64_t narrow = 64;
 
-/// The same for at most `narrow` columns and for float64, in loops that the compiler vectorises.
+/// The same for up to `narrow` columns and for float64, in loops that the compiler vectorises.
 template <typename Rows, typename Width, typename Finish>
 POSEMBED_INLINE void sum_columns(const Rows& rows, int64_t column, Width width,
                                  const Finish& finish, ElementOf<Rows>* out) {
@@ -106,7 +106,8 @@ POSEMBED_INLINE void sum_columns(const Rows& rows, int64_t column, Width width,
   for (int64_t k = 0; k < width; ++k) store(finish(sum[k]), out + column + k);
 }
 
-/// Blocks of `pairs` from `column` on, as many as fit, then narrower ones; the column reached.
+/// Sums as many blocks of `pairs` from `column` on as fit, then narrower ones; returns the column
+/// reached.
 template <int pairs, bool streaming, typename Rows, typename Finish>
 POSEMBED_INLINE int64_t sum_blocks(const Rows& rows, int64_t column, int64_t dim,
                                    const Finish& finish, ElementOf<Rows>* out) {
@@ -120,7 +121,8 @@ POSEMBED_INLINE int64_t sum_blocks(const Rows& rows, int64_t column, int64_t dim
   return column;
 }
 
-/// out[0, dim) = finish(the sum of the rows), which is never -0; past the caches if `streaming`.
+/// out[0, dim) = finish(sum of the rows), where the sum is never -0; written past the caches if
+/// `streaming`.
 template <bool streaming, typename Rows, typename Finish>
 void sum_rows(const Rows& of, int64_t dim, const Finish& finish, ElementOf<Rows>* out) {
   const Rows rows = of;  // a copy that no store can change

@@ -1,5 +1,5 @@
-// Rows in runs of 32 elements, in the type that arithmetic runs in: loops over rows are written
-// once for every element type.
+// Rows in runs of 32 elements in the compute type, so that a loop over rows is written once for all
+// element types.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "core/scalar.h"
 #include "core/vector.h"
 
-// For lambdas that work on runs, after their parameters: they must be inlined to keep runs in
+// Follows the parameters of lambdas that work on runs: they must be inlined to keep runs in
 // registers.
 #define POSEMBED_INLINE_LAMBDA __attribute__((always_inline))
 
@@ -23,7 +23,7 @@ inline constexpr int64_t run = 32;
 /// Whether there are enough wide registers to hold several runs.
 inline constexpr bool wide = lanes >= 16;
 
-/// Memory for a row of runs needs this many elements.
+/// The number of elements in memory for a row of runs.
 POSEMBED_INLINE int64_t round_up_to_runs(int64_t count) { return (count + run - 1) / run * run; }
 
 template <typename C>
@@ -45,8 +45,8 @@ POSEMBED_INLINE LanesOf<double>::Type fma(LanesOf<double>::Type a, LanesOf<doubl
   return result;
 }
 
-/// A run of elements of type T in registers; in the order of load_pair (core/vector.h), which for
-/// bfloat16 is not that of memory.
+/// A run of elements of type T in registers, in the order of load_pair (core/vector.h), which for
+/// bfloat16 differs from memory order.
 template <typename T>
 struct Run {
   using Lanes = typename LanesOf<Compute<T>>::Type;
@@ -54,7 +54,7 @@ struct Run {
   Lanes part[count];
 };
 
-/// The indices of the parts as constants, without which loops over registers are not unrolled.
+/// The indices of the parts as constants: loops over registers are unrolled only with them.
 template <typename T>
 using Parts = std::make_index_sequence<Run<T>::count>;
 
@@ -94,7 +94,7 @@ POSEMBED_INLINE Run<T> operator*(Run<T> a, Compute<T> b) {
   return map(a, a, [b](auto x, auto) { return x * b; });
 }
 
-// Not inlined without an instruction for it: the code is long.
+// Without an FMA instruction the code is long, so it is not inlined.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 #define POSEMBED_FMA POSEMBED_INLINE
 #else
@@ -122,7 +122,7 @@ POSEMBED_INLINE Run<T> fill(Compute<T> value) {
 /// The length of a whole run, as a type: the compiler can drop the tests for shorter ones.
 using Whole = std::integral_constant<int64_t, run>;
 
-/// Calls body(i, count) for each run of a row; `count` is Whole{} except for a shorter last run.
+/// Calls body(i, count) for each run of a row. `count` is Whole{}, except for a shorter last run.
 template <typename Body>
 POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
   int64_t i = 0;
@@ -130,9 +130,9 @@ POSEMBED_INLINE void for_runs(int64_t columns, const Body& body) {
   if (i < columns) body(i, columns - i);
 }
 
-/// Folds state = first(state, i, count) over the runs of a row and calls second(i, count) for each
-/// too. They alternate after every four runs, so that each reads enough memory in one go. The state
-/// is passed by value to stay in registers.
+/// Folds state = first(state, i, count) over the runs of a row and also calls second(i, count) for
+/// each. They alternate every four runs, so that each reads enough memory at a time. The state is
+/// passed by value to stay in registers.
 template <typename State, typename First, typename Second>
 POSEMBED_INLINE State fold_runs(int64_t columns, State state, const First& first,
                                 const Second& second) {
@@ -187,8 +187,7 @@ constexpr int64_t element_of_value(int64_t slot) {
   return slot / (2 * lanes) * (2 * lanes) + element_of_slot<T>(slot % (2 * lanes));
 }
 
-/// Reorders numbers from the order of memory to that of runs of T. `columns` is a multiple of a
-/// run.
+/// Reorders numbers from memory order to the order of runs of T. `columns` is a multiple of a run.
 template <typename T, typename C>
 POSEMBED_INLINE void order_values(const C* POSEMBED_RESTRICT in, int64_t columns,
                                   C* POSEMBED_RESTRICT out) {
@@ -197,7 +196,7 @@ POSEMBED_INLINE void order_values(const C* POSEMBED_RESTRICT in, int64_t columns
   }
 }
 
-/// The first `count` elements, and zeros in place of the others.
+/// The first `count` elements; the others become zeros.
 template <typename T>
 POSEMBED_INLINE Run<T> keep(Run<T> values, int64_t count) {
   alignas(64) Compute<T> value[run];
@@ -232,7 +231,7 @@ POSEMBED_INLINE Run<T> load_run(const T* in, Whole = {}) {
   }
 }
 
-/// The first `count` elements and zeros; reads no byte beyond them.
+/// Loads the first `count` elements, then zeros; reads no byte beyond them.
 template <typename T>
 POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
   alignas(64) T buffer[run];
@@ -240,7 +239,7 @@ POSEMBED_INLINE Run<T> load_run(const T* in, int64_t count) {
   return load_run(buffer);
 }
 
-/// The first `count` elements in the order of memory, then zeros for the rest of a run.
+/// Loads the first `count` elements in memory order, then zeros for the rest of a run.
 template <typename T, typename Count>
 POSEMBED_INLINE void load_elements(const T* POSEMBED_RESTRICT in, Count count,
                                    Compute<T>* POSEMBED_RESTRICT out) {
@@ -259,7 +258,7 @@ POSEMBED_INLINE void store_pairs(Run<T> values, T* out, std::index_sequence<k...
    ...);
 }
 
-/// Rounds once. Past the caches if `streaming`, which needs `out` aligned to vectors.
+/// Rounds once and stores; past the caches if `streaming`, which needs `out` aligned to vectors.
 template <bool streaming = false, typename T>
 POSEMBED_INLINE void store_run(Run<T> values, T* out, Whole = {}) {
   if constexpr (std::is_same_v<T, double>) {
@@ -269,7 +268,7 @@ POSEMBED_INLINE void store_run(Run<T> values, T* out, Whole = {}) {
   }
 }
 
-/// The first `count` elements; writes no byte beyond them.
+/// Stores the first `count` elements; writes no byte beyond them.
 template <bool streaming = false, typename T>
 POSEMBED_INLINE void store_run(Run<T> values, T* out, int64_t count) {
   alignas(64) T buffer[run];

@@ -1,4 +1,4 @@
-// The sum of a run, by halves: the same bits on every instruction set.
+// The sum of a run, by halves, so that every instruction set gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
-/// The bits, in the compute type, of the largest magnitude that rounds to -0 as T: half of its
+/// The bits, in the compute type, of the largest magnitude that rounds to -0 in T: half of T's
 /// smallest number.
 template <typename T>
 constexpr auto last_negative_zero() {
@@ -23,7 +23,7 @@ constexpr auto last_negative_zero() {
   }
 }
 
-/// The values, with 0 for -0: as a sum of one term that starts at 0 gives.
+/// The values with 0 in place of -0, as a sum that starts at 0 gives.
 template <typename T>
 POSEMBED_INLINE Run<T> as_sum(Run<T> values) {
   constexpr auto last = last_negative_zero<T>();
@@ -54,11 +54,11 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
   }
 }
 
-/// The sum of a run, by halves whatever the width of registers.
+/// The sum of a run, by halves for any width of registers.
 template <typename T>
 POSEMBED_INLINE Compute<T> sum(Run<T> values) {
   constexpr size_t half = Run<T>::count / 2;
-  // Where registers hold even and odd elements, the run's halves are neighbours.
+  // If registers hold even and odd elements, the run's halves are neighbours.
   constexpr bool neighbours = std::is_same_v<T, BFloat16>;
   typename Run<T>::Lanes part[half];
   for (size_t k = 0; k < half; ++k) {

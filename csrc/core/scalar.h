@@ -1,6 +1,6 @@
-// Element types of kernels: storage, conversion to the type that arithmetic runs in, and rounding
-// back once. Host, device and every instruction set give the same bits, denormals and NaN included
-// (AVX512_BF16's own instruction would flush denormals).
+// Element types of kernels: storage, conversion to the compute type, and one rounding back. Host,
+// device and every instruction set give the same bits, denormals and NaN included (AVX512_BF16's
+// own instruction would flush denormals).
 #pragma once
 
 #include <cmath>
@@ -48,13 +48,13 @@ POSEMBED_INLINE float load(Float16 value) {
 #if defined(__CUDA_ARCH__)
   float number;
   asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(value.bits));
-  // The instruction has one NaN alone.
+  // The instruction knows only one NaN.
   const bool is_nan = (value.bits & 0x7fffu) > 0x7c00u;
   const uint32_t nan = 0x7f800000u | (value.bits & 0x8000u) << 16 | (value.bits & 0x3ffu) << 13;
   return is_nan ? float_from_bits(nan) : number;
 #else
-  // Shifted into float32's fields the exponent is short by 112; one multiplication by 2^112 mends
-  // it and normalises denormals. Infinity and NaN get float32's own exponent.
+  // Shifted into float32's fields, the exponent is 112 too small; a multiplication by 2^112
+  // corrects it and normalises denormals. Infinity and NaN get float32's own exponent.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const uint32_t finite = float_bits(float_from_bits(magnitude) * float_from_bits(0x77800000u));
   const uint32_t result = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite;
@@ -62,8 +62,8 @@ POSEMBED_INLINE float load(Float16 value) {
 #endif
 }
 
-/// Element `place` of floating data of any type. A NaN becomes that of arithmetic: vector stores of
-/// bfloat16 rely on its lower half (core/vector.h).
+/// Element `place` of floating data of any type. A NaN becomes the one that arithmetic gives:
+/// vector stores of bfloat16 rely on its lower half (core/vector.h).
 template <typename C>
 POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {
   C value;
@@ -89,11 +89,11 @@ POSEMBED_INLINE void store(double value, double* out) { *out = value; }
 /// Round to nearest, ties to even. A NaN stays one; on a GPU, as in torch, it becomes 0x7fff.
 POSEMBED_INLINE void store(float value, BFloat16* out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  // Two neighbours become one instruction, where the steps below take 14.
+  // The compiler turns two neighbours into one instruction; the steps below take 14.
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
 #else
   const uint32_t bits = float_bits(value);
-  // Half of the last kept place, and one more where that place is odd.
+  // Add half of the last kept place, minus one where that place is even.
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out->bits = static_cast<uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded);
@@ -110,7 +110,7 @@ POSEMBED_INLINE void store(float value, Float16* out) {
   const bool is_nan = magnitude > 0x7f800000u;
   out->bits = is_nan ? static_cast<uint16_t>(nan | (bits >> 16 & 0x8000u)) : number;
 #else
-  // Every case is computed and one selected, so that compilers can vectorise the loops around this.
+  // Compute every case and select one, so that compilers can vectorise the surrounding loops.
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
   // Adding 0.5 lines the value up so that float32's own rounding keeps a multiple of 2^-24,
   // binary16's smallest denormal.

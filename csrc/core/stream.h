@@ -1,5 +1,5 @@
-// Copies to memory that is not read soon. Non-temporal stores do not read a cache line before they
-// write it, which saves a third of the traffic of a copy and half of that of a fill.
+// Copies to memory that is not read soon. Non-temporal stores save traffic, because they do not
+// read a cache line before they write it.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,19 @@ POSEMBED_INLINE bool is_aligned_to_vector(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Words) == 0;
 }
 
-/// Whether `rows` rows of `columns` elements of T, one after the other at `out`, are written past
-/// the caches: if they are too many to stay there and all aligned.
+/// Whether to write `rows` contiguous rows of `columns` elements of T at `out` past the caches: if
+/// they would not stay there and all are aligned.
 template <typename T>
 POSEMBED_INLINE bool streams_rows(const void* out, int64_t rows, int64_t columns) {
   const int64_t row_bytes = columns * int64_t{sizeof(T)};
   return rows * row_bytes >= stream_bytes && row_bytes % 64 == 0 && is_aligned_to_vector(out);
 }
 
-/// Bytes of a page of virtual memory.
+/// Bytes in a page of virtual memory.
 inline constexpr int64_t page = 4096;
 
-/// Loads the address translations of the pages that begin in the `bytes` at `out`, before they are
-/// streamed to: a store that waits for one holds up all later stores. Measured on rows that are
-/// gathered, summed or normed: 10 % to 30 % less time.
+/// Loads the address translations of the pages that begin in the `bytes` at `out` before they are
+/// streamed to. A store that waits for a translation holds up all later stores.
 POSEMBED_INLINE void expect_stream(const void* out, int64_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(out);
   const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
@@ -53,7 +52,7 @@ POSEMBED_INLINE int64_t stream_vectors(char* out, int64_t begin, int64_t bytes,
   return done;
 }
 
-/// memcpy past the caches. Call stream_fence() before another thread may read the copy.
+/// memcpy past the caches. Call stream_fence() before another thread reads the copy.
 POSEMBED_INLINE void stream_copy(void* out, const void* in, int64_t bytes) {
   constexpr int64_t width = sizeof(Words);
   char* to = static_cast<char*>(out);

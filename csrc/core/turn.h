@@ -1,7 +1,7 @@
 // Angles as fractions of a turn in fixed point. Position times turns per position, wrapped by
-// integer overflow, is the exactly reduced angle: no position is too large and nothing is lost in
-// range reduction. Sine and cosine are minimax polynomials on an eighth of a turn either way, in
-// explicit fused multiply-adds, hence the same bits on every instruction set and on CUDA.
+// integer overflow, is the exactly reduced angle, at any position. Sine and cosine are minimax
+// polynomials on an eighth of a turn either way, in explicit fused multiply-adds, so every
+// instruction set and CUDA give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ struct Turn128 {
   uint64_t low = 0;
 };
 
-/// The width that results of type T need.
+/// The turn type that results of type T need.
 template <typename T>
 using TurnOf = std::conditional_t<std::is_same_v<T, double>, Turn128, Turn64>;
 
-/// Turns per position to that width, of `source.turns` and `source.wide_turns`.
+/// Turns per position in that type, from `source.turns` or `source.wide_turns`.
 template <typename T, typename Source>
 POSEMBED_INLINE const TurnOf<T>* turns_of(const Source& source) {
   if constexpr (std::is_same_v<T, double>) {
@@ -58,7 +58,7 @@ POSEMBED_INLINE Turn64 phase(int64_t position, Turn64 turn) {
 
 POSEMBED_INLINE Turn128 phase(int64_t position, Turn128 turn) {
   const uint64_t factor = static_cast<uint64_t>(position);
-  // A negative position reads as 2^64 too much; take that multiple of the turn off again.
+  // A negative position reads as 2^64 more; subtract that multiple of the turn.
   const uint64_t excess = position < 0 ? turn.low : 0;
   return {turn.high * factor + multiply_high(turn.low, factor) - excess, turn.low * factor};
 }
@@ -66,8 +66,8 @@ POSEMBED_INLINE Turn128 phase(int64_t position, Turn128 turn) {
 /// Whether turn_from_radians() accepts the angle: finite, and below 2^63.
 POSEMBED_INLINE bool has_turn(double radians) { return radians > -0x1p63 && radians < 0x1p63; }
 
-/// The angle `radians`, taken as an exact number, as a fraction of a turn with whole turns dropped:
-/// error below 2^-127, hence good for any position. Requires has_turn(radians).
+/// The angle `radians`, taken as an exact number, as a fraction of a turn, whole turns dropped. The
+/// error is below 2^-127, small enough for any position. Requires has_turn(radians).
 POSEMBED_INLINE Turn128 turn_from_radians(double radians) {
   uint64_t bits;
   memcpy(&bits, &radians, sizeof bits);
@@ -86,7 +86,7 @@ POSEMBED_INLINE Turn128 turn_from_radians(double radians) {
   carry = multiply_high(mantissa, middle) + (word[1] < carry ? 1 : 0);
   word[2] = mantissa * high + carry;
   word[3] = multiply_high(mantissa, high) + (word[2] < carry ? 1 : 0);
-  // The product counts 2^(place - 1075 - 192); shifted right it counts 2^-128.
+  // The product is in units of 2^(place - 1075 - 192); shift it right to units of 2^-128.
   int shift = 1075 + 192 - 128 - place;
   for (; shift >= 64; shift -= 64) {
     word[0] = word[1];
@@ -147,8 +147,8 @@ POSEMBED_INLINE double flip_sign(double value, uint64_t sign) {
   return value;
 }
 
-/// Sine and cosine of `turn`: absolute error <= 1.5e-7. The upper 32 bits decide; the rest is
-/// below 1.5e-9.
+/// Sine and cosine of `turn`: absolute error <= 1.5e-7. Only the upper 32 bits are used; the others
+/// change the angle by less than 1.5e-9.
 ///
 ///     sincos_turn(phase(position, turn), &sine, &cosine);
 POSEMBED_INLINE void sincos_turn(Turn64 turn, float* sine, float* cosine) {

@@ -1,5 +1,5 @@
-// Vectors of the widest registers of the instruction set a kernel is compiled for, and their
-// traffic with memory in every element type. All names live in a namespace of the instruction set:
+// Vectors as wide as the registers of the instruction set that a kernel is compiled for, and their
+// loads and stores in every element type. All names are in the instruction set's namespace, so
 // copies of a kernel file never share them.
 #pragma once
 
@@ -34,7 +34,7 @@ POSEMBED_INLINE Vector load_vector(const void* in) {
   Vector value;
   memcpy(&value, in, sizeof value);
 #if defined(__x86_64__)
-  // Without this the compiler reads memory again for every use, and loads are the bottleneck.
+  // Otherwise the compiler reads memory again for every use, and loads are the bottleneck.
   asm("" : "+v"(value));
 #endif
   return value;
@@ -50,7 +50,7 @@ POSEMBED_INLINE void store_vector(Vector value, void* out) {
   }
 }
 
-/// Reads 2 * lanes elements. float and half: the first and the second `lanes` of them.
+/// Reads 2 * lanes elements. For float and half, the first and the second `lanes` of them.
 POSEMBED_INLINE FloatPair load_pair(const float* in) {
   return {load_vector<Floats>(in), load_vector<Floats>(in + lanes)};
 }
@@ -59,19 +59,19 @@ POSEMBED_INLINE FloatPair load_pair(const Float16* in) {
   return {load_half(in), load_half(in + lanes)};
 }
 
-/// The bfloat16 numbers that are the lower and the upper halves of words.
+/// The bfloat16 numbers in the lower and in the upper halves of words.
 POSEMBED_INLINE FloatPair split_halves(Words both) {
   return {floats(both << 16), floats(both & 0xffff0000u)};
 }
 
-/// bfloat16: the even and the odd elements, because a word of two needs one shift and one mask to
-/// become two floats, and no move across lanes.
+/// For bfloat16, the even and the odd elements: one shift and one mask turn a word of two into two
+/// floats, without a move across lanes.
 POSEMBED_INLINE FloatPair load_pair(const BFloat16* in) {
   return split_halves(load_vector<Words>(in));
 }
 
-/// The 16-bit elements that load_pair would read, rounded to nearest even. The lower half of a NaN
-/// for bfloat16 must be 0, as it is in NaNs from bfloat16 data or arithmetic: otherwise rounding
+/// The 16-bit elements that load_pair would read, rounded to nearest even. For bfloat16, the lower
+/// half of a NaN must be 0, as it is in NaNs from bfloat16 data or arithmetic: otherwise rounding
 /// could carry into the sign.
 template <typename T>
 POSEMBED_INLINE Words join_pair(FloatPair value) {
@@ -93,7 +93,7 @@ POSEMBED_INLINE void store_pair(FloatPair value, T* out) {
   }
 }
 
-/// What load_pair reads after store_pair.
+/// The values rounded to T: load_pair after store_pair.
 template <typename T>
 POSEMBED_INLINE FloatPair rounded(FloatPair value) {
   if constexpr (std::is_same_v<T, BFloat16>) {
@@ -105,14 +105,14 @@ POSEMBED_INLINE FloatPair rounded(FloatPair value) {
   }
 }
 
-/// store_pair of `values[i]` to `outs[i]`, for bfloat16 in fewer operations than one by one.
+/// store_pair of each `values[i]` to `outs[i]`; for bfloat16 in fewer operations than one by one.
 template <bool streaming, bool often_ties = false, typename T, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], T* const (&outs)[count]) {
   for (size_t i = 0; i < count; ++i) store_pair<streaming>(values[i], outs[i]);
 }
 
-/// Rounding half up is one addition. It differs from rounding to nearest even for ties only, whose
-/// lower half that addition empties; where they are rare, all values are searched for one together.
+/// Rounding half up is one addition. It differs from rounding to nearest even only for ties, whose
+/// lower half the addition sets to 0. If ties are rare, all values are tested for them at once.
 template <bool streaming, bool often_ties = false, size_t count>
 POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* const (&outs)[count]) {
   if constexpr (often_ties) {
@@ -133,11 +133,11 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* con
   for (size_t i = 0; i < count; ++i) store_vector<streaming>(joined[i], outs[i]);
 }
 
-/// Separates the first from the second members of the pairs (2i, 2i + 1) of 2 * lanes elements.
-/// Pairs come in the order of the cheapest shuffle: see pair_of_lane.
+/// Separates the first from the second members of the pairs (2i, 2i + 1) of 2 * lanes elements. The
+/// order of pairs is that of the cheapest shuffle: see pair_of_lane.
 template <typename T>
 POSEMBED_INLINE FloatPair split_neighbours(FloatPair value) {
-  if constexpr (std::is_same_v<T, BFloat16>) return value;  // load_pair did it
+  if constexpr (std::is_same_v<T, BFloat16>) return value;  // load_pair has separated them
   return {even_elements(value.first, value.second), odd_elements(value.first, value.second)};
 }
 

@@ -66,8 +66,8 @@ POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
 }
 
 /// Even and odd floats as bfloat16, rounded to nearest even, side by side. Adding 0x8000 rounds
-/// half up; a tie is what that leaves a lower half of 0, and loses its lowest bit: the saturated
-/// sum with 0xfffe is 0xffff for any other lower half.
+/// half up. A tie is then a word with lower half 0, whose upper half must lose its lowest bit: the
+/// saturated sum with 0xfffe is 0xffff for any other lower half.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   const Words even_up = even + 0x8000u, odd_up = odd + 0x8000u;
   const __m256i lower = (__m256i)join_lower_halves(even_up, odd_up);
@@ -75,7 +75,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return join_upper_halves(even_up, odd_up) & (Words)kept;
 }
 
-/// The smaller of each two 16-bit halves.
+/// The smaller of each pair of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   return (Words)_mm256_min_epu16((__m256i)a, (__m256i)b);
 }

@@ -46,8 +46,8 @@ POSEMBED_INLINE void store_integer(__m128i value, void* out) {
   memcpy(out, &lowest, sizeof lowest);
 }
 
-/// The first `bytes`, an even number, at `in`, then zeros; reads no byte beyond them. In pieces of
-/// powers of two: a load with a mask waits for earlier stores to bytes that it leaves alone.
+/// Loads the first `bytes`, an even number, then zeros; reads no byte beyond them. Uses pieces of
+/// powers of two, because a masked load waits for earlier stores to bytes that it does not read.
 POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
   const auto load_half = [](const void* at) { return _mm256_loadu_si256((const __m256i*)at); };
   const auto load_quarter = [](const void* at) { return _mm_loadu_si128((const __m128i*)at); };
@@ -68,8 +68,8 @@ POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
   return (Words)_mm512_inserti64x4(_mm512_castsi256_si512(load_half(in)), half, 1);
 }
 
-/// Writes the first `bytes`, an even number, and no byte beyond them, in pieces of powers of two: a
-/// masked store holds up later loads of bytes that it leaves alone.
+/// Writes the first `bytes`, an even number, and no byte beyond them. Uses pieces of powers of two,
+/// because a masked store delays later loads of bytes that it does not write.
 POSEMBED_INLINE void store_part(Words value, void* out, int64_t bytes) {
   auto* to = static_cast<char*>(out);
   __m256i half = _mm512_castsi512_si256((__m512i)value);
@@ -138,7 +138,8 @@ POSEMBED_INLINE float add_lanes(Floats value) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-/// Indices that shuffle bytes within each word; `pattern` has those of the first word of a quarter.
+/// Indices that shuffle bytes within each word. `pattern` has the indices of a quarter's first
+/// word.
 POSEMBED_INLINE __m512i word_shuffle(int pattern) {
   const __m512i words_of_quarter = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
   return _mm512_add_epi8(_mm512_set1_epi32(pattern), words_of_quarter);
@@ -159,8 +160,8 @@ POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
 }
 
 /// Even and odd floats as bfloat16, rounded to nearest even, side by side. One comparison of 16-bit
-/// lanes finds those that round up: where the lower half is above 0x8000, or equal and the upper
-/// half odd.
+/// lanes finds the words to round up: the lower half is above 0x8000, or equal to it and the upper
+/// half is odd.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   const __m512i upper = (__m512i)join_upper_halves(even, odd);
   // 0x8001 for an even upper half, 0x8000 for an odd one: 0x8000 | (~upper & 1).
@@ -170,7 +171,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return (Words)_mm512_mask_sub_epi16(upper, up, upper, _mm512_set1_epi16(-1));
 }
 
-/// The smaller of each two 16-bit halves.
+/// The smaller of each pair of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   return (Words)_mm512_min_epu16((__m512i)a, (__m512i)b);
 }

@@ -74,7 +74,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return join_upper_halves(round_upper_half(even), round_upper_half(odd));
 }
 
-/// The smaller of each two 16-bit halves.
+/// The smaller of each pair of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   using Halves = uint16_t __attribute__((vector_size(16)));
   const Halves x = (Halves)a, y = (Halves)b;

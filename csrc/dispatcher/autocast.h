@@ -6,10 +6,10 @@
 
 namespace posembed::dispatcher {
 
-/// While this lives, autocast is off.
+/// Turns autocast off while it exists.
 using PastAutocast = c10::impl::ExcludeDispatchKeyGuard;
 
-/// A parameter, or an optional one, in the dtype of `data`; cast once while autocast lasts.
+/// A parameter, or an optional one, in the dtype of `data`; cast once per autocast region.
 template <typename Parameter>
 Parameter follow(const Parameter& parameter, const at::Tensor& data) {
   return at::autocast::cached_cast(data.scalar_type(), parameter, data.device().type());

@@ -1,6 +1,6 @@
-// Base class of autograd nodes, which are written as PyTorch's own generated code writes them:
-// torch::autograd::Function would be shorter but does not support torch.func. A derived node lists
-// its members once, in members(), and inherits release, compiled autograd and locking.
+// Base class of autograd nodes in the form of PyTorch's generated nodes: torch::autograd::Function
+// would be shorter but does not support torch.func. A derived node lists its members once, in
+// members(), and inherits release, compiled autograd and locking.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -114,7 +114,7 @@ class OperatorNode : public torch::autograd::Node {
 
   Derived& derived() { return static_cast<Derived&>(*this); }
 
-  /// The members as arguments of a call in a compiled graph, after which inputs need a gradient.
+  /// The arguments of the call in a compiled graph: which inputs need a gradient, then the members.
   Arguments pack() {
     int64_t needed = 0;
     for (size_t edge = 0; edge < num_outputs(); ++edge) needed |= int64_t{needs(edge)} << edge;
@@ -145,7 +145,7 @@ class OperatorNode : public torch::autograd::Node {
     return types;
   }
 
-  /// The function that a compiled graph calls: makes a node from packed members and runs it.
+  /// The function that a compiled graph calls: creates a node from packed members and runs it.
   static variable_list apply_packed(const variable_list& gradients,
                                     const std::vector<at::IValue>& packed) {
     Arguments arguments(packed);
@@ -163,23 +163,25 @@ class OperatorNode : public torch::autograd::Node {
     return node.backward(variable_list(gradients));
   }
 
-  std::optional<int64_t> needed_;  // set where the engine cannot be asked
+  std::optional<int64_t> needed_;  // set if the engine cannot be asked
 };
 
-/// How this torch version holds a node: std::shared_ptr at first, later an intrusive pointer.
+/// This torch version's pointer to a node: std::shared_ptr in older versions, then an intrusive
+/// one.
 using NodePointer = decltype(torch::autograd::Edge::function);
 
 template <typename Derived, typename Pointer = NodePointer>
 auto make_node() {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    // Found through its argument's base: torch versions that take the other branch have none.
+    // deleteNode is found by argument-dependent lookup: versions that take the other branch lack
+    // it.
     return std::shared_ptr<Derived>(new Derived(), [](Derived* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<Derived>();
   }
 }
 
-/// A node whose edges lead to `inputs`, or null if none of them needs a gradient.
+/// A node with edges to `inputs`, or null if none of them needs a gradient.
 template <typename Derived, typename... Inputs>
 auto node_for(const Inputs&... inputs) {
   decltype(make_node<Derived>()) node;

@@ -13,7 +13,7 @@
 
 namespace posembed::dispatcher {
 
-/// float32, float64, bfloat16 or float16.
+/// Accepts float32, float64, bfloat16 and float16.
 inline void check_floating(at::ScalarType type, const char* argument) {
   TORCH_CHECK_TYPE(
       type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
@@ -24,7 +24,7 @@ inline void check_floating(const at::Tensor& tensor, const char* argument) {
   check_floating(tensor.scalar_type(), argument);
 }
 
-/// int32 or int64.
+/// Accepts int32 and int64.
 inline void check_integers(const at::Tensor& tensor, const char* argument) {
   const at::ScalarType type = tensor.scalar_type();
   TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, argument,
@@ -50,7 +50,7 @@ inline void check_same_shape(const at::Tensor& tensor, const char* argument,
                     other_argument, ", ", other.sym_sizes(), ", got ", tensor.sym_sizes());
 }
 
-/// The dtype, device and shape of another tensor.
+/// Checks that the dtype, device and shape are those of `other`.
 inline void check_like(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
                        const char* other_argument) {
   check_same_dtype(tensor, argument, other, other_argument);
@@ -70,7 +70,8 @@ inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, con
                     size);
 }
 
-/// Positions [seq], or where there is a batch also [batch, seq] or [1, seq]. No offset beside them.
+/// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Refuses an offset beside
+/// them.
 inline void check_positions_shape(const at::Tensor& positions, const char* argument,
                                   const std::optional<c10::SymInt>& batch, const c10::SymInt& seq,
                                   const c10::SymInt& offset) {
@@ -84,7 +85,7 @@ inline void check_positions_shape(const at::Tensor& positions, const char* argum
   TORCH_CHECK_VALUE(offset == 0, "offset: expected 0 where positions are given, got ", offset);
 }
 
-/// Memory that a kernel is to write: kernels ask for a contiguous last dimension.
+/// Checks memory that a kernel will write: the last dimension must be contiguous.
 inline void check_dense_rows(const at::Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(has_dense_rows(tensor), argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());

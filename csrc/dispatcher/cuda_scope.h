@@ -1,7 +1,6 @@
-// Around a CUDA launch: whether there is to be one, its device and stream, and errors that earlier
-// kernels recorded. Includes no CUDA header, so operators build the same without CUDA. In the
-// library of make test-cuda-on-cpu, tests/cpp/cuda_on_cpu/cuda_scope.cpp says that the CPU is the
-// device.
+// The scope of a CUDA launch: its device and stream, and errors that earlier kernels recorded.
+// Includes no CUDA header, so operators build the same without CUDA. For make test-cuda-on-cpu,
+// tests/cpp/cuda_on_cpu/cuda_scope.cpp makes the CPU the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +11,14 @@
 
 namespace posembed::dispatcher {
 
-/// Whether CUDA kernels compute with tensors of `device`.
+/// Whether CUDA kernels process tensors on `device`.
 bool on_cuda(c10::Device device);
 
-/// Whether CUDA kernels compute with `tensor`.
+/// Whether CUDA kernels process `tensor`. Use it, never the tensor's own answer: in tests the CPU
+/// stands in for CUDA.
 inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
 
-/// Makes `tensor`'s device the current one while it lives. Throws c10::IndexError if an earlier
+/// Makes `tensor`'s device the current one while it exists. Throws c10::IndexError if an earlier
 /// kernel recorded a bad id or position.
 class CudaScope {
  public:

@@ -52,13 +52,12 @@ std::atomic<uint32_t>& state_of(core::DeviceError& error) {
 // Null until the first launch: a process that never uses CUDA must not start the driver.
 std::atomic<core::DeviceError*> record{nullptr};
 
-// Only devices that were used: waiting for another would start the driver there, which takes
-// memory.
+// The devices in use. Waiting for another would start the driver there, which takes memory.
 std::array<std::atomic<bool>, std::numeric_limits<c10::DeviceIndex>::max() + 1> used{};
 
 core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
   if constexpr (core::built_with_cuda) {
-    const c10::DeviceGuard guard(device);  // or the driver would start on the current one
+    const c10::DeviceGuard guard(device);  // otherwise the driver would start on the current one
     record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
     TORCH_CHECK(record != nullptr, "posembed: CUDA gave no pinned memory for errors of kernels");
   }
@@ -80,7 +79,7 @@ void mark_device_used(c10::DeviceIndex device) {
 void raise_device_error() {
   core::DeviceError* error = record.load();
   if (error == nullptr || state_of(*error).load(std::memory_order_relaxed) != 2) return;
-  uint32_t complete = 2;  // becomes 3, being read: another thread may ask at the same time
+  uint32_t complete = 2;  // becomes 3, being read, because other threads may ask too
   if (!state_of(*error).compare_exchange_strong(complete, 3, std::memory_order_acquire)) return;
   const core::DeviceError found = *error;
   state_of(*error).store(0, std::memory_order_release);
@@ -93,7 +92,7 @@ void check_errors() {
   for (size_t device = 0; device < used.size(); ++device) {
     if (!used[device]) continue;
     const c10::Device current(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
-    // Waiting restores the device that was current, which starts the driver there.
+    // Waiting restores the device that was current before, which would start the driver there.
     const c10::DeviceGuard guard(current);
     c10::impl::VirtualGuardImpl(current.type()).synchronizeDevice(current.index());
   }

@@ -1,6 +1,5 @@
-// Errors of CUDA calls: launches that failed, and bad ids and positions that kernels met, which are
-// recorded without stopping the kernel and thrown on the host at the next call or by
-// posembed.check_errors().
+// Errors of CUDA calls: failed launches, and bad ids and positions. Kernels record the latter and
+// continue; the host throws them at the next call or in posembed.check_errors().
 #pragma once
 
 #include <c10/core/Device.h>
@@ -26,7 +25,7 @@ inline void check_launch(const char* error) {
 /// Notes that kernels were launched on a CUDA device.
 void mark_device_used(c10::DeviceIndex device);
 
-/// Waits for every device that was used, then throws as above: the operator posembed::check_errors.
+/// The operator posembed::check_errors: waits for every device in use, then throws as above.
 void check_errors();
 
 }  // namespace posembed::dispatcher

@@ -1,4 +1,4 @@
-// Numbers that C++ code computed, as a tensor on any device.
+// Copies numbers from C++ to a tensor on any device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,7 +6,7 @@
 
 namespace posembed::dispatcher {
 
-/// float32 of the given sizes. CUDA graphs capture it.
+/// A float32 tensor of the given sizes. CUDA graphs can capture the copy.
 at::Tensor floats_on(c10::Device device, at::ArrayRef<float> values, at::IntArrayRef sizes);
 
 }  // namespace posembed::dispatcher

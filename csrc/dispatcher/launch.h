@@ -1,10 +1,10 @@
-// Runs a kernel where its tensors are: on their CUDA device, or on the CPU's threads.
+// Runs a kernel on its tensors' device: on CUDA, or on the CPU's threads.
 #pragma once
 
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
 
-// A CUDA launcher as an argument of launch(). It must be named inside `if constexpr` only: without
+// A CUDA launcher as an argument of launch(). Name it only inside `if constexpr`, because without
 // CUDA it does not exist.
 #define POSEMBED_CUDA_LAUNCHER(launcher)                                                 \
   [](const auto& arguments, ::posembed::core::CudaStream stream) -> const char* {        \
@@ -14,7 +14,7 @@
 
 namespace posembed::dispatcher {
 
-/// Calls `cuda` on the current stream of `tensor`'s device, or `cpu` for all of `count` items.
+/// Calls `cuda` on the current stream of `tensor`'s device, or `cpu` for all `count` items.
 template <typename Arguments, typename Cpu, typename Cuda>
 void launch(const Arguments& arguments, const at::Tensor& tensor, int64_t count,
             int64_t bytes_per_item, const Cpu& cpu, [[maybe_unused]] const Cuda& cuda) {

@@ -12,7 +12,7 @@ core::StridedMemory memory_of(const at::Tensor& tensor) {
           tensor.strides().data(), tensor.dim()};
 }
 
-/// Whether the strides of two tensors of one shape lead to the same elements.
+/// Whether two tensors of one shape address the same elements.
 bool same_places(const at::Tensor& tensor, const at::Tensor& other) {
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     if (tensor.size(i) > 1 && tensor.stride(i) != other.stride(i)) return false;

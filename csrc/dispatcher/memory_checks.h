@@ -1,11 +1,13 @@
-// Checks of memory that operators write: results that callers give, and tensors changed in place.
+// Checks of memory that operators write: results provided by the caller, and tensors changed in
+// place.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace posembed::dispatcher {
 
-/// Checks that `tensor` can be written in place: contiguous last dimension, no element twice.
+/// Checks that `tensor` can be written in place: its last dimension is contiguous and no two
+/// indices share an element.
 void check_writable(const at::Tensor& tensor, const char* argument);
 
 /// Throws c10::ValueError if the tensors share a byte; exact even for interleaved views.

@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm of the last dimension, before weight and bias, as chains of operators that
-// have derivatives of every order.
+// LayerNorm and RMSNorm over the last dimension, without weight and bias, as chains of operators
+// that have derivatives of every order.
 #pragma once
 
 #include <ATen/ops/add.h>
@@ -21,7 +21,7 @@ inline Normed norm_chain(const at::Tensor& x, bool centred, double eps) {
   return {at::mul(rows, rstd), rstd};
 }
 
-/// The gradient of x from that of the rows.
+/// The gradient of x, from the gradient of the normalised rows.
 inline at::Tensor norm_backward_chain(const Normed& x, bool centred, const at::Tensor& gradient) {
   const at::Tensor along = at::mul(gradient, x.rows).mean(-1, true);
   at::Tensor rest = at::sub(gradient, at::mul(x.rows, along));

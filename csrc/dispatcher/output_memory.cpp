@@ -31,8 +31,7 @@ struct Block {
   int64_t bytes = 0;
 };
 
-/// Of POSEMBED_CACHE_LIMIT. It is read while the library is loaded, where nothing could catch an
-/// error.
+/// The limit from POSEMBED_CACHE_LIMIT. Must not throw: it runs while the library is loaded.
 int64_t initial_limit() {
   constexpr int64_t standard = int64_t{512} << 20;
   const char* text = std::getenv("POSEMBED_CACHE_LIMIT");
@@ -46,11 +45,11 @@ int64_t initial_limit() {
   return standard;
 }
 
-/// Freed blocks, the newest last. Results never wait for the lock: in a process that was forked
-/// while another thread held it, they would wait for ever. malloc serves instead.
+/// Freed blocks, newest last. Results never wait for the lock but use malloc instead: in a process
+/// forked while another thread held the lock, they would wait forever.
 class KeptBlocks {
  public:
-  /// The newest block that fits and is at most a quarter larger; none if there is none.
+  /// The newest block that fits and is at most a quarter larger, if there is one.
   std::optional<Block> take(int64_t bytes) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return std::nullopt;
@@ -66,7 +65,7 @@ class KeptBlocks {
   }
 
   void keep(Block block) {
-    std::vector<Block> surplus;  // freed after the lock is
+    std::vector<Block> surplus;  // freed after the lock is released
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || block.bytes > limit_) return;
     kept_ += block.bytes;
@@ -90,7 +89,7 @@ class KeptBlocks {
   }
 
  private:
-  /// Takes the oldest blocks out until the rest is within `limit`.
+  /// Removes the oldest blocks until the rest is within `limit`.
   std::vector<Block> surplus_over(int64_t limit) {
     auto last = blocks_.begin();
     for (; kept_ > limit; ++last) kept_ -= last->bytes;
@@ -125,7 +124,7 @@ bool is_fresh(const Block& block) {
   return !is_resident(static_cast<const char*>(block.memory.get()) + block.bytes / 2);
 }
 
-/// Memory that is kept when it is freed.
+/// An owner that keeps the block when it is freed.
 c10::DataPtr owner_of(Block block) {
   void* const data = block.memory.get();
   const auto keep = [](void* owned) {
@@ -135,7 +134,7 @@ c10::DataPtr owner_of(Block block) {
   return {data, new Block(std::move(block)), keep, at::kCPU};
 }
 
-/// An allocator that falls back on torch's own where no kept memory fits.
+/// Falls back to torch's own allocator if no kept block fits.
 class OutputAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size) override {
@@ -173,7 +172,7 @@ at::Tensor tensor_of(c10::DataPtr memory, at::IntArrayRef sizes, const at::Tenso
   return tensor;
 }
 
-/// Zeros: calloc knows which memory is fresh.
+/// A block of zeros from calloc, which knows which memory is fresh.
 Block zero_block(int64_t bytes) {
   constexpr int64_t alignment = 64;  // torch's own
   void* const data = std::calloc(1, static_cast<size_t>(bytes + alignment));
@@ -187,7 +186,7 @@ Block zero_block(int64_t bytes) {
 at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!options.device().is_cpu()) return at::empty(sizes, options);
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  // Not through torch's dispatcher, where an allocation for one token costs more than its rotation.
+  // Bypass torch's dispatcher: through it, allocating one token costs more than rotating it.
   if (!is_large_on_cpu(sizes, options)) return at::detail::empty_cpu(sizes, dtype);
   return at::detail::empty_generic(sizes, &output_allocator, cpu_keys, dtype, std::nullopt);
 }

@@ -1,6 +1,6 @@
-// Memory for results on the CPU. malloc returns large blocks to the system when they are freed, and
-// touching a fresh page costs a page fault, more than a kernel takes to fill it. So freed blocks
-// are kept for the next result, up to a limit (posembed/memory.h).
+// Memory for results on the CPU. malloc returns large freed blocks to the system, and the page
+// fault of a fresh page costs more than filling it. So freed blocks are kept for later results, up
+// to a limit (posembed/memory.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,10 +8,10 @@
 
 namespace posembed::dispatcher {
 
-/// at::empty, with kept memory for large CPU tensors if some fits.
+/// at::empty, which reuses kept memory for large CPU tensors if a block fits.
 at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-/// The same for results of kernels and Meta kernels alike.
+/// The same for results that kernels and Meta kernels share.
 at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& options);
 
 /// at::empty_strided; see empty().
@@ -21,11 +21,11 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
 /// A contiguous CPU tensor, and whether it is all zeros.
 struct ZeroTable {
   at::Tensor tensor;
-  bool is_zero;  // if not, it holds anything
+  bool is_zero;  // if false, its values are undefined
 };
 
-/// Memory for a table of which most rows stay zero. Fresh pages are zero already, so only the other
-/// rows need writing.
+/// Memory for a table whose rows mostly stay zero. Fresh pages are already zero, so only the other
+/// rows need to be written.
 ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 }  // namespace posembed::dispatcher

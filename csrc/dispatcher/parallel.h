@@ -8,11 +8,11 @@
 
 namespace posembed::dispatcher {
 
-/// Work below this many bytes costs less than waking a second thread (about a microsecond).
+/// Work on fewer bytes takes less time than waking a second thread.
 inline constexpr int64_t bytes_per_task = 160 * 1024;
 
-/// Calls `kernel(begin, end)` on parts of [0, count), or in one go on the calling thread if the
-/// work is small.
+/// Calls `kernel(begin, end)` on parts of [0, count), or once on the calling thread if the work is
+/// small.
 template <typename Kernel>
 void parallel_for(int64_t count, int64_t bytes_per_item, const Kernel& kernel) {
   const int64_t grain = std::max<int64_t>(1, bytes_per_task / std::max<int64_t>(1, bytes_per_item));

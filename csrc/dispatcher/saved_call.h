@@ -1,4 +1,4 @@
-// The arguments of a call, kept for its backward pass: a member of an autograd node.
+// The arguments of a call, saved for its backward pass in a member of an autograd node.
 #pragma once
 
 #include <optional>
@@ -23,13 +23,13 @@ class SavedFields<Call, std::tuple<Fields...>> {
         std::apply([](const auto&... fields) { return Kept(keep(fields)...); }, Call::fields(call));
   }
 
-  /// Requires save().
+  /// The arguments, after save().
   Call unpack() const {
     return std::apply(
         [](const auto&... kept) { return Call{field<std::decay_t<Fields>>(kept)...}; }, kept_);
   }
 
-  /// For OperatorNode.
+  /// Lists the members for OperatorNode.
   template <typename Visitor>
   void members(Visitor& visit) {
     std::apply([&visit](auto&... kept) { (visit(kept), ...); }, kept_);

@@ -1,5 +1,5 @@
-// Operators of one family share a long list of arguments, which our code passes as one struct.
-// The struct names its fields once, in the order of the schemas and of its members:
+// Schemas of a family's operators from a struct of arguments. The struct names its fields once, in
+// the order of the schemas and of its members:
 //   template <typename Self>
 //   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
 #pragma once
@@ -20,7 +20,7 @@ namespace posembed::dispatcher {
 template <typename Call>
 using FieldsOf = decltype(Call::fields(std::declval<Call&>()));
 
-/// As what a schema hands over a field.
+/// The type in which a schema passes a field.
 template <typename Field>
 struct ParameterFor {
   using Type = Field;
@@ -58,7 +58,7 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   /// The C++ type of the schema.
   using Signature = Result(Leading..., Parameter<Fields>..., Trailing...);
 
-  /// What to register: `function` with a parameter for each field.
+  /// The function to register: `function` with a parameter for each field.
   template <Result (*function)(Leading..., const Call&, Trailing...)>
   static Result kernel(Leading... leading, Parameter<Fields>... fields, Trailing... trailing) {
     return function(leading...,
@@ -77,8 +77,8 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   }
 };
 
-/// Operators whose arguments are those of `Function`, which gives the result too, then the fields
-/// of `Call`, then `Trailing`.
+/// Operators that take the arguments of `Function`, then the fields of `Call`, then `Trailing`, and
+/// return the result of `Function`.
 template <typename Call, typename Function, typename... Trailing>
 using Spread = SpreadFields<Call, FieldsOf<Call>, Function, Trailing...>;
 

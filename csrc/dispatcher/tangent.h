@@ -1,5 +1,5 @@
-// Forward-mode derivatives, and the Autograd kernels of operators that are linear, whose gradients
-// and tangents are calls of operators too.
+// Forward-mode derivatives, and Autograd kernels of linear operators, whose gradients and tangents
+// are operator calls too.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -8,12 +8,12 @@
 
 namespace posembed::dispatcher {
 
-/// The forward-mode tangent of `tensor`, undefined where there is none.
+/// The forward-mode tangent of `tensor`; undefined if it has none.
 inline at::Tensor tangent(const at::Tensor& tensor) {
   return tensor.defined() ? at::Tensor(tensor._fw_grad(/*level=*/0)) : at::Tensor();
 }
 
-/// The same in memory of its own, for an output that moves as `tensor` does.
+/// A copy of the tangent, for an output whose tangent is that of `tensor`.
 inline at::Tensor copied_tangent(const at::Tensor& tensor) {
   const at::Tensor direction = tangent(tensor);
   return direction.defined() ? direction.clone() : direction;
@@ -23,8 +23,8 @@ inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
   if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
 }
 
-/// `tensor` without its tangent. Operators that are called to compute a tangent take these, or they
-/// would differentiate again.
+/// `tensor` without its tangent. Operators that compute a tangent take primals, or they would
+/// differentiate again.
 inline at::Tensor primal(const at::Tensor& tensor) {
   return tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
 }
@@ -35,8 +35,8 @@ inline at::Tensor accumulate(const at::Tensor& a, const at::Tensor& b) {
   return b.defined() ? a.add(b) : a;
 }
 
-/// Calls `function` with autograd's dispatch keys excluded: how an operator's Autograd kernel calls
-/// the operator itself.
+/// Calls `function` with autograd's dispatch keys excluded. An operator's Autograd kernel calls the
+/// operator itself this way.
 template <typename Function>
 auto below_autograd(const Function& function) {
   const at::AutoDispatchBelowADInplaceOrView guard;

@@ -1,4 +1,4 @@
-// How kernels see a tensor: its element type, its integers, its rows.
+// Tensors as kernels read them: element types, integers, rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace posembed::dispatcher {
 
-/// The kernel's name of a dtype that check_floating() has let through.
+/// The kernel's type for a dtype that check_floating() accepts.
 inline core::Scalar scalar_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
@@ -22,12 +22,12 @@ inline core::Scalar scalar_of(const at::Tensor& tensor) {
   }
 }
 
-/// The dtype that arithmetic on `tensor` runs in: float64 for float64, float32 for everything else.
+/// The dtype of arithmetic on `tensor`: float64 for float64, float32 for everything else.
 inline at::ScalarType compute_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// The kernel's view of a tensor that check_integers() has let through.
+/// The kernel's view of a tensor that check_integers() accepts.
 inline core::IndexView index_view(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(),
           tensor.scalar_type() == at::kInt ? core::Index::int32 : core::Index::int64};

@@ -1,4 +1,4 @@
-// Specifications arrive as text with every call of an operator, and are parsed once per process.
+// Operators receive specifications as text at every call; this cache parses each text once.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace posembed::dispatcher {
 
-/// A Value for each text that it was made of: Value(text) at the first request. Entries are never
-/// removed, so references to them stay valid.
+/// Maps a text to Value(text), made at the first request. Entries are never removed, so references
+/// to them stay valid.
 template <typename Value>
 class TextCache {
  public:
@@ -24,7 +24,7 @@ class TextCache {
       const auto found = entries_.find(text);
       if (found != entries_.end()) return *found;
     }
-    Value value(text);  // without the lock: parsing is slow, and may throw
+    Value value(text);  // without the lock, because parsing is slow and may throw
     const std::unique_lock lock(mutex_);
     return *entries_.try_emplace(std::string(text), std::move(value)).first;
   }

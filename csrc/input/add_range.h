@@ -1,6 +1,5 @@
-// Forward without a norm: rows are added in registers. Four tokens are processed side by side,
-// because reading and writing several pages at once is faster than one after the other. Part of
-// kernel_cpu.cpp.
+// Forward without a norm: adds rows in registers, four tokens side by side, because memory serves
+// several pages at once faster than one after another. Part of kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"
@@ -29,7 +28,7 @@ class RowAdder {
 
  private:
   static constexpr int64_t side_by_side = 4;
-  /// Elements of a row before the loop turns to the next row: 256 bytes.
+  /// Elements of a row that are processed before the next row's turn: 256 bytes.
   static constexpr int64_t step = 256 / sizeof(T);
 
   template <typename Count>
@@ -63,7 +62,7 @@ void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   RowAdder<T, plain, streaming> adder(a.embedding_dim);
   TokenRows<T> tokens(a, begin, end);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
-    // There is memory for one row of sinusoids: the next position overwrites it.
+    // Only one row of sinusoids is kept: the next position overwrites it.
     if (tokens.makes_wave()) adder.flush();
     if (streaming) tokens.expect(static_cast<const T*>(f.out));
     adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
@@ -71,7 +70,8 @@ void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   adder.flush();
 }
 
-/// The same with dropout: one token at a time, as drawing the random numbers dominates.
+/// The same with dropout: one token at a time, because drawing random numbers takes most of the
+/// time.
 template <typename T, bool streaming>
 void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;

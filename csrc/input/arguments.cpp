@@ -1,5 +1,5 @@
-// The input operators' arguments: checked alike for eager and Meta kernels, then as the kernel
-// reads them.
+// Arguments of the input operators: checks for eager and Meta kernels, then the form that kernels
+// read.
 #include "input/arguments.h"
 
 #include "core/index_range.h"
@@ -13,7 +13,7 @@
 namespace posembed::input {
 namespace {
 
-/// A further table must match the token table.
+/// Checks that another table matches the token table.
 void check_like_token(const Tensor& tensor, const char* argument, const Tensor& token) {
   dispatcher::check_same_dtype(tensor, argument, token, "token");
   dispatcher::check_same_device(tensor, argument, token, "token");
@@ -91,7 +91,7 @@ void check_norm(const Input& in) {
   }
 }
 
-/// CPU indices are checked before anything is written; CUDA kernels record bad ones.
+/// Checks indices on the CPU before anything is written; CUDA kernels record bad ones.
 void check_range(const Tensor& values, const char* argument, const Tensor& table,
                  const char* table_name) {
   const core::IndexView view = dispatcher::index_view(values);
@@ -112,7 +112,7 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
   return result;
 }
 
-/// CPU: checks that ids are 0, 1, …
+/// Checks, on the CPU, that ids are 0, 1, …
 void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
   for (int64_t place = 0; place < ids.numel(); ++place) {
@@ -144,7 +144,7 @@ void prepare_type(const Input& in, Prepared& prepared) {
     check_range(prepared.types, "types", *in.token_type, "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
-  // Type 0 for every token where none are given.
+  // If no types are given, every token has type 0.
   type.index_stride[0] = given ? in.ids.size(1) : 0;
   type.index_stride[1] = given ? 1 : 0;
 }

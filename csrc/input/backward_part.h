@@ -1,7 +1,7 @@
-// One part's share of the backward pass. Each token's rows are gathered and summed again, and its
-// gradient is taken through dropout and norm; gradients that sum over tokens accumulate on the way.
-// Four tokens of one position are processed together, so that these sums are loaded and stored once
-// for four tokens. Part of kernel_cpu.cpp.
+// The backward pass of one part of the tokens. Gathers and sums each token's rows again, takes its
+// gradient through dropout and norm, and accumulates gradients that sum over tokens. Processes four
+// tokens of a position together, so that these sums are loaded and stored once for all four. Part
+// of kernel_cpu.cpp.
 #pragma once
 
 #include "core/run_sum.h"
@@ -17,15 +17,15 @@ struct GradientRow {
 
   Rows<T> rows;
   const T* given;  // the output's gradient
-  const T* soon;   // the same of a later token, to be prefetched
-  T* out;          // nullptr: only the sums are wanted
-  C* type;         // the sum of its type; nullptr: not wanted
+  const T* soon;   // that of a later token, to prefetch
+  T* out;          // nullptr: only the sums are needed
+  C* type;         // the sum of its type; nullptr: not needed
   C mean, rstd;
   C* normalised;  // memory for the normalised row
 };
 
 /// Sums over a row, lane by lane: of the weighted gradient times the normalised row, and of the
-/// gradient alone.
+/// weighted gradient.
 template <typename T, int group>
 struct GradientSums {
   Run<T> along[group]{}, total[group]{};
@@ -83,12 +83,12 @@ class BackwardPart {
   /// Tokens that are processed together.
   static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
 
-  /// Whether the tokens of a place share their row of sinusoids, if any: there is memory for one.
+  /// Whether the tokens of a place share a row of sinusoids, if any, because only one row is kept.
   static bool shares_waves(const Arguments& a) {
     return a.sinusoid.pairs == 0 || a.position.index_stride[0] == 0;
   }
 
-  /// The end of a part. If the position gradient is wanted, a place's tokens belong to one part.
+  /// The end of a part. For the position gradient, all tokens of a place belong to one part.
   int64_t last(int64_t number) const {
     const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
     return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;
@@ -98,7 +98,8 @@ class BackwardPart {
     for (int64_t i = 0; i < columns_; ++i) row[i] = 0;
   }
 
-  /// Past the caches like the rows: memory that is read before it is written would hold those up.
+  /// Streams past the caches like the rows: ordinary stores read memory first and would delay
+  /// those.
   void store_position(int64_t place) const {
     T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
     core::for_runs(dim_, [&](int64_t i, auto count) {
@@ -106,7 +107,7 @@ class BackwardPart {
     });
   }
 
-  /// Where the gradient of a token's sum goes; nullptr: nowhere.
+  /// The destination of the gradient of a token's sum; nullptr: not written.
   T* target(const Token& token) const {
     const int64_t row = row_of(a_, token);
     if (b_.sum_rows != nullptr) return static_cast<T*>(b_.sum_rows[row]);
@@ -163,7 +164,7 @@ class BackwardPart {
     if (row.out != nullptr) core::store_run<streaming>(core::as_sum(value), row.out + i, count);
   }
 
-  /// Without a norm the gradient is only summed and copied.
+  /// Without a norm, the gradient is only summed and copied.
   void sum_row(const GradientRow<T>& row, const C* factors) const {
     core::for_runs(dim_, [&](int64_t i, auto count) {
       prefetch_run(row.soon + i);
@@ -201,7 +202,7 @@ class BackwardPart {
     });
   }
 
-  /// Computes normalised rows and the sums of each, and accumulates the gradients of the norm's
+  /// Computes each normalised row and its sums, and accumulates the gradients of the norm's
   /// parameters.
   template <int group>
   GradientSums<T, group> sum_gradients(const GradientRow<T> (&rows)[group],
@@ -239,7 +240,7 @@ class BackwardPart {
   DropFactors<T> factors_;
   ValueRow<T> weight_;
   C* partial_;
-  C *position_, *weight_sum_, *bias_sum_;  // scratch memory if not wanted
+  C *position_, *weight_sum_, *bias_sum_;  // scratch memory if not needed
 };
 
 }  // namespace posembed::input::POSEMBED_ISA

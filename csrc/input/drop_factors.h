@@ -13,8 +13,8 @@ class DropFactors {
  public:
   using C = Compute<T>;
 
-  /// For rows of up to `columns`; without a seed there are no factors. `origin`: the index of
-  /// element 0 in the mask.
+  /// For rows of up to `columns` elements; without a seed there are no factors. `origin`: the index
+  /// of element 0 in the mask.
   DropFactors(double probability, const int64_t* seed, int64_t origin, int64_t columns)
       : drops_(seed != nullptr),
         origin_(static_cast<uint64_t>(origin)),
@@ -38,7 +38,7 @@ class DropFactors {
   }
 
  private:
-  /// Philox makes four words at once: up to three extra at either end.
+  /// Philox draws four words at once, so up to three extra at either end.
   void draw(uint64_t first, int64_t columns) {
     const uint64_t counter = first / 4;
     const uint64_t calls = (first + static_cast<uint64_t>(columns) + 3) / 4 - counter;

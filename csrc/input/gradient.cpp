@@ -1,6 +1,6 @@
 // Derivatives of the input operators. The usual backward pass is one kernel for dropout and norm,
-// then the tables' own gradients. For higher derivatives and for tangents the same formulas
-// run as a chain of differentiable operators.
+// then the tables' own gradients. Higher derivatives and tangents use the same formulas as a chain
+// of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
@@ -115,7 +115,7 @@ bool requires_grad(const Input& in) {
 
 // ---------------------------------------------------------------------- by the fused kernels
 
-/// A table of `rows` rows of no meaning, like those of `gradient`; none where `rows` is none.
+/// A table of `rows` meaningless rows in the dtype and width of `gradient`; none if `rows` is none.
 MaybeTensor size_alone(const std::optional<c10::SymInt>& rows, const Tensor& gradient) {
   if (!rows.has_value()) return std::nullopt;
   const c10::SymInt dim = gradient.sym_size(-1);
@@ -130,7 +130,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
  public:
   static constexpr const char* label = "InputEmbeddingBackward";
 
-  /// Edges, in the order in which node_for gets the inputs.
+  /// Edges in the order of the inputs of node_for.
   enum Edge : size_t { token_edge, position_edge, type_edge, weight_edge, bias_edge, edges };
 
   template <typename Visitor>
@@ -143,7 +143,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     visit(type_table_rows);
   }
 
-  /// Without a norm, tables are kept as their numbers of rows alone.
+  /// Saves the inputs. Without a norm, only the tables' numbers of rows are needed.
   void keep(const Input& in) {
     Input kept = in;
     if (!norms(in)) {
@@ -232,8 +232,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
 };
 
-/// An operator of its own also for autograd: to an outer transform of torch.func, what an inner one
-/// differentiates is this call. Mean and rstd need no derivatives: chains do without them.
+/// A separate operator also for autograd: an outer torch.func transform differentiates this call.
+/// Mean and rstd need no derivatives, because the chain does not use them.
 Forward input_embedding_forward_autograd(const Input& in) {
   auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
                                                            in.norm_weight, in.norm_bias);
@@ -277,7 +277,7 @@ BackwardRows input_embedding_backward_rows_autograd(const Tensor& gradient, cons
       [&] { return call_input_embedding_backward_rows(gradient, mean, rstd, in); });
 }
 
-/// Dropout is linear: tangents and gradients are dropped by the same mask.
+/// Dropout is linear, so its mask applies to tangents and gradients too.
 class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackward> {
  public:
   static constexpr const char* label = "InputDropoutBackward";

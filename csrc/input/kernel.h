@@ -1,7 +1,7 @@
-// The input kernels: token + type + position rows, LayerNorm or RMSNorm, dropout, in one pass each
-// way. Ba et al., "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
-// Normalization", 2019. The backward pass gathers the sum and draws dropout's mask
-// again: only mean and rstd are kept.
+// The input kernels: token + type + position rows, LayerNorm or RMSNorm, and dropout, in one pass
+// forward and one backward. Ba et al., "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean
+// Square Layer Normalization", 2019. The backward pass gathers the sum and draws dropout's mask
+// again, so only mean and rstd are saved.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Table {
   const void* data = nullptr;
   int64_t rows = 0;
   int64_t stride = 0;     // between rows, in elements
-  core::IndexView index;  // which row; data == nullptr: offset + stride times place in the sequence
+  core::IndexView index;  // the row; data == nullptr: offset + stride times place in the sequence
   int64_t index_stride[2] = {0, 1};  // batch, seq; in elements
   int64_t offset = 0;
   int64_t first_row = 0;  // added to every index
@@ -33,7 +33,7 @@ POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t plac
   return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
 }
 
-/// A sinusoid's turns, passed by value in the arguments of a CUDA launch.
+/// Bytes of a sinusoid's turns, which a CUDA launch passes by value.
 inline constexpr int64_t turn_bytes_cuda = 16384;
 
 /// The most pairs that fit into a launch's arguments.
@@ -51,10 +51,11 @@ struct Arguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
   Table token, type, position;
   double scale = 1.0;  // of token rows
-  /// In place of a position table, at the positions that `position.index` gives; no pairs: none.
+  /// Replaces the position table, at the positions in `position.index`; without pairs there is
+  /// none.
   sinusoidal::Sinusoid sinusoid;
-  /// CUDA, if a row has more pairs than a launch's arguments hold: the sinusoids, already computed
-  /// in the compute type.
+  /// CUDA, if a row has more pairs than fit into a launch's arguments: the sinusoids, computed
+  /// beforehand in the compute type.
   const void* encoding = nullptr;
   int64_t encoding_stride[2] = {0, 0};  // batch, seq; in elements
   Norm norm = Norm::none;
@@ -70,7 +71,7 @@ struct Arguments {
 struct ForwardArguments {
   Arguments input;
   void* out = nullptr;  // [batch, seq, embedding_dim], contiguous
-  /// [batch, seq] in the compute type; nullptr: no backward pass will need them.
+  /// [batch, seq] in the compute type; nullptr: not needed by a backward pass.
   void* mean = nullptr;
   void* rstd = nullptr;
 };
@@ -79,15 +80,15 @@ struct ForwardArguments {
 /// tokens [begin, end). Indices must have been checked.
 POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t begin, int64_t end));
 
-/// All tokens, on `stream`. A token with an index outside its table gets zeros.
+/// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);
 
-/// Gradients that sum over tokens are made of a fixed number of partial sums, so that they have the
+/// Gradients that sum over tokens consist of a fixed number of partial sums, so that they have the
 /// same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 1024;
 
-/// Type tables of up to so many rows have a partial sum for each row.
+/// Type tables with at most this many rows have a partial sum for each row.
 inline constexpr int64_t most_types = 8;
 
 /// The length of a partial sum: whole vectors.
@@ -100,15 +101,15 @@ struct BackwardArguments {
   const void* gradient = nullptr;  // [batch, seq, embedding_dim], contiguous
   const void* mean = nullptr;
   const void* rstd = nullptr;
-  /// out [batch, seq, embedding_dim]: of the norm's input; nullptr: it equals `gradient`.
+  /// out [batch, seq, embedding_dim]: gradient of the norm's input; nullptr: it equals `gradient`.
   void* sum_gradient = nullptr;
-  /// CPU, in place of `sum_gradient`: [batch, seq], the address for each token's row; nullptr: not
+  /// CPU, instead of `sum_gradient`: [batch, seq], the address of each token's row; nullptr: not
   /// written. Rows of whole vectors are aligned to vectors.
   void* const* sum_rows = nullptr;
   int64_t parts = 1;
-  /// Scratch [parts, sums_of(), partial_columns()] in the compute type; nullptr: no sum is wanted.
+  /// Scratch [parts, sums_of(), partial_columns()] in the compute type; nullptr: no sum is needed.
   void* partial = nullptr;
-  void* weight_gradient = nullptr;    // out [embedding_dim], like those below; nullptr: not wanted
+  void* weight_gradient = nullptr;    // out [embedding_dim], like those below; nullptr: not needed
   void* bias_gradient = nullptr;      // out [embedding_dim]
   void* type_gradient = nullptr;      // out [type.rows, embedding_dim]
   void* position_gradient = nullptr;  // out [seq, embedding_dim]: sums over the batch
@@ -119,7 +120,7 @@ POSEMBED_INLINE int64_t sums_of(const BackwardArguments& b) {
   return 2 + (b.type_gradient == nullptr ? 0 : b.input.type.rows);
 }
 
-/// Where sum `number` belongs; nullptr: nowhere.
+/// The destination of sum `number`; nullptr: none.
 template <typename T>
 POSEMBED_INLINE T* sum_target(const BackwardArguments& b, int64_t number) {
   if (number == 0) return static_cast<T*>(b.weight_gradient);
@@ -127,7 +128,7 @@ POSEMBED_INLINE T* sum_target(const BackwardArguments& b, int64_t number) {
   return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
-/// Processes parts [begin, end) of the tokens, or of the places if `position_gradient` is wanted.
+/// Processes parts [begin, end) of the tokens, or of the places if there is a `position_gradient`.
 POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t begin, int64_t end));
 
 /// Adds up the parts of sums [begin, end).
@@ -137,7 +138,7 @@ POSEMBED_CPU_KERNEL(add_parts,
 /// Both steps on `stream`, except `position_gradient`.
 const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
 
-/// out = x with dropout; `x` and `out` may be the same. It is its own gradient.
+/// out = x with dropout; `x` and `out` may be the same. The gradient is the same operation.
 struct DropoutArguments {
   const void* x = nullptr;  // [count], contiguous
   void* out = nullptr;

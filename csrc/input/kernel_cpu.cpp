@@ -1,6 +1,6 @@
-// A token's row is summed into a buffer in the first-level cache, where norm and dropout are
-// applied: each table row is read once and the output written once. Sums have the same bits on
-// every instruction set.
+// Sums a token's row in a buffer in the first-level cache and applies norm and dropout there, so
+// that each table row is read once and the output is written once. Sums have the same bits on every
+// instruction set.
 #include "core/run.h"
 #include "core/stream.h"
 #include "input/add_range.h"
@@ -23,7 +23,7 @@ bool is_streamed(const Arguments& a, const void* out) {
   return core::streams_rows<T>(out, a.batch * a.seq, a.embedding_dim);
 }
 
-/// Whether plain sums have loops of their own: only where those pay for their size.
+/// Whether plain sums have separate loops: only where their speed justifies their code size.
 template <typename T>
 constexpr bool has_plain = core::wide && !std::is_same_v<T, double>;
 
@@ -85,7 +85,7 @@ void add_sums(const BackwardArguments& b, int64_t begin, int64_t end) {
 
 // ---- dropout alone ----
 
-// Long inputs are processed in pieces, as if each piece were a row.
+// Long inputs are processed in pieces of this size, as rows are.
 constexpr int64_t piece = 1024;
 
 template <typename T>

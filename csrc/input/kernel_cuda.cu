@@ -16,12 +16,11 @@ using core::divide_up;
 using core::warp_size;
 
 constexpr int max_threads = 256;
-// The shared memory that every block may use without opting in; wider rows are summed again when
-// they are needed.
+// Shared memory that a block may use without opting in. Wider rows are summed again when needed.
 constexpr int64_t row_cache_bytes = 16 * 1024;
 constexpr int64_t part_cache_bytes = 31 * 1024;
 
-/// The sum of `value` over the block, for every thread, always in the same order.
+/// The sum of `value` over the block, returned to every thread; its order is fixed.
 template <typename C>
 __device__ C block_sum(C value) {
   __shared__ C sums[max_threads / warp_size];
@@ -36,7 +35,7 @@ __device__ C block_sum(C value) {
   return total;
 }
 
-/// Multiplies the columns, which begin with element `first` of the mask, by dropout's factors.
+/// Multiplies the columns by dropout's factors; the first column is element `first` of the mask.
 template <typename T, int width>
 __device__ void drop_columns(const core::Dropout& dropout, uint64_t first,
                              Columns<T, width>* columns) {
@@ -169,11 +168,11 @@ struct BackwardRow {
   }
 };
 
-/// A part's sums: rows for the norm's weight and bias, then for each type. Each thread always has
-/// the same columns, so no thread waits for another.
+/// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
+/// same columns, so threads need not wait for each other.
 template <typename C>
 struct Sums {
-  C* data = nullptr;  // nullptr: not wanted
+  C* data = nullptr;  // nullptr: not needed
   int64_t columns = 0;
 
   __device__ C* row(int64_t number) const { return data + number * columns; }
@@ -188,7 +187,7 @@ __device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
   core::store_values<width>(total.values, sum);
 }
 
-/// Writes the gradient of a token's sum and adds it to that of its type.
+/// Writes the gradient of a token's sum and adds it to the sum of its type.
 template <typename T, int width>
 __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>>& sums,
                                const Rows<T>& rows, int64_t token, int64_t column,
@@ -334,7 +333,7 @@ bool vectors_fit(const Arguments& a) {
          core::vectorizable<T>(a.norm_bias, dim, dim);
 }
 
-/// As many threads as a row has vectors, in whole warps.
+/// A thread for each vector of a row, in whole warps.
 unsigned threads_for(int64_t dim, int width) {
   const int64_t warps = divide_up(dim, int64_t{width} * warp_size);
   return static_cast<unsigned>(warps * warp_size < max_threads ? warps * warp_size : max_threads);
@@ -424,7 +423,7 @@ const char* drop_cuda(const DropoutArguments& arguments, core::CudaStream stream
   if (arguments.count == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // Four neighbours share a call of philox: a vector must begin at the first of them.
+    // Four neighbours share a call of philox, so a vector must begin at the first of them.
     if (arguments.first % 4 == 0 &&
         core::vectorizable<T>(arguments.x, arguments.count, arguments.count) &&
         core::vectorizable<T>(arguments.out, arguments.count, arguments.count)) {

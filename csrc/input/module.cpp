@@ -1,4 +1,4 @@
-// InputEmbedding for C++: submodules hold the tables, one operator computes.
+// InputEmbedding: submodules hold the tables, one operator computes.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
 #include <torch/nn/init.h>
@@ -71,12 +71,13 @@ int64_t first_row_of(const InputOptions& options) {
   return (padding < 0 ? padding + options.num_embeddings() : padding) + 1;
 }
 
-/// From torch's generator, so that torch::manual_seed governs dropout; the same call as in Python.
+/// Draws from torch's generator, so that torch::manual_seed controls dropout; the same call as in
+/// Python.
 torch::Tensor draw_seed(const torch::Tensor& ids) {
   return at::randint(int64_t{1} << 62, {1}, ids.options().dtype(torch::kLong));
 }
 
-/// Projected rows form a table in which each token has its own row.
+/// Replaces the token table by a table of projected rows, one for each token.
 void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjectionImpl& projection) {
   in.token = projection.forward(token.forward(in.ids)).flatten(0, -2);
   in.ids = at::arange(in.ids.numel(), in.ids.options()).view(in.ids.sizes());

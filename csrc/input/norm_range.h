@@ -1,6 +1,6 @@
-// Forward with a norm. While one token's row is summed into a buffer in the first-level cache, the
-// row of an earlier token, whose mean and variance are known by then, is normalised and written:
-// additions wait neither for square roots nor for memory. Part of kernel_cpu.cpp.
+// Forward with a norm. Sums one token's row in a buffer in the first-level cache while it
+// normalises and writes the row of an earlier token, so that additions wait neither for square
+// roots nor for memory. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cmath>
@@ -62,7 +62,8 @@ class NormRange {
   }
 
  private:
-  /// Rows between summing and writing a row. With 1, writing would wait for mean and variance.
+  /// The number of rows from summing a row to writing it. With 1, writing would wait for mean and
+  /// variance.
   static constexpr int64_t delay = 2;
 
   auto adder(C* sum) {
@@ -88,8 +89,9 @@ class NormRange {
     };
   }
 
-  /// Variance as the mean of squares minus the square of the mean is accurate unless the mean is
-  /// large compared with the deviation (or its square overflows): then values are centred first.
+  /// The mean of squares minus the square of the mean is an accurate variance unless the mean is
+  /// large compared with the deviation (or its square overflows). In that case values are centred
+  /// first.
   void measure(C total, C total_of_squares, SummedRow<T>& row) const {
     const C squares = total_of_squares / static_cast<C>(dim_);
     const C mean = a_.norm == Norm::layer ? total / static_cast<C>(dim_) : C(0);

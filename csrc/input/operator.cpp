@@ -1,5 +1,5 @@
 // The input operators: token + type + position rows, norm and dropout in one kernel. The backward
-// kernel gathers the sum and draws the dropout mask again, so that neither is kept.
+// kernel gathers the sum and draws the dropout mask again, so neither is saved.
 #include "input/operator.h"
 
 #include <ATen/ops/arange.h>
@@ -48,7 +48,7 @@ Tensor input_embedding(const Input& in) {
   return out;
 }
 
-/// Uninitialised statistics; without a norm both are empty, for RMSNorm the mean is.
+/// Uninitialised statistics. Both are empty without a norm; the mean is empty for RMSNorm.
 std::pair<Tensor, Tensor> statistics(const Input& in) {
   const auto options = in.token.options().dtype(compute_type(in.token));
   const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
@@ -80,7 +80,7 @@ void check_backward(const Tensor& gradient, const Input& in) {
                     gradient.sym_sizes());
 }
 
-/// Checks the statistics that forward kept: [batch, seq] in the compute type.
+/// Checks statistics saved by forward: [batch, seq] in the compute type.
 void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
                    compute_type(in.token), ", got ", kept.scalar_type());
@@ -89,8 +89,8 @@ void check_statistic(const Tensor& kept, const char* argument, const Input& in) 
 }
 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
-  // Bad indices are not recorded again: forward did, and an error that stands makes the operators
-  // behind this one in the same backward pass raise.
+  // Forward has recorded bad indices. Recording them again would make later operators of the same
+  // backward pass raise.
   const int64_t part_bytes = 4 * gradient.numel() / arguments.parts * gradient.element_size();
   dispatcher::launch(arguments, gradient, arguments.parts, part_bytes, backward_cpu,
                      POSEMBED_CUDA_LAUNCHER(backward_cuda));
@@ -101,7 +101,7 @@ void launch(BackwardArguments& arguments, const Tensor& gradient) {
 }
 
 /// Uninitialised results; see Backward. `has_sum` and `has_position`: whether the first and the
-/// position table's are wanted.
+/// position table's are needed.
 Backward backward_results(const Input& in, bool has_sum, bool has_position) {
   const auto options = in.token.options();
   const c10::SymInt dim = in.token.sym_size(1);
@@ -116,12 +116,12 @@ Backward backward_results(const Input& in, bool has_sum, bool has_position) {
           table(has_few_types(in), in.token_type)};
 }
 
-/// The address of a result; nullptr: not wanted.
+/// The address of a result; nullptr: not needed.
 void* target(const Tensor& result) {
   return result.numel() == 0 ? nullptr : result.mutable_data_ptr();
 }
 
-/// Memory for partial sums, if any is wanted.
+/// Memory for partial sums, if any are needed.
 Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   if (arguments.weight_gradient == nullptr && arguments.type_gradient == nullptr) return {};
   Tensor partial = at::empty({arguments.parts, sums_of(arguments), partial_columns(like.size(2))},
@@ -130,8 +130,8 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   return partial;
 }
 
-/// Zeros all rows but those of the sequence's positions; returns the address of these, which the
-/// kernel writes.
+/// Zeros all rows except those of the sequence's positions; returns the address of the latter,
+/// which the kernel writes.
 void* begin_positions(const Input& in, const Tensor& out) {
   const int64_t first = in.offset.expect_int() + in.first_row, end = first + in.ids.size(1);
   out.narrow(0, 0, first).zero_();
@@ -139,8 +139,8 @@ void* begin_positions(const Input& in, const Tensor& out) {
   return target(out.narrow(0, first, in.ids.size(1)));
 }
 
-/// Whether the kernel sums the gradients of positions. Sequences too short to be divided among
-/// threads have it done afterwards.
+/// Whether the kernel sums the gradients of positions. For sequences too short to divide among
+/// threads, this happens afterwards.
 bool sums_positions(const Input& in) {
   return counts_positions(in) && !dispatcher::on_cuda(in.ids) && in.ids.numel() > 0 &&
          in.ids.size(1) >= parts_cpu;
@@ -184,7 +184,8 @@ Backward input_embedding_backward(const Tensor& gradient, const Tensor& mean, co
   return run_backward(in, gradient, mean, rstd, nullptr);
 }
 
-/// Whether the kernel can write the token table's rows itself: unscaled, and used for nothing else.
+/// Whether the kernel can write the token table's gradient rows itself: they are unscaled and
+/// nothing else needs them.
 bool writes_rows(const Input& in) {
   return !dispatcher::on_cuda(in.ids) && changes(in) && in.scale == 1.0 &&
          (sums_positions(in) || !counts_positions(in));

@@ -1,5 +1,5 @@
-// How C++ code calls the input operators: through the dispatcher, as Python does. They share one
-// long list of arguments, which C++ code passes as one struct.
+// C++ calls of the input operators, through the dispatcher as in Python. C++ code passes their long
+// common list of arguments as one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ struct Input {
   int64_t padding_idx = -1;
   int64_t position_padding_idx = -1;  // a row of position, before first_row, without a gradient
   std::string gradient = "dense";     // of token: "dense" or "rows"
-  c10::SymInt first_token = 0;        // of these among all tokens that share dropout's mask
+  c10::SymInt first_token = 0;        // index of the first token in dropout's mask
 
   template <typename Self>
   static auto fields(Self& self) {
@@ -102,8 +102,8 @@ inline BackwardRows call_input_embedding_backward_rows(const Tensor& gradient, c
 /// The same from the gradient of the output.
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
 
-/// x with the dropout that input_embedding applies under the same seed; `first` is the index of its
-/// first element among all that share the mask.
+/// x with the dropout that input_embedding applies with the same seed; `first` is the index of its
+/// first element in the mask.
 inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability,
                                  const c10::SymInt& first) {
   using Signature = Tensor(const Tensor&, const Tensor&, double, c10::SymInt);
@@ -114,15 +114,15 @@ inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double pro
 inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
 inline bool norms(const Input& in) { return in.norm != "none"; }
 
-/// Whether the gradient of the sum differs from that of the output.
+/// Whether the gradient of the sum differs from the gradient of the output.
 inline bool changes(const Input& in) { return norms(in) || drops(in); }
 
-/// Whether positions are consecutive rows of a table: its gradient is a sum over the batch.
+/// Whether positions are consecutive rows of a table, whose gradient is then a sum over the batch.
 inline bool counts_positions(const Input& in) {
   return in.position.has_value() && !in.positions.has_value();
 }
 
-/// Whether ids are 0, 1, …: each token has its own row, and the table's gradient needs no sort.
+/// Whether ids are 0, 1, …, so that each token has its own row and the gradient needs no sort.
 inline bool has_own_rows(const Input& in) { return in.gradient == "own"; }
 
 using dispatcher::compute_type;

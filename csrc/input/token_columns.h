@@ -1,5 +1,4 @@
-// The sum of a token's rows and of the sinusoid of its position, in device code. Part of
-// kernel_cuda.cu.
+// The sum of a token's rows and its position's sinusoid, in device code. Part of kernel_cuda.cu.
 #pragma once
 
 #include "core/device_store.h"
@@ -13,16 +12,16 @@ using core::load;
 using core::store;
 using core::Vector;
 
-/// Turns are passed as kernel arguments, without a table in memory.
+/// Turns passed as kernel arguments, which avoids a table in memory.
 template <typename T>
 struct Turns {
   sinusoidal::TurnOf<T> turn[turn_bytes_cuda / sizeof(sinusoidal::TurnOf<T>)];
 };
 
-/// Where there is no sinusoid.
+/// For sums without a sinusoid.
 struct NoTurns {};
 
-/// The rows that are summed for one token.
+/// The rows to sum for one token.
 template <typename T>
 struct Rows {
   const T* token = nullptr;
@@ -98,7 +97,7 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// A pair's values at a position; `first` is that of its first column.
+/// A pair's values at a position; `first` belongs to its first column.
 template <typename T>
 struct Wave {
   Compute<T> first, second;

@@ -1,5 +1,5 @@
-// The rows that are summed for a token: table rows, which are prefetched, and the sinusoid of its
-// position, which is computed once for all tokens of that position. Part of kernel_cpu.cpp.
+// The rows to sum for a token: table rows, which are prefetched, and its position's sinusoid, which
+// is computed once for all tokens of that position. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cstdlib>
@@ -14,8 +14,8 @@ namespace posembed::input::POSEMBED_ISA {
 using core::Compute;
 using core::Run;
 
-/// Memory for rows in the compute type. Not std::vector: the linker could share its members between
-/// instruction sets.
+/// Memory for rows in the compute type. Does not use std::vector, because the linker could share
+/// its members between instruction sets.
 template <typename C>
 class RowMemory {
  public:
@@ -36,7 +36,7 @@ class RowMemory {
   C* data_;
 };
 
-/// A row of T as values in the order of runs; without a row, a constant.
+/// A row of T as values in the order of runs; a constant if there is no row.
 template <typename T>
 class ValueRow {
  public:
@@ -60,7 +60,8 @@ struct Token {
   int64_t batch, place;
 };
 
-/// Tokens are numbered by place, then batch, so that consecutive tokens share a position.
+/// The token with a number. Tokens are numbered by place, then batch, so that consecutive tokens
+/// share a position.
 POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
   return {number % a.batch, number / a.batch};
 }
@@ -96,7 +97,7 @@ class Wave {
   explicit Wave(const sinusoidal::Sinusoid& sinusoid)
       : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
 
-  /// Whether at(position) overwrites the row that it returned last.
+  /// Whether at(position) would overwrite the row that it last returned.
   bool changes(int64_t position) const {
     return sinusoid_.pairs != 0 && !(known_ && position == position_);
   }
@@ -142,7 +143,7 @@ struct Rows {
   const T* position = nullptr;
   const Compute<T>* wave = nullptr;
   Compute<T> scale = 1;
-  const T* soon = nullptr;  // the token row of a later token, to be prefetched
+  const T* soon = nullptr;  // the token row of a later token, to prefetch
 };
 
 /// Prefetches a run of a row into the second-level cache.
@@ -152,8 +153,8 @@ POSEMBED_INLINE void prefetch_run(const T* row) {
   for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
-/// Whether only an unscaled token row and a position row are summed: the most frequent case has
-/// loops of its own without tests for other rows.
+/// Whether only an unscaled token row and a position row are summed. This most frequent case has
+/// separate loops, which do not test for other rows.
 POSEMBED_INLINE bool is_plain(const Arguments& a) {
   return a.scale == 1 && a.type.data == nullptr && a.position.data != nullptr;
 }
@@ -171,7 +172,7 @@ POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
   return sum;
 }
 
-/// Walks through tokens and finds their rows.
+/// Iterates over tokens and finds their rows.
 template <typename T>
 class TokenRows {
  public:
@@ -210,11 +211,11 @@ class TokenRows {
   }
 
  private:
-  /// Tokens ahead: enough for a row to arrive from memory while earlier rows are processed.
+  /// Tokens to prefetch ahead, so that a row arrives from memory while earlier rows are processed.
   static constexpr int64_t distance = 8;
 
   const Arguments& a_;
-  int64_t left_;  // tokens before soon_ is the last
+  int64_t left_;  // tokens until soon_ is the last
   Token token_{}, soon_{};
   Wave<T> wave_;
 };

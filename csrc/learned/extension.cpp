@@ -1,5 +1,5 @@
-// Longer tables of positions, by torch's interpolation (rows before position 0, for padding, stay
-// as they are); and the positions of tokens among padding.
+// Lengthens tables of positions by torch's interpolation, except the rows before position 0, and
+// computes the positions of tokens among padding.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
@@ -22,7 +22,7 @@ Tensor repeat(const Tensor& rows, int64_t count) {
 
 /// The first and the last row stay; the others are interpolated between them.
 Tensor stretch(const Tensor& rows, int64_t count, const std::string& method) {
-  // In float32 at least, as images: [1, embedding_dim, length, 1].
+  // As an image in float32 or wider: [1, embedding_dim, length, 1].
   const Tensor image = rows.to(dispatcher::compute_type(rows)).t().unsqueeze(0).unsqueeze(-1);
   const Tensor result = method == "cubic"
                             ? at::upsample_bicubic2d(image, {count, 1}, /*align_corners=*/true)

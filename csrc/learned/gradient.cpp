@@ -1,5 +1,5 @@
 // Derivatives of the learned-position operators. Adding rows and summing them are each other's
-// transpose; nodes keep only positions.
+// transpose, so nodes save only positions.
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -98,7 +98,7 @@ Tensor learned_encode_autograd(const Tensor& weight, const Tensor& positions, in
   });
 }
 
-/// The gradient of learned_backward: rows of the table's, one for each that was summed.
+/// The gradient of learned_backward: a look-up of the rows that it summed into.
 class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardBackward> {
  public:
   static constexpr const char* label = "LearnedBackwardBackward";

@@ -1,5 +1,5 @@
-// The learned-position kernels: rows of a table are added to x at consecutive or given positions.
-// Plain look-ups, and the gradient for given positions, use the token table's kernels.
+// The learned-position kernels: add rows of a table to x at consecutive or given positions. Plain
+// look-ups, and the gradient for given positions, use the token table's kernels.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct AddArguments {
 /// tokens [begin, end). Positions must have been checked.
 POSEMBED_CPU_KERNEL(add, void(const AddArguments& arguments, int64_t begin, int64_t end));
 
-/// Adds all tokens on `stream`; where a position is outside the table, out is zeros.
+/// Adds all tokens on `stream`; out is zeros where a position is outside the table.
 const char* add_cuda(const AddArguments& arguments, core::CudaStream stream);
 
 /// The table's gradient for consecutive positions: row p of out = sum over b of gradient[b, p].

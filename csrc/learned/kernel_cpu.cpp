@@ -1,4 +1,4 @@
-// One pass over x: a position's row is read once and added to the whole batch while it is in cache.
+// One pass over x: reads a position's row once and adds it to the whole batch while it is in cache.
 #include "core/run.h"
 #include "core/stream.h"
 #include "learned/kernel.h"
@@ -33,7 +33,7 @@ void add_range(const AddArguments& a, int64_t begin, int64_t end) {
   if (streaming) core::stream_fence();
 }
 
-// Columns are summed in blocks that stay in registers.
+// Columns are summed in blocks of this many runs, which stay in registers.
 constexpr int64_t runs_together = core::wide ? 4 : 1;
 
 /// Sums `count` runs of columns over the batch.

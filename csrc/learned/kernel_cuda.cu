@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
   const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
   Vector<T, width> vectors[vectors_per_lane] = {};
 #pragma unroll
-  for (int i = 0; i < vectors_per_lane; ++i) {  // on their way before the position is known
+  for (int i = 0; i < vectors_per_lane; ++i) {  // loads start before the position is known
     const int64_t column = first_column + i * warp_size * width;
     if (column < a.embedding_dim) {
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(x + column);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
 
   Vector<T, width> addends[vectors_per_lane] = {};
 #pragma unroll
-  for (int i = 0; i < vectors_per_lane; ++i) {  // no load waits behind a store
+  for (int i = 0; i < vectors_per_lane; ++i) {  // no load waits for a store
     const int64_t column = first_column + i * warp_size * width;
     if (valid && column < a.embedding_dim) {
       addends[i] = *reinterpret_cast<const Vector<T, width>*>(row + column);

@@ -1,4 +1,4 @@
-// LearnedPositionalEmbedding and the functional interface: thin wrappers of the operators.
+// LearnedPositionalEmbedding and the functional interface: thin wrappers around the operators.
 #include <torch/nn/init.h>
 #include <torch/utils.h>
 

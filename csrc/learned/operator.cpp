@@ -1,6 +1,6 @@
 // The learned-position operators: rows of a table added to x, looked up alone, and the table's
-// gradient. Consecutive positions need neither ids nor a sort: their gradient is a sum over the
-// batch.
+// gradient. Consecutive positions need neither ids nor a sort, because their gradient is a sum over
+// the batch.
 #include "learned/operator.h"
 
 #include <ATen/ops/add.h>
@@ -22,8 +22,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// Not the length, which check_length checks: in a Meta kernel it would bound the lengths that a
-/// graph serves.
+/// Does not check the length, because in a Meta kernel that would bound a graph's lengths: see
+/// check_length.
 void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                const c10::SymInt& offset, int64_t first_row) {
   // x: [batch, seq, embedding_dim]
@@ -160,7 +160,7 @@ void register_kernels(torch::Library& m) {
   m.impl("learned_backward", learned_backward);
 }
 
-/// Data that a layer made in a lower precision keep it: the table is cast.
+/// Keeps the dtype of x, which a layer may have lowered, and casts the table.
 Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
                             c10::SymInt offset, int64_t first_row) {
   const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
@@ -186,7 +186,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
 
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {
   const int64_t places = rows - first_row;
-  // Not offset + seq <= places: the signed sum may wrap.
+  // Written without offset + seq, which may overflow.
   TORCH_CHECK_INDEX(seq <= places && offset <= places - seq, "positions: expected 0 to ",
                     places - 1, ", a row of the position table of ", places, ", got ",
                     static_cast<uint64_t>(offset) + static_cast<uint64_t>(seq) - 1,

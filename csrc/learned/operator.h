@@ -1,4 +1,4 @@
-// How C++ code calls the learned-position operators: through the dispatcher, as Python does.
+// C++ calls of the learned-position operators, through the dispatcher as in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,7 +52,7 @@ inline Tensor call_learned_positions(const Tensor& mask, const c10::SymInt& past
 /// weight: floating [first_row + max_positions, embedding_dim].
 void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 
-/// positions: int [seq], [1, seq] or [batch, seq], or none; with them no offset.
+/// positions: int [seq], [1, seq] or [batch, seq], or none. Refuses an offset beside them.
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
 

@@ -1,4 +1,4 @@
-// The exception of readers: where a file is wrong, and why. Only their caller knows its path.
+// The exception of readers, without the file's path, which only their caller knows.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,13 @@
 
 namespace posembed::pretrained {
 
-/// A malformed file: the byte where that shows, and the reason.
+/// A malformed file: the byte at which the fault shows, and the reason.
 struct BadFile : std::runtime_error {
   BadFile(int64_t offset, const std::string& reason) : std::runtime_error(reason), offset(offset) {}
   int64_t offset;
 };
 
-/// Text of a file for a message: control characters and bytes that are not UTF-8 become question
-/// marks.
+/// Text from a file for a message: control characters and invalid UTF-8 become question marks.
 inline std::string readable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = '?';
@@ -29,7 +28,7 @@ inline std::string readable(std::string text) {
   return text;
 }
 
-/// Throws BadFile with the parts written one after the other.
+/// Throws BadFile with the concatenated parts.
 template <typename... Parts>
 [[noreturn]] void fail(int64_t offset, const Parts&... parts) {
   std::ostringstream reason;

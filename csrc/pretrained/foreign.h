@@ -1,4 +1,4 @@
-// Recognises other formats by their first bytes, to say how to convert them.
+// Recognises other formats by their first bytes and tells how to convert them.
 #pragma once
 
 #include <string_view>

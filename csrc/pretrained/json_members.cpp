@@ -12,13 +12,14 @@ namespace {
 
 using nlohmann::json;
 
-/// Deeper than any real header; refused before it takes memory.
+/// The deepest nesting accepted, more than any real header has. Limits memory.
 constexpr int max_depth = 16;
 
-/// Values in a list: more than dimensions of any real shape.
+/// The most values in a list, more than any real shape has dimensions.
 constexpr int max_listed = 1024;
 
-/// Counts the bytes that the parser reads, which tells places only for its own errors.
+/// Counts the bytes that the parser reads, because the parser reports places only in its own
+/// errors.
 class Cursor {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -46,13 +47,13 @@ class Cursor {
   const char** furthest_;
 };
 
-/// Handles the parser's events; passes on whole members of the outermost object.
+/// Handles the parser's events and passes on whole members of the outermost object.
 class Walk {
  public:
   Walk(const Member& member, const std::function<int64_t()>& place)
       : member_(member), place_(place) {}
 
-  /// The parser keeps what this returns true for.
+  /// Returns whether the parser keeps the value.
   bool operator()(int depth, json::parse_event_t event, const json& parsed) {
     using Event = json::parse_event_t;
     if (depth == 0 && event != Event::object_start && event != Event::object_end) {
@@ -81,7 +82,7 @@ class Walk {
 
   const Member& member_;
   const std::function<int64_t()>& place_;
-  std::vector<std::unordered_set<std::string>> names_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> names_;  // of the open objects
   std::string name_;
   int64_t name_end_ = 0;
   int listed_ = 0;  // events since the last name
@@ -97,7 +98,7 @@ std::string reason_of(const json::exception& error) {
 }  // namespace
 
 void visit_members(std::string_view text, int64_t begin, const Member& member) {
-  // The parser takes a zero for the end.
+  // The parser treats a zero as the end.
   const size_t zero = text.find('\0');
   if (zero != std::string_view::npos) {
     fail(begin + static_cast<int64_t>(zero), "expected JSON: a zero byte");
@@ -114,7 +115,7 @@ void visit_members(std::string_view text, int64_t begin, const Member& member) {
     if (!kept.is_object()) fail(begin, "expected a JSON object");
   } catch (const json::parse_error& error) {
     fail(begin + static_cast<int64_t>(error.byte) - 1, "expected JSON: ", reason_of(error));
-  } catch (const json::exception& error) {  // a number beyond double, say
+  } catch (const json::exception& error) {  // for example a number beyond double
     fail(place(), "expected JSON: ", reason_of(error));
   }
 }

@@ -24,9 +24,9 @@ int64_t page_size() {
 }
 
 int open_for_reading(const std::string& path) {
-  // The system would open the path up to the zero.
+  // The system would read the path only up to the zero.
   if (path.find('\0') != std::string::npos) refuse("open", path, EINVAL);
-  // Do not wait for a pipe, which is refused below.
+  // O_NONBLOCK: do not wait for a pipe, which is refused below.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) refuse("open", path, errno);
   return descriptor;
@@ -84,7 +84,7 @@ void MappedFile::read(int64_t begin, int64_t size, char* out) const {
 }
 
 std::shared_ptr<char> MappedFile::copy_on_write(int64_t begin, int64_t size) const {
-  const int64_t lead = begin % page_size();  // maps begin at pages
+  const int64_t lead = begin % page_size();  // maps begin at page boundaries
   const size_t length = static_cast<size_t>(size + lead);
   void* mapped = map(descriptor_, begin - lead, size + lead, PROT_READ | PROT_WRITE);
   if (mapped == MAP_FAILED) refuse("map", path_, errno);

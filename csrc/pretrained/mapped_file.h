@@ -1,4 +1,4 @@
-// A memory-mapped file: pages are read when they are touched and released on request.
+// A memory-mapped file, whose pages are read when touched and released on request.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace posembed::pretrained {
 
-/// An open file, mapped for reading. As with every mapped file, if another process shortens it,
-/// reading bytes() ends this process with SIGBUS; read() throws instead.
+/// An open file, mapped for reading. If another process shortens the file, reading bytes() ends
+/// this process with SIGBUS, as with every mapped file; read() throws instead.
 class MappedFile {
  public:
   /// Throws std::filesystem::filesystem_error if the path is not a readable file.
@@ -22,14 +22,14 @@ class MappedFile {
   int64_t size() const { return size_; }
   std::string_view bytes() const { return {data_, static_cast<size_t>(size_)}; }
 
-  /// Releases the memory of [begin, end), which is read again when it is next touched.
+  /// Releases the memory of [begin, end), which is read again when next touched.
   void forget(int64_t begin, int64_t end) const;
 
   /// Copies [begin, begin + size) to `out` without touching the map.
   void read(int64_t begin, int64_t size, char* out) const;
 
-  /// [begin, begin + size) as memory of its own: a page is copied when it is first written, and the
-  /// file never changes. Outlives this object.
+  /// A private mapping of [begin, begin + size): a page is copied when first written, and the file
+  /// never changes. The mapping may outlive this object.
   std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const;
 
  private:

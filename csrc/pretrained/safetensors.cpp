@@ -44,7 +44,7 @@ uint64_t header_length(std::string_view file) {
   return length;
 }
 
-/// The header's text. In broken files, its length is what is wrong most often.
+/// The header's text. In broken files its length is the most frequent fault.
 std::string_view header_text(std::string_view file) {
   if (file.size() < length_bytes) {
     fail(0, "expected a header's length in 8 bytes, the file has ", file.size());
@@ -63,13 +63,13 @@ std::string_view header_text(std::string_view file) {
   return text;
 }
 
-/// A value for a message, shortened: a hostile header must not make messages long.
+/// A value for a message, shortened so that a hostile header cannot make messages long.
 std::string brief(const json& value) {
   const std::string text = value.dump();
   return text.size() <= 60 ? text : text.substr(0, 60) + "...";
 }
 
-/// An unsigned integer that fits.
+/// Reads an unsigned integer that fits into 63 bits.
 int64_t count(const json& number, const TensorEntry& entry, const char* what) {
   const bool fits = number.is_number_unsigned() &&
                     number.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()};
@@ -100,7 +100,7 @@ int64_t multiply(int64_t left, int64_t right, const TensorEntry& entry) {
 }
 
 /// The bytes that dtype and shape need. Checks overflow also beside dimensions of 0, which torch
-/// leaves out when it multiplies strides.
+/// skips when it multiplies strides.
 int64_t expected_size(const TensorEntry& entry) {
   int64_t bits = bits_of(entry);
   for (const int64_t extent : entry.shape) {
@@ -138,7 +138,7 @@ TensorEntry read_entry(const std::string& name, const json& value, int64_t place
   return entry;
 }
 
-/// The format knows only texts there.
+/// Checks that metadata contain only texts, as the format says.
 void check_metadata(const json& value, int64_t place) {
   const auto is_text = [](const json& each) { return each.is_string(); };
   const bool known =
@@ -146,7 +146,7 @@ void check_metadata(const json& value, int64_t place) {
   if (!known) fail(place, "__metadata__: expected names and texts, got ", brief(value));
 }
 
-/// Checks that tensors follow each other without gaps from the header's end to the file's.
+/// Checks that tensors are contiguous from the end of the header to the end of the file.
 void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin, int64_t end) {
   std::vector<const TensorEntry*> sorted;
   for (const TensorEntry& entry : entries) sorted.push_back(&entry);
@@ -193,7 +193,7 @@ std::vector<ShardEntry> read_index(std::string_view file) {
     found = true;
     if (!value.is_object()) fail(place, "weight_map: expected an object");
     for (const auto& [tensor, shard] : value.items()) {
-      // A shard must lie beside its index: an index may not name other directories.
+      // A shard must be in the folder of its index: names must not lead to other folders.
       const bool is_name = shard.is_string() && !shard.get_ref<const std::string&>().empty() &&
                            shard.get_ref<const std::string&>().find('/') == std::string::npos;
       if (!is_name) {

@@ -1,5 +1,5 @@
-// Safetensors: eight bytes with the length of a JSON header, the header, the tensors' bytes without
-// holes. https://github.com/huggingface/safetensors
+// The safetensors format: the length of a JSON header in eight bytes, the header, then the tensors'
+// bytes without gaps. https://github.com/huggingface/safetensors
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   int64_t begin;  ///< of its data, in the file
   int64_t size;   ///< of its data, in bytes
-  int64_t place;  ///< where the header tells of it, for messages
+  int64_t place;  ///< its place in the header, for messages
 };
 
 /// A name and the file that has it.
 struct ShardEntry {
   std::string name;
   std::string file;
-  int64_t place;  ///< where the index tells of it, for messages
+  int64_t place;  ///< its place in the index, for messages
 };
 
 /// Whether a file's first bytes are those of a safetensors file.

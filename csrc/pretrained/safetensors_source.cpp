@@ -17,7 +17,7 @@
 namespace posembed::pretrained {
 namespace {
 
-/// Bytes that are read and converted in one go.
+/// Bytes that are read and converted at a time.
 constexpr int64_t part_bytes = 4 << 20;
 
 torch::Dtype dtype_of(const TensorEntry& entry) {
@@ -48,7 +48,7 @@ torch::Dtype dtype_of(const TensorEntry& entry) {
   return found->second;
 }
 
-/// What an embedding can be made of.
+/// Whether an embedding can be made of a tensor.
 bool is_table(const TensorEntry& entry) {
   const bool is_floating = entry.dtype[0] == 'F' || entry.dtype == "BF16";
   return is_floating && entry.shape.size() == 2;
@@ -186,7 +186,7 @@ class TensorSource : public Source {
     return candidates[0];
   }
 
-  /// The first few names of tables, for a message; of others than floating ones with their dtypes.
+  /// The first few names of tables, for a message; tables that are not floating with their dtypes.
   std::string tables(bool floating) const {
     constexpr int shown = 8;
     std::string text;
@@ -214,8 +214,8 @@ class TensorSource : public Source {
     return at::from_blob(data, entry.shape, keep, torch::dtype(dtype_of(entry)));
   }
 
-  /// In parts, so that memory holds neither the whole file nor a copy in its dtype beside the
-  /// result.
+  /// Copies in parts, so that memory holds neither the whole file nor a copy in its dtype beside
+  /// the result.
   static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
     const TensorEntry& entry = *found.entry;
     torch::Tensor result = torch::empty(entry.shape, dtype);

@@ -1,4 +1,4 @@
-// Whether bytes are UTF-8: RFC 3629, with neither surrogates nor forms longer than needed.
+// Validates UTF-8 by RFC 3629: refuses surrogates and overlong forms.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace posembed::pretrained {
 
-/// The length of the character that begins `bytes`, or 0 where it is none.
+/// The length of the character at the start of `bytes`, or 0 if there is none.
 inline size_t utf8_character(std::string_view bytes) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(i < bytes.size() ? bytes[i] : 0); };
   const auto continues = [&](size_t i) { return (byte(i) & 0xc0u) == 0x80u; };
@@ -26,7 +26,7 @@ inline size_t utf8_character(std::string_view bytes) {
   return continues(3) ? 4 : 0;
 }
 
-/// The place of the first byte that is not UTF-8; the length of `bytes` where all are.
+/// The length of the longest prefix of `bytes` that is UTF-8.
 inline size_t utf8_prefix(std::string_view bytes) {
   size_t at = 0;
   while (at < bytes.size()) {
@@ -37,8 +37,8 @@ inline size_t utf8_prefix(std::string_view bytes) {
   return at;
 }
 
-/// The bytes with U+FFFD for each part that is not UTF-8: a character that is cut off, as far as it
-/// goes, or a byte, as Python does it.
+/// The bytes with U+FFFD for each part that is not UTF-8, as in Python: a truncated character, or a
+/// single byte.
 inline std::string utf8_replaced(std::string_view bytes) {
   std::string text;
   while (true) {
@@ -48,7 +48,7 @@ inline std::string utf8_replaced(std::string_view bytes) {
     if (bytes.empty()) return text;
     text += "\xef\xbf\xbd";
     size_t bad = std::min<size_t>(3, bytes.size());
-    const auto begins_character = [&] {  // which two more bytes would complete
+    const auto begins_character = [&] {  // that two more bytes would complete
       return utf8_character(std::string(bytes.substr(0, bad)) + "\x80\x80") > bad;
     };
     while (bad > 1 && !begins_character()) --bad;

@@ -1,4 +1,4 @@
-// VectorFile: choice of the format, rows for words that have none, errors with the file's name.
+// VectorFile: chooses the format, fills rows of missing words, and adds the file's name to errors.
 #include <algorithm>
 
 #include "pretrained/mapped_file.h"
@@ -26,7 +26,7 @@ Coverage coverage_of(const Vocabulary& vocabulary) {
   return {vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2)};
 }
 
-/// Throws if the file lacks words, with the first few of them.
+/// Throws if the file lacks words; the message names the first few.
 void check_none_is_missing(const Vocabulary& vocabulary, const std::string& path) {
   constexpr int64_t shown = 5;
   int64_t count = 0;
@@ -38,8 +38,8 @@ void check_none_is_missing(const Vocabulary& vocabulary, const std::string& path
                     ": ", some, count > shown ? ", ..." : "");
 }
 
-/// The mean of `count` rows; all others are zeros. In parts, because a sum in float64 would copy
-/// the whole table.
+/// The mean of the `count` rows that are not zeros. Sums in parts, because a sum in float64 would
+/// copy the whole table.
 torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
   constexpr int64_t part = 4096;
   torch::Tensor sum = torch::zeros({vectors.size(1)}, torch::kDouble);
@@ -50,7 +50,7 @@ torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
   return (sum / static_cast<double>(count)).to(vectors.scalar_type());
 }
 
-/// Fills rows whose word the file lacks as `missing` says.
+/// Fills the rows of words that the file lacks, as `missing` says.
 void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing missing,
                   const std::string& path) {
   if (missing == Missing::error) check_none_is_missing(vocabulary, path);

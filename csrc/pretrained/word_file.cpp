@@ -20,11 +20,11 @@
 namespace posembed::pretrained {
 namespace {
 
-/// A longer first line is not a row: the file has another format.
+/// The longest first line that counts as a row; with a longer one the file has another format.
 constexpr size_t max_first_line = 1 << 22;
 constexpr std::string_view separators = " \t";
 
-bool is_separator(char c) { return (c == ' ') | (c == '\t'); }  // no branch, for vectors
+bool is_separator(char c) { return (c == ' ') | (c == '\t'); }  // no branch, to vectorise
 
 std::string_view trim_right(std::string_view text) {
   const size_t last = text.find_last_not_of(" \t\r");
@@ -36,8 +36,8 @@ std::string_view line_at(std::string_view file, int64_t begin) {
   return rest.substr(0, rest.find('\n'));
 }
 
-/// The separators in a line, summed in 8 bits so that the compiler counts 16 characters or more at
-/// once.
+/// The number of separators in a line, counted in 8 bits so that a vector counts 16 characters or
+/// more at once.
 int64_t count_separators(std::string_view line) {
   constexpr size_t block = 128;
   int64_t total = 0;
@@ -63,12 +63,12 @@ std::vector<std::string_view> split(std::string_view line) {
 
 template <typename Number>
 std::from_chars_result parse_number(std::string_view text, Number& number) {
-  // from_chars does not accept a plus sign, which some writers put.
+  // from_chars does not accept a plus sign, which some programs write.
   const size_t sign = text.size() > 1 && text[0] == '+' && text[1] != '-' ? 1 : 0;
   return std::from_chars(text.data() + sign, text.data() + text.size(), number);
 }
 
-/// A whole text as a number, or the largest where it is larger; nothing where it is none.
+/// A whole text as a number, or the largest number if it is larger; nothing if it is not a number.
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};
@@ -81,18 +81,18 @@ std::optional<Number> number_in(std::string_view text) {
 
 bool is_number(std::string_view text) { return number_in<double>(text).has_value(); }
 
-/// Whether a text is a number written in digits, which words with spaces do not end in.
+/// Whether a text is a number in digits. Words that contain spaces do not end in one.
 bool is_component(std::string_view text) {
   return text.find_first_of("0123456789") != std::string_view::npos && is_number(text);
 }
 
-/// Whether a number out of range is nearer to 0 than any other, and not too large.
+/// Whether a number out of range is too near 0, rather than too large.
 bool is_tiny(std::string_view number) {
   const size_t mark = std::min(number.find_first_of("eE"), number.size());
   const std::string_view digits = number.substr(0, mark);
   const size_t point = std::min(digits.find('.'), digits.size());
   const size_t first = std::min(digits.find_first_of("123456789"), digits.size());
-  // Positive where the first digit that counts is before the point.
+  // Positive if the first significant digit is before the point.
   const auto magnitude = static_cast<int64_t>(point) - static_cast<int64_t>(first);
   int64_t exponent = 0;
   const std::string_view rest = number.substr(std::min(mark + 1, number.size()));
@@ -100,8 +100,7 @@ bool is_tiny(std::string_view number) {
   return exponent < -magnitude;
 }
 
-/// What is left of a number that from_chars does not fit into its type: 0, a number near it, or
-/// infinity.
+/// Rounds a number that from_chars finds out of range: to 0, a number near 0, or infinity.
 template <typename Number>
 Number number_out_of_range(std::string_view text) {
   long double wide = 0;
@@ -114,19 +113,19 @@ Number number_out_of_range(std::string_view text) {
 
 // ------------------------------------------------------------------------------------------ layout
 
-/// The byte order mark, which some editors write, is not part of the first word.
+/// The byte order mark. Some editors write it; it is not part of the first word.
 constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 
-/// Where a text begins.
+/// The offset of the text after a byte order mark.
 int64_t text_begin(std::string_view file) {
   const bool marked = file.substr(0, byte_order_mark.size()) == byte_order_mark;
   return marked ? static_cast<int64_t>(byte_order_mark.size()) : 0;
 }
 
-/// "400000 300\n": rows and numbers in a row.
+/// Reads a header such as "400000 300\n": the number of rows, and of numbers in a row.
 std::optional<WordLayout> read_word_header(std::string_view file) {
   const int64_t begin = text_begin(file);
-  // Two numbers and a newline are no longer.
+  // Two numbers and a newline take at most this much.
   const std::string_view head = file.substr(static_cast<size_t>(begin), 64);
   const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
@@ -143,8 +142,8 @@ std::optional<WordLayout> read_word_header(std::string_view file) {
   return layout;
 }
 
-/// Whether bytes could be text: UTF-8 without control characters. Up to `cut` bytes at the end may
-/// be the beginning of a character.
+/// Whether bytes may be text: UTF-8 without control characters. Up to `cut` bytes at the end may be
+/// an incomplete character.
 bool is_text(std::string_view bytes, size_t cut = 0) {
   const auto is_control = [](char c) {
     return static_cast<uint8_t>(c) < ' ' && c != '\t' && c != '\r' && c != '\n';
@@ -153,9 +152,9 @@ bool is_text(std::string_view bytes, size_t cut = 0) {
          std::none_of(bytes.begin(), bytes.end(), is_control);
 }
 
-/// Whether rows are binary float32, which the first of them tells: a line with enough numbers is
-/// text, whatever its word and later words are. What is wrong in a broken line of text shall be
-/// told as such, so of other lines the bytes count that would be binary numbers.
+/// Whether rows are binary float32, judged by the first row. A line with enough numbers is text.
+/// Otherwise the bytes that would be binary numbers decide, so that a broken line of text is
+/// reported as broken text.
 bool is_binary(std::string_view file, const WordLayout& layout) {
   const size_t begin = file.find_first_not_of("\r\n", static_cast<size_t>(layout.begin));
   if (layout.rows == 0 || begin == std::string_view::npos) return false;
@@ -174,13 +173,13 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
          !is_text(row.substr(numbers, std::min(dim, row.size()) * sizeof(float)), 3);
 }
 
-/// Throws for a header that needs more than the file holds, before memory is allocated for it.
+/// Throws if the header needs more bytes than the file has, before memory is allocated for it.
 void check_promise(std::string_view file, const WordLayout& layout) {
   const bool sane = layout.rows >= 0 && layout.dim > 0;
-  const uint64_t held = file.size() + 1;  // the last line's end may be missing
+  const uint64_t held = file.size() + 1;  // the last newline may be missing
   const uint64_t per_number = layout.binary ? sizeof(float) : 2;
-  // Text: a word of one byte, numbers of one digit with a separator each, the line's end. Binary: a
-  // word of one byte, a space, the numbers.
+  // The least bytes of a row. Text: a word of one byte, numbers of one digit with a separator each,
+  // the newline. Binary: a word of one byte, a space, the numbers.
   const bool fits = sane && (layout.rows == 0 ||
                              (static_cast<uint64_t>(layout.dim) <= held &&
                               static_cast<uint64_t>(layout.rows) <=
@@ -236,7 +235,7 @@ bool RowReader::at_end() {
 }
 
 bool RowReader::next(Row& row) {
-  // Only where rows are due to end, or a line is blank, does the rest of the file matter.
+  // The rest of the file matters only after the last row or at a blank line.
   const size_t at = static_cast<size_t>(at_);
   const bool due =
       rows_read_ == layout_.rows || at >= file_.size() || static_cast<uint8_t>(file_[at]) <= ' ';
@@ -298,7 +297,7 @@ void RowReader::parse(std::string_view numbers, T* out) const {
     while (at < end && is_separator(*at)) ++at;
     Number number{};
     std::from_chars_result result = parse_number({at, static_cast<size_t>(end - at)}, number);
-    if (result.ec == std::errc::result_out_of_range) {  // too near 0 for its type, or too large
+    if (result.ec == std::errc::result_out_of_range) {  // too near 0, or too large
       number = number_out_of_range<Number>({at, static_cast<size_t>(result.ptr - at)});
     }
     const bool ended = result.ptr == end || is_separator(*result.ptr);
@@ -319,7 +318,7 @@ void RowReader::decode(const Row& row, core::Scalar scalar, void* out) const {
     T* const values = static_cast<T*>(out);
     if (!layout_.binary) return parse<Number>(row.numbers, values);
     for (int64_t i = 0; i < layout_.dim; ++i) {
-      float number;  // rows begin at any byte
+      float number;  // rows may begin at any byte
       std::memcpy(&number, row.numbers.data() + i * int64_t{sizeof number}, sizeof number);
       core::store(static_cast<Number>(number), values + i);
     }

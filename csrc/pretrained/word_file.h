@@ -1,5 +1,5 @@
-// Files of word vectors, row by row without copies: word2vec binary and text, fastText .vec (which
-// is word2vec text), GloVe text (the same without a header). Mikolov et al., arXiv:1301.3781;
+// Reads files of word vectors row by row without copies: word2vec binary and text, fastText .vec
+// (word2vec text), GloVe text (the same without a header). Mikolov et al., arXiv:1301.3781;
 // Pennington et al., "GloVe", 2014; Bojanowski et al., arXiv:1607.04606.
 #pragma once
 
@@ -14,26 +14,27 @@ namespace posembed::pretrained {
 /// The format of a file, from its first bytes.
 struct WordLayout {
   bool binary = false;  ///< float32 numbers instead of text
-  int64_t rows = -1;    ///< -1: there is no header that tells
+  int64_t rows = -1;    ///< -1: unknown, without a header
   int64_t dim = 0;      ///< numbers in a row
-  int64_t begin = 0;    ///< of the first row
+  int64_t begin = 0;    ///< offset of the first row
 };
 
 /// Throws BadFile for an unknown format, and if the file is too short for its header.
 WordLayout detect_layout(std::string_view file);
 
-/// A row as the file has it.
+/// A row as stored in the file.
 struct Row {
   std::string_view word;
   std::string_view numbers;
 };
 
-/// Walks through the rows of a file. A text row's numbers are its last `dim` parts; what stands
-/// before them is the word, which may contain spaces ("new york") but not end in a number after
-/// one: that is a row too wide.
+/// Iterates over the rows of a file. In text, a row's last `dim` parts are its numbers and the rest
+/// is its word. A word may contain spaces ("new york"), but its last part must not be a number:
+/// such a row is too wide.
 class RowReader {
  public:
-  /// `check_utf8`: throw BadFile for a word that is not UTF-8, otherwise put U+FFFD there.
+  /// `check_utf8`: throw BadFile for a word that is not UTF-8; otherwise replace its bad bytes with
+  /// U+FFFD.
   RowReader(std::string_view file, const WordLayout& layout, bool check_utf8)
       : file_(file), layout_(layout), check_utf8_(check_utf8), at_(layout.begin) {}
 
@@ -41,7 +42,7 @@ class RowReader {
   /// row that is not `dim` numbers wide, and for more or fewer rows than the header says.
   bool next(Row& row);
 
-  /// Where the next row begins.
+  /// The offset of the next row.
   int64_t position() const { return at_; }
 
   /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.

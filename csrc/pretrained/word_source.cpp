@@ -1,5 +1,5 @@
-// Reads word vectors as tensors: one thread finds the rows, which is fast, and all threads decode
-// numbers, which is slow. Pages that have been read are released.
+// Reads word vectors as tensors. One thread finds the rows and all threads decode numbers, the slow
+// part. Releases pages that have been read.
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
@@ -24,7 +24,7 @@ void check_name(const std::string& name) {
                     "', the only one of a file of words, got '", name, "'");
 }
 
-/// Rows that wait to be decoded, and the destination of each.
+/// Rows to decode, each with its destination.
 class Batch {
  public:
   Batch(const MappedFile& file, const RowReader& reader, torch::Tensor& out,
@@ -33,8 +33,7 @@ class Batch {
 
   void add(const Row& row, int64_t place) { rows_.push_back({row, place}); }
 
-  /// Whether rows should be decoded now: enough of them to keep threads busy, few enough to keep
-  /// memory small.
+  /// Whether to decode now: enough rows keep all threads busy, few keep memory small.
   bool is_full() const {
     constexpr int64_t max_bytes = 8 << 20;
     constexpr size_t max_rows = 1 << 16;
@@ -68,7 +67,7 @@ class Batch {
   void decode() {
     if (rows_.empty()) return;
     std::mutex mutex;
-    std::optional<BadFile> first;  // in the file's order, whichever thread met it
+    std::optional<BadFile> first;  // the first in the file, whichever thread met it
     const auto decode_and_note = [&](int64_t begin, int64_t end) {
       try {
         decode_some(begin, end);
@@ -77,7 +76,7 @@ class Batch {
         if (!first.has_value() || error.offset < first->offset) first.emplace(error);
       }
     };
-    // A number costs some 20 ns, as much as 64 bytes of plain work.
+    // Decoding a number takes as long as processing 64 bytes otherwise.
     const int64_t row_cost = 64 * out_.size(1);
     dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
     if (first.has_value()) throw BadFile(*first);
@@ -164,7 +163,7 @@ class WordSource : public Source {
     return result;
   }
 
-  /// Reads all rows. `place_of` gives the row of `out` that a row goes to, or -1.
+  /// Reads all rows. `place_of` returns the destination of a row in `out`, or -1.
   template <typename PlaceOf>
   void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
     with_path(path(), [&] {
@@ -180,11 +179,11 @@ class WordSource : public Source {
     });
   }
 
-  /// Files without a header have their lines counted, once.
+  /// The number of rows. Without a header, lines are counted once.
   int64_t row_count() const {
     if (layout_.rows >= 0) return layout_.rows;
     std::call_once(counted_, [&] {
-      row_count_ = 0;  // an earlier try may have met an error
+      row_count_ = 0;  // an earlier attempt may have failed
       read(nullptr, nullptr, [&](const Row&) {
         ++row_count_;
         return -1;

@@ -1,5 +1,6 @@
 // The Python module posembed._C: the C++ modules (posembed.cpp), readers of files, memory, build
-// information. Python calls operators through torch.ops; rotary alone has a shorter way here.
+// information. Python calls operators through torch.ops, except that eager calls of some have a
+// shorter way here.
 #include "bindings.h"
 
 #include "posembed/build_info.h"

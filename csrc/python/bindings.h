@@ -1,4 +1,4 @@
-// One function for each family's C++ modules; each lives in a file of the family's name.
+// Binds each family's C++ modules; each function is in the file of the family's name.
 #pragma once
 
 #include <torch/python.h>
@@ -15,7 +15,7 @@ namespace posembed::python {
 
 namespace py = pybind11;
 
-/// Calls a bound function with Python's global lock released.
+/// Releases Python's global lock during a bound call.
 using without_gil = py::call_guard<py::gil_scoped_release>;
 
 void bind_alibi(py::module_& module);
@@ -51,11 +51,11 @@ auto bind(py::module_& module, const char* name) {
     text << static_cast<const torch::nn::Module&>(self);
     return text.str();
   };
-  return bound.def("__repr__", print, py::prepend());  // before torch's own, which says no options
+  return bound.def("__repr__", print, py::prepend());  // before torch's own, without options
 }
 
-/// Adds a static method that makes a module: torch's binding of modules has methods for instances
-/// only.
+/// Adds a static method that makes a module: torch's binding of modules supports only methods of
+/// instances.
 template <typename Function, typename... Extra>
 void def_maker(const py::module_& module, const char* type, const char* name, Function&& make,
                const Extra&... extra) {

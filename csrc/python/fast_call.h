@@ -1,5 +1,5 @@
-// Calls of C++ functions from Python without pybind11's dispatch, which takes as long as the
-// rotation of a token: arguments come by place, their number and types are those of the function.
+// Calls of C++ functions from Python without the overhead of pybind11's dispatch: arguments are
+// positional, and their number and types are those of the function.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -17,18 +17,18 @@
 
 namespace posembed::python {
 
-/// Releases Python's lock while it lives, but for little work on the CPU: releasing and taking it
-/// again would be a tenth of a call that rotates one token.
+/// Releases Python's lock while it exists, except for small work on the CPU, where releasing and
+/// taking it again would be a noticeable part of the call.
 class ReleasedForLongWork {
  public:
-  /// `each` elements of the result come from one of `tensor`.
+  /// `each`: elements of the result per element of `tensor`.
   explicit ReleasedForLongWork(const torch::Tensor& tensor, int64_t each = 1) {
     if (is_long(tensor, each)) released_.emplace();
   }
 
  private:
   static bool is_long(const torch::Tensor& tensor, int64_t each) {
-    constexpr int64_t little = 1 << 16;  // elements: some microseconds
+    constexpr int64_t little = 1 << 16;  // elements
     return !tensor.is_cpu() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
            tensor.numel() > little / each;
   }
@@ -36,7 +36,7 @@ class ReleasedForLongWork {
   std::optional<py::gil_scoped_release> released_;
 };
 
-/// Elements of a usual row of a table, for ReleasedForLongWork.
+/// The elements of a typical table row, for ReleasedForLongWork.
 inline constexpr int64_t usual_row = 1024;
 
 inline const torch::Tensor& tensor_from(PyObject* object, const char* name, const char* expected) {
@@ -131,7 +131,7 @@ PyObject* checked_call(Result (*function)(Arguments...), const char* const (&nam
   return call(function, names, given, std::index_sequence_for<Arguments...>());
 }
 
-/// `function` in the form in which Python calls it; `names` are those of its arguments.
+/// `function` in the form in which Python calls it; `names` are its arguments' names.
 template <auto function, const auto& names>
 PyObject* fast_call(PyObject*, PyObject* const* given, Py_ssize_t number) {
   HANDLE_TH_ERRORS

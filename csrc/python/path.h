@@ -1,4 +1,4 @@
-// Paths of any kind as bytes and back, as the module os does it: they need not be UTF-8.
+// Converts paths to bytes and back as Python's os module does, because they need not be UTF-8.
 #pragma once
 
 #include <torch/python.h>

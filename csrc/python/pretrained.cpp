@@ -1,4 +1,5 @@
-// The basis of posembed.pretrained, which turns vocabularies into words and draws progress bars.
+// Readers of files for posembed.pretrained, which turns vocabularies into words and draws progress
+// bars.
 #include "posembed/pretrained.h"
 
 #include <filesystem>
@@ -20,7 +21,7 @@ using pretrained::Vocabulary;
 
 using Words = std::vector<std::string>;
 
-/// Translates errors of files to Python's classes; torch translates the others.
+/// Translates file errors to Python's classes; torch translates the others.
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -41,9 +42,10 @@ Missing missing_of(const std::string& text) {
   throw py::value_error("missing: expected 'mean', 'zero' or 'error', got '" + text + "'");
 }
 
-/// A call of Python's `progress`, or none; either way control-C ends the reading.
+/// Calls Python's `progress`, if any; control-C ends the reading in either case.
 Progress progress_of(const py::object& progress) {
-  // Readers copy the function without Python's lock, which copies of a py::object would need.
+  // A shared pointer, because readers copy the function without Python's lock, which copies of a
+  // py::object need.
   const auto destroy = [](const py::object* object) {
     const py::gil_scoped_acquire locked;
     delete object;
@@ -56,12 +58,12 @@ Progress progress_of(const py::object& progress) {
   };
 }
 
-/// The words of a list of str. It takes their bytes without the copy in UTF-8 that Python would
-/// keep beside each str.
+/// The words of a list of str. Encodes them without the UTF-8 copy that Python would keep in each
+/// str.
 Vocabulary vocabulary_of(const py::list& words) {
   size_t characters = 0;
   for (const py::handle word : words) characters += py::len(word);
-  Vocabulary vocabulary(words.size(), 4 * characters);  // bytes of UTF-8, at most
+  Vocabulary vocabulary(words.size(), 4 * characters);  // at most this many bytes of UTF-8
   for (const py::handle word : words) {
     const auto bytes = py::reinterpret_steal<py::object>(PyUnicode_AsUTF8String(word.ptr()));
     if (!bytes) throw py::error_already_set();

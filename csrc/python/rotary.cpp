@@ -21,7 +21,7 @@ namespace {
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
 using MaybeTensor = std::optional<torch::Tensor>;
 
-/// Takes the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
+/// Makes a module from the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
 std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::string& layout_name,
                                                  bool learned_frequencies,
                                                  const py::kwargs& options) {
@@ -81,7 +81,7 @@ Rotated rotary(const torch::Tensor& query, const MaybeTensor& key, const MaybeTe
   return functional::rotary(query, *key, positions, spec, call);
 }
 
-/// Returns nothing: Python has the tensors already.
+/// Returns nothing, because Python already has the tensors.
 void rotary_in_place(const torch::Tensor& query, const MaybeTensor& key,
                      const MaybeTensor& positions, std::string_view spec,
                      std::string_view layout_name, int64_t offset, bool inverse,
@@ -117,8 +117,8 @@ constexpr const char* out_arguments[] = {"query_out", "key_out",     "query",   
                                          "positions", "spec",        "layout",    "offset",
                                          "inverse",   "frequencies", "cu_seqlens"};
 
-/// For eager calls: a shorter way to the dispatcher than torch.ops, which takes more than twice the
-/// time for one token.
+/// For eager calls: a shorter way to the dispatcher than torch.ops, whose overhead dominates calls
+/// for one token.
 PyMethodDef rotary_functions[] = {
     fast_method<rotary, rotary_arguments>(
         "rotary",

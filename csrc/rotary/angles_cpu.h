@@ -1,6 +1,6 @@
-// A token's sines and cosines, in the order in which vectors hold the pairs: computed once for all
-// its heads. Included by kernel_cpu.cpp files only; everything is internal to each of them, so that
-// the compiler sees every call.
+// A token's sines and cosines, in the order in which vectors hold the pairs, computed once for all
+// its heads. Included only by kernel_cpu.cpp files; everything is internal to each, so that the
+// compiler sees every call.
 #pragma once
 
 #include <algorithm>
@@ -30,14 +30,14 @@ constexpr int64_t max_padded_pairs = padded(max_pairs);
 template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
-  uint8_t axis_of_slot[max_padded_pairs];   // where positions have several axes
+  uint8_t axis_of_slot[max_padded_pairs];   // for positions with several axes
   double decay_of_slot[max_padded_pairs];   // xPos
-  uint16_t pair_of_slot[max_padded_pairs];  // where angles are read from tables
-  bool has_nan = false;                     // a learned frequency has no turn
+  uint16_t pair_of_slot[max_padded_pairs];  // for angles read from tables
+  bool has_nan = false;                     // whether a learned frequency has no turn
 };
 
-/// Arrays of a power of two would share a few sets of the first-level cache: the angles of a tile
-/// of tokens would not stay there.
+/// Padding between arrays. At distances of a power of two, the angles of a tile's tokens would
+/// share a few sets of the first-level cache and evict each other.
 constexpr int64_t apart = 64;
 
 /// Sine and cosine of a token, in the same order.
@@ -45,7 +45,7 @@ template <typename T>
 struct Angles {
   alignas(64) Compute<T> cosine[max_padded_pairs + apart];
   alignas(64) Compute<T> sine[max_padded_pairs + apart];
-  alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies what has been rotated
+  alignas(64) Compute<T> outer[max_padded_pairs];  // xPos: multiplies the rotated pair
 };
 
 template <typename T, bool interleaved>
@@ -57,8 +57,8 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-/// Fills the turns of all slots. Unrolled, places within a block are constants; a loop takes up to
-/// a sixth of the time of a call for one token.
+/// Fills the turns of all slots. Unrolled, so that places within a block are constants: a loop
+/// would be a noticeable part of a call for one token.
 template <typename T, bool interleaved>
 void place_turns(int64_t pairs, const TurnOf<T>* of_pair, Turns<T>* turns) {
   constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
@@ -119,7 +119,7 @@ void order_decay(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
-/// Slots beyond the last pair repeat it.
+/// The pair of a slot. Slots beyond the last pair repeat it.
 template <typename T, bool interleaved>
 void order_table(const Arguments& arguments, Turns<T>* turns) {
   if (arguments.cosines == nullptr) return;
@@ -129,7 +129,7 @@ void order_table(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
-/// `position` tells the position of a slot.
+/// Fills sine and cosine; `position` returns the position of a slot.
 template <typename T, typename Position>
 void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
                  Angles<T>* angles) {
@@ -146,7 +146,7 @@ void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Positi
   }
 }
 
-/// xPos: what the pairs of tensor `r` are multiplied by at their positions.
+/// xPos: the factors of the pairs of tensor `r` at their positions.
 template <typename T, typename Position>
 void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
                  const Position& position, Angles<T>* angles) {
@@ -161,7 +161,7 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
   }
 }
 
-/// Makes sine and cosine NaN where a frequency is.
+/// Sets sine and cosine to NaN where a frequency is NaN.
 template <typename T, bool interleaved>
 void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
@@ -171,7 +171,8 @@ void spoil_angles(const Arguments& arguments, Angles<T>* angles) {
   }
 }
 
-/// For Arguments::tangent: the factor that moves a rotated pair, in place of sine and cosine.
+/// For Arguments::tangent: replaces sine and cosine by the factor that gives a rotated pair's
+/// tangent.
 template <typename T, bool interleaved>
 void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* angles) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
@@ -197,7 +198,7 @@ void read_table(const Arguments& arguments, const Turns<T>& turns, const Token& 
   }
 }
 
-/// Angles of a token in tensor `r` at the positions of its slots.
+/// Computes the angles of a token in tensor `r` at the positions of its slots.
 template <typename T, typename Position>
 void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                     const Position& position, int64_t r, Angles<T>* angles) {
@@ -206,7 +207,7 @@ void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Tok
   if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
 }
 
-/// Angles of a token in tensor `r`; whether it is rotated at all.
+/// Computes the angles of a token in tensor `r`; returns whether it is rotated at all.
 template <typename T>
 bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                  Angles<T>* angles, int64_t r = 0) {

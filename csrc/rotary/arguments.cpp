@@ -22,7 +22,7 @@ std::string or_window(const RotarySpec& spec) {
   return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
 }
 
-/// Rows are whole heads, or only their rotated window.
+/// Checks that rows are whole heads, or only their rotated window.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
                    const RotarySpec& spec) {
   dispatcher::check_floating(tensor, argument);
@@ -32,7 +32,7 @@ void check_rotated(const Tensor& tensor, const char* argument, const Dimensions&
                     ": expected head_dim ", spec.head_dim, or_window(spec), ", got ", head_dim);
 }
 
-/// Whether positions have a row for each axis: one dimension more than [batch, seq] or [tokens].
+/// Whether positions have a row for each axis, one dimension more than [batch, seq] or [tokens].
 bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
@@ -96,7 +96,7 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   }
 }
 
-/// As at::empty_like, from the memory that posembed keeps: see output_memory.h.
+/// Like at::empty_like, but reuses memory that posembed keeps: see output_memory.h.
 Tensor empty_on_cpu(const Tensor& input) {
   if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
   const auto strides = input.is_non_overlapping_and_dense()

@@ -1,6 +1,6 @@
-// xPos: pairs shrink or grow with position, by 2^(decay * distance from the centre), queries one
-// way and keys the other: Sun et al., "A Length-Extrapolatable Transformer", arXiv:2212.10554. In
-// double on every device, which costs little: once per token and pair, and only with xPos.
+// xPos multiplies a query's pairs by 2^(decay * distance from the centre) and a key's pairs by the
+// inverse: Sun et al., "A Length-Extrapolatable Transformer", arXiv:2212.10554. Computed in double
+// on every device, which costs little: once per token and pair.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ POSEMBED_INLINE double exp2(double high, double low) {
   return result * power;
 }
 
-/// An amplitude as inner * outer: it may be too large for a float where its product with a tiny
-/// number is not.
+/// An amplitude as inner * outer, because it may overflow a float although its product with a tiny
+/// number does not.
 struct Amplitude {
   double inner, outer;
 };
 
-/// 2^(decay * distance) for results of type C. It saturates so that ordinary numbers become
-/// infinity or zero but 0 stays 0.
+/// 2^(decay * distance) for results of type C. Saturates so that ordinary numbers become infinity
+/// or zero, but 0 stays 0.
 template <typename C>
 POSEMBED_INLINE Amplitude amplitude_at(double decay, double distance) {
   constexpr double limit = std::is_same_v<C, double> ? 1000.0 : 220.0;

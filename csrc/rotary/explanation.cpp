@@ -1,4 +1,4 @@
-// explain() and the comparison of two specifications in words, the same for C++ and Python.
+// The reports explain() and diff() of specifications, the same for C++ and Python.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// Angles count as different from here on: about the precision of a cosine in bfloat16.
+// The least difference of angles that counts: about the precision of a cosine in bfloat16.
 constexpr double tolerance = 1e-3;
 constexpr int64_t pairs_shown = 16;
 constexpr double two_pi = core::constants::two_pi.high;
@@ -41,7 +41,7 @@ std::vector<double> unscaled_frequencies(RotarySpec spec) {
   return frequencies(spec);
 }
 
-/// A JSON value in a line of text; only the length of a long list.
+/// A JSON value in a line of text; for a long list, only its length.
 std::string brief(json value) {
   if (value.is_array() && value.size() > 8) return std::to_string(value.size()) + " numbers";
   if (value.is_object()) {
@@ -83,12 +83,13 @@ std::string pairs_line(const RotarySpec& spec, int64_t pairs) {
          std::to_string(spec.head_dim);
 }
 
-/// How many times longer a pair's wavelength became; infinity for pairs that do not turn.
+/// The ratio of a pair's scaled wavelength to its plain one; infinity for pairs that do not turn.
 double stretch(double plain, double frequency) {
   return frequency == 0.0 ? INFINITY : plain / frequency;
 }
 
-/// Runs of pairs that are kept, and of pairs that are stretched, with the largest stretch in each.
+/// Lists runs of pairs that are kept and of pairs that are stretched, with each run's largest
+/// stretch.
 std::string stretched_line(const std::vector<double>& plain, const std::vector<double>& scaled) {
   std::string line;
   for (size_t begin = 0, end = 0; begin < plain.size(); begin = end) {
@@ -110,7 +111,7 @@ std::string stretched_line(const std::vector<double>& plain, const std::vector<d
   return line;
 }
 
-/// What xPos does, in a line.
+/// Describes xPos in a line.
 std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
   const double last = static_cast<double>(pairs - 1) / static_cast<double>(pairs);
   return format(
@@ -129,7 +130,7 @@ std::string row(int64_t pair, int64_t axis, double frequency, double plain) {
                         std::ceil(turn / 2.0));
 }
 
-/// All pairs, or evenly spread ones, as many as fit a screen.
+/// A table of all pairs, or of evenly spread ones that fit a screen.
 std::string table(const RotarySpec& spec, const std::vector<double>& plain,
                   const std::vector<double>& scaled) {
   const auto pairs = static_cast<int64_t>(scaled.size());
@@ -156,7 +157,7 @@ double first_difference(const std::vector<double>& ours, const std::vector<doubl
   return widest == 0.0 ? 0.0 : std::ceil(tolerance / widest);
 }
 
-/// Whether the same components turn, the same way, by positions of the same axes.
+/// Whether the same components turn in the same direction by positions of the same axes.
 bool turn_alike(const json& ours, const json& theirs) {
   for (const char* field : {"head_dim", "rotary_dim", "rotary_start", "interleaved", "reverse"}) {
     if (ours.at(field) != theirs.at(field)) return false;

@@ -8,20 +8,20 @@ namespace {
 
 using core::DoubleDouble;
 
-/// The frequency, `part` of it kept and the rest stretched.
+/// A blend of frequencies: `part` of `kept`, the rest of `stretched`.
 DoubleDouble blend(DoubleDouble kept, DoubleDouble part, DoubleDouble stretched) {
   return kept * part + stretched * (1.0 - part);
 }
 
-/// The pair (not a whole number) that makes so many radians within `length` positions.
+/// The fractional pair index that turns by `radians` within `length` positions.
 template <typename Number>
 Number pair_with_radians(Number radians, Number base, int64_t length, double rotary_dim) {
   using std::log;
-  // In the order of the paper's code: rounding decides between neighbouring whole pairs.
+  // Keep the order of the paper's code, because rounding decides between neighbouring whole pairs.
   return rotary_dim * log(static_cast<double>(length) / radians) / (2.0 * log(base));
 }
 
-/// YaRN's range, in the precision of `turn`, 2 pi.
+/// YaRN's range in the precision of Number; `turn` is 2 pi.
 template <typename Number>
 YarnRange<Number> yarn_range(Number turn, Number base, const YarnBlend& blend, int64_t rotary_dim) {
   const double dim = static_cast<double>(rotary_dim);
@@ -35,11 +35,11 @@ YarnRange<Number> yarn_range(Number turn, Number base, const YarnBlend& blend, i
   }
   begin = std::max<Number>(begin, 0.0);
   end = std::min<Number>(end, dim - 1.0);
-  if (begin == end) end = end + 0.001;  // the paper's code, so that the ramp has a slope
+  if (begin == end) end = end + 0.001;  // as in the paper's code, so that the ramp has a slope
   return {begin, end};
 }
 
-/// Whole pairs are those of the paper's code; others are exact.
+/// Whole pairs as in the paper's code; fractional ones are exact.
 YarnRange<DoubleDouble> exact_yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim) {
   if (!blend.truncate) {
     return yarn_range<DoubleDouble>(core::constants::two_pi, base, blend, rotary_dim);
@@ -101,7 +101,7 @@ void scale_llama3(Series& series, double factor, double low, double high,
   const double length = static_cast<double>(original_max_positions);
   for (DoubleDouble& frequency : series) {
     const DoubleDouble turns = length * frequency / core::constants::two_pi;
-    if (!(turns < high)) continue;  // also where the factors are equal and nothing is blended
+    if (!(turns < high)) continue;  // also if the factors are equal and nothing is blended
     const DoubleDouble kept = turns < low ? 0.0 : (turns - low) / (DoubleDouble(high) - low);
     frequency = blend(frequency, kept, frequency / factor);
   }

@@ -17,7 +17,7 @@ using Series = std::vector<core::DoubleDouble>;
 /// Requires base > 0 and an even rotary_dim >= 0.
 Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim);
 
-/// The same with a whole series for the pairs of each axis.
+/// The same, with a whole series for the pairs of each axis.
 Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>& axis_of_pair);
 
 /// The base whose longest wavelength is `factor` times as long: base * factor^(d / (d - 2)).
@@ -25,8 +25,8 @@ Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>
 /// Requires rotary_dim > 2.
 core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
 
-/// What decides between which pairs YaRN blends: from the one that makes `fast` turns within
-/// `original_max_positions` to the one that makes `slow`, rounded outwards to whole pairs if
+/// The range of pairs that YaRN blends: from the pair that makes `fast` turns within
+/// `original_max_positions` to the pair that makes `slow`, rounded outwards to whole pairs if
 /// `truncate`.
 struct YarnBlend {
   int64_t original_max_positions;
@@ -34,18 +34,19 @@ struct YarnBlend {
   bool truncate;
 };
 
-/// These pairs; as doubles they are those of the paper's code.
+/// The ends of that range; in double they are those of the paper's code.
 template <typename Number>
 struct YarnRange {
   Number begin, end;
 };
 YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim);
 
-/// Divides the pairs that YaRN interpolates, and blends in `blended`. Peng et al., "YaRN", 2023.
+/// Divides the frequencies that YaRN interpolates and blends those of the range `blended`. Peng et
+/// al., "YaRN", 2023.
 void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended);
 
-/// Divides wavelengths over original_max_positions / low by `factor`, blends down to
-/// original_max_positions / high. Llama 3.1.
+/// Llama 3.1: stretches wavelengths over original_max_positions / low by `factor`, keeps those
+/// under original_max_positions / high, and blends in between.
 void scale_llama3(Series& series, double factor, double low, double high,
                   int64_t original_max_positions);
 

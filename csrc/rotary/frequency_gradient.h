@@ -1,7 +1,7 @@
-// The gradient of rotary frequencies. A rotated pair y = (y0, y1) moves by position * (-y1, y0) per
-// radian of frequency, so a frequency's gradient is the sum over tokens of position times the
-// moment g1 y0 - g0 y1. Tokens are summed in chunks whose size depends only on their number: the
-// same bits for any number of threads.
+// The gradient of rotary frequencies. A rotated pair y = (y0, y1) has the derivative position *
+// (-y1, y0) by its frequency, so a frequency's gradient is the sum over tokens of position times
+// the moment g1 y0 - g0 y1. Tokens are summed in chunks whose size depends only on the number of
+// tokens, so any number of threads gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace posembed::rotary {
 
-/// Tokens of a chunk: small enough that every multiprocessor has one, large enough to add few sums.
+/// Tokens in a chunk: few enough that every multiprocessor has a chunk, and so many that few sums
+/// remain to be added.
 POSEMBED_INLINE int64_t tokens_of_chunk(int64_t tokens) {
   constexpr int64_t least = 16, most_chunks = 512;
   const int64_t size = (tokens + most_chunks - 1) / most_chunks;
@@ -21,7 +22,7 @@ POSEMBED_INLINE int64_t chunks_of(int64_t tokens) {
   return (tokens + tokens_of_chunk(tokens) - 1) / tokens_of_chunk(tokens);
 }
 
-/// A frequency's sum over all chunks of sums [chunks, pairs].
+/// A frequency's total over all chunks of sums [chunks, pairs].
 POSEMBED_INLINE double total_of(const double* sums, int64_t chunks, int64_t pairs, int64_t pair) {
   double total = 0;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) total += sums[chunk * pairs + pair];
@@ -29,12 +30,12 @@ POSEMBED_INLINE double total_of(const double* sums, int64_t chunks, int64_t pair
 }
 
 /// sums[chunk, pair] for chunks [begin, end): over tokens and heads, position * (g1 x0 - g0 x1).
-/// `arguments.rows[0]` is x, what was rotated; rows[1] is g, the gradient of x; nothing is written
-/// to either.
+/// `arguments.rows[0]` is x, the rotated tensor, and rows[1] is g, the gradient of x; neither is
+/// written.
 POSEMBED_CPU_KERNEL(sum_moments,
                     void(const Arguments& arguments, double* sums, int64_t begin, int64_t end));
 
-/// The same for all chunks, and their total, to float32 or float64 `out` [pairs].
+/// The same for all chunks; writes their total to float32 or float64 `out` [pairs].
 const char* sum_moments_cuda(const Arguments& arguments, double* sums, void* out,
                              core::Scalar scalar, core::CudaStream stream);
 

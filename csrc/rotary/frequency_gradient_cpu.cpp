@@ -1,5 +1,5 @@
-// The gradient of rotary frequencies on the CPU, compiled once per instruction set: moments of all
-// heads of a token in its compute type, tokens in double.
+// The gradient of rotary frequencies on the CPU, compiled once per instruction set. Sums the heads
+// of a token in its compute type, and tokens in double.
 #include <algorithm>
 
 #include "core/fma.h"
@@ -28,8 +28,7 @@ void add_moments(const T* x, const T* g, int64_t pairs, Compute<T>* POSEMBED_RES
 template <typename T>
 using Moments = Compute<T>[std::max<int64_t>(max_pairs, 2048)];
 
-/// Measured on an AMD EPYC where heads are runs in one tensor or both: one token at a time takes
-/// two to three times as long in bfloat16, a tenth to a half more in float32.
+/// Tiles keep the number of memory streams low where heads are runs.
 template <typename T>
 Tile tile_of_moments(const Arguments& arguments) {
   constexpr int64_t moments = sizeof(Moments<T>) / sizeof(Compute<T>);
@@ -37,7 +36,7 @@ Tile tile_of_moments(const Arguments& arguments) {
   return choose_tile<T>(arguments, {std::min<int64_t>(moments / pairs, 16), 4});
 }
 
-/// Row `head` of a token in tensor `r`, from the window on.
+/// The window of head `head` of a token in tensor `r`.
 template <typename T>
 const T* window_of(const Arguments& arguments, int64_t r, const Token& token, int64_t head) {
   const Rows& rows = arguments.rows[r];
@@ -70,7 +69,7 @@ void tile_moments(const Arguments& arguments, const Tile& tile, int64_t begin, i
   }
 }
 
-/// Adds positions times the moments of a token; nothing for one that is not rotated.
+/// Adds position times the moments of a token; adds nothing for a token that is not rotated.
 template <typename C>
 void add_token(const Arguments& arguments, int64_t number, const C* moments, double* sums) {
   double positions[max_axes];

@@ -1,5 +1,6 @@
 // The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens, a thread one pair in
-// some of the heads; a second kernel adds the chunks. No atomics: same bits in every run.
+// some of the heads; a second kernel adds the chunks. There are no atomics, so every run gives the
+// same bits.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ struct Launch {
   uint8_t axis_of_pair[max_pairs];
 };
 
-/// Whether a token is rotated at all: the forward pass has recorded what is below -1.
+/// Whether a token is rotated at all. The forward pass has recorded positions below -1.
 __device__ inline bool is_rotated(const Arguments& arguments, int64_t batch, int64_t seq) {
   bool rotated = true;
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {

@@ -1,7 +1,6 @@
-// Gaps between the rows that a kernel reads, as the values of a packed projection leave between
-// tokens, and columns that are not rotated between heads. A prefetcher that follows one run of
-// memory as fast as memory is starts anew behind a gap; fetching what lies there keeps it going.
-// Included by kernel_cpu.cpp files only.
+// Prefetches gaps between the rows that a kernel reads: values of a packed projection between
+// tokens, and columns between heads that are not rotated. Some hardware prefetchers restart behind
+// a gap; fetching the gap keeps them going. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +15,7 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Whether gaps are fetched. Measured on an AMD EPYC, for data that leaves the caches: queries and
-/// keys of 32 + 8 heads before 8 heads of values take 0.4 (bfloat16) to 0.8 (float32) of the time.
+/// Whether to fetch gaps: for data that leaves the caches, on processors other than Intel's.
 template <typename T>
 bool fetches_gaps(const Arguments& arguments) {
   int64_t elements = 0;
@@ -27,8 +25,8 @@ bool fetches_gaps(const Arguments& arguments) {
   return !core::is_intel && elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes;
 }
 
-/// Fetches the lines from `begin` on up to `end`. Inline, because GCC drops calls of functions that
-/// do nothing but prefetch.
+/// Fetches the cache lines in [begin, end). Always inlined, because GCC drops calls of functions
+/// that only prefetch.
 POSEMBED_INLINE void fetch(const void* begin, const void* end) {
   constexpr uintptr_t line = 64;
   const auto stop = reinterpret_cast<uintptr_t>(end);
@@ -37,18 +35,17 @@ POSEMBED_INLINE void fetch(const void* begin, const void* end) {
   }
 }
 
-/// What rotating reads of each head, in elements: in place the window alone.
+/// Elements that a rotation reads of each head: in place, only the window.
 inline int64_t read_of_head(const Arguments& arguments, const Rows& rows) {
   return rows.in == rows.out ? 2 * arguments.pairs : row_dim(arguments, rows);
 }
 
-/// Elements between what is `read` of a head and of the next head of its token.
+/// Elements between the part `read` of a head and that of the token's next head.
 inline int64_t gap_between_heads(const Rows& rows, int64_t read) {
   return rows.heads > 1 && rows.in_stride[2] > read ? rows.in_stride[2] - read : 0;
 }
 
-/// The gap between heads if fetching it pays, otherwise 0. Measured on an AMD EPYC: windows of half
-/// a head, rotated in place, take half of the time; wider gaps cost more than they gain.
+/// The gap between heads if fetching it pays, otherwise 0: wide gaps cost more than they gain.
 template <typename T>
 int64_t fetched_between_heads(const Arguments& arguments, const Rows& rows) {
   constexpr int64_t size = sizeof(T);
@@ -62,9 +59,9 @@ POSEMBED_INLINE const T* row_of(const Rows& rows, const Token& token, int64_t he
   return static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride);
 }
 
-/// Fetches the gap between the rows of tensor `r` of a token and what is read then: the next
-/// tensor, or after the last one the `next` token; not gaps that are wider than pays. Does not pay
-/// where gaps between heads have stopped the prefetcher before: takes up to twice the time there.
+/// Fetches the gap, unless it is too wide to pay, between a token's rows of tensor `r` and the rows
+/// read next: the next tensor's, or after the last tensor those of the token `next`. Do not call it
+/// where gaps between heads have already stopped the prefetcher: it costs more than it gains there.
 template <typename T>
 POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,
                                         const Token& next) {

@@ -1,7 +1,7 @@
-// Derivatives of the rotary operators. A rotation is linear in what it rotates: tangents are
-// rotated forward, gradients by the transpose. Frequencies have two operators of their own, one for
-// tangents and one for gradients, each linear in each argument: they are each other's derivatives.
-// Nothing rotated is kept unless frequencies want their gradient.
+// Derivatives of the rotary operators. A rotation is linear in its tensor: tangents are rotated
+// forward, gradients by the transpose. Frequencies have an operator for tangents and one for
+// gradients; both are linear in each argument and each other's derivative. Rotated tensors are
+// saved only if frequencies need a gradient.
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
@@ -17,7 +17,7 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// A Rotation that outlives the call, for the members of a node.
+/// A Rotation saved in the members of a node.
 struct SavedRotation {
   SavedVariable positions, frequencies, cu_seqlens;
   std::string spec;
@@ -50,7 +50,7 @@ struct SavedRotation {
   }
 };
 
-/// The tensors of a SavedRotation, and the rotations that a backward pass needs of it.
+/// The tensors of a SavedRotation, and the rotations that a backward pass needs.
 class Unpacked {
  public:
   explicit Unpacked(const SavedRotation& saved)
@@ -78,7 +78,7 @@ class Unpacked {
   MaybeTensor positions_, frequencies_, cu_seqlens_;
 };
 
-/// Rotates a lone tensor as the key of a pair.
+/// The rotation of a tensor on its own as the key of a pair.
 Rotation of_key(const Rotation& by) {
   Rotation result = by;
   result.spec = specification(by.spec).for_keys;
@@ -97,7 +97,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     visit(key);
   }
 
-  /// One gradient for each rotated tensor; out comes one more, that of frequencies.
+  /// Takes a gradient for each rotated tensor; returns one more, that of frequencies.
   variable_list backward(variable_list&& gradients) {
     const Unpacked by(rotation);
     const size_t count = gradients.size();
@@ -123,7 +123,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
   }
 
   SavedRotation rotation;
-  SavedVariable query, key;  // where frequencies want a gradient
+  SavedVariable query, key;  // saved if frequencies need a gradient
 };
 
 /// Gradient of rotary_tangent.
@@ -185,7 +185,7 @@ class RotaryFrequenciesBackwardBackward
   SavedVariable gradient, query;
 };
 
-/// The node of a rotation, which keeps what it rotates only for the gradient of frequencies.
+/// The node of a rotation. Saves the rotated tensors only for the gradient of frequencies.
 template <typename... Keys>
 auto backward_node(const Rotation& by, const Tensor& query, const Keys&... key) {
   auto node = dispatcher::node_for<RotaryBackward>(query, key..., by.frequencies);
@@ -272,7 +272,7 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
     node->gradient = dispatcher::save(gradient);
     node->query = dispatcher::save(query);
   }
-  const MaybeTensor frequencies = primal(by.frequencies);  // only their dtype counts
+  const MaybeTensor frequencies = primal(by.frequencies);  // only their dtype matters
   const Rotation plain = with_frequencies(by, frequencies);
   return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
     return call_rotary_frequencies_backward(of, in, plain);

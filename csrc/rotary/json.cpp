@@ -1,4 +1,4 @@
-// The fields of every scaling are listed once; writing, reading and printing walk through the list.
+// Lists the fields of every scaling once; writing, reading and printing iterate over the list.
 #include "rotary/json.h"
 
 #include <c10/util/Exception.h>
@@ -138,7 +138,7 @@ json write(const std::optional<Sections>& sections) {
 
 // ----------------------------------------------------------------------------------------- reading
 
-/// Removes keys as they are read; done() throws for keys that are left.
+/// Removes keys as they are read; done() throws if keys are left.
 class Reader {
  public:
   Reader(const char* what, json object) : what_(what), object_(std::move(object)) {

@@ -7,8 +7,8 @@
 
 namespace posembed::rotary {
 
-/// Reads what RotarySpec::to_json() wrote; missing keys have their defaults. Throws c10::ValueError
-/// for text that is not JSON and for unknown keys; does not check values.
+/// Reads the text of RotarySpec::to_json(); missing keys have their defaults. Throws
+/// c10::ValueError for text that is not JSON and for unknown keys; does not check values.
 RotarySpec parse(const std::string& text);
 
 }  // namespace posembed::rotary

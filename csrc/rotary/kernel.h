@@ -20,14 +20,14 @@ inline constexpr int64_t max_pairs = 512;
 /// Axes that positions can have: time, height, width and one more.
 inline constexpr int64_t max_axes = 4;
 
-/// Documents packed one after the other; positions restart at 0 in each.
+/// Documents packed one after another; positions restart at 0 in each.
 struct Documents {
   core::IndexView starts;  // [count]: the first token of each; data == nullptr: there is one
   int64_t count = 0;
 };
 
-/// The first token of the document that holds `token`. Reads within starts[0, count) whatever they
-/// hold.
+/// The first token of the document that contains `token`. Reads only starts[0, count), for any
+/// values there.
 POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token) {
   int64_t first = 0, last = documents.count - 1;
   while (first < last) {
@@ -47,19 +47,19 @@ struct Frequencies {
   core::Scalar scalar = core::Scalar::float32;  // or float64
 };
 
-/// The frequency of a pair, as it is stored.
+/// The stored frequency of a pair.
 POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
   return core::read_floating<double>(frequencies.data, frequencies.scalar, pair);
 }
 
-/// Turns per position of a pair; none if the frequency is NaN or too large, for which kernels write
+/// Turns per position of a pair; 0 if the frequency is NaN or too large, for which kernels write
 /// NaN.
 POSEMBED_INLINE core::Turn128 turn_of(const Frequencies& frequencies, int64_t pair) {
   const double frequency = read(frequencies, pair);
   return core::has_turn(frequency) ? core::turn_from_radians(frequency) : core::Turn128{};
 }
 
-/// One tensor to rotate, seen as [batch, seq, heads, head_dim] with a contiguous last dimension.
+/// One tensor to rotate, viewed as [batch, seq, heads, head_dim] with a contiguous last dimension.
 /// `in == out` rotates in place; otherwise components outside the window are copied.
 struct Rows {
   const void* in = nullptr;
@@ -67,14 +67,14 @@ struct Rows {
   int64_t heads = 0;
   int64_t in_stride[3] = {0, 0, 0};  // batch, seq, head; in elements
   int64_t out_stride[3] = {0, 0, 0};
-  bool window_only = false;  // rows are the rotated window alone, as MLA's key that heads share
+  bool window_only = false;  // rows are only the rotated window, as for MLA's shared key
 };
 
-/// What becomes of the products where a pair is turned by tables: see rounding.h.
+/// The rounding of products in rotations by tables: see rounding.h.
 enum class Products : int8_t { kept, rounded, fused };
 
 struct Arguments {
-  Rows rows[2];       // query, and key where there is one
+  Rows rows[2];       // query, and key if there is one
   int64_t count = 1;  // 1: query only
   core::Scalar scalar = core::Scalar::float32;
   int64_t batch = 0, seq = 0;
@@ -88,9 +88,9 @@ struct Arguments {
   core::IndexView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
   int64_t offset = 0;
-  Documents documents;                        // where positions are not given
+  Documents documents;                        // if positions are not given
   int64_t axes = 1;                           // rows of positions, at most max_axes
-  const uint8_t* axis_of_pair = nullptr;      // [pairs], host memory, where there are several axes
+  const uint8_t* axis_of_pair = nullptr;      // [pairs], host memory, if there are several axes
   const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
   const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
   const double* decay = nullptr;              // xPos: [pairs], host memory, log2 per position
@@ -99,7 +99,7 @@ struct Arguments {
   const float* cosines = nullptr;             // tables [batch, seq, pairs] to turn by instead, as
   const float* sines = nullptr;               // PyTorch does it: see rounding.h
   int64_t table_stride[2] = {0, 0};           // batch, seq; in elements
-  Products products = Products::kept;         // with tables; fused: CUDA alone
+  Products products = Products::kept;         // with tables; fused: only on CUDA
   Frequencies frequencies;                    // instead of turns
   core::DeviceError* error = nullptr;         // CUDA: where a position below -1 is recorded
 };

@@ -1,6 +1,6 @@
-// Rotary embedding on the CPU, compiled once per instruction set.
-// Tokens are walked in small tiles: sine and cosine of a tile are computed once, stay in the
-// caches and serve all heads of query and key, and all sequences of a batch where that pays.
+// Rotary embedding on the CPU, compiled once per instruction set. Walks tokens in small tiles: sine
+// and cosine of a tile are computed once, stay in the caches and serve all heads of query and key,
+// and all sequences of a batch if that pays.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -16,12 +16,13 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// The most tokens of a tile.
+/// The most tokens in a tile.
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of the rows of a tile: `heads` heads of each token that lies a multiple of `apart`
-/// from the first; then their next heads; then the same of the tokens after them.
+/// The order of the rows of a tile: first `heads` heads of every `apart`-th token from the first
+/// one, then the next heads of these tokens; then the same for the tokens from the second one, and
+/// so on.
 struct RowOrder {
   int64_t tile;  // tokens
   int64_t apart;
@@ -30,17 +31,13 @@ struct RowOrder {
 
 constexpr RowOrder token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
 
-/// Where heads_are_runs(): few enough runs of memory for the hardware's prefetcher, and long ones.
-/// Measured, bfloat16 to new memory: 2 heads or 16 tokens take a seventh longer, more of either
-/// gains little.
+/// The order for heads_are_runs(): few and long runs of memory, for the hardware prefetcher.
 template <typename T>
 constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 
-/// Four long runs of memory at a time, where the heads of a token are neighbours. Measured on an
-/// Intel Xeon beside token by token: up to a quarter less time for what does not stay in the
-/// caches; more for what does, since sine and cosine are loaded more often, and for tokens of less
-/// than a page. Half or twice as many heads cost up to a seventh. On an AMD EPYC one run at a time
-/// is nearly as fast as memory.
+/// Four long runs of memory at a time, if the heads of a token are neighbours. Pays only on Intel
+/// processors, for data that leaves the caches and tokens of a page or more, because sine and
+/// cosine are loaded more often.
 template <typename T>
 RowOrder four_abreast(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
@@ -48,13 +45,13 @@ RowOrder four_abreast(int64_t row_bytes) {
   return {tile_tokens<T>, tile_tokens<T> / 4, heads};
 }
 
-/// How one tensor is walked.
+/// The order in which one tensor is walked, and its rotation.
 template <typename T>
 struct Walk {
   const Rows* rows;
   Rotating<T> by;
   RowOrder order;
-  bool fetches_behind;  // a token's rows: see fetch_behind_token()
+  bool fetches_behind;  // see fetch_behind_token()
   bool fetches_runs;    // see fetch_ahead()
 };
 
@@ -94,9 +91,8 @@ Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
   return {&rows, {rotate, stores, margins}, order, fetches_behind, !by_token && fetches};
 }
 
-/// The hardware's prefetcher does not follow from one tensor to the next. Measured: prefetching the
-/// first lines of a token before its angles are computed gains 2.5 % for streamed float32;
-/// prefetching more, or for other data, loses.
+/// Prefetches the first lines of a token before its angles are computed, because the hardware
+/// prefetcher does not follow from one tensor to the next. Pays only for streamed float32.
 template <typename T>
 POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& token) {
   constexpr int64_t elements = 256 / sizeof(T);
@@ -106,16 +102,15 @@ POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& tok
   }
 }
 
-/// Where heads_are_runs(): fetches what lies 2 KiB behind rows that are rotated next. Measured on
-/// an AMD EPYC, for data that leaves the caches: a sixth to a quarter less time than without; half
-/// as far ahead gains half of it, twice as far no more, the first-level cache nothing.
+/// For heads_are_runs(): fetches 2 KiB ahead of the rows to rotate next, because the hardware
+/// prefetcher does not follow that many runs.
 template <typename T>
 POSEMBED_INLINE void fetch_ahead(const RowGroup<T>& rows, int64_t dim) {
   constexpr int64_t ahead = 2048 / sizeof(T);
   fetch_rows(rows.in + ahead, rows.in_step, rows.count, dim);
 }
 
-/// `count` heads of a token, from `head` on.
+/// Heads [head, head + count) of a token.
 template <typename T>
 POSEMBED_INLINE RowGroup<T> heads_of_token(const Rows& rows, const Token& token, int64_t head,
                                            int64_t count) {
@@ -124,7 +119,7 @@ POSEMBED_INLINE RowGroup<T> heads_of_token(const Rows& rows, const Token& token,
           rows.in_stride[2], rows.out_stride[2]};
 }
 
-/// Fills `tokens`, and `angles` for tensor `r`, of `count` tokens from `begin` on.
+/// Fills `tokens`, and `angles` for tensor `r`, for `count` tokens from `begin` on.
 template <typename T, bool interleaved>
 void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
                 const TokenOrder& order, const Token& begin, Token* tokens, Angles<T>* angles) {
@@ -139,7 +134,7 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
   }
 }
 
-/// Rotates, or leaves, the rows of a tile of `count` tokens.
+/// Rotates the rows of a tile of `count` tokens, except tokens that are not rotated.
 template <typename T>
 void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
                  const Angles<T>* angles, int64_t count) {
@@ -158,26 +153,25 @@ void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* t
   }
 }
 
-/// What a call rotates by, and how.
+/// The turns of a call and the order in which it walks its tensors.
 template <typename T>
 struct Plan {
   Turns<T> turns;
   Walk<T> walks[2] = {};
   bool streams = false;
-  int64_t places = 0;  // of a tile whose angles all sequences share; 0: tokens are walked in order
+  int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
 };
 
-/// Whether the sequences of a batch stand at the same positions. Not for xPos: query and key have
-/// angles of their own.
+/// Whether the sequences of a batch have the same positions. False for xPos, where query and key
+/// have different angles.
 inline bool has_common_positions(const Arguments& arguments) {
   if (arguments.batch == 1 || arguments.decay != nullptr) return false;
   if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Measured on an AMD EPYC: one head takes half of the time, 8 heads four fifths, 40
-/// heads 0.95. Beyond the caches every tile of a sequence is a run of memory: those of 2 KiB
-/// cost less than angles; longer ones do not, up to twice the time, nor do gaps to be fetched.
+/// Plan::places. Sharing angles saves most with few heads. Beyond the caches each sequence's tile
+/// is a separate run of memory, so sharing pays only for short runs without gaps to fetch.
 template <typename T>
 int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
   if (!has_common_positions(arguments)) return 0;
@@ -226,7 +220,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
     if (std::is_same_v<T, float> && walks[0].by.stores == Stores::streaming)
       prefetch_token<T>(arguments, token);
     for (int64_t r = 0; r < arguments.count; ++r) {
-      const bool of_both = r == 0 || arguments.decay != nullptr;  // but for xPos
+      const bool of_both = r == 0 || arguments.decay != nullptr;  // except with xPos
       if (of_both && !has_angles) {
         begin_tile<T, interleaved>(arguments, plan.turns, r, count, order, token, tokens, angles);
       }
@@ -236,7 +230,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
   }
 }
 
-/// Rotates tokens [begin, end), at least two sequences: a tile of places in each of them, by the
+/// Rotates tokens [begin, end) of at least two sequences: a tile of places in each sequence by the
 /// same angles.
 template <typename T, bool interleaved>
 void rotate_places(const Arguments& arguments, const Plan<T>& plan, const TokenOrder& order,

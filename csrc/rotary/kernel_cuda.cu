@@ -1,12 +1,12 @@
-// Rotary embedding on CUDA. A block rotates some or all heads of one token: its sines and cosines
-// are computed once, in shared memory, without a table. A thread owns both members of its pairs, so
-// that every element is read and written once and rotating in place is safe.
+// Rotary embedding on CUDA. A block rotates some or all heads of one token and computes its sines
+// and cosines once, in shared memory, without a table. A thread owns both members of its pairs, so
+// every element is read and written once and rotation in place is safe.
 #include "rotary/kernel_cuda.h"
 
 namespace posembed::rotary {
 namespace {
 
-/// Tables of a block: one for query and key, with xPos one each.
+/// A block's tables: one for query and key together, with xPos one for each.
 template <typename T, int capacity, Form form>
 struct Tables {
   static constexpr bool decaying = form == Form::decaying;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(most_threads<size>)
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
     };
-    // Loads of the first rows are issued before the position is known.
+    // Issue loads of the first rows before the position is known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
@@ -144,7 +144,7 @@ const char* launch_capacity(const Arguments& arguments, core::CudaStream stream)
   if (arguments.decay != nullptr) {
     return launch_kernel<T, size, interleaved, max_pairs, Form::decaying>(arguments, stream);
   }
-  // Most models have at most 64 pairs, and fewer kernel arguments make a quicker launch.
+  // Most models have at most 64 pairs, and a launch with fewer argument bytes is quicker.
   return arguments.pairs <= 64
              ? launch_kernel<T, size, interleaved, 64, Form::exact>(arguments, stream)
              : launch_kernel<T, size, interleaved, max_pairs, Form::exact>(arguments, stream);

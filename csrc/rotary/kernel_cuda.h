@@ -1,6 +1,6 @@
-// Shared by CUDA kernels that rotate: a launch's arguments by value, 16-byte packs, a token's sines
-// and cosines computed once for all heads, and threads that own both members of their pairs.
-// Included by kernel_cuda.cu files only; everything is internal to each of them.
+// Shared by CUDA kernels that rotate: launch arguments by value, 16-byte packs, a token's sines and
+// cosines computed once for all heads, and threads that own both members of their pairs. Included
+// only by kernel_cuda.cu files; everything is internal to each.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,13 +25,14 @@ using core::TurnOf;
 constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
 
-/// Of a block whose threads own `size` pairs each.
+/// The threads of a block whose threads own `size` pairs each.
 template <int size>
 constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
 
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
 
-/// Everything a launch needs, by value: nothing on the device has to be prepared or kept alive.
+/// Everything that a launch needs, by value, so that nothing on the device must be prepared or kept
+/// alive.
 template <typename T, int capacity>
 struct Launch {
   Rows rows[2];
@@ -56,14 +57,14 @@ struct Launch {
   uint8_t axis_of_pair[capacity];
 };
 
-/// Where a kernel's angles come from.
+/// The source of a kernel's angles.
 enum class Form {
   exact,     // positions and turns
   decaying,  // the same with amplitudes: xPos
   table,     // memory
 };
 
-/// The arguments of the other forms only: the exact one need not carry them to the device.
+/// Arguments of the other forms, which an exact launch need not carry.
 template <typename T, int capacity>
 struct DecayingLaunch : Launch<T, capacity> {
   double decay_center, decay_sign;
@@ -83,7 +84,7 @@ using LaunchOf = std::conditional_t<
     form == Form::exact, Launch<T, capacity>,
     std::conditional_t<form == Form::table, TableLaunch<T, capacity>, DecayingLaunch<T, capacity>>>;
 
-/// `size` elements that move in one instruction.
+/// `size` elements, loaded and stored in one instruction.
 template <typename T, int size>
 struct Pack {
   T element[size];
@@ -94,7 +95,7 @@ struct Pack {
       pack.element[0] = *in;
     } else {
       static_assert(sizeof(Pack) == vector_bytes);
-      // Through uint4: a struct of small members would be read piece by piece.
+      // Load through uint4: a struct of small members would be read piece by piece.
       const uint4 raw = *reinterpret_cast<const uint4*>(in);
       memcpy(pack.element, &raw, vector_bytes);
     }
@@ -113,15 +114,15 @@ struct Pack {
   }
 };
 
-/// Sine and cosine of the pairs that a thread owns; with xPos, what multiplies the result.
+/// Sine and cosine of the pairs that a thread owns; with xPos, also the factor of the result.
 template <typename T, int size, Form form = Form::exact>
 struct Angles {
   Compute<T> sine[size], cosine[size];
   Compute<T> outer[form == Form::decaying ? size : 1];
 };
 
-/// What a thread owns of a row: `size` pairs, in two packs. Half-split: their first and their
-/// second members; interleaved: 2 * size neighbours.
+/// A thread's share of a row: `size` pairs in two packs. Half-split: the first and the second
+/// members; interleaved: 2 * size neighbours.
 template <typename T, int size, bool interleaved>
 struct Pairs {
   Pack<T, size> first, second;
@@ -139,7 +140,7 @@ struct Pairs {
     }
   }
 
-  /// In PyTorch's steps: see rounding.h.
+  /// Rotates in PyTorch's steps: see rounding.h.
   template <Products products>
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
@@ -154,14 +155,14 @@ struct Pairs {
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
-/// Where a row's window begins.
+/// The address of a row's window.
 template <typename T>
 struct Row {
   const T* in;
   T* out;
 };
 
-/// Where a token is in its tensors.
+/// A token's indices in its tensors.
 struct Token {
   int64_t number, batch, seq;
 };
@@ -176,7 +177,7 @@ __device__ inline int64_t place_of(const Token& token, int64_t head, const int64
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
-/// The rows of a token. What they share is computed once: products of 64 bits take many
+/// The rows of a token. Computes common offsets once, because 64-bit products take many
 /// instructions.
 template <typename T, int capacity>
 class TokenRows {
@@ -191,7 +192,7 @@ class TokenRows {
     }
   }
 
-  /// Of a head, those of the query first.
+  /// The row of a head; the query's heads come first.
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
     const int64_t place = is_key ? head - launch_.query_heads : head;
@@ -209,7 +210,7 @@ class TokenRows {
 /// The threads that share a head, and this thread among them.
 struct Owners {
   int count, owner;
-  int group;  // which of the heads that the block covers at a time
+  int group;  // index of the head among those that the block covers at a time
 
   __device__ explicit Owners(const core::Divisor<int>& owners) : count(owners.value) {
     const auto place = core::divide(static_cast<int>(threadIdx.x), owners);
@@ -218,7 +219,8 @@ struct Owners {
   }
 };
 
-/// Whether the token is rotated: not at position -1, and not below, which is recorded as an error.
+/// Whether the token is rotated: its position is at least 0. Positions below -1 are recorded as
+/// errors.
 template <typename T, int capacity>
 __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
                            const Token& token) {
@@ -229,10 +231,10 @@ __device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
   return position >= 0;
 }
 
-constexpr int copies_in_flight = 2;  // per thread, as heads_in_flight
+constexpr int copies_in_flight = 2;  // per thread, like heads_in_flight
 
-/// Copies what lies outside the window of heads [begin, end) of the query (r = 0) or the key, in
-/// packs.
+/// Copies, in packs, the components outside the window of heads [begin, end) of the query (r = 0)
+/// or the key.
 template <typename T, int capacity, int size>
 __device__ void copy_outside(const Launch<T, capacity>& launch, const TokenRows<T, capacity>& rows,
                              int r, int begin, int end) {
@@ -280,8 +282,8 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int
   if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
 }
 
-/// Calls fill(pair, position) for the pairs of a token; afterwards all threads of the block see
-/// what it wrote. Returns whether the token is rotated.
+/// Calls fill(pair, position) for the pairs of a token and makes its writes visible to the block.
+/// Returns whether the token is rotated.
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
@@ -291,7 +293,7 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
     rotated =
         is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
   }
-  __syncthreads();  // the previous token's angles have been read
+  __syncthreads();  // until the previous token's angles have been read
   for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
     fill(pair, launch.axes == 1
                    ? first_position
@@ -301,7 +303,7 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
   return rotated;
 }
 
-/// Sine and cosine of a pair, with the amplitude of all pairs.
+/// Sine and cosine of a pair, times the common amplitude.
 template <typename T, int capacity>
 __device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t position,
                          Compute<T>* sine, Compute<T>* cosine) {
@@ -314,7 +316,7 @@ __device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t po
   *cosine *= launch.amplitude;
 }
 
-/// Fills in the exact angles of a token. Returns whether it is rotated.
+/// Computes the exact angles of a token. Returns whether it is rotated.
 template <typename T, int capacity>
 __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
                             Compute<T>* sines, Compute<T>* cosines) {
@@ -323,7 +325,7 @@ __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& toke
   });
 }
 
-/// Whether every row, and every window in it, begins at a multiple of 16 bytes and is one long.
+/// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths.
 template <typename T>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
@@ -385,7 +387,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   return launch;
 }
 
-/// Multiprocessors of the current device, 0 if it cannot be asked.
+/// Multiprocessors of the current device; 0 if unknown.
 inline int multiprocessors() {
   int device = 0, count = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
@@ -393,14 +395,14 @@ inline int multiprocessors() {
   return count;
 }
 
-/// Whole warps, with a thread for each pair where a block can have so many.
+/// A thread for each pair, in whole warps, up to a block's limit.
 inline int angle_threads(int pairs) {
   const int64_t warps = core::divide_up(pairs, core::warp_size);
   return static_cast<int>(std::min<int64_t>(warps * core::warp_size, threads_wanted));
 }
 
-/// Divides the launch's heads among threads, which own `size` pairs each, and blocks; returns the
-/// number of both.
+/// Divides the launch's heads among blocks and threads, which own `size` pairs each; returns both
+/// numbers.
 template <typename T, int capacity>
 cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
   const int owners = std::max(1, launch->pairs / size);
@@ -409,14 +411,15 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
     launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
   }
   const int passes_at_once = std::max(1, threads_wanted / owners);
-  // With few tokens their heads are shared by several blocks, until every multiprocessor has two.
+  // With few tokens, several blocks share a token's heads, until every multiprocessor has two
+  // blocks.
   const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
   const int64_t groups = core::divide_up(launch->heads, heads_in_flight);
   const int64_t splits = std::clamp<int64_t>(wanted / launch->tokens, 1, groups);
   launch->heads_of_block = static_cast<int>(core::divide_up(launch->heads, splits));
   const int64_t passes = core::divide_up(launch->heads_of_block, heads_in_flight);
   launch->heads_per_pass = static_cast<int>(std::min<int64_t>(passes_at_once, passes));
-  // A block of few heads still has all angles to compute.
+  // A block of few heads still computes all angles.
   const int threads = std::max(owners * launch->heads_per_pass, angle_threads(launch->pairs));
   cudaLaunchConfig_t config = {};
   config.gridDim =

@@ -1,4 +1,4 @@
-// RotaryEmbedding and the functional interface: thin wrappers of the operators.
+// RotaryEmbedding and the functional interface: thin wrappers around the operators.
 #include <ostream>
 
 #include "core/double_double.h"
@@ -201,7 +201,7 @@ torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
   RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
-  if (frequencies.defined()) {  // they depend on no length
+  if (frequencies.defined()) {  // they do not depend on a length
     module->options.learned_frequencies(true);
     module->frequencies = module->register_parameter("frequencies", frequencies);
   }

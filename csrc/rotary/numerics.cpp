@@ -24,7 +24,7 @@ Tensor powers(double base, int64_t dim, int64_t count) {
   return at::pow(base, even / dim);
 }
 
-/// The same for all pairs; with restarting axes, one series for each.
+/// The same for all pairs; with restarting axes, one series per axis.
 Tensor powers(const RotarySpec& spec, double base) {
   const int64_t pairs = spec.rotary_dim / 2;
   if (!spec.sections.has_value() || !spec.sections->restart) {
@@ -70,7 +70,7 @@ Tensor frequencies(const RotarySpec& spec, const Llama3Scaling& scaling) {
   const Tensor kept = plain(spec);
   const Tensor wavelength = over(core::constants::two_pi.high, kept);
   const Tensor scaled = at::where(wavelength.gt(low), kept / scaling.factor, kept);
-  if (scaling.high_freq_factor == scaling.low_freq_factor) return scaled;  // nothing between them
+  if (scaling.high_freq_factor == scaling.low_freq_factor) return scaled;  // nothing to blend
   const Tensor part = (over(length, wavelength) - scaling.low_freq_factor) /
                       (scaling.high_freq_factor - scaling.low_freq_factor);
   const Tensor blended = at::rsub(part, 1) * scaled / scaling.factor + part * scaled;
@@ -93,7 +93,7 @@ Tensor frequencies(const RotarySpec& spec, const LongRopeScaling& scaling) {
 
 Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(spec); }
 
-/// Those of a specification, computed once, on the CPU as models do.
+/// The frequencies of a specification, computed once, on the CPU as in the models.
 const std::vector<float>& known_frequencies(const Specification& spec) {
   static std::mutex mutex;
   static auto& known = *new std::map<const Specification*, std::vector<float>>;
@@ -109,7 +109,7 @@ const std::vector<float>& known_frequencies(const Specification& spec) {
 
 // ----------------------------------------------------------------------------------------- tables
 
-/// Positions of tokens that are given none: [seq].
+/// The positions of tokens without given positions: [seq].
 Tensor counted_positions(const Inputs& inputs, const Arguments& call, const Tensor& query) {
   const auto options = query.options().dtype(at::kLong);
   if (!inputs.cu_seqlens.defined()) {
@@ -121,12 +121,12 @@ Tensor counted_positions(const Inputs& inputs, const Arguments& call, const Tens
   return tokens - start + call.offset;
 }
 
-/// Positions as [..., seq, 1], or [..., seq, pairs] where pairs have axes of their own.
+/// Positions as [..., seq, 1], or [..., seq, pairs] if pairs belong to different axes.
 Tensor positions_of_pairs(const Specification& spec, const Inputs& inputs, const Arguments& call,
                           const Tensor& query) {
   if (!inputs.positions.defined()) return counted_positions(inputs, call, query).unsqueeze(-1);
   if (call.axes == 1) return inputs.positions.unsqueeze(-1);
-  std::vector<Tensor> of_pair;  // not an index on the device: a CUDA graph could not hold its copy
+  std::vector<Tensor> of_pair;  // a CUDA graph cannot capture an index's copy to the device
   for (const int64_t axis : spec.spec.sections->axis_of_pair) {
     of_pair.push_back(inputs.positions.select(0, axis));
   }
@@ -146,7 +146,7 @@ Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarT
   return (rounded ? scaled.to(type).to(at::kFloat) : scaled).contiguous();
 }
 
-/// What the program does with products on the device of `query`.
+/// The rounding of products that the program has on the device of `query`.
 Products products_of(Numerics numerics, const Tensor& query) {
   if (numerics == Numerics::float32) return Products::rounded;
   const bool fuses = numerics == Numerics::float32_polar && query.is_cuda();

@@ -1,6 +1,5 @@
 // Angles as PyTorch programs compute them: float32 frequencies times float32 positions, torch's
-// sine and cosine. Models were trained with these; docs/guide/rotary_bits.md lists which program
-// computes what.
+// sine and cosine. Models were trained with these; docs/guide/rotary_bits.md lists the programs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +8,7 @@
 
 namespace posembed::rotary {
 
-/// Radians per position as transformers' ROPE_INIT_FUNCTIONS give them: float32 [pairs].
+/// Radians per position as in transformers' ROPE_INIT_FUNCTIONS: float32 [pairs].
 at::Tensor float32_frequencies(const RotarySpec& spec);
 
 /// Sines and cosines of tokens.

@@ -1,5 +1,5 @@
-// How C++ code calls the rotary operators: through the dispatcher, as Python does. The schemas
-// share a long tail of arguments; here it becomes one struct, Rotation, for all other code.
+// C++ calls of the rotary operators, through the dispatcher as in Python. The arguments at the end
+// of all schemas form one struct, Rotation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,12 +18,12 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// The arguments that say how to rotate. Only references: lives no longer than the caller's
+/// The arguments that define a rotation. Holds references, so it must not outlive the caller's
 /// arguments.
 struct Rotation {
   const MaybeTensor& positions;
   const MaybeTensor& frequencies;  // radians per position instead of the specification's
-  const MaybeTensor& cu_seqlens;   // where documents begin: positions restart there
+  const MaybeTensor& cu_seqlens;   // starts of documents, where positions restart
   Text spec;
   Text layout;
   c10::SymInt offset;

@@ -10,7 +10,7 @@
 namespace posembed {
 namespace {
 
-/// Where each component of a head comes from.
+/// The source of each component of a head.
 torch::Tensor order_of(const torch::Tensor& weight, int64_t head_dim, Pairing to, int64_t start,
                        int64_t width) {
   const torch::Tensor order = at::arange(head_dim, weight.options().dtype(at::kLong));
@@ -73,7 +73,7 @@ torch::Tensor permute_weight(const torch::Tensor& weight, int64_t num_heads, boo
 
 }  // namespace
 
-// Composite: autograd, compilers and devices handle the operators that this is made of.
+// Composite, so that autograd, compilers and devices see the operators inside.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("rotary_permute_weight", permute_weight);
 }

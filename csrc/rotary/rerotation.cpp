@@ -13,7 +13,7 @@ namespace posembed {
 namespace rotary {
 namespace {
 
-/// The checks of rotary_, by the names that rerotate_ has for what they read.
+/// The checks of rotary_, with rerotate_'s names of the arguments.
 void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
   check(key, nullptr, by, {"key", "key", positions});
   const Tensor& places = *by.positions;
@@ -36,7 +36,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
   const Rotation forth{after, new_spec ? none : learned, none, new_keys, layout, 0};
   check_moved(key, "old_positions", back);
   check_moved(key, "new_positions", forth);
-  // float64 between the two rotations: the only rounding is the one to the keys' own dtype.
+  // Use float64 between the two rotations, so that the only rounding is the one to the keys' dtype.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   call_rotary_in_place(wide, back);
   call_rotary_in_place(wide, forth);
@@ -45,7 +45,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
 
 }  // namespace
 
-// Composite: autograd, compilers and devices handle the operators that this is made of.
+// Composite, so that autograd, compilers and devices see the operators inside.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("rotary_rerotate_", rerotate); }
 
 }  // namespace rotary

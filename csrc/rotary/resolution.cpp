@@ -1,4 +1,4 @@
-// Specifications whose frequencies depend on the length of the sequence, and what they are for one.
+// Resolves specifications whose frequencies depend on the sequence's length for one length.
 #include <c10/util/Exception.h>
 
 #include "rotary/scaling.h"
@@ -22,7 +22,7 @@ RotarySpec RotarySpec::resolve(int64_t seq_len) const {
     if (seq_len > dynamic->original_max_positions) {
       const double stretch =
           static_cast<double>(seq_len) / static_cast<double>(dynamic->original_max_positions);
-      // Not a new base, which a double could not hold exactly.
+      // Keep the base: a double could not hold the new one exactly.
       result.scaling = NtkScaling{dynamic->factor * stretch - (dynamic->factor - 1.0)};
     }
   }

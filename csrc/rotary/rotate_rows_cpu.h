@@ -1,5 +1,4 @@
-// The rotation of a group of rows by the angles of their token. Included by kernel_cpu.cpp files
-// only, as angles_cpu.h.
+// Rotates a group of rows by the angles of their token. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +38,8 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches where that pays. Measured: a seventh (float32) to a half (16-bit, in place) on an
-/// Intel Xeon; up to a sixth lost on an AMD EPYC. In place, 2 KiB ahead take a fifth less time than
-/// 1 KiB in bfloat16; 4 KiB gain no more, and lose where the tokens of a head are neighbours.
+/// Prefetches on Intel processors; on AMD's it would cost time. Rotations in place need to look
+/// farther ahead than streamed ones.
 template <bool streaming, int64_t bytes, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
   if (core::is_intel) core::prefetch_ahead<bytes, streaming ? 1024 : 2048>(in);
@@ -57,7 +55,7 @@ POSEMBED_INLINE Values load_values(const C* in) {
   }
 }
 
-/// Sine and cosine read from memory where they are needed.
+/// Sine and cosine, read from memory at each use.
 template <typename C>
 struct AnglesInMemory {
   const C* cosines;
@@ -90,7 +88,7 @@ struct DecayingAngles {
   }
 };
 
-/// Products and their sum or difference in PyTorch's steps: see rounding.h.
+/// Rotates in PyTorch's steps: see rounding.h.
 template <Products products, typename T>
 struct AnglesInSteps {
   const Compute<T>* cosines;
@@ -119,16 +117,15 @@ struct AnglesInSteps {
   static void round(double*, double*) {}
 };
 
-/// Whether sums of products are often halfway between two 16-bit numbers: those of such numbers
-/// are.
+/// Whether results are often halfway between two 16-bit numbers, as sums of 16-bit products are.
 template <typename Source>
 constexpr bool makes_ties = false;
 
 template <Products products, typename T>
 constexpr bool makes_ties<AnglesInSteps<products, T>> = true;
 
-/// Sine and cosine loaded once for all rows, into registers if the compiler knows the number of
-/// pairs.
+/// Sine and cosine, loaded once for all rows; in registers because the number of pairs is a
+/// constant.
 template <int64_t pairs>
 struct AnglesInRegisters {
   static constexpr int64_t vectors = padded(pairs) / lanes;
@@ -146,8 +143,8 @@ struct AnglesInRegisters {
   }
 };
 
-/// Pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. All loads come before the
-/// first store, so that lines are requested in the order of their addresses: 5 % faster.
+/// Rotates pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. All loads come
+/// before the first store, so that cache lines are requested in the order of their addresses.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
                                         int64_t i) {
@@ -181,7 +178,7 @@ POSEMBED_INLINE void stream_rest(const FloatPair& x, const FloatPair& y, T* firs
   }
 }
 
-/// Pairs (i, i + pairs): those from `i` on, fewer than fill two vectors.
+/// Rotates the pairs (i, i + pairs) from `i` on, fewer than fill two vectors.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int64_t pairs,
                                  int64_t i) {
@@ -201,8 +198,8 @@ POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int6
   }
 }
 
-/// Pairs (i, i + pairs). Those that do not fill vectors come first: a load of part of a vector
-/// waits for earlier stores to all of it.
+/// Rotates pairs (i, i + pairs). Those that do not fill vectors come first, because a load of part
+/// of a vector waits for earlier stores to all of it.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
   const int64_t whole = pairs - pairs % (2 * lanes);
@@ -216,7 +213,7 @@ POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, in
   }
 }
 
-/// Pairs (2i, 2i + 1): `blocks` times `lanes` of them from `i` on.
+/// Rotates pairs (2i, 2i + 1): `blocks` times `lanes` of them from `i` on.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& angles, int64_t i) {
   FloatPair values[blocks];
@@ -274,10 +271,10 @@ POSEMBED_INLINE void rotate_neighbours(const double* in, double* out, const Sour
   }
 }
 
-/// What is streamed and fetched beside the windows of rows, in elements.
+/// Elements beside the windows of rows that are streamed or fetched.
 struct Margins {
-  int64_t before, behind;  // of a row, streamed with its window
-  int64_t gap;             // up to the next row, fetched: see gaps_cpu.h
+  int64_t before, behind;  // in a row, streamed with its window
+  int64_t gap;             // before the next row, fetched: see gaps_cpu.h
 };
 
 constexpr Margins no_margins{0, 0, 0};
@@ -290,7 +287,7 @@ Margins margins_of(const Arguments& arguments, const Rows& rows, Stores stores) 
   return {start, row_dim(arguments, rows) - start - 2 * arguments.pairs, gap};
 }
 
-/// Streams `count` elements in whole lines.
+/// Streams `count` elements in whole cache lines.
 template <typename T>
 POSEMBED_INLINE void stream_lines(const T* in, T* out, int64_t count) {
   constexpr auto step = static_cast<int64_t>(sizeof(core::Words) / sizeof(T));
@@ -299,10 +296,9 @@ POSEMBED_INLINE void stream_lines(const T* in, T* out, int64_t count) {
   }
 }
 
-/// Rotates the window of every row, and streams what is beside it in the order of addresses. The
-/// rows of a token, and then of the next, mostly follow each other: the page after them is
-/// prefetched. Mostly nothing is beside a window; asking so once per row is 3 % faster than loops
-/// without a turn.
+/// Rotates the window of every row and streams the elements beside it in the order of addresses.
+/// Rows mostly follow each other, so the next page is prefetched. Most windows have nothing beside
+/// them, so one test per row skips the empty loops.
 template <bool interleaved, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, int64_t pairs,
                                  const Margins& margins) {
@@ -329,14 +325,14 @@ POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, 
   }
 }
 
-/// Rotates rows by the angles of their token: the members of a RowGroup, one by one, the angles and
-/// the number of pairs. In a structure the caller would write members to memory that are read there
-/// at once in other widths, which waits until all earlier rows have been written: 5 % to 30 %.
+/// Rotates rows by the angles of their token. Takes the members of a RowGroup one by one, in
+/// registers: reading a structure just after it was written, in other widths, would wait for all
+/// earlier stores.
 template <typename T>
 using RotateGroup = void (*)(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                              const Angles<T>& angles, int64_t pairs, const Margins& margins);
 
-/// How rows are rotated and written.
+/// The functions that rotate and write rows.
 template <typename T>
 struct Rotating {
   RotateGroup<T> rotate;
@@ -344,7 +340,7 @@ struct Rotating {
   Margins margins;
 };
 
-/// `fixed_pairs`: the number of pairs if the compiler is to know it, otherwise 0.
+/// `fixed_pairs`: the number of pairs as a constant, or 0.
 template <bool interleaved, bool streaming, int64_t fixed_pairs, typename T>
 void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                   const Angles<T>& angles, int64_t pairs, const Margins& margins) {
@@ -357,19 +353,19 @@ void rotate_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t o
   }
 }
 
-/// xPos.
+/// The rotation for xPos.
 template <bool interleaved, bool streaming, typename T>
 void rotate_decaying_group(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                            const Angles<T>& angles, int64_t pairs, const Margins& margins) {
   const RowGroup<T> rows{in, out, count, in_step, out_step};
-  if constexpr (std::is_same_v<T, double>) {  // an outer factor is for floats alone
+  if constexpr (std::is_same_v<T, double>) {  // doubles need no outer factor
     rotate_each<interleaved, streaming>(rows, AnglesInMemory(angles), pairs, margins);
   } else {
     rotate_each<interleaved, streaming>(rows, DecayingAngles(angles), pairs, margins);
   }
 }
 
-/// By tables.
+/// The rotation by tables.
 template <bool interleaved, bool streaming, Products products, typename T>
 POSEMBED_IN_STEPS void rotate_group_in_steps(const T* in, T* out, int64_t count, int64_t in_step,
                                              int64_t out_step, const Angles<T>& angles,
@@ -392,7 +388,7 @@ void copy_group(const RowGroup<T>& rows, int64_t begin, int64_t end) {
   }
 }
 
-/// Copies rows, in one call where they follow each other.
+/// Copies rows, in one call if they are contiguous.
 template <typename T, typename Copy>
 void copy_rows(const RowGroup<T>& rows, int64_t dim, const Copy& copy) {
   const bool together = rows.in_step == dim && rows.out_step == dim;
@@ -410,7 +406,7 @@ RotateGroup<T> choose_rotation(int64_t pairs, std::integer_sequence<int64_t, kno
   return chosen;
 }
 
-/// Windows of models in use are known to the compiler.
+/// The rotation for `pairs`; the window sizes of models in use are compile-time constants.
 template <typename T, bool interleaved, bool streaming>
 RotateGroup<T> choose_rotation(int64_t pairs) {
   using Known = std::conditional_t<std::is_same_v<T, double>, std::integer_sequence<int64_t>,
@@ -418,16 +414,15 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
   return choose_rotation<T, interleaved, streaming>(pairs, Known{});
 }
 
-/// memcpy; on Intel's processors fetches what lies 1 KiB ahead: a sixth less time for windows of 16
-/// of 64 and of 24 of 96.
+/// memcpy that fetches 1 KiB ahead on Intel processors, where prefetching pays.
 inline void copy_ahead(void* out, const void* in, int64_t bytes) {
   const char* ahead = static_cast<const char*>(in) + 1024;
   if (core::is_intel) fetch(ahead, ahead + bytes);
   memcpy(out, in, static_cast<size_t>(bytes));
 }
 
-/// Rotates rows in a buffer from which they are streamed. They are read from end to end, as the
-/// hardware's prefetcher expects.
+/// Rotates rows in a buffer and streams them from there. Reads rows from end to end, as the
+/// hardware prefetcher expects.
 template <typename T>
 void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token& token,
                       RotateGroup<T> rotate, const Angles<T>& angles, const RowGroup<T>& group) {
@@ -448,8 +443,8 @@ void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token&
   }
 }
 
-/// Rotates the windows of `group`, which are rows of `rows`, and copies the components outside;
-/// copies all if the token is not rotated. A tangent is 0 outside.
+/// Rotates the windows of `group`, rows of `rows`, and copies the components outside; copies
+/// everything if the token is not rotated. Tangents outside the window are 0 and not copied.
 template <typename T>
 POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
                                  const Rotating<T>& by, const Angles<T>& angles,

@@ -1,15 +1,15 @@
-// Rotates a pair as PyTorch's elementwise operators do: separate products and sums without fused
-// multiply-add, rounded to the data's type each or only at the end. Only the product of complex
-// tensors on CUDA differs: nvcc fuses one multiplication of each part with the sum. For numerics
-// that reproduce another program's bits; see docs/guide/rotary_bits.md.
+// Rotates a pair as PyTorch's elementwise operators do, for numerics that reproduce another
+// program's bits (docs/guide/rotary_bits.md): products and sums are not fused, and rounded to the
+// data's type each or only at the end. Only complex products on CUDA differ: nvcc fuses one
+// multiplication of each part with the sum.
 #pragma once
 
 #include "core/fma.h"
 #include "core/scalar.h"
 #include "rotary/kernel.h"
 
-/// For functions that rotate pairs of doubles in steps in a loop: GCC 12 fuses neighbouring
-/// multiplications and additions there in spite of -ffp-contract=off.
+/// For functions that rotate pairs of doubles in steps in a loop, where GCC 12 fuses
+/// multiplications and additions despite -ffp-contract=off.
 #if defined(__GNUC__) && !defined(__clang__)
 #define POSEMBED_IN_STEPS __attribute__((optimize("no-tree-slp-vectorize")))
 #else

@@ -1,5 +1,5 @@
-// The formulas of the scalings: frequencies and attention factors. Their papers stand at their
-// types.
+// The formulas of the scalings: frequencies and attention factors. The scalings' types cite the
+// papers.
 #include "rotary/scaling.h"
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-// The frequencies and the attention factor that a specification's scaling gives.
+// Frequencies and attention factors of a specification's scaling.
 #pragma once
 
 #include "posembed/rotary_specification.h"
@@ -8,18 +8,18 @@ namespace posembed::rotary {
 
 struct Scaled {
   Series frequencies;              // [rotary_dim / 2], radians per position
-  double attention_factor = 1.0;   // what rotated pairs are multiplied by
+  double attention_factor = 1.0;   // multiplies rotated pairs
   std::vector<double> decay = {};  // xPos: log2 of a query's amplitude per position; or empty
   double decay_center = 0.0;
 };
 
-/// The frequencies of a specification that passes RotarySpec::check(); for dynamic scalings, those
+/// Requires a specification that passes RotarySpec::check(). Dynamic scalings give the frequencies
 /// within the original context.
 Scaled scaled(const RotarySpec& spec);
 
 YarnBlend blend_of(const YarnScaling& scaling);
 
-/// Raises c10::ValueError, naming the scaling's field, where its numbers make no sense.
+/// Raises c10::ValueError, which names the field, if the scaling's numbers are invalid.
 void check_scaling(const RotarySpec& spec);
 
 }  // namespace posembed::rotary

@@ -1,4 +1,4 @@
-// What the numbers of a scaling must be.
+// Checks of a scaling's numbers.
 #include <c10/util/Exception.h>
 
 #include <cmath>

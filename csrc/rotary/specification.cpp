@@ -48,7 +48,7 @@ void check_numerics(const RotarySpec& spec) {
       "in one way, got '", name(spec.numerics), "'");
 }
 
-/// Numbers that are fine each for itself may still overflow together.
+/// Checks the results, because numbers that are valid alone may overflow together.
 void check_results(const RotarySpec& spec) {
   const rotary::Scaled numbers = rotary::scaled(spec);
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
@@ -140,7 +140,7 @@ Specification::Specification(std::string_view text)
 const Specification& specification(std::string_view text) {
   using Cache = dispatcher::TextCache<Specification>;
   static auto& cache = *new Cache;
-  // A model's layers ask for the same one again and again.
+  // A model's layers ask for the same specification again and again.
   thread_local const Cache::Entry* last = nullptr;
   if (last == nullptr || last->first != text) last = &cache.find(text);
   return last->second;

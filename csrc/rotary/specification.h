@@ -1,4 +1,4 @@
-// A specification's text as the operators need it: checked, with frequencies as turns.
+// Specifications as operators need them: parsed from text, checked, with frequencies as turns.
 #pragma once
 
 #include <string>
@@ -20,15 +20,15 @@ struct Specification {
   std::vector<core::DoubleDouble> frequencies;  // [rotary_dim / 2], radians per position
   std::vector<core::Turn64> turns;              // the same as fractions of a turn
   std::vector<core::Turn128> wide_turns;
-  double attention_factor = 1.0;      // what rotated pairs are multiplied by
+  double attention_factor = 1.0;      // multiplies rotated pairs
   std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
   int64_t axes = 1;                   // of positions
   std::vector<double> decay;          // xPos: see Arguments; empty otherwise
   double decay_center = 0.0;
-  std::string for_keys;  // the text that rotates a tensor alone as keys
+  std::string for_keys;  // the text for rotating keys without a query
 };
 
-/// Reads a specification's JSON text, once for each text; the result lives as long as the process.
+/// Parses a specification's JSON text, once per text; the result exists as long as the process.
 /// Raises c10::ValueError for text or numbers that are not a specification.
 const Specification& specification(std::string_view text);
 

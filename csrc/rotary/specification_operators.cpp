@@ -1,5 +1,4 @@
-// What a specification says, as operators, so that Python has it from C++: its canonical text, its
-// numbers, and explanations.
+// Operators that give Python a specification's canonical text, its numbers and its explanations.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 

@@ -1,4 +1,4 @@
-// Which rows are written past the caches. Included by kernel_cpu.cpp files only.
+// Decides which rows are written past the caches. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ bool in_whole_lines(int64_t elements) {
   return elements * static_cast<int64_t>(sizeof(T)) % 64 == 0;
 }
 
-/// Whether `elements` are worth writing past the caches to rows at `out`, all of them aligned.
+/// Whether to write `elements` past the caches to rows at `out`: enough of them, all rows aligned.
 template <typename T>
 bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
   return elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes &&
@@ -25,7 +25,7 @@ bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
          in_whole_lines<T>(stride[1]) && in_whole_lines<T>(stride[2]);
 }
 
-/// Whether the rotated window is streamed vector by vector: see stream_rest().
+/// Whether the rotated window can be streamed vector by vector: see stream_rest().
 template <typename T>
 bool can_stream_window(const Arguments& arguments) {
   using core::lanes;
@@ -47,14 +47,13 @@ bool can_stream(const Arguments& arguments, const Rows& rows) {
          can_stream<T>(elements_of(arguments, rows), rows.out, rows.out_stride);
 }
 
-/// Rows that are rotated in part are put together in a buffer of this size and streamed from there.
-/// Measured: two to four times as fast as lines that are half streamed, half copied.
+/// Rows that are rotated in part are assembled in a buffer of this size and streamed from there,
+/// because cache lines that are half streamed, half copied are slow.
 constexpr int64_t buffer_bytes = 4096;
 
-/// Whether rows that cannot be streamed as they are rotated can be streamed from a buffer: large
-/// results, whose rows are aligned or follow each other. Rows that are rotated as a whole take
-/// a quarter to two fifths less time so on an Intel Xeon, by tables a seventh more; not measured
-/// elsewhere.
+/// Whether rows that cannot be streamed directly are streamed from a buffer: large results whose
+/// rows are aligned or contiguous. Rows rotated as a whole take this way only on Intel processors,
+/// and not by tables, which it slows down.
 template <typename T>
 bool can_stream_from_buffer(const Arguments& arguments, const Rows& rows) {
   constexpr int64_t size = sizeof(T);

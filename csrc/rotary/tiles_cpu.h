@@ -1,6 +1,6 @@
-// Tiles: some heads of some tokens. Where the tokens of a head are neighbours in memory, each head
-// is a run of its own; walking tiles, a kernel follows few runs at a time, and fetches what lies
-// ahead in them. Included by kernel_cpu.cpp files only.
+// Tiles: some heads of some tokens. If the tokens of a head are neighbours in memory, each head is
+// a separate run; with tiles a kernel follows few runs at a time and fetches ahead in them.
+// Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// How tokens are walked: `heads` of each token of a tile, then their next heads.
+/// The order of tokens and heads: `heads` of each token of a tile, then their next heads.
 struct Tile {
   int64_t tokens;
   int64_t heads;
 };
 
-/// `for_runs` where heads are runs in a tensor that does not stay in the caches, otherwise one
-/// token at a time. In tiles of several tokens the rows of the next tile are fetched.
+/// `for_runs` if heads are runs in a tensor that leaves the caches, otherwise one token at a time.
+/// Tiles of several tokens fetch the rows of the next tile.
 template <typename T>
 Tile choose_tile(const Arguments& arguments, Tile for_runs) {
   bool runs = false;
@@ -30,8 +30,8 @@ Tile choose_tile(const Arguments& arguments, Tile for_runs) {
   return runs && fetches_gaps<T>(arguments) ? for_runs : Tile{1, heads};
 }
 
-/// Fetches `count` rows of `dim`, each in a run of its own, into the second-level cache: the first
-/// would have to keep them while others are read.
+/// Fetches `count` rows of `dim`, each in a separate run, into the second-level cache: the first
+/// could not keep them while other rows are read.
 template <typename T>
 POSEMBED_INLINE void fetch_rows(const T* in, int64_t step, int64_t count, int64_t dim) {
   constexpr uintptr_t line = 64;
@@ -44,7 +44,7 @@ POSEMBED_INLINE void fetch_rows(const T* in, int64_t step, int64_t count, int64_
   }
 }
 
-/// Fetches heads [begin, end) of the token that is `tile.tokens` behind `token`.
+/// Fetches heads [begin, end) of the token `tile.tokens` after `token`.
 template <typename T>
 POSEMBED_INLINE void fetch_next_tile(const Arguments& arguments, int64_t r, const Tile& tile,
                                      const Token& token, int64_t begin, int64_t end) {

@@ -1,5 +1,4 @@
-// Tokens of a batch of sequences, and the order in which kernels walk them. Included by files for
-// the CPU only.
+// Tokens of a batch of sequences, and the order in which CPU kernels walk them.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +8,16 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// A token: where its rows begin and whether it is rotated at all.
+/// A token's indices, and whether it is rotated at all.
 struct Token {
   int64_t batch;
   int64_t seq;
   bool rotated;
 };
 
-/// The numbers of tokens, 0 to batch * seq - 1 in the order of memory: in a batch that lies within
-/// each place, as in [seq, batch, heads, head_dim], sequence after sequence takes two to four
-/// times as long. Sums over tokens do not follow it: their bits are the same for any strides.
+/// Numbers tokens 0 to batch * seq - 1 in memory order, because other orders are slow: in [seq,
+/// batch, heads, head_dim] the tokens of a place are neighbours. Sums over tokens do not follow
+/// this order, so their bits are the same for any strides.
 class TokenOrder {
  public:
   explicit TokenOrder(const Arguments& arguments)
@@ -30,8 +29,8 @@ class TokenOrder {
     return by_place ? Token{inner, outer, false} : Token{outer, inner, false};
   }
 
-  /// Moves to the next token; in numbers that stay in registers, because reading a Token that was
-  /// just written, in another width, waits for all earlier rows.
+  /// Moves to the next token. Takes numbers, which stay in registers, because reading a Token just
+  /// after it was written, in another width, waits for all earlier stores.
   void advance(int64_t* batch, int64_t* seq) const {
     if (by_place) {
       step(batch, seq);
@@ -56,13 +55,13 @@ class TokenOrder {
   int64_t inner_;
 };
 
-/// Whether the tokens of a head are neighbours in memory: each head is a run of its own, and tokens
-/// are walked in tiles, a few heads at a time.
+/// Whether the tokens of a head are neighbours in memory, so that each head is a separate run and
+/// tokens are walked in tiles of a few heads.
 inline bool heads_are_runs(const Rows& rows) {
   return rows.heads > 1 && rows.in_stride[1] < rows.in_stride[2];
 }
 
-/// Where the row of a head of a token begins; strides are those of batch, token and head.
+/// The offset of the row of a token's head; strides are those of batch, token and head.
 inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }

@@ -1,5 +1,4 @@
-// A cache has no gradient: rotary_cache_ is for inference, and throws where a gradient would be
-// lost.
+// A cache has no gradient: rotary_cache_ is for inference and throws if a gradient would be lost.
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 

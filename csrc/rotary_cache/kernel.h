@@ -1,4 +1,4 @@
-// Rotates query and key and puts key and value into a paged cache, in one pass over memory. Pages
+// Rotates query and key and writes key and value to a paged cache, in one pass over memory. Pages
 // as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 // PagedAttention", 2023: a token's slot is page * page_size + place in the page.
 #pragma once
@@ -16,34 +16,35 @@ namespace posembed::rotary_cache {
 struct Cache {
   void* data = nullptr;
   int64_t stride[3] = {0, 0, 0};  // page, place in the page, head; in elements
-  /// float8: rows are divided by it.
+  /// float8: the divisor of rows.
   float scale = 1.0f;
-  const float* scale_data = nullptr;  // where it is kept on the data's device, instead
+  const float* scale_data = nullptr;  // the scale on the data's device, instead of `scale`
 };
 
 struct Arguments {
-  /// Query and key. The key's `out` is null where the rotated key goes into the cache alone.
+  /// Query and key. The key's `out` is null if the rotated key is written only to the cache.
   rotary::Arguments rotation;
   rotary::Rows value;  // `out` is not used
   int64_t value_dim = 0;
   Cache key_cache, value_cache;
-  bool float8 = false;              // the caches' type: float8 e4m3fn, or else that of the data
-  core::IndexView slots;            // -1: the token is not kept
+  bool float8 = false;              // the caches' type: float8 e4m3fn, or that of the data
+  core::IndexView slots;            // -1: the token is not written
   int64_t slot_stride[2] = {0, 0};  // batch, seq; in elements
   int64_t page_size = 1;
   int64_t slot_count = 0;  // in all pages
 };
 
-/// The page of a slot and its place there, as an offset into `cache` in elements.
+/// The offset of a slot in `cache`, in elements.
 POSEMBED_INLINE int64_t slot_offset(const Cache& cache, int64_t slot, int64_t page_size) {
   return slot / page_size * cache.stride[0] + slot % page_size * cache.stride[1];
 }
 
-/// Tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have been
-/// checked.
+/// Processes tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have
+/// been checked.
 POSEMBED_CPU_KERNEL(rotate_and_keep, void(const Arguments& arguments, int64_t begin, int64_t end));
 
-/// All tokens on `stream`. A slot outside the cache is recorded and its token not kept.
+/// Processes all tokens on `stream`. A slot outside the cache is recorded and its token is not
+/// written.
 const char* rotate_and_keep_cuda(const Arguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::rotary_cache

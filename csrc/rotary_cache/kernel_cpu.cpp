@@ -1,4 +1,4 @@
-// A token's angles are computed once for all its heads, and rotated keys go straight to the cache.
+// Computes a token's angles once for all its heads and writes rotated keys directly to the cache.
 #include <algorithm>
 
 #include "core/float8.h"
@@ -19,7 +19,8 @@ using rotary::POSEMBED_ISA::RowGroup;
 using rotary::POSEMBED_ISA::Stores;
 using rotary::POSEMBED_ISA::Token;
 
-/// Divides by `scale` and rounds, in buffers: bytes in memory could be those of the next numbers.
+/// Divides by `scale` and rounds, in buffers: for all the compiler knows, bytes in memory could
+/// alias the next numbers.
 template <typename T>
 void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out) {
   core::for_runs(count, [&](int64_t i, auto columns) POSEMBED_INLINE_LAMBDA {
@@ -35,13 +36,13 @@ void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out)
   });
 }
 
-/// Stores rows of T: as they are, or divided and rounded to float8.
+/// Stores rows of T unchanged, or divided and rounded to float8.
 template <typename T, bool float8>
 class Keeper {
  public:
   using Kept = std::conditional_t<float8, core::Float8, T>;
 
-  /// `elements` are those of all rows.
+  /// `elements`: the number of elements of all rows.
   Keeper(const Cache& cache, int64_t page_size, int64_t elements)
       : cache_(cache),
         page_size_(page_size),
@@ -75,7 +76,7 @@ class Keeper {
   float scale_;
 };
 
-/// The rows of one token; `out` is null where `rows` has none.
+/// The rows of one token; `out` is null if `rows` has none.
 template <typename T>
 RowGroup<T> rows_of(const Rows& rows, const Token& token) {
   const auto place = [&](const int64_t* stride) {
@@ -105,7 +106,7 @@ Rotating<T> rotating(const rotary::Arguments& rotary, const Rows& rows, Stores s
           stores, kernel::margins_of<T>(rotary, rows, stores)};
 }
 
-/// What all tokens share.
+/// The parts of a call that all tokens share.
 template <typename T, bool float8>
 struct Walk {
   const Arguments& arguments;
@@ -122,8 +123,8 @@ struct Walk {
     rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
   }
 
-  /// A key for a float8 cache is rotated window by window and rounded to T in between, as if it
-  /// came from memory.
+  /// Rotates a key for a float8 cache window by window and rounds it to T in between, as if it came
+  /// from memory.
   void keep_windows(const Token& token, const Angles<T>& angles, const RowGroup<T>& key,
                     int64_t slot) const {
     const rotary::Arguments& rotary = arguments.rotation;

@@ -1,6 +1,6 @@
 // As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
-// members of its pairs. A thread writes what it has rotated to all its destinations, so keys and
-// values are read once.
+// members of its pairs. A thread writes its results to all their destinations, so keys and values
+// are read once.
 #include "core/float8.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_cache/kernel.h"
@@ -12,7 +12,7 @@ using rotary::Launch;
 using rotary::Pack;
 using rotary::Token;
 
-/// Arguments of a launch beside those of the rotation.
+/// Arguments of a launch in addition to those of the rotation.
 struct Keeping {
   rotary::Rows value;
   Cache key_cache, value_cache;
@@ -23,13 +23,13 @@ struct Keeping {
   core::Divisor<int> value_packs;  // of a head
 };
 
-/// `size` elements of a cache that move in one instruction.
+/// `size` elements of a cache, stored in one instruction.
 template <int size>
 struct alignas(size) Float8Pack {
   core::Float8 element[size];
 };
 
-/// The place of one token in a cache, and how packs of T are kept there.
+/// The place of one token in a cache; stores packs of T there.
 template <typename T, int size, bool float8>
 struct Keeper {
   using Kept = std::conditional_t<float8, core::Float8, T>;
@@ -58,7 +58,7 @@ struct Keeper {
   }
 };
 
-/// The token's slot, -1 if it is not kept. Records a slot outside the cache.
+/// The token's slot; -1 if it is not written. Records a slot outside the cache.
 __device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
                                   core::DeviceError* error) {
   const int64_t slot = core::read(
@@ -70,7 +70,7 @@ __device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
   return -1;
 }
 
-/// Copies what lies outside the window of keys [begin, end) to the rotated keys and the cache.
+/// Copies the components outside the window of keys [begin, end) to the rotated keys and the cache.
 template <typename T, int size, bool float8, int capacity>
 __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
                              const rotary::TokenRows<T, capacity>& rows, int64_t slot, int begin,
@@ -90,7 +90,7 @@ __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& k
   }
 }
 
-/// A thread's share of the values of heads [begin, end). Its first pack is read at once, before the
+/// A thread's share of the values of heads [begin, end). Reads its first pack at once, before the
 /// slot is known.
 template <typename T, int size>
 class Values {
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
         owned[i].second = Pack<T, size>::read(row.in + second_place);
       }
     };
-    // Loads of the first rows and values are issued before position and slot are known.
+    // Issue loads of the first rows and values before position and slot are known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
     const Values<T, size> values(keeping, token, value_heads * split / splits,
@@ -244,7 +244,7 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
 
 template <typename T, int size, bool float8, bool interleaved>
 const char* launch_capacity(const Arguments& arguments, core::CudaStream stream) {
-  if constexpr (size > 1) {  // a small launch is quicker to hand over
+  if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
     if (arguments.rotation.pairs <= 64) {
       return launch_kernel<T, size, interleaved, float8, 64>(arguments, stream);
     }

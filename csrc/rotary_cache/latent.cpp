@@ -1,6 +1,6 @@
 // Multi-head latent attention: all heads share the key's rotated part, which is cached beside the
-// compressed keys and values. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Both operators are
-// views and one call.
+// compressed keys and values. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Both operators make
+// views and call one operator.
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
@@ -10,7 +10,7 @@
 namespace posembed::rotary_cache {
 namespace {
 
-/// A tensor that all heads share, with a dimension of one head, added if it is missing.
+/// A tensor that all heads share, with a dimension of one head; adds it if missing.
 Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dimensions& where) {
   if (tensor.dim() == where.rank - 1) return tensor.unsqueeze(where.heads);
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
@@ -18,7 +18,7 @@ Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dime
   return tensor;
 }
 
-/// key_rope with a head.
+/// key_rope with a dimension of one head.
 Tensor key_of(const Tensor& key_rope, Text spec, const rotary::Dimensions& where) {
   Tensor key = with_heads(key_rope, "key_rope", where);
   dispatcher::check_size(key.sym_size(-1), rotary::specification(spec).spec.rotary_dim, "key_rope",
@@ -80,7 +80,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("mla_rotary_cache_", mla_rotary_cache);
 }
 
-// Not composite: torch.func.vmap would run it copy by copy, with a warning.
+// Not composite, because torch.func.vmap would run it sample by sample, with a warning.
 TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", mla_rotary); }
 
 }  // namespace posembed::rotary_cache

@@ -1,4 +1,4 @@
-// The functional interface of the cache: thin wrappers of the operators.
+// The functional interface of the cache: thin wrappers around the operators.
 #include "posembed/rotary_cache.h"
 #include "rotary_cache/operator.h"
 

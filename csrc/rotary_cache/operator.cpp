@@ -103,7 +103,7 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
   dispatcher::check_same_device(*tensor, argument, call.query, "query");
 }
 
-/// The checks that need no values, which eager and Meta kernels share.
+/// The checks that need no values. Eager and Meta kernels share them.
 void check(const Call& call) {
   const Names names = names_of(call);
   rotary::check(call.query, &call.key, rotation_of(call), {"query", names.key});
@@ -130,7 +130,7 @@ void check_apart(const Named& tensor, const Named& other) {
   dispatcher::check_apart(tensor.tensor, tensor.name, other.tensor, other.name);
 }
 
-/// Checks that each tensor that is written is writable and shares no memory with another.
+/// Checks that every output is writable and shares no memory with another tensor.
 void check_memory(const Call& call) {
   const Names names = names_of(call);
   const bool elsewhere = call.query_out.has_value();
@@ -153,8 +153,7 @@ void check_memory(const Call& call) {
   dispatcher::check_apart_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
 }
 
-/// Checks slots on the CPU before anything is written; CUDA kernels record bad ones as they meet
-/// them.
+/// Checks slots on the CPU before anything is written; CUDA kernels record bad ones.
 Tensor checked_slots(const Call& call, int64_t slot_count) {
   if (dispatcher::on_cuda(call.slot_mapping)) return call.slot_mapping;
   const Tensor slots = call.slot_mapping.contiguous();

@@ -1,5 +1,5 @@
-// How C++ code calls the operators that write rotated keys to a paged cache: through the
-// dispatcher, as Python does. Their long list of arguments becomes one struct.
+// C++ calls of the operators that write rotated keys to a paged cache, through the dispatcher as in
+// Python. Their long list of arguments becomes one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +20,10 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// The cache_layout by which rotary_cache_ knows that mla_rotary_cache_ calls it.
+/// The cache_layout that mla_rotary_cache_ passes to rotary_cache_ to identify itself.
 inline constexpr const char* latent_layout = "latent";
 
-/// What errors call the arguments, as the user knows them.
+/// The user's names for the arguments, for error messages.
 struct Names {
   const char *function, *key, *value, *key_cache, *value_cache, *key_scale, *value_scale;
 };
@@ -31,19 +31,19 @@ struct Names {
 /// Arguments of rotary_cache_, in the order of its schema.
 struct Call {
   Tensor query;           // in `layout`
-  Tensor key;             // the same with other heads, or the rotated window alone
+  Tensor key;             // the same with any number of heads, or only the rotated window
   Tensor value;           // the key's heads, any head_dim
   Tensor key_cache;       // in `cache_layout`: the data's dtype or float8_e4m3fn
   Tensor value_cache;     // the same
-  Tensor slot_mapping;    // int [tokens] or [batch, seq]; -1: not kept
+  Tensor slot_mapping;    // int [tokens] or [batch, seq]; -1: not written
   MaybeTensor positions;  // int [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
   MaybeTensor query_out;  // none: query in place
   std::string spec;       // RotarySpec::to_json()
   std::string layout = "thd";
   std::string cache_layout = "nhd";  // latent_layout: as nhd, in a call of mla_rotary_cache_
   c10::SymInt offset = 0;
-  bool rotate_key = false;  // the key also in place
-  double key_scale = 1.0;   // float8: what keys are divided by
+  bool rotate_key = false;  // also rotate the key in place
+  double key_scale = 1.0;   // float8: the divisor of keys
   double value_scale = 1.0;
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
@@ -56,7 +56,7 @@ struct Call {
                     self.value_scale, self.key_scale_tensor, self.value_scale_tensor);
   }
 
-  /// The tensor that gets the rotated query.
+  /// The tensor that receives the rotated query.
   const Tensor& rotated_query() const { return query_out.has_value() ? *query_out : query; }
 };
 
@@ -67,7 +67,7 @@ inline Names names_of(const Call& call) {
   return {"rotary_cache_", "key", "value", "key_cache", "value_cache", "key_scale", "value_scale"};
 }
 
-/// The rotation of a call. Only references to the call.
+/// The rotation of a call. Refers to the call, which must outlive it.
 inline rotary::Rotation rotation_of(const Call& call) {
   static const MaybeTensor none;
   return {call.positions, none, none, call.spec, call.layout, call.offset};

@@ -1,6 +1,5 @@
-// The backward pass of a part of the tokens. Gradients are rotated back in a buffer that stays in
-// the first-level cache, in float32 or float64; query and key are read twice. Part of
-// kernel_cpu.cpp.
+// The backward pass of a part of the tokens. Rotates gradients back in a buffer that stays in the
+// first-level cache, in float32 or float64, and reads query and key twice. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +14,10 @@
 namespace posembed::rotary_norm::POSEMBED_ISA {
 namespace {
 
-/// Heads that take each step together, so that none waits for the sums of the one before it.
+/// Heads that take each step together, so that none waits for another's sums.
 constexpr int64_t heads_at_once_backward = 2;
 
-/// Whether rows of bfloat16 in the order of runs, which is not that of memory, can be rotated where
-/// they are.
+/// Whether rows of bfloat16 can be rotated in the order of runs, which differs from memory order.
 inline bool rotates_in_runs(const rotary::Arguments& rotation) {
   return rotation.start % core::run == 0 && rotation.pairs % core::run == 0;
 }
@@ -63,7 +61,7 @@ class Backward {
     }
   }
 
-  /// Writes the gradients of a part of the tokens and the part's sums for those of the weights.
+  /// Writes the gradients of a part of the tokens, and the part's sums for the weights' gradients.
   void run(int64_t part) {
     const int64_t tokens = rotation_.batch * rotation_.seq, parts = arguments_.parts;
     for (C* row : sums_) std::fill_n(row, columns_, C(0));
@@ -83,7 +81,7 @@ class Backward {
   }
 
  private:
-  using AngleType = std::conditional_t<in_runs, T, C>;  // angles are in its order
+  using AngleType = std::conditional_t<in_runs, T, C>;  // angles are in this type's order
 
   void write_sums(C* out) const {
     for (int64_t r = 0; r < 2; ++r) {
@@ -94,8 +92,8 @@ class Backward {
     }
   }
 
-  /// From the gradients of `count` results to those of query or key.
-  /// `place`: of the first head's rstd.
+  /// Turns the gradients of `count` results into those of query or key. `place`: index of the first
+  /// head's rstd.
   void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t place) {
     const Rows &rows = rotation_.rows[r], &inputs = arguments_.normed[r];
     const T* input = static_cast<const T*>(inputs.in) + place_of(token, head, inputs.in_stride);
@@ -117,7 +115,7 @@ class Backward {
     }
   }
 
-  /// Reads the gradient of a result into the order of runs.
+  /// Reads the gradient of a result, rotates it back and stores it in the order of runs.
   void rotate_back(const Token& token, const T* result, C* gradient) const {
     constexpr bool reorders = std::is_same_v<T, core::BFloat16> && !in_runs;
     Row<C> row;
@@ -142,8 +140,8 @@ class Backward {
     }
   }
 
-  /// Adds a head's share to the sums for the weights' gradients. Returns how much of the gradient,
-  /// times the weights, lies along the normed row: their mean product.
+  /// Adds a head's share to the sums for the weights' gradients. Returns the mean product of the
+  /// normed row and the gradient times the weights.
   C add_to_sums(const T* input, C rstd, int64_t r, const C* gradient) {
     core::Run<T> products{};
     core::for_runs(dim_, [&](int64_t i, auto count) {
@@ -156,7 +154,7 @@ class Backward {
     return core::sum(products) * rstd / static_cast<C>(dim_);
   }
 
-  /// From the gradient of a normed row to that of the row itself.
+  /// Turns the gradient of a normed row into that of the row itself.
   template <bool streaming>
   void through_norm(const T* input, C rstd, C along, int64_t r, const C* gradient, T* out) const {
     constexpr auto size = static_cast<int64_t>(sizeof(T));

@@ -1,5 +1,5 @@
-// The forward pass of some tokens. Heads are read twice while they are in the first-level cache,
-// once for their statistics and once to be normed and rotated in registers. Part of kernel_cpu.cpp.
+// The forward pass of some tokens. Reads heads twice while they are in the first-level cache: for
+// their statistics, and to norm and rotate them in registers. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 namespace posembed::rotary_norm::POSEMBED_ISA {
 namespace {
 
-/// Heads whose statistics are taken together, so that their square roots and divisions are vectors.
+/// Heads whose statistics are computed together, so that square roots and divisions use vectors.
 constexpr int64_t heads_at_once = 16;
 
 /// Heads of a token.
 template <typename T>
 using Heads = kernel::RowGroup<T>;
 
-/// The weights of a tensor.
+/// The weights of query or of key.
 template <typename C>
 struct Weights {
   Row<C> from_start, behind_window;                // of columns, in the order of runs
@@ -30,7 +30,7 @@ struct Weights {
   alignas(64) C second[kernel::max_padded_pairs];  // order of angles
 };
 
-/// Sine and cosine times weights: multiplied once for all heads of a token.
+/// Sine and cosine times weights, multiplied once for all heads of a token.
 template <typename C>
 struct Coefficients {
   using Row = C[kernel::max_padded_pairs + kernel::apart];
@@ -53,10 +53,9 @@ struct NormingAngles {
   }
 };
 
-constexpr int64_t most_tokens = 16;  // of a tile
+constexpr int64_t most_tokens = 16;  // in a tile
 
-/// Where heads are runs. Measured on an AMD EPYC: one token at a time takes twice as long, twice as
-/// many heads up to a quarter longer.
+/// The tile for heads that are runs: few enough runs of memory for the hardware prefetcher.
 constexpr kernel::Tile tile_for_runs{most_tokens, 8};
 
 template <typename T, bool interleaved>
@@ -133,8 +132,9 @@ class Forward {
     }
   }
 
-  /// `count` tokens from number `first` on. Each is made anew from its number, in registers:
-  /// reading from memory what was just written there, in another width, waits for all earlier rows.
+  /// Processes `count` tokens from number `first` on. Computes each token again from its number, in
+  /// registers, because reading memory just after it was written, in another width, waits for all
+  /// earlier stores.
   void norm_tile(const TokenOrder& order, int64_t first, int64_t count, int64_t r) {
     const int64_t heads = rotation_.rows[r].heads;
     for (int64_t head = 0; head < heads; head += tile_.heads) {
@@ -146,7 +146,7 @@ class Forward {
     }
   }
 
-  /// Heads [begin, end) of a token.
+  /// Processes heads [begin, end) of a token.
   void norm_heads(const Token& token, const Angles<T>& angles, int64_t r, int64_t begin,
                   int64_t end) {
     const Rows& rows = rotation_.rows[r];
@@ -170,7 +170,7 @@ class Forward {
     }
   }
 
-  /// Keeps them for backward. `place`: of the first head.
+  /// Saves rstd for the backward pass. `place`: index of the first head.
   void keep_rstd(const C* rstd, int64_t count, int64_t r, int64_t place) const {
     C* kept = static_cast<C*>(arguments_.rstd[r]);
     if (kept != nullptr) std::copy_n(rstd, count, kept + place);
@@ -211,8 +211,7 @@ class Forward {
     return &Forward::norm_rotated<streaming, 0>;
   }
 
-  /// `fixed_pairs`: the number of pairs where they are all of a row and the compiler is to know it,
-  /// otherwise 0.
+  /// `fixed_pairs`: the number of pairs as a constant if they make up whole rows, otherwise 0.
   template <bool streaming, int64_t fixed_pairs>
   void norm_rotated(const Heads<T>& heads, int64_t r, const C* rstd) const {
     const int64_t start = fixed_pairs > 0 ? 0 : rotation_.start;

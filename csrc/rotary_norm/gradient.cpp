@@ -1,5 +1,5 @@
-// Derivatives of the QK-norm operators. The usual backward pass is one kernel. For second
-// derivatives and tangents the same formulas run as a chain of differentiable operators.
+// Derivatives of the QK-norm operators. The usual backward pass is one kernel. Second derivatives
+// and tangents use the same formulas as a chain of differentiable operators.
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
@@ -108,8 +108,8 @@ bool requires_grad(const Call& call) {
                                                 call.key_weight);
 }
 
-/// An operator of its own also for autograd: to an outer transform of torch.func, what an inner one
-/// differentiates is this call. The norms' divisors need no derivatives: chains do without them.
+/// A separate operator also for autograd: an outer torch.func transform differentiates this call.
+/// The norms' divisors need no derivatives, because the chain does not use them.
 Four norm_rotary_forward_autograd(const Call& call) {
   auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
                                                        call.key_weight);

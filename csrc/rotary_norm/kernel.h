@@ -1,6 +1,6 @@
 // RMSNorm of each head of query and key, then rotary, in one pass over memory, forward and
 // backward. Henry et al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich,
-// "Root Mean Square Layer Normalization", 2019. Forward keeps only 1 / RMS (rstd); backward norms
+// "Root Mean Square Layer Normalization", 2019. Forward saves only 1 / RMS (rstd); backward norms
 // query and key again.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace posembed::rotary_norm {
 
-/// Components of a head that one launch can carry.
+/// The largest head_dim of a launch.
 inline constexpr int64_t max_head_dim = 2 * rotary::max_pairs;
 
 /// Index 0 is query, 1 is key.
@@ -21,26 +21,25 @@ struct Arguments {
   const void* weight[2] = {nullptr, nullptr};  // [head_dim]
   double weight_offset = 0.0;                  // added to every weight: 1 for Gemma
   double eps = 1e-6;
-  /// [batch, seq, heads] in the compute type, contiguous; nullptr where no backward pass will need
-  /// it.
+  /// [batch, seq, heads] in the compute type, contiguous; nullptr: not needed by a backward pass.
   void* rstd[2] = {nullptr, nullptr};
 };
 
-/// Tokens [begin, end) in the order of rotary's TokenOrder. A token at position -1 is normed and
-/// not rotated.
+/// Processes tokens [begin, end) in the order of rotary's TokenOrder. A token at position -1 is
+/// normed but not rotated.
 POSEMBED_CPU_KERNEL(norm_and_rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
-/// All tokens on `stream`.
+/// Processes all tokens on `stream`.
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream);
 
-/// The weights' gradients are made of a fixed number of partial sums: the same bits for any number
-/// of threads.
+/// The weights' gradients consist of a fixed number of partial sums, so that they have the same
+/// bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 512;
 
 struct BackwardArguments {
-  /// As in forward, but with the transposed rotation, and rows of gradients: those of the results
-  /// in, those of query and key out.
+  /// As in forward, but with the transposed rotation. Input rows are the results' gradients, output
+  /// rows those of query and key.
   Arguments forward;
   rotary::Rows normed[2];  // query and key; `out` is not used
   int64_t parts = 1;
@@ -48,7 +47,7 @@ struct BackwardArguments {
   void* weight_gradient[2] = {nullptr, nullptr};  // [head_dim]
 };
 
-/// Works on parts [begin, end) of the tokens.
+/// Processes parts [begin, end) of the tokens.
 POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t begin, int64_t end));
 
 /// Adds up the parts of columns [begin, end) of [2, head_dim].

@@ -1,7 +1,7 @@
 // As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
 // members of its pairs and a share of the components outside the window. The threads of a head add
-// their squares in shared memory. Backward, each of a fixed number of blocks takes a share of the
-// tokens and sums the weights' gradients for itself; no atomics.
+// their squares in shared memory. In the backward pass each of a fixed number of blocks takes a
+// share of the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "rotary/kernel_cuda.h"
 #include "rotary_norm/kernel.h"
 
@@ -15,7 +15,7 @@ using rotary::Pack;
 using rotary::Rows;
 using rotary::Token;
 
-/// Arguments of a launch beside those of the rotation; index 0 is query, 1 is key.
+/// Arguments of a launch in addition to those of the rotation; index 0 is query, 1 is key.
 struct Norms {
   const void* weight[2];
   void* rstd[2];
@@ -23,14 +23,14 @@ struct Norms {
   int head_dim;
 };
 
-/// More arguments of the backward launch.
+/// Additional arguments of the backward launch.
 struct Backward {
   Rows normed[2];
   void* partial;
   int64_t parts;
 };
 
-/// What a thread owns of a head's window, as it lies in memory.
+/// A thread's share of a head's window, in memory order.
 template <typename T, int size>
 struct Window {
   Pack<T, size> first, second;
@@ -57,7 +57,7 @@ __device__ void store_narrow(const Pack<Compute<T>, size>& wide, T* out) {
   narrow.write(out);
 }
 
-/// Adds the products of a's and b's elements to `sum`.
+/// Adds the products of the elements of a and b to `sum`.
 template <typename C, int size>
 __device__ C dot(const Pack<C, size>& a, const Pack<C, size>& b, C sum) {
 #pragma unroll
@@ -96,8 +96,8 @@ __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& own
   }
 }
 
-/// The sum of `value` over the threads that share a head, always in the same order. All threads of
-/// the block must call it, each time with another `buffer` than the last.
+/// The sum of `value` over the threads that share a head, in a fixed order. All threads of the
+/// block must call it, and never twice in a row with the same `buffer`.
 template <typename C>
 __device__ C head_sum(const Owners& owners, C value, bool buffer) {
   __shared__ C values[2][rotary::max_pairs];
@@ -108,10 +108,10 @@ __device__ C head_sum(const Owners& owners, C value, bool buffer) {
   return sum;
 }
 
-/// Where a head is.
+/// The tensor and number of a head.
 struct Head {
   int r;           // 0: query, 1: key
-  int64_t number;  // among those of query or key
+  int64_t number;  // among the heads of query or key
   int64_t rstd_at;
 
   template <typename T, int capacity>
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       }
       return window;
     };
-    // Loads of the first heads are issued before the position is known, those of the next ones
+    // Issue loads of the first heads before the position is known, and loads of the next heads
     // before the threads wait for each other's squares.
     Window<T, size> next = read_pass(begin);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
 
 // ---- backward ----
 
-/// Shared memory for the sums of a block: of every group of threads, of query and key.
+/// Shared memory for a block's sums: for each group of threads, of query and of key.
 constexpr int sums_bytes = 32 * 1024;
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -353,7 +353,7 @@ struct BackwardPass {
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
     const int64_t most = std::clamp<int64_t>(
         std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit);
-    // Passes of the same size: 40 heads are 20 and 20 at a time, not 32 and 8.
+    // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
     const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
     launch.heads_per_pass =
         static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
@@ -376,7 +376,7 @@ struct BackwardPass {
 
 template <typename T, int size, bool interleaved, typename Pass>
 const char* launch_capacity(const Pass& pass, core::CudaStream stream) {
-  if constexpr (size > 1) {  // a small launch is quicker to hand over
+  if constexpr (size > 1) {  // fewer argument bytes make a quicker launch
     if (pass.rotation().pairs <= 64) return pass.template launch<T, size, interleaved, 64>(stream);
   }
   return pass.template launch<T, size, interleaved, rotary::max_pairs>(stream);
@@ -401,7 +401,7 @@ bool can_use_vectors(const Arguments& arguments) {
 
 template <typename T>
 bool can_use_vectors(const BackwardArguments& arguments) {
-  rotary::Arguments normed = arguments.forward.rotation;  // with query and key as its rows
+  rotary::Arguments normed = arguments.forward.rotation;  // its rows are query and key
   std::copy(arguments.normed, arguments.normed + 2, normed.rows);
   return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
 }

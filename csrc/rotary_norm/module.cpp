@@ -1,4 +1,4 @@
-// The functional interface of QK-norm: thin wrappers of the operators.
+// The functional interface of QK-norm: thin wrappers around the operators.
 #include "posembed/rotary_norm.h"
 #include "rotary_norm/operator.h"
 

@@ -1,5 +1,5 @@
-// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel; their
-// gradients in another. Eager and Meta kernels share their checks.
+// The QK-norm operators: RMSNorm of each head of query and key, then rotary, in one kernel, and
+// their gradients in another. Eager and Meta kernels share their checks.
 #include "rotary_norm/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -30,7 +30,7 @@ void check_weight(const Tensor& weight, const char* argument, const Call& call) 
   dispatcher::check_size(weight.sym_size(0), call.query.sym_size(-1), argument, "head_dim");
 }
 
-/// The checks that need no values, which eager and Meta kernels share.
+/// The checks that need no values. Eager and Meta kernels share them.
 void check(const Call& call) {
   rotary::check(call.query, &call.key, rotation_of(call));
   rotary::check_exact_angles(call.spec, "norm_rotary");
@@ -60,7 +60,7 @@ Tensor empty_rstd(const Tensor& tensor, Text layout) {
                           tensor.options().dtype(dispatcher::compute_type(tensor)));
 }
 
-/// The arguments as the kernel reads them, and the tensors that they point into.
+/// The arguments as kernels read them, and the tensors that they point into.
 struct Prepared {
   Arguments arguments;
   rotary::Inputs inputs;
@@ -87,7 +87,7 @@ Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose
   return prepared;
 }
 
-/// Bytes that a token's heads have in memory.
+/// The size of a token's heads in bytes.
 int64_t token_bytes(const rotary::Arguments& rotation) {
   const int64_t heads = rotation.rows[0].heads + rotation.rows[1].heads;
   return heads * rotation.head_dim * core::size_of(rotation.scalar);
@@ -131,7 +131,7 @@ void norm_rotary_in_place(const Call& call) {
 
 // ----------------------------------------------------------------------------------- backward
 
-/// Checks the rstd that forward kept: [batch, seq, heads] in the compute type.
+/// Checks the rstd saved by forward: [batch, seq, heads] in the compute type.
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
                    dispatcher::compute_type(of), ", got ", rstd.scalar_type());

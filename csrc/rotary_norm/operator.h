@@ -1,5 +1,5 @@
-// How C++ code calls the QK-norm operators: through the dispatcher, as Python does. Their common
-// arguments become one struct.
+// C++ calls of the QK-norm operators, through the dispatcher as in Python. Their common arguments
+// become one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,13 +40,13 @@ struct Call {
   }
 };
 
-/// The rotation of a call. Only references to the call.
+/// The rotation of a call. Refers to the call, which must outlive it.
 inline rotary::Rotation rotation_of(const Call& call, bool transpose = false) {
   static const MaybeTensor none;
   return {call.positions, none, none, call.spec, call.layout, call.offset, false, transpose};
 }
 
-/// Of query and of key.
+/// A tensor for query and one for key.
 using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
@@ -72,7 +72,7 @@ inline Four call_norm_rotary_forward(const Call& call) {
   return NormRotaryForwardOperator::call(handle, call);
 }
 
-/// Gradients of query, key and their weights from those of the results.
+/// Gradients of query, key and their weights, from those of the results.
 inline Four call_norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradient,
                                       const Tensor& query_rstd, const Tensor& key_rstd,
                                       const Call& call) {

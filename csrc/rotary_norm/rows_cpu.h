@@ -1,4 +1,4 @@
-// Rows of QK-norm and its weights as arithmetic sees them. Part of kernel_cpu.cpp.
+// Rows of QK-norm and its weights in the compute type. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ using rotary::Rows;
 
 constexpr int64_t max_columns = max_head_dim + core::run;
 
-/// A row with room for whole runs from any column on.
+/// A row with room for whole runs that begin at any column.
 template <typename C>
 using Row = C[max_columns];
 
-/// The factors of columns: weights and what is added to all of them; then a run of zeros.
+/// The factors of columns: the weights plus their common offset, then a run of zeros.
 template <typename T>
 void load_weights(const Arguments& arguments, int64_t r, Row<Compute<T>>& row) {
   using C = Compute<T>;

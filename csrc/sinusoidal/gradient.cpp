@@ -1,6 +1,6 @@
-// Derivatives of the sinusoidal operators. x gets the gradient as it is. The derivative by a
-// position is again a sinusoid, a quarter turn ahead and times the frequency: sinusoidal_encode of
-// the next order. A learned scale multiplies it.
+// Derivatives of the sinusoidal operators. The gradient of x is the output's gradient. The
+// derivative by a position is a sinusoid again, a quarter turn ahead and times the frequency:
+// sinusoidal_encode of the next order. A learned scale multiplies it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
@@ -29,7 +29,7 @@ struct Encoded {
   Tensor unscaled(at::ScalarType dtype) const {
     return call_encode(positions, std::nullopt, spec, order, dtype);
   }
-  /// The same without tangents: with them, each derivative would ask for the next one.
+  /// The same without tangents; with tangents, each derivative would need the next one.
   Encoded primal() const {
     return {dispatcher::primal(positions),
             scale.has_value() ? MaybeTensor(dispatcher::primal(*scale)) : scale, spec, order};
@@ -40,7 +40,7 @@ struct Encoded {
 Tensor position_gradient(const Tensor& gradient, const Encoded& encoded) {
   const at::ScalarType type = dispatcher::compute_type(gradient);
   const Tensor result = at::sum(gradient.to(type).mul(encoded.derivative(type)), -1);
-  // positions [seq] or [1, seq] serve every row of a batch.
+  // Positions [seq] or [1, seq] serve every row of a batch.
   return result.sum_to_size_symint(encoded.positions.sym_sizes())
       .to(encoded.positions.scalar_type());
 }
@@ -52,8 +52,8 @@ Tensor scale_gradient(const Tensor& gradient, const Encoded& encoded) {
   return at::sum(rows).reshape_symint(encoded.scale->sym_sizes()).to(encoded.scale->scalar_type());
 }
 
-/// Tangent of encodings along tangents of the positions and of the scale; undefined where there are
-/// none.
+/// The tangent of encodings, from the tangents of positions and scale; undefined if neither has
+/// one.
 Tensor encoding_tangent(const Encoded& encoded, at::ScalarType dtype) {
   const at::ScalarType type = at::promote_types(dtype, at::kFloat);  // rounded once
   const Encoded plain = encoded.primal();
@@ -74,7 +74,7 @@ Tensor counted(const Tensor& x, const c10::SymInt& offset) {
   return at::arange(offset, offset + x.sym_size(-2), options);
 }
 
-/// The members that both nodes share.
+/// Members that both nodes share.
 struct Saved {
   template <typename Visitor>
   void members(Visitor& visit) {
@@ -92,7 +92,7 @@ struct Saved {
     order = encoded.order;
   }
 
-  /// The saved inputs; default positions are as many as `gradient` [..., seq, embedding_dim] has.
+  /// The saved inputs; default positions cover the seq of `gradient` [..., seq, embedding_dim].
   Encoded encoded(const Tensor& gradient) const {
     const MaybeTensor given = dispatcher::unpack(positions);
     return {given.has_value() ? *given : counted(gradient, offset), dispatcher::unpack(scale), spec,
@@ -119,13 +119,13 @@ class SinusoidalAddBackward : public dispatcher::OperatorNode<SinusoidalAddBackw
     const Tensor& gradient = gradients[0];
     variable_list result{gradient, Tensor(), Tensor()};
     if (!gradient.defined() || !(needs(1) || needs(2))) return result;
-    const Encoded encoded = saved.encoded(gradient);  // once: checkpointing unpacks only once
+    const Encoded encoded = saved.encoded(gradient);  // once: checkpointing forbids a second unpack
     if (needs(1)) result[1] = position_gradient(gradient, encoded);
     if (needs(2)) result[2] = scale_gradient(gradient, encoded);
     return result;
   }
 
-  Saved saved;  // nothing where x alone needs a gradient
+  Saved saved;  // empty if only x needs a gradient
 };
 
 /// Gradient of sinusoidal_encode.

@@ -1,5 +1,5 @@
-// The sinusoidal kernel: adds position encodings to rows, or writes them, without any table.
-// Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
+// The sinusoidal kernel: adds position encodings to rows, or writes them, without a table. Vaswani
+// et al., "Attention Is All You Need", 2017, section 3.5.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace posembed::sinusoidal {
 
 /// Rows [batch, seq, columns] with a contiguous last dimension: out = in + encoding, or out =
-/// encoding where `in` is null.
+/// encoding if `in` is null.
 struct Arguments {
   Sinusoid sinusoid;
   const void* in = nullptr;
@@ -25,15 +25,15 @@ struct Arguments {
   PositionView positions;               // data == nullptr: offset, offset + 1, …
   int64_t position_stride[2] = {0, 0};  // batch, seq; in elements
   int64_t offset = 0;
-  int64_t groups = 1;  // of sequences, where they share positions: each has its encodings made anew
+  int64_t groups = 1;  // of sequences that share positions; each group computes its encodings
 };
 
-/// Sequences of a group follow each other and share every encoding.
+/// The number of groups. A group's sequences are consecutive and share every encoding.
 inline int64_t groups_of(const Arguments& arguments) {
   return arguments.position_stride[0] == 0 ? arguments.groups : arguments.batch;
 }
 
-/// Encodings to make.
+/// The number of encodings to compute.
 inline int64_t encodings(const Arguments& arguments) {
   return groups_of(arguments) * arguments.seq;
 }
@@ -41,7 +41,7 @@ inline int64_t encodings(const Arguments& arguments) {
 /// Encodings are numbered by group * seq + place; applies encodings [begin, end) to their rows.
 POSEMBED_CPU_KERNEL(encode, void(const Arguments& arguments, int64_t begin, int64_t end));
 
-/// All rows on `stream`. Returns nullptr, or the text of a CUDA error.
+/// Processes all rows on `stream`. Returns nullptr, or the text of a CUDA error.
 const char* encode_cuda(const Arguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::sinusoidal

@@ -1,5 +1,5 @@
-// Encodings are computed in blocks of pairs and added at once to all rows of a group of sequences
-// that share a position.
+// Computes encodings in blocks of pairs and adds each block at once to all rows of a group that
+// share its position.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +15,7 @@ using core::FloatPair;
 using core::Floats;
 using core::lanes;
 
-/// Neighbouring elements that take their values from a block: few, so that the rows' next elements
+/// Neighbouring elements that take their values from a block. Few, so that the rows' next elements
 /// arrive from memory while sines are computed; not fewer, because loads of the next row may
 /// falsely depend on the last stores (see loads_meet_stores).
 constexpr int64_t block_run = 512;
@@ -25,7 +25,7 @@ template <bool interleaved>
 constexpr int64_t block_pairs = interleaved ? block_run / 2 : block_run;
 
 /// The pair in a slot of a block, in the order in which vectors of T hold pairs (core/vector.h), so
-/// that values meet their elements without shuffles.
+/// that adding needs no shuffles.
 template <typename T>
 int64_t pair_of_slot(int64_t slot, bool interleaved) {
   if constexpr (std::is_same_v<T, double>) {
@@ -63,7 +63,7 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
   using C = Compute<T>;
   if (sinusoid.order == 0 && position.part == 0) {
     const auto scale = static_cast<C>(scale_of(sinusoid) * position.scale);
-    // Constant lengths and factors make the usual block faster.
+    // The compiler optimises the usual block with constant lengths and factors.
     constexpr int64_t whole = block_pairs<interleaved>;
     if (count < whole) {
       fill_waves(position.whole, turns, count, scale, block.sines, block.cosines);
@@ -80,7 +80,7 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
   }
 }
 
-/// Rows that share a position: the first, and the steps from one to the next. `in` is null if
+/// Rows that share a position: the first, and the step from one to the next. `in` is null if
 /// encodings are only written.
 template <typename T>
 struct Rows {
@@ -100,9 +100,9 @@ struct Rows {
 
 FloatPair sum(FloatPair a, FloatPair b) { return {a.first + b.first, a.second + b.second}; }
 
-/// Adds two vectors to `count` rows. All loads come before the first store. Rows are often whole
-/// pages apart, and processors then take a load to depend on an earlier store at the same place of
-/// another page, which halves the speed.
+/// Adds two vectors to `count` rows. All loads come before the first store: rows are often whole
+/// pages apart, and processors let a load wait for an earlier store at the same offset in another
+/// page.
 template <int64_t count, bool streaming, typename T>
 POSEMBED_INLINE void add_vectors(FloatPair value, const Rows<T>& rows) {
   FloatPair sums[count];
@@ -121,8 +121,8 @@ void add_rest(FloatPair value, int64_t size, const Rows<T>& row) {
                    size);
 }
 
-/// Adds `size` neighbouring elements to `count` rows; value_at(i) gives those from i on, two
-/// vectors of them.
+/// Adds `size` neighbouring elements to `count` rows; value_at(i) returns two vectors of values
+/// from i on.
 template <int64_t count, bool streaming, typename T, typename Size, typename ValueAt>
 POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value_at) {
   int64_t i = 0;
@@ -134,8 +134,8 @@ POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value
   }
 }
 
-/// Whether the next vectors are read from the place, in another page, where these are stored: then
-/// several rows at a time are slower than one by one.
+/// Whether the next loads are at the same offset, in another page, as these stores. Then several
+/// rows at a time are slower than one by one.
 template <typename T>
 bool loads_meet_stores(const Rows<T>& rows) {
   const auto from = reinterpret_cast<uintptr_t>(rows.in);
@@ -153,14 +153,14 @@ POSEMBED_INLINE void add_to_all(Size size, Rows<T> rows, const ValueAt& value_at
   for (; rows.count >= 1; rows = rows.from(1)) add_to<1, streaming>(size, rows, value_at);
 }
 
-/// Whether vectors of all rows are aligned.
+/// Whether the vectors of all rows are aligned.
 template <typename T>
 bool is_aligned_to_vector(const Rows<T>& rows) {
   constexpr auto width = static_cast<int64_t>(sizeof(core::Words) / sizeof(T));
   return core::is_aligned_to_vector(rows.out) && rows.out_step % width == 0;
 }
 
-/// The same, where `streamed` past the caches if they are aligned.
+/// The same; if `streamed` and the rows are aligned, past the caches.
 template <typename T, typename ValueAt>
 POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
                              const ValueAt& value_at) {
@@ -219,7 +219,7 @@ void add_block(const Layout& layout, const Block<double, interleaved>& block, in
   }
 }
 
-/// Fills the columns after the last pair: copied, or zero.
+/// Fills the columns after the last pair with x or zeros.
 template <typename T>
 void finish_rows(const Layout& layout, const Rows<T>& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
@@ -234,7 +234,7 @@ void finish_rows(const Layout& layout, const Rows<T>& rows) {
   }
 }
 
-/// `count` rows of the batch at `seq`, from `batch` on.
+/// Rows [batch, batch + count) of the batch at `seq`.
 template <typename T>
 Rows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t count) {
   const auto place = [&](const int64_t* stride) { return batch * stride[0] + seq * stride[1]; };
@@ -259,8 +259,8 @@ void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& tur
   finish_rows(sinusoid.layout, rows);
 }
 
-/// If a thread writes this many bytes or more, it streams them past the caches; less stays in its
-/// share of the caches for the next reader.
+/// A thread that writes at least this many bytes streams them past the caches; fewer bytes stay in
+/// its share of the caches for the next reader.
 constexpr int64_t streamed_bytes = int64_t{8} << 20;
 
 template <typename T>

@@ -1,5 +1,5 @@
-// Sinusoids on CUDA: a thread keeps the turns of a few pairs in registers and walks down the rows.
-// Turns are kernel arguments: there is no table in memory.
+// Sinusoids on CUDA: a thread keeps the turns of a few pairs in registers and iterates over rows.
+// Turns are kernel arguments, so there is no table in memory.
 #include <algorithm>
 
 #include "core/device_store.h"
@@ -15,7 +15,7 @@ constexpr int64_t most_row_blocks = 4096;
 constexpr int64_t busy_row_blocks = 1024;  // fewer leave parts of a large GPU idle
 constexpr int64_t argument_bytes = 16384;
 
-/// The pairs that one launch carries.
+/// The pairs of one launch.
 template <typename T>
 constexpr int64_t most_pairs = argument_bytes / sizeof(TurnOf<T>);
 
@@ -36,7 +36,7 @@ __device__ void apply(const Compute<T>* values, const T* in, T* out) {
   core::write_vector<T, width>(vector, out);
 }
 
-/// Adds to `count` columns one by one, where they are not whole packs.
+/// Adds to `count` columns one by one, for columns that are not whole packs.
 template <typename T>
 __device__ void apply(const Compute<T>* values, int64_t count, const T* in, T* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -45,8 +45,7 @@ __device__ void apply(const Compute<T>* values, int64_t count, const T* in, T* o
   }
 }
 
-/// Puts the values of `width` pairs into one row. Interleaved, they are one run of columns, else
-/// two.
+/// Writes the values of `width` pairs to one row: one run of columns if interleaved, otherwise two.
 template <typename T, int width>
 __device__ void apply_pairs(const Layout& layout, int64_t pair,
                             const Compute<T> (&values)[2][width], const T* in, T* out) {
@@ -74,9 +73,9 @@ __device__ void apply_pairs(const Layout& layout, int64_t pair,
   }
 }
 
-/// A block takes `width` * block_size pairs, starting with pair `begin` of the model, of every
-/// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it; `count` pairs
-/// are in `block`.
+/// A block processes `width` * block_size pairs, from pair `begin` of the model on, of every
+/// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
+/// `count` pairs.
 template <typename T, int width>
 __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnBlock<T> block,
                               int64_t begin, int64_t count) {
@@ -121,7 +120,7 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   }
 }
 
-/// Fills the columns after the last pair: copied, or zero.
+/// Fills the columns after the last pair with x or zeros.
 template <typename T>
 __global__ void rest_kernel(Arguments arguments) {
   const Layout& layout = arguments.sinusoid.layout;
@@ -154,7 +153,8 @@ bool in_packs(const Arguments& arguments) {
          (arguments.in == nullptr || fits(arguments.in, arguments.in_stride));
 }
 
-/// Where few encodings serve many sequences, several blocks share an encoding.
+/// The number of blocks that share an encoding, more than one if few encodings serve many
+/// sequences.
 unsigned parts_of_batch(const Arguments& arguments) {
   if (arguments.position_stride[0] != 0) return 1;
   const int64_t parts = core::divide_up(busy_row_blocks, arguments.seq);

@@ -1,4 +1,4 @@
-// SinusoidalPositionalEmbedding and the functional interface: thin wrappers of the operators.
+// SinusoidalPositionalEmbedding and the functional interface: thin wrappers around the operators.
 #include <ostream>
 
 #include "posembed/sinusoidal.h"

@@ -60,7 +60,7 @@ void check_add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor&
   check_scale(scale, x, "x");
 }
 
-/// Encodings have the dtype asked for, else that of floating positions, else float32.
+/// The dtype of encodings: the requested one, else that of floating positions, else float32.
 at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
   const at::ScalarType usual = positions.is_floating_point() ? positions.scalar_type() : at::kFloat;
   const at::ScalarType type = dtype.value_or(usual);
@@ -96,9 +96,9 @@ Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
   return sinusoid;
 }
 
-/// Gives threads whole sequences, as other operators do, so that rows are in the caches of the
-/// thread that wrote them or reads them next. For fewer than four sequences, computing encodings
-/// anew costs more than that gains.
+/// Groups that give threads whole sequences, as other operators do, so that rows are in the caches
+/// of the thread that wrote them or reads them next. For fewer than four sequences, computing
+/// encodings again costs more than that gains.
 int64_t groups_for_threads(int64_t batch, int64_t bytes) {
   const int64_t threads =
       std::min<int64_t>(at::get_num_threads(), bytes / dispatcher::bytes_per_task);
@@ -176,7 +176,7 @@ Tensor sinusoidal_frequencies(Text text, std::optional<at::Device> device) {
   return result.to(device.value_or(at::kCPU));
 }
 
-/// Puts the rotation by `angle` into the rows and columns of a pair.
+/// Writes a rotation to the rows and columns of a pair.
 void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosine, double* matrix) {
   const int64_t first = first_column(layout, pair), second = second_column(layout, pair);
   const int64_t dim = layout.columns;
@@ -208,9 +208,9 @@ Tensor shift_matrix(double distance, Text text) {
   return matrix;
 }
 
-/// What a column of an encoding holds.
+/// The content of a column of an encoding.
 struct Content {
-  int64_t pair = -1;  // -1: nothing, the column is zero
+  int64_t pair = -1;  // -1: the column is zero
   bool cosine = false;
 
   bool operator==(const Content& other) const {

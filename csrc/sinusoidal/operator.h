@@ -1,4 +1,4 @@
-// How C++ code calls the sinusoidal operators: through the dispatcher, as Python does.
+// C++ calls of the sinusoidal operators, through the dispatcher as in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>

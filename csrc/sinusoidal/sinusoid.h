@@ -1,6 +1,6 @@
-// Shared by all sinusoidal kernels: which column holds which sine or cosine, and the phase of a
-// pair at an integer or fractional position. Vaswani et al., "Attention Is All You Need", 2017,
-// section 3.5.
+// Shared by all sinusoidal kernels: the column of each sine and cosine, and the phase of a pair at
+// an integer or fractional position. Vaswani et al., "Attention Is All You Need", 2017, section
+// 3.5.
 #pragma once
 
 #include <cmath>
@@ -18,27 +18,27 @@ namespace posembed::sinusoidal {
 struct Layout {
   int64_t columns = 0;  // embedding_dim
   int64_t filled = 0;   // columns from here on are zero
-  int64_t half = 0;     // where the second half begins
+  int64_t half = 0;     // start of the second half
   bool interleaved = true;
   bool cos_first = false;
 };
 
-/// Numbers that define an encoding, as kernels need them.
+/// The numbers that define an encoding, as kernels read them.
 struct Sinusoid {
   Layout layout;
   int64_t pairs = 0;
   const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
   const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
   double scale = 1.0;                         // multiplies the values
-  const void* learned_scale = nullptr;        // multiplies them too: one number, where kernels run
+  const void* learned_scale = nullptr;        // multiplies them too: one number, on the device
   core::Scalar learned_type = core::Scalar::float32;
-  int64_t order = 0;  // which derivative with respect to the position
+  int64_t order = 0;  // order of the derivative by the position
 };
 
 using core::TurnOf;
 using core::turns_of;
 
-/// Positions of type int32, int64 or any floating type; without data they count up from an offset.
+/// Positions in int32, int64 or a floating type; without data, offset, offset + 1, …
 struct PositionView {
   const void* data = nullptr;
   bool floating = false;
@@ -50,14 +50,14 @@ struct PositionView {
 struct Position {
   int64_t whole = 0;
   uint64_t part = 0;
-  double scale = 1.0;  // NaN where the position is not finite or too large for `whole`
+  double scale = 1.0;  // NaN if the position is not finite or too large for `whole`
 };
 
 POSEMBED_INLINE Position split(double position) {
   const double whole = floor(position);
   if (!(fabs(whole) < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
   const double part = position - whole;
-  // Just below a whole number the difference rounds up to 1, which 64 bits of fraction cannot hold.
+  // Just below a whole number, the difference rounds up to 1, which does not fit into 64 bits.
   if (part == 1.0) return {static_cast<int64_t>(whole) + 1, 0, 1.0};
   return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
 }
@@ -67,14 +67,13 @@ POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
   return split(core::read_floating<double>(view.data, view.scalar, place));
 }
 
-/// The position of the row at `seq`; `place` is where it stands among given positions.
+/// The position of the row at `seq`; `place` is its index among given positions.
 POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, int64_t seq,
                                      int64_t place) {
   return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, place);
 }
 
-/// The phase of a pair at a position. A quarter turn more for each derivative: sin' = cos, cos' =
-/// -sin.
+/// The phase of a pair at a position. Each derivative adds a quarter turn: sin' = cos, cos' = -sin.
 POSEMBED_INLINE core::Turn64 phase(const Position& position, core::Turn64 turn, int64_t order) {
   return core::phase(position.whole, turn) + core::multiply_high(position.part, turn) +
          (static_cast<uint64_t>(order) << 62);
@@ -82,7 +81,7 @@ POSEMBED_INLINE core::Turn64 phase(const Position& position, core::Turn64 turn, 
 
 POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn, int64_t order) {
   const core::Turn128 whole = core::phase(position.whole, turn);
-  // part * turn / 2^64, of which the product with turn.low only carries.
+  // part * turn / 2^64, where the product with turn.low only gives a carry.
   const uint64_t carried = core::multiply_high(position.part, turn.low);
   const uint64_t low = position.part * turn.high + carried;
   const uint64_t high = core::multiply_high(position.part, turn.high) + (low < carried);
@@ -97,7 +96,7 @@ POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
          core::read_floating<double>(sinusoid.learned_scale, sinusoid.learned_type, 0);
 }
 
-/// The factor of sine and cosine of a pair: the scale, times the frequency for each derivative.
+/// The factor of a pair's sine and cosine: the scale, times the frequency for each derivative.
 POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
   double result = scale_of(sinusoid);
   for (int64_t i = 0; i < sinusoid.order; ++i) {
@@ -122,7 +121,7 @@ POSEMBED_INLINE void sincos_at(const Position& position, Turn turn, int64_t orde
   *cosine = c * amplitude;
 }
 
-/// Sines and cosines of `count` pairs at a whole position: the loop that compilers can vectorise.
+/// Sines and cosines of `count` pairs at a whole position, in a loop that compilers can vectorise.
 template <typename C, typename Turn>
 POSEMBED_INLINE void fill_waves(int64_t position, const Turn* turns, int64_t count, C amplitude,
                                 C* sines, C* cosines) {

@@ -11,7 +11,7 @@
 namespace posembed {
 namespace {
 
-/// Reads a field; where there is none, or null, the value stays.
+/// Reads a field; if it is absent or null, the value stays.
 template <typename T>
 void read(const nlohmann::json& object, const char* key, T& value) {
   if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
@@ -72,7 +72,7 @@ void SinusoidalSpec::check() const {
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   TORCH_CHECK_VALUE(std::isfinite(shift.value_or(0.0)), "shift: expected a finite number, got ",
                     shift.value_or(0.0));
-  // One frequency needs no divisor: it is 1.
+  // A single frequency is 1 and needs no divisor.
   TORCH_CHECK_VALUE(embedding_dim <= 3 || divisor_of(*this) > 0,
                     "shift: expected less than half of embedding_dim, ", embedding_dim, ", got ",
                     shift.value_or(1.0));

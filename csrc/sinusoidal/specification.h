@@ -1,4 +1,4 @@
-// A specification's text as the operators need it: checked, with frequencies as turns.
+// Specifications as operators need them: parsed from text, checked, with frequencies as turns.
 #pragma once
 
 #include <string_view>
@@ -22,11 +22,11 @@ struct Specification {
   std::vector<core::Turn64> turns;              // the same as fractions of a turn
   std::vector<core::Turn128> wide_turns;
 
-  /// What kernels read; points into this specification.
+  /// The numbers that kernels read; points into this specification.
   Sinusoid sinusoid(int64_t order = 0) const;
 };
 
-/// Reads a specification's JSON text, once for each text; the result lives as long as the process.
+/// Parses a specification's JSON text, once per text; the result exists as long as the process.
 /// Raises c10::ValueError for text or numbers that are not a specification.
 const Specification& specification(std::string_view text);
 

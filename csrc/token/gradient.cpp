@@ -1,5 +1,5 @@
-// Derivatives of the token operators. Look-up and summing rows are each other's transpose, so each
-// one's gradient is the other; ids are all that is kept.
+// Derivatives of the token operators. Look-up and summing of rows are each other's transpose, so
+// each is the other's gradient, and only ids are saved.
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/div.h>

@@ -1,6 +1,6 @@
-// The token table's kernels: rows are gathered forwards; backwards, ids are sorted so that every
-// touched row is summed by one worker, in a fixed order, in float32 (float64 for float64), and
-// rounded once. A table may be a part of a vocabulary: ids of other parts give zeros.
+// The token table's kernels. Forward gathers rows. Backward sorts ids, so that one worker sums each
+// touched row in a fixed order, in float32 (float64 for float64), and rounds once. A table may be a
+// part of a vocabulary: ids of other parts give zeros.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct GatherArguments {
   int64_t count = 0;
   int64_t first_row = 0;
   double scale = 1.0;
-  core::DeviceError* error = nullptr;  // CUDA: where an id outside is recorded; nullptr: nowhere
+  core::DeviceError* error = nullptr;  // CUDA: records ids outside; nullptr: not recorded
   core::ErrorKind kind = core::ErrorKind::token_id;
 };
 
@@ -39,11 +39,11 @@ const char* gather_cuda(const GatherArguments& arguments, core::CudaStream strea
 
 using core::span;
 
-/// Ids and places are packed into one word each, so neither may reach 2^32.
+/// An id and a place share a 64-bit word, so neither may reach 2^32.
 inline constexpr int64_t max_sorted = int64_t{1} << 32;
 
-/// Sorts the rows of ids: equal ones stand together, in order of place. Padding and ids outside the
-/// table are left out.
+/// Sorts ids by row, so that equal rows are adjacent, in order of place. Omits padding and ids
+/// outside the table.
 struct GroupArguments {
   core::IndexView ids;  // [count]
   int64_t count = 0;
@@ -52,26 +52,26 @@ struct GroupArguments {
   int64_t padding_idx = -1;     // an id; -1: none
   uint64_t* entries = nullptr;  // out [count]: row << 32 | place, ascending
   uint64_t* scratch = nullptr;  // [count]
-  int64_t* starts = nullptr;    // out [count + 1]: where each group of one row begins, and the end
+  int64_t* starts = nullptr;    // out [count + 1]: start of each group of one row, and the end
   int64_t* groups = nullptr;    // out: number of groups
 };
 
 POSEMBED_CPU_KERNEL(group, void(const GroupArguments& arguments));
 
-/// Which row of a gradient goes to the row of a place, and its factor.
+/// The row of a gradient that each place contributes, and its factor.
 struct Sources {
-  const uint32_t* rows = nullptr;  // [count]; nullptr: row 0, 1, …
+  const uint32_t* rows = nullptr;  // [count]; nullptr: rows 0, 1, …
   const void* factors = nullptr;   // [count], float64 for float64, otherwise float32; nullptr: ones
 };
 
-/// out[row of group] = scale * sum of gradient[place] over the group, divided by its size on
-/// request.
+/// out[row of group] = scale * sum of gradient[place] over the group, optionally divided by its
+/// size.
 struct SumArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
-  Sources sources;                 // other rows of it than those of the places
+  Sources sources;                 // if places do not have their own rows
   void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
   bool dense = true;    // dense: a group's row is the table's; otherwise its number
-  bool streaming = false;  // write past the caches: `out` is large, and its pages are in use
+  bool streaming = false;  // write past the caches: `out` is large and its pages are in use
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   const uint64_t* entries = nullptr;
@@ -80,10 +80,10 @@ struct SumArguments {
   bool scale_grad_by_freq = false;
 };
 
-/// Sums groups [begin, end); leaves other rows as they are.
+/// Sums groups [begin, end); does not change other rows.
 POSEMBED_CPU_KERNEL(sum_groups, void(const SumArguments& arguments, int64_t begin, int64_t end));
 
-/// Sums into a whole dense table of `rows` rows: those of no group become zeros. The work is
+/// Writes a whole dense table of `rows` rows; rows without a group become zeros. The work has
 /// `rows` + starts[groups] steps, one for each row and one for each entry; takes [begin, end).
 struct FillArguments {
   SumArguments sum;
@@ -100,7 +100,7 @@ struct BackwardArguments {
   void* out = nullptr;             // as in SumArguments; every row of a dense table is written
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
-  core::IndexView ids;  // [count]; ids outside the table are left out
+  core::IndexView ids;  // [count]; ids outside the table are omitted
   int64_t count = 0;
   int64_t num_embeddings = 0;
   int64_t first_row = 0;

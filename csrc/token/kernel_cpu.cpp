@@ -1,5 +1,5 @@
-// Gather: rows are moved. Backward: a radix sort of the ids on as many bits as the table needs,
-// then one pass over the gradient rows of each id; a row of its own is moved, too.
+// Gather moves rows. Backward sorts the ids by radix, on as many bits as the table needs, then sums
+// the gradient rows of each id in one pass; it moves single rows too.
 #include <algorithm>
 
 #include "core/row_sum.h"
@@ -100,7 +100,7 @@ void mark_groups(const GroupArguments& a, int64_t kept) {
 
 // ------------------------------------------------------------------------------------- sums
 
-/// The rows of the gradient that the entries of a group name.
+/// The gradient rows of the entries of a group.
 template <typename T, bool has_factors>
 struct GroupRows {
   using Element = T;
@@ -112,7 +112,7 @@ struct GroupRows {
   const Compute<T>* factors;
   const uint64_t* entries;
   int64_t begin, end;
-  int64_t last;  // entry that may be prefetched
+  int64_t last;  // entry to prefetch
 
   uint32_t place(int64_t entry) const { return static_cast<uint32_t>(entries[entry]); }
   const T* row(int64_t entry) const {
@@ -146,8 +146,8 @@ struct Times {
   }
 };
 
-/// Writes groups [begin, end), calling gap(row) with the row of `out` before each. A row that is
-/// alone in its group and has no factor is copied.
+/// Writes groups [begin, end) and calls gap(row) with the row of `out` before each. Copies a row
+/// that is alone in its group and has no factor.
 template <typename T, bool streaming, bool weighted, typename Move, typename Gap>
 void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, const Gap& gap) {
   RowMover<T, streaming, Move> mover(a.embedding_dim, move);
@@ -182,8 +182,7 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap
   }
 }
 
-/// The beginning of a step of FillArguments' work: the first row and the first group at or after
-/// it.
+/// The start of a step of FillArguments' work: the first row and the first group at or after it.
 struct Cut {
   int64_t row, group;
 };
@@ -218,7 +217,7 @@ void fill_range(const FillArguments& a, const Cut& begin, const Cut& end) {
   fill_gap(end.row);
 }
 
-/// Calls `function` with the element type and whether to stream, as types.
+/// Calls `function` with the element type and the choice to stream, as types.
 template <typename Function>
 void visit_sum(const SumArguments& a, const Function& function) {
   core::visit_scalar(a.scalar, [&](auto tag) {
@@ -240,7 +239,7 @@ void gather(const GatherArguments& arguments, int64_t begin, int64_t end) {
 }
 
 void group(const GroupArguments& arguments) {
-  // An even number of passes ends in `entries`; an odd one has to start from `scratch`.
+  // An even number of passes ends in `entries`; an odd number must start from `scratch`.
   const Passes passes = passes_for(arguments.num_embeddings);
   uint64_t* from = passes.count % 2 == 0 ? arguments.entries : arguments.scratch;
   uint64_t* to = passes.count % 2 == 0 ? arguments.scratch : arguments.entries;

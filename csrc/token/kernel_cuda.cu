@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
-// the ids, then a warp sums at most 64 rows of one id; ids with more rows are finished by adding
-// their spans' sums. Every row is written once, zeros and sums alike. No atomics, and every sum
-// has one order, so the same bits come out each time.
+// the ids, then a warp sums at most 64 rows of one id; for ids with more rows, the sums of such
+// spans are added. Every row, zero or not, is written once. There are no atomics and every sum has
+// one order, so every run gives the same bits.
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
@@ -81,8 +81,8 @@ struct Workspace {
   Key *unsorted_keys, *keys;
   Place *unsorted_places, *places;
   Key* ranks;           // rows form: number of groups up to each entry
-  Key* firsts;          // of each row of the output, its first entry + 1; 0: none
-  void *heads, *tails;  // sums of spans: the first span of a long group, and the later ones
+  Key* firsts;          // for each row of the output, its first entry + 1; 0: none
+  void *heads, *tails;  // sums of spans: first spans of long groups, and later ones
   void* sort;
   size_t sort_bytes;
   size_t bytes;
@@ -90,7 +90,7 @@ struct Workspace {
 
 int key_bits(int64_t num_embeddings) {
   int bits = 1;
-  while (num_embeddings >> bits > 0) ++bits;  // num_embeddings itself is a key: left out
+  while (num_embeddings >> bits > 0) ++bits;  // the key num_embeddings marks omitted ids
   return bits;
 }
 
@@ -135,8 +135,8 @@ Workspace lay_out(const BackwardArguments& a) {
   return w;
 }
 
-// Padding and ids outside the table get the key num_embeddings: sorted last and left out of every
-// sum.
+// Padding and ids outside the table get the key num_embeddings, which is sorted last and omitted
+// from every sum.
 __global__ void key_kernel(BackwardArguments a, Workspace w) {
   const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (place >= a.count) return;
@@ -178,7 +178,7 @@ __device__ int64_t row_of(const BackwardArguments& a, const Workspace& w, int64_
   return a.row_ids != nullptr ? int64_t{w.ranks[entry]} - 1 : int64_t{w.keys[entry]};
 }
 
-// The end of the group that begins at `begin`, of which [begin, known) is known to be part.
+// The end of the group that begins at `begin` and is known to contain [begin, known).
 __device__ int64_t group_end(const Key* keys, int64_t count, int64_t begin, int64_t known) {
   int64_t low = known, high = count;
   while (low < high) {
@@ -192,7 +192,7 @@ __device__ int64_t group_end(const Key* keys, int64_t count, int64_t begin, int6
   return low;
 }
 
-/// What the sum of a group is multiplied by.
+/// The factor of a group's sum.
 template <typename T>
 __device__ Compute<T> factor_of(const BackwardArguments& a, int64_t group_size) {
   const bool divides = a.scale_grad_by_freq && group_size > 0;
@@ -204,7 +204,7 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
   return begin + span < a.count && keys[begin + span] == keys[begin];
 }
 
-// The gradient of the row of a place: a row of `gradient` times a factor.
+// The gradient of a place's row: a row of `gradient` times a factor.
 template <typename T>
 struct Share {
   const T* row;
@@ -219,8 +219,8 @@ __device__ Share<T> share_of(const BackwardArguments& a, Place place) {
           factors != nullptr ? factors[place] : Compute<T>{1}};
 }
 
-/// The end of the entries that have the key of `begin`, from there on and at most `span`. Found by
-/// the whole warp, for the same `begin`.
+/// The end of the entries from `begin` on that have its key, at most `span` of them. The whole warp
+/// calls it with the same `begin`.
 __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t begin) {
   const Key key = keys[begin];
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
@@ -232,11 +232,11 @@ __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t
   return limit;
 }
 
-/// Which span of a long group.
+/// The kind of a long group's span.
 enum class Span { first, later };
 
-/// The entry at which such a span begins among those of a window of `span` entries, of which there
-/// is at most one; -1: none. Found by the whole warp.
+/// The entry in a window of `span` entries at which such a span begins; there is at most one. -1:
+/// none. The whole warp calls it.
 __device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int64_t window,
                              Span which) {
   for (int64_t first = window * span; first < (window + 1) * span; first += warp_size) {
@@ -253,8 +253,8 @@ __device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int
   return -1;
 }
 
-/// Adds the rows of entries [begin, end) in their order, `vectors` vectors of a lane from `column`
-/// on. Several rows are loaded before the first is added.
+/// Adds the rows of entries [begin, end) in order, `vectors` vectors per lane from `column` on.
+/// Loads several rows before it adds the first.
 template <int rows, typename T, int width, int vectors>
 __device__ void add_rows(const BackwardArguments& a, const Place* places, int64_t begin,
                          int64_t end, int64_t column, Compute<T> (&total)[vectors][width]) {
@@ -287,7 +287,8 @@ __device__ void add_rows(const BackwardArguments& a, const Place* places, int64_
   }
 }
 
-/// Of a lane: more elements than 16 and the rows in flight would take half of the registers.
+/// Vectors per lane. With more than 16 elements, the rows in flight would take half of the
+/// registers.
 template <int width>
 constexpr int row_vectors = std::min(4, 16 / width);
 
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(threads)
   const Item item = item_of_lane<width>(pieces, row_vectors<width>);
   if (item.row >= (a.row_ids != nullptr ? *a.groups : a.num_embeddings)) return;
   const int64_t begin = int64_t{w.firsts[item.row]} - 1;
-  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes it
+  if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes this row
 
   Compute<T> total[row_vectors<width>][width] = {};
   const int64_t end = begin < 0 ? begin : span_end(a, w.keys, begin);
@@ -379,8 +380,8 @@ void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t st
                pieces);
 }
 
-/// Rows by id: stable, so that sums have an order. CUB takes errors of launches before it for its
-/// own and clears them, hence the status after each step.
+/// Sorts rows by id, stably, so that sums have a fixed order. CUB reports and clears errors of
+/// earlier launches, so the status is read after each step.
 const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
   if (const char* error = core::checked_launch(key_kernel, blocks, threads, 0, stream, a, w)) {
@@ -391,7 +392,7 @@ const char* sort(const BackwardArguments& a, Workspace& w, cudaStream_t stream) 
                                                        0, key_bits(a.num_embeddings), stream));
 }
 
-/// Dense form: of each row of the table, its first entry.
+/// Dense form: finds the first entry of each row of the table.
 const char* find_first_entries(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
   const cudaError_t cleared = cudaMemsetAsync(w.firsts, 0, table_list_bytes(a), stream);
   if (cleared != cudaSuccess) return core::text_of(cleared);
@@ -399,7 +400,7 @@ const char* find_first_entries(const BackwardArguments& a, Workspace& w, cudaStr
   return core::checked_launch(first_kernel, blocks, threads, 0, stream, a, w);
 }
 
-/// Rows form: ranks, and the id of each row.
+/// Rows form: computes ranks and the id of each row.
 const char* rank_rows(const BackwardArguments& a, Workspace& w, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(divide_up(a.count, threads));
   if (const char* error = core::checked_launch(head_kernel, blocks, threads, 0, stream, a, w)) {

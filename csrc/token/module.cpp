@@ -1,4 +1,4 @@
-// TokenEmbedding and functional::embedding: thin wrappers of the operators.
+// TokenEmbedding and functional::embedding: thin wrappers around the operators.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/embedding_renorm.h>
 #include <ATen/ops/linear.h>
@@ -25,9 +25,9 @@ void check(TokenOptions& options) {
   options.sparse(options.gradient() == TableGradient::rows);
 }
 
-/// Ids [count] without those outside the table: a CUDA call cannot refuse them. In one dimension,
-/// in which torch finds equal ids on CUDA. Another id that was given stands in for one outside the
-/// table, or the first row if there is none.
+/// Ids [count] in which another given id, or the first row if there is none, replaces each id
+/// outside the table, because a CUDA call cannot refuse them. In one dimension, as torch needs to
+/// find equal ids on CUDA.
 torch::Tensor within(const torch::Tensor& ids, int64_t rows) {
   const torch::Tensor flat = ids.reshape(-1);
   if (!dispatcher::on_cuda(flat) || flat.numel() == 0) return flat;

@@ -1,6 +1,6 @@
 // The token operators: look-up, and the table's gradient, dense or as the rows that were touched.
-// The gradient sorts ids instead of scattering with atomics: the same bits for any number of
-// threads.
+// The gradient sorts ids instead of scattering with atomics, so any number of threads gives the
+// same bits.
 #include "token/operator.h"
 
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@ SortedIds sorted_ids(const Gradient& of) {
   return sort_ids(of.ids, of.num_embeddings, of.padding_idx, first_row(of.vocabulary_start));
 }
 
-/// Larger ones could overflow where ids are compared with them.
+/// The largest vocabulary_start, so that comparisons with ids cannot overflow.
 constexpr int64_t max_vocabulary_start = int64_t{1} << 62;
 
 void check_vocabulary(int64_t vocabulary_start) {
@@ -175,7 +175,7 @@ std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
   const Tensor row_ids = at::zeros({count + 1}, of.ids.options().dtype(at::kLong));
   const Tensor rows = at::empty({count, of.rows.size(-1)}, of.rows.options());
   sum_on_cuda(of, row_ids, rows);
-  // The result's size is data: the one place where posembed waits for a device.
+  // The result's size depends on data: this is the only place where posembed waits for a device.
   const int64_t groups = row_ids[count].item<int64_t>();
   return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
 }
@@ -188,7 +188,7 @@ Tensor dense_on_cuda(const Gradient& of) {
   return out;
 }
 
-/// Checks the arguments, and calls `make` with contiguous tensors.
+/// Checks the arguments and calls `make` with contiguous tensors.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
                    int64_t padding_idx, double scale, bool scale_grad_by_freq,
@@ -288,8 +288,8 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
-// embedding_backward_rows has sizes that depend on data: its rule is in Python
-// (posembed/shapes.py), where an unknown size can be given a name.
+// The result of embedding_backward_rows has sizes that depend on data; its rule is in Python
+// (posembed/shapes.py), which can give an unknown size a name.
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("embedding", embedding_meta);
   m.impl("embedding_backward", embedding_backward_meta);

@@ -1,6 +1,6 @@
-// A vocabulary that grows or shrinks: rows that stay keep their bits, new ones start where the old
-// ones are, so that logits stay as they were (Hewitt, "Initializing New Word Embeddings for
-// Pretrained Language Models", 2021).
+// Grows or shrinks a vocabulary. Remaining rows keep their bits; new rows start near the old ones,
+// so that logits hardly change (Hewitt, "Initializing New Word Embeddings for Pretrained Language
+// Models", 2021).
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -21,15 +21,16 @@ namespace {
 
 using Generator = std::optional<at::Generator>;
 
-/// In float32 at least: [1, embedding_dim].
+/// The mean row in float32 or wider: [1, embedding_dim].
 Tensor mean_of(const Tensor& weight) {
   return at::mean(weight, {0}, /*keepdim=*/true, dispatcher::compute_type(weight));
 }
 
-/// N(mean, scale * covariance) of the rows of `weight`. A mixture of centred rows with normal
-/// factors has just that distribution, and needs no factor of a matrix that may have none.
+/// Draws from N(mean, scale * covariance) of the rows of `weight`. A mixture of centred rows with
+/// normal factors has this distribution and needs no factorisation, which a singular covariance may
+/// not have.
 Tensor like_rows(const Tensor& weight, int64_t count, double scale, const Generator& generator) {
-  constexpr int64_t at_a_time = 256;  // new rows: factors take memory for the whole vocabulary
+  constexpr int64_t at_a_time = 256;  // new rows: their factors need memory for all old rows
   const Tensor mean = mean_of(weight);
   const Tensor centred = at::sub(weight.to(mean.scalar_type()), mean);
   const int64_t rows = weight.size(0);

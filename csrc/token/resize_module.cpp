@@ -1,4 +1,4 @@
-// TokenEmbedding::resize: a longer or shorter table for a module, and for its optimizer's state.
+// TokenEmbedding::resize: resizes a module's table and its optimizer's state.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <torch/optim/adagrad.h>
@@ -19,7 +19,7 @@ namespace {
 using torch::Tensor;
 using torch::optim::OptimizerParamState;
 
-/// The rows that stay, then zeros.
+/// The remaining rows, then zeros.
 Tensor with_rows(const Tensor& state, int64_t rows) {
   const int64_t kept = std::min(rows, state.size(0));
   return at::cat(
@@ -72,7 +72,7 @@ void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how
                     options.padding_idx().value_or(-1), ", got ", num_embeddings);
   const std::vector<Tensor*> states = states_of(optimizer, weight);
   const auto rows = how.rows().defined() ? std::optional<Tensor>(how.rows()) : std::nullopt;
-  // The parameter stays the same object: optimizers and tied modules keep knowing it.
+  // The parameter stays the same object, so that optimizers and tied modules still refer to it.
   weight.set_data(token::call_embedding_resize(weight, num_embeddings, rows, how.initialization(),
                                                how.covariance_scale(), how.generator()));
   weight.mutable_grad() = Tensor();

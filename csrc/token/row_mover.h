@@ -1,6 +1,6 @@
-// Moves rows from anywhere to anywhere, as they are or times a factor. Eight go side by side: as
-// many pages are streamed at once as memory can serve; what each reads next is on its way. Included
-// by kernels only, once for each instruction set.
+// Moves rows between arbitrary addresses, unchanged or times a factor. Eight rows side by side keep
+// memory busy: their pages are streamed at the same time and their next reads are under way.
+// Included only by kernels, once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -20,11 +20,11 @@ using core::FloatPair;
 using core::lanes;
 using core::Words;
 
-/// Elements of one row that are moved before the next row has its turn: 128 bytes.
+/// Elements of a row that are moved before the next row's turn: 128 bytes.
 template <typename T>
 constexpr int64_t step = 128 / static_cast<int64_t>(sizeof(T));
 
-/// Moves a row as it is.
+/// Moves a row unchanged.
 template <typename T>
 struct Copy {
   template <bool streaming>
@@ -39,7 +39,7 @@ struct Copy {
   }
 };
 
-/// Moves a row as the sum of it alone, which is never -0.
+/// Moves a row as a sum of one term, which is never -0.
 template <typename T>
 struct CopySum {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
@@ -65,7 +65,7 @@ struct CopySum {
   }
 };
 
-/// Moves a row times `factor`; as a sum of one element, which is never -0, if `summing`.
+/// Moves a row times `factor`; if `summing`, as a sum of one term, which is never -0.
 template <typename T, bool summing>
 struct Scale {
   Compute<T> factor;
@@ -90,7 +90,7 @@ struct Scale {
   }
 };
 
-/// Collects rows that are to be moved, and moves them together.
+/// Collects rows to move and moves them together.
 template <typename T, bool streaming, typename Move>
 class RowMover {
  public:
@@ -114,14 +114,13 @@ class RowMover {
   }
 
  private:
-  // Measured on random rows of 8 KiB: one row at a time reaches 0.6 of a copy's speed, four 0.9,
-  // eight all of it. Short rows (1.5 KiB) end before the processor has seen where they lead:
-  // prefetching 1 KiB ahead, from a row's end into the next eight, is worth a fifth to a half.
+  // Random rows side by side reach a copy's speed. Short rows end before the processor detects
+  // their direction, so the end of a row prefetches the next eight.
   static constexpr int64_t side_by_side = 8;
   static constexpr int64_t prefetch_ahead = 1024 / static_cast<int64_t>(sizeof(T));
   static constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
 
-  /// Moves the first eight rows; of the next, those that are known are prefetched.
+  /// Moves the first eight rows and prefetches the next ones, as far as they are known.
   void move_first() {
     move_together<side_by_side>(from_, from_ + std::min(side_by_side, count_ - side_by_side), to_);
     std::copy(from_ + side_by_side, from_ + count_, from_);
@@ -173,7 +172,7 @@ void fill_with_zeros(T* out, int64_t count) {
   }
 }
 
-/// Whether rows of `dim` elements from `out` on can be written past the caches.
+/// Whether rows of `dim` elements at `out` can be written past the caches.
 template <typename T>
 bool has_aligned_rows(const void* out, int64_t dim) {
   return core::is_aligned_to_vector(out) &&

@@ -1,5 +1,4 @@
-// A table's gradient as the rows that were touched has no derivative: second derivatives need
-// gradient="dense".
+// A table's gradient in the rows form has no derivative: second derivatives need gradient="dense".
 #pragma once
 
 #include <tuple>
@@ -24,7 +23,7 @@ class RowsNode : public dispatcher::OperatorNode<Derived> {
   }
 };
 
-/// Calls `function`, which gives row ids and rows, with that node for the rows.
+/// Calls `function`, which returns row ids and rows, and gives the rows that node.
 template <typename Node, typename Function, typename... Inputs>
 std::tuple<at::Tensor, at::Tensor> underived_rows(const Function& function,
                                                   const Inputs&... inputs) {

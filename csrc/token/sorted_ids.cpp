@@ -29,7 +29,7 @@ SortedIds sort_ids(const at::Tensor& ids, int64_t num_embeddings, int64_t paddin
   return sorted;
 }
 
-/// Divides entries, not groups, among threads: some ids are far more frequent than others.
+/// Divides entries, not groups, among threads, because some ids are far more frequent than others.
 void sum_groups(const SumArguments& arguments, const SortedIds& sorted) {
   const int64_t row_bytes = arguments.embedding_dim * core::size_of(arguments.scalar);
   dispatcher::parallel_for(sorted.kept(), 2 * row_bytes, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Ids in the order of their rows: what gradients of tables on the CPU are summed by.
+// Ids sorted by row, by which the CPU sums gradients of tables.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace posembed::token {
 
-/// See GroupArguments; keeps the memory that its pointers go to.
+/// See GroupArguments; owns the memory that its pointers refer to.
 struct SortedIds {
   at::Tensor words, counts;
   uint64_t* entries = nullptr;

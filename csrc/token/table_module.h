@@ -1,4 +1,4 @@
-// Shared by the modules over a table of tokens: checks of options, and the table as a parameter.
+// Shared by modules with a table of tokens: checks of options, and the table as a parameter.
 #pragma once
 
 #include <torch/nn/init.h>
@@ -31,7 +31,7 @@ void check_table_options(Options& options) {
 template <typename Module>
 void reset_table(Module& module) {
   auto& options = module.options;
-  // A clone is reset while it still holds the original's table: a frozen one stays frozen.
+  // A clone is reset while it still has the original's table, so a frozen table stays frozen.
   const bool trainable = !module.weight.defined() || module.weight.requires_grad();
   const std::vector<int64_t> sizes = {options.num_embeddings(), options.embedding_dim()};
   if (!options._weight().defined()) {
@@ -43,10 +43,10 @@ void reset_table(Module& module) {
                     "_weight: expected shape ", torch::IntArrayRef(sizes), ", got ",
                     options._weight().sizes());
   module.weight = module.register_parameter("weight", options._weight());
-  options._weight(torch::Tensor());  // a clone makes its own table
+  options._weight(torch::Tensor());  // so that a clone makes its own table
 }
 
-/// N(0, 1), and zeros for padding_idx.
+/// Fills the table from N(0, 1), and the row of padding_idx with zeros.
 template <typename Module>
 void reset_table_parameters(Module& module) {
   prefer_huge_pages(module.weight);
@@ -57,7 +57,7 @@ void reset_table_parameters(Module& module) {
   }
 }
 
-/// A module over `weight`, which it shares.
+/// A module that shares `weight`.
 template <typename Holder, typename Options>
 Holder over_table(const torch::Tensor& weight, bool freeze, Options options) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",

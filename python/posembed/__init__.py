@@ -74,7 +74,7 @@ __all__ = [
     "set_cache_limit",
 ]
 
-# Imported at their first use: a model's program needs none of them, and pictures need matplotlib.
+# Imported at their first use: models do not need them, and pictures need matplotlib.
 _AT_FIRST_USE = ("analysis", "data", "plot")
 
 
@@ -85,6 +85,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What users are meant to find, and what Python itself looks for."""
+    """Public names, and the special ones that Python looks for."""
     own = {name for name in globals() if name.startswith("__")}
     return sorted({*own, *__all__, "scaling", *_AT_FIRST_USE})

@@ -1,4 +1,4 @@
-"""ALiBi's slopes inside a module: learned, or made from options wherever the module goes."""
+"""ALiBi's slopes inside a module: learned, or derived from options on the module's device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from posembed.functional import Device
 class AlibiSlopes(nn.Module):
     """Holds the slopes of :class:`posembed.ALiBi`, whose arguments these are.
 
-    Only learned slopes are state. Others are no buffer, which casts and checkpoints would change:
-    they are made again when the module moves.
+    Only learned slopes are state. Others are computed again when the module moves; they are not a
+    buffer, because casts and checkpoints would change it.
     """
 
     slopes: Tensor
-    """float32 [num_heads], or [2, num_heads]; the parameter where they are learned."""
-    _is_replica = False  # torch sets it in the modules that DataParallel makes of this one
+    """float32 [num_heads], or [2, num_heads]; learned slopes are the parameter."""
+    _is_replica = False  # torch sets it in DataParallel's replicas of this module
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class AlibiSlopes(nn.Module):
         )
 
     def _follow(self, like: Tensor) -> None:
-        """Makes the slopes on the device of ``like``, once instead of in each call."""
+        """Computes the slopes on the device of ``like``, once instead of in each call."""
         self._device, self._dtype = like.device, like.dtype
         with torch.inference_mode(False):
             self._derived = self._derived_slopes(self._device)
@@ -85,7 +85,7 @@ class AlibiSlopes(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
     ) -> None:
-        """Tensors that are assigned bring a module out of meta: slopes follow the model's."""
+        """Assigned tensors move a module off meta; slopes follow them."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
             found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
@@ -93,11 +93,11 @@ class AlibiSlopes(nn.Module):
             self._follow(torch.empty(0, device=device, dtype=self._dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and casts the module; slopes that are not learned are made again."""
+        """Moves and casts the module; computes slopes that are not learned again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         try:
             like = fn(torch.empty(0, device=self._device, dtype=self._dtype))
-        except NotImplementedError:  # a copy out of meta, but there is nothing to copy
+        except NotImplementedError:  # a copy from meta, which has no data
             like = fn(torch.empty(0, device="cpu", dtype=self._dtype))
         self._follow(like)
         return self
@@ -108,7 +108,7 @@ class AlibiSlopes(nn.Module):
             set_values(self.slopes, self._derived)
 
     def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
-        """The slopes for a number of keys: the module's own tensor, which callers must not get."""
+        """The slopes for a number of keys: the module's own tensor, which users must not get."""
         slopes = self.slopes if self.learned else self._derived
         if not self.learned and (slopes.is_meta or self._is_replica):
             device = self._elsewhere(scores)
@@ -119,10 +119,10 @@ class AlibiSlopes(nn.Module):
         return slopes / (key_length / self.train_length)
 
     def _elsewhere(self, scores: Tensor | None) -> torch.device:
-        """Where slopes are needed, if not on the module's own device.
+        """The device where slopes are needed, if not the module's own.
 
-        torch.func.functional_call may run a module on meta with tensors from elsewhere, and
-        DataParallel copies to each device what is a parameter or a buffer, which these are not.
+        torch.func.functional_call may run a module on meta with tensors on another device, and
+        DataParallel copies only parameters and buffers to each device.
         """
         if scores is not None:
             return scores.device
@@ -131,7 +131,7 @@ class AlibiSlopes(nn.Module):
         return self._derived.device
 
     def __getattr__(self, name: str) -> Any:
-        """Slopes that are not learned: a property would keep FSDP from replacing learned ones."""
+        """Slopes that are not learned. A property would stop FSDP from replacing learned ones."""
         if name == "slopes" and not self.learned:
             return self._derived.clone()
         return super().__getattr__(name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
-    """What the C++ module checks: products of matrices would name none of these, or broadcast."""
+    """Checks as the C++ module does: matrix products would not name the argument, or broadcast."""
     for name, tensor, shape in (
         ("query", query, "[batch, num_heads, seq, head_dim]"),
         ("key", key, "[batch, heads, keys, head_dim]"),
@@ -52,7 +52,7 @@ def check(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
 
 
 def backend_for(alibi: ALiBi, query: Tensor, dropout: float, places: Places) -> str:
-    """The fastest that takes these arguments."""
+    """The fastest backend that takes these arguments."""
     given = {name for name, value in places.items() if value is not None}
     if not query.is_cuda or alibi.learned or given - {"query_offset"}:
         return "fused"
@@ -61,7 +61,7 @@ def backend_for(alibi: ALiBi, query: Tensor, dropout: float, places: Places) -> 
     half = query.dtype in (torch.bfloat16, torch.float16)
     if half and not given and alibi._derived.dim() == 1 and _has_flash():
         return "flash"
-    # What flex attention's kernel for CUDA does not take.
+    # Flex attention's CUDA kernel does not take these.
     narrow = query.shape[-1] < 16 or query.dtype == torch.float64
     return "fused" if dropout or narrow else "flex"
 
@@ -75,13 +75,13 @@ def fused(
     dropout: float,
     places: Places,
 ) -> Tensor:
-    """Scores in memory, and one kernel for scale, bias, mask and softmax."""
+    """Attention with scores in memory, and one kernel for scale, bias, mask and softmax."""
     batch, heads, queries, head_dim = query.shape
     key_heads, keys = key.shape[1:3]
-    # [batch, key heads, queries of its group, head_dim]: grouped queries need no copy of keys.
+    # [batch, key heads, queries of its group, head_dim]: grouping queries avoids copies of keys.
     grouped = query.reshape(batch, key_heads, heads // key_heads * queries, head_dim)
     scores = (grouped @ key.mT).view(batch, heads, queries, keys)
-    # Not only where scores require grad: inside torch.func transforms one cannot see it.
+    # Do not ask whether scores require grad: inside torch.func transforms they do not say so.
     if torch.is_grad_enabled():
         scores = alibi.softmax(scores, scale=scale, **places)
     else:
@@ -100,10 +100,10 @@ def flex(
     scale: float,
     query_offset: int | None,
 ) -> Tensor:
-    """The bias inside flex attention's kernel."""
+    """Attention with the bias computed inside flex attention's kernel."""
     keys = key.shape[-2]
     offset = keys - query.shape[-2] if query_offset is None else query_offset
-    # A branch, because the compiler compares symbols, and flex attention takes a bool.
+    # A branch, because the compiler compares symbols and flex attention takes a bool.
     grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
     bias = alibi.score_mod(query_offset=offset, key_length=keys)
     result: Tensor = _compiled_flex()(
@@ -115,7 +115,7 @@ def flex(
 def flash(
     alibi: ALiBi, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
 ) -> Tensor:
-    """FlashAttention-2, which takes slopes."""
+    """Attention by FlashAttention-2, which takes slopes."""
     result: Tensor = importlib.import_module("flash_attn").flash_attn_func(
         *(tensor.transpose(1, 2) for tensor in (query, key, value)),
         dropout_p=dropout,
@@ -133,7 +133,7 @@ def _has_flash() -> bool:
 
 @functools.cache
 def _compiled_flex() -> Any:
-    """Flex attention, compiled: uncompiled, it would make the scores in memory."""
+    """Compiled flex attention; uncompiled, it would write the scores to memory."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True)

@@ -6,22 +6,22 @@ from posembed import _C
 
 
 class BuildInfo(TypedDict):
-    """The facts of a build, in the order they are printed."""
+    """The facts of a build, in the order of printing."""
 
     version: str
     """posembed's version."""
     torch_version: str
-    """The torch that it was built for."""
+    """The torch version that it was built for."""
     cuda_version: str
     """The CUDA toolkit that built the kernels; empty for a CPU-only build."""
     cuda_architectures: list[str]
-    """What CUDA kernels were compiled for, in CMake's words: 90-real, 100-virtual."""
+    """Architectures that CUDA kernels were compiled for, in CMake's form: 90-real, 100-virtual."""
     compiler: str
     """The C++ compiler and its version."""
     instruction_sets: list[str]
     """The instruction sets that CPU kernels were compiled for, narrowest first."""
     instruction_set: str
-    """The one in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET allows."""
+    """The set in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET allows."""
 
 
 def build_info() -> BuildInfo:

@@ -1,7 +1,7 @@
-"""Loads libposembed.so, which registers the operators, or explains why it cannot.
+"""Loads libposembed.so, which registers the operators, or explains why that fails.
 
-A build belongs to one minor version of torch, whose C++ classes it contains. With another one it
-would crash or compute nonsense, so versions are compared before the library is opened.
+A build belongs to one minor version of torch, whose C++ classes it contains. With another version
+it would crash or compute nonsense, so versions are compared first.
 """
 
 import json

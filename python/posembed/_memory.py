@@ -1,4 +1,4 @@
-"""Memory of large CPU results, which posembed keeps for its next ones, and of tables."""
+"""Memory of large CPU results, which posembed keeps for reuse, and of tables."""
 
 from torch import Tensor
 
@@ -25,14 +25,14 @@ def empty_cache() -> int:
 def prefer_huge_pages(table: Tensor) -> None:
     """Asks the system to keep a CPU tensor in huge pages.
 
-    There, rows at random places are read half again as fast. posembed does so for its modules'
-    tables, tables read from files, and results.
+    Huge pages speed up reads of random rows. posembed uses them for its modules' tables, tables
+    read from files, and results.
 
     Args:
-        table: Of any shape and dtype. Before its first value is written the advice is free; later
-            the system moves it when it finds the time. Nothing happens below 4 MiB, on other
-            devices, where the system has no transparent huge pages (Linux has, where `madvise` or
-            `always` stands in `/sys/kernel/mm/transparent_hugepage/enabled`), and where the
+        table: Of any shape and dtype. Call this before the first value is written; otherwise the
+            system moves its pages later, in the background. Nothing happens below 4 MiB, on other
+            devices, without transparent huge pages (Linux has them if
+            `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or `always`), and if the
             environment variable `POSEMBED_HUGE_PAGES` is 0.
 
     Examples:
@@ -48,16 +48,16 @@ def set_cache_limit(bytes: int) -> int:
     """Sets how many bytes posembed may keep in this process; 0 keeps none.
 
     A large result on the CPU is new memory, and its first touch costs more than the arithmetic that
-    fills it. posembed therefore keeps results of 4 MiB and more when they are freed, and reuses
-    them. It does so only with memory that came fresh from the system, so that it does not interfere
-    with allocators that reuse memory themselves (jemalloc, tcmalloc).
+    fills it. posembed therefore keeps the memory of freed results of 4 MiB and more for reuse. It
+    keeps only memory that came fresh from the system, so it does not interfere with allocators that
+    reuse memory themselves (jemalloc, tcmalloc).
 
     Args:
-        bytes: The limit. Without this call it is 512 MiB, or what the environment variable
-            `POSEMBED_CACHE_LIMIT` says.
+        bytes: The limit. Without this call it is 512 MiB, or the value of the environment variable
+            `POSEMBED_CACHE_LIMIT`.
 
     Returns:
-        The limit before.
+        The previous limit.
 
     Raises:
         ValueError: `bytes` is negative.

@@ -1,4 +1,4 @@
-"""Values for parameters that FSDP2 or tensor parallelism may have cut into shards (DTensor)."""
+"""Sets values of parameters that FSDP2 or tensor parallelism may have sharded (DTensor)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _sharded(values: Tensor, mesh: Any, placements: Any) -> Tensor:
-    """Cuts values that every process has: nothing is sent."""
+    """Shards values that every process has, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(values, mesh, placements, src_data_rank=None)
@@ -18,7 +18,7 @@ def _sharded(values: Tensor, mesh: Any, placements: Any) -> Tensor:
 def set_values(parameter: Tensor, values: Tensor) -> None:
     """Copies values into a parameter, or this process's part of them into its shard."""
     with torch.no_grad():
-        mesh: Any = getattr(parameter, "device_mesh", None)  # told by it without a slow import
+        mesh: Any = getattr(parameter, "device_mesh", None)  # avoids a slow import
         if mesh is not None:
             values = _sharded(values.to(parameter.device), mesh, parameter.placements)  # type: ignore[attr-defined]
         parameter.copy_(values)
@@ -33,7 +33,7 @@ def zero_row(table: Tensor, row: int) -> None:
             return
         from torch.distributed.tensor import Replicate
 
-        # table[row] would be a copy of it, gathered from all processes.
+        # table[row] would be a copy, gathered from all processes.
         found = torch.arange(table.shape[0], device=table.device).unsqueeze(1) == row
         rows = [Replicate() if place.is_shard(1) else place for place in table.placements]  # type: ignore[attr-defined]
         table.masked_fill_(_sharded(found, mesh, rows), 0)

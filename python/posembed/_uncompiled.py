@@ -1,6 +1,6 @@
-"""What torch.compile leaves to Python, for callers to import while they are compiled.
+"""Functions that torch.compile leaves to Python; callers import them while they are compiled.
 
-The decorators load the compiler, which takes a second: ``import posembed`` must not.
+The decorators load the compiler, which is slow, so ``import posembed`` must not load this module.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def read_as_constant(family: str, fields: dict[str, Any]) -> tuple[str, str]:
-    """The same when a function is compiled as whenever it runs: its fields are constants, too.
+    """Reads a specification as a constant of the compiled function, as its fields are.
 
-    An error is returned because what is raised here would not reach the function's callers.
+    Errors are returned, because an exception raised here would not reach the function's callers.
     """
     return specification.read(family, fields)

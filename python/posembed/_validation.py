@@ -1,4 +1,4 @@
-"""Options as the types that specifications and modules store; ValueError names the option."""
+"""Converts options to the types that are stored; ValueError names the option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, float)
 
 
 def constant(number: Number) -> Number:
-    """To torch.compile a constant, and not a symbol: what it compiles is for this number alone."""
+    """A number that torch.compile treats as a constant: the graph is for this number only."""
     if not is_compiling():
         return number
     from torch.fx.experimental.symbolic_shapes import guard_scalar
@@ -31,7 +31,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def finite(name: str, value: Any) -> float:
-    """``value`` as a float, which must be finite because JSON has no other numbers."""
+    """``value`` as a float. It must be finite, because JSON has no other numbers."""
     try:
         number = constant(float(value))
     except (TypeError, ValueError):
@@ -42,7 +42,7 @@ def finite(name: str, value: Any) -> float:
 
 
 def fields_of(specification: Any) -> dict[str, Any]:
-    """What a dataclass is made of. Not ``asdict``: torch.compile cannot trace its copies."""
+    """The fields of a dataclass, without ``asdict``, whose copies torch.compile cannot trace."""
     fields = dataclasses.fields(specification)
     return {field.name: getattr(specification, field.name) for field in fields if field.init}
 

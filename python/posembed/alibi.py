@@ -20,7 +20,7 @@ from posembed.configuration import alibi as presets
 from posembed.functional import Device
 from posembed.places import Places, complete, lengths
 
-# What families of models change of the paper's form. Falcon has its own in from_preset.
+# Options of model families that differ from the paper. Falcon's are in from_preset.
 _PRESETS: dict[str, dict[str, Any]] = {
     "bloom": {},
     "mpt": {},
@@ -32,23 +32,23 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 class ALiBi(AlibiSlopes):
-    """Biases of attention scores: minus a slope for each head times the distance of query and key.
+    """Biases of attention scores: minus each head's slope times the distance of query and key.
 
-    Only learned slopes are state; others are made from the options, again when the module moves.
+    Only learned slopes are state; others are derived from the options whenever the module moves.
 
     Args:
         num_heads: Heads of this module.
-        slopes: ``"press"``: the paper's series, interleaved if heads are no power of two.
-            ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a tensor
-            [total_heads], or [2, total_heads] for keys left and right of the query.
+        slopes: ``"press"``: the paper's series, interleaved if the number of heads is not a power
+            of two. ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a
+            tensor [total_heads], or [2, total_heads] for keys left and right of the query.
         max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
         causal: Bias ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
-        total_heads: Heads of the whole model, if this module has a part of them.
+        total_heads: Heads of the whole model, if this module has only some of them.
         head_start: The index of this module's first head in the whole model.
         factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS).
-        train_length: Slopes are divided by ``key_length / train_length`` if there are more keys
-            than that (``alibi_scaling={"train_seq_len": …}`` of JAIS).
+        train_length: With more keys than this, slopes are divided by ``key_length / train_length``
+            (``alibi_scaling={"train_seq_len": …}`` of JAIS).
         learned: Slopes are a parameter, ``slopes``.
         device, dtype: Of learned slopes, and of the bias that :meth:`forward` returns.
 
@@ -95,13 +95,13 @@ class ALiBi(AlibiSlopes):
     def from_preset(
         cls, name: str, num_heads: int, *, head_dim: int | None = None, **options: Any
     ) -> ALiBi:
-        """ALiBi as a family of models uses it.
+        """ALiBi with the options of a family of models.
 
         Args:
             name: "bloom", "mpt" (give ``max_bias=alibi_bias_max``), "baichuan" (13B), "jais" (give
                 ``factor`` or ``train_length`` of its ``alibi_scaling``), "mosaicbert" (symmetric),
-                or "falcon": bfloat16 slopes, and bias added before scores are scaled, so that
-                here, where scores are scaled first, slopes are divided by ``sqrt(head_dim)``.
+                or "falcon": bfloat16 slopes, divided by ``sqrt(head_dim)`` because Falcon adds the
+                bias before it scales scores.
             num_heads: As in ALiBi.
             head_dim: Needed for "falcon".
             **options: As in ALiBi.
@@ -132,7 +132,7 @@ class ALiBi(AlibiSlopes):
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
-            num_heads: Heads of this module, if it has a part of the model's.
+            num_heads: Heads of this module, if it has only some of the model's.
             **options: As in ALiBi; ``head_start`` selects the part.
 
         Raises:
@@ -154,7 +154,7 @@ class ALiBi(AlibiSlopes):
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
         """Slopes for ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2.
 
-        Positive, and without a factor for the scale of scores: FlashAttention-2 adds
+        They are positive and do not include the scale of scores: FlashAttention-2 adds
         ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. No gradient reaches
         learned slopes through it.
 
@@ -202,7 +202,8 @@ class ALiBi(AlibiSlopes):
         """
         keys = query_length if key_length is None else key_length
         slopes = self._slopes(keys)
-        # Said only where it must be: AOTInductor hands dtypes on to operators with other numbers.
+        # Pass a dtype only if necessary, because AOTInductor passes wrong dtype numbers to
+        # operators.
         if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
         return functional.alibi_bias(
@@ -299,7 +300,7 @@ class ALiBi(AlibiSlopes):
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
     ) -> Tensor:
-        """The correction of a block's log-sum-exp whose biases were made from local indices.
+        """The correction of a block's log-sum-exp if its biases were computed from local indices.
 
         Args:
             query_length: Queries of the block.
@@ -333,8 +334,8 @@ class ALiBi(AlibiSlopes):
         """The bias for ``torch.nn.attention.flex_attention``, computed in its kernel.
 
         Args:
-            query_offset: Position of the first query among the keys. The default of
-                :meth:`forward` is keys - queries, but lengths are not known here.
+            query_offset: Position of the first query among the keys. Lengths are unknown here, so
+                there is no default of keys - queries as in :meth:`forward`.
             key_length: Needed with train_length.
 
         Examples:
@@ -373,9 +374,9 @@ class ALiBi(AlibiSlopes):
             **places: See :class:`posembed.places.Places`.
 
         Returns:
-            "flash": FlashAttention-2 with slopes, where that package is installed. "flex": a
-            compiled flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel
-            for scale, bias, mask and softmax; it alone takes everything.
+            "flash": FlashAttention-2 with slopes, if that package is installed. "flex": a compiled
+            flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel for
+            scale, bias, mask and softmax; only this one takes all arguments.
         """
         return _attention.backend_for(self, query, dropout, places)
 
@@ -390,7 +391,7 @@ class ALiBi(AlibiSlopes):
         backend: str | None = None,
         **places: Unpack[Places],
     ) -> Tensor:
-        """Softmax(query key^T scale + bias) value, by the best means at hand.
+        """Softmax(query key^T scale + bias) value, by the fastest available backend.
 
         Args:
             query: [batch, num_heads, seq, head_dim].

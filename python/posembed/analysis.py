@@ -18,7 +18,7 @@ from posembed import functional
 from posembed._validation import whole
 from posembed.specification import Numerics, RotarySpec, SinusoidalSpec
 
-CHUNK = 8192  # distances at a time, which bounds the memory for long contexts
+CHUNK = 8192  # distances per step, which bounds memory for long contexts
 
 
 class Encoder(Protocol):
@@ -40,7 +40,7 @@ class Wavelengths:
         frequencies: Radians per position.
         wavelengths: Positions per turn; inf for pairs that do not turn.
         half_wavelengths: Positions per half a turn.
-        contexts: int64: the longest context in which all distances, before and after, have
+        contexts: int64: the longest context in which all distances, in both directions, have
             different angles. Its farthest tokens are less than half a turn apart; 1 for pairs that
             do not turn.
     """
@@ -78,9 +78,9 @@ def places(name: str, numbers: Tensor) -> Tensor:
     """Distances or positions to compute at: int64 [n].
 
     Raises:
-        ValueError: A tensor that is not [n], or a number below 0: rotations leave tokens at
-            position -1 as they are, which is no distance.
-        TypeError: A tensor of other than whole numbers.
+        ValueError: A tensor that is not [n], or a number below 0, because position -1 means "not
+            rotated" and is not a distance.
+        TypeError: A tensor that is not of whole numbers.
     """
     if numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"{name}: expected int32 or int64, got {numbers.dtype}")
@@ -98,7 +98,7 @@ def distances_to(distances: int | Tensor) -> Tensor:
 
     Raises:
         ValueError: A number below 0, or a tensor that is not [n].
-        TypeError: A tensor of other than whole numbers.
+        TypeError: A tensor that is not of whole numbers.
     """
     if isinstance(distances, Tensor):
         return places("distances", distances)
@@ -109,7 +109,7 @@ def distances_to(distances: int | Tensor) -> Tensor:
 
 
 def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
-    """One head's query or key, float64 [head_dim]; ones where none is given."""
+    """One head's query or key, float64 [head_dim]; ones if none is given."""
     if vector is None:
         return torch.ones(spec.head_dim, dtype=torch.float64)
     if tuple(vector.shape) != (spec.head_dim,):
@@ -120,7 +120,7 @@ def head_vector(name: str, vector: Tensor | None, spec: RotarySpec) -> Tensor:
 def rotate_one(vector: Tensor, positions: Tensor, spec: RotarySpec) -> Tensor:
     """The same query at each position: [head_dim] -> [positions, head_dim].
 
-    A key takes ``spec.for_keys()``: xPos scales it by the inverse of what it scales a query by.
+    For a key, pass ``spec.for_keys()``, because xPos scales keys by the inverse.
     """
     tokens = vector.expand(len(positions), 1, -1).contiguous()
     return functional.rotary(tokens, positions=positions, spec=spec, layout="thd")[:, 0]
@@ -133,7 +133,7 @@ def component_scores(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """The part of each component in the score of a query and a key, by distance.
+    """Each component's part of the score of a query and a key, by distance.
 
     Low pairs make many turns within a few tokens, high pairs a part of one within thousands.
 
@@ -220,9 +220,9 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100) -> Tensor:
 
 
 def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
-    """Positions in binary: uint8 [positions, width], the bit that changes fastest first.
+    """Positions in binary: uint8 [positions, width], the fastest-changing bit first.
 
-    Sinusoids are a smooth form of it: each component changes more slowly than the one before.
+    Sinusoids are a smooth form of this: each component changes more slowly than the one before.
 
     Args:
         positions: Number of positions, from 0.
@@ -250,7 +250,7 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
 def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Tensor:
     """Cosines of the angles between the vectors of positions: [positions, positions].
 
-    For a learned table that knows which positions are near, the diagonal fades to both sides.
+    If a learned table represents nearness, values fade on both sides of the diagonal.
 
     Args:
         embedding: A table [positions, dim], or a module with ``encode``, such as
@@ -290,9 +290,9 @@ def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Ten
 def cosines_and_sines(
     spec: RotarySpec, positions: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Of each pair's angle, as the operator has them: two of float64 [positions, pairs].
+    """Cosines and sines of each pair's angle from the operator: float64 [positions, pairs] each.
 
-    They are what becomes of the vector (1, 0) in each pair, attention factor included.
+    They are the rotated vector (1, 0) of each pair, including the attention factor.
     """
     pairs = spec.frequencies().numel()
     stride, partner = (2, 1) if spec.interleaved else (1, pairs)
@@ -308,14 +308,14 @@ def angle_error(
     *,
     numerics: Numerics = "float32",
 ) -> Tensor:
-    """The difference of angles from the exact ones, in radians.
+    """The difference between rounded and exact angles, in radians.
 
     Args:
         spec: The rotation.
         positions: int [n], at least 0 each; default: powers of two up to 2 ** 20.
         numerics: How angles of float32 data are rounded, see :class:`posembed.RotarySpec`:
-            ``"float32"`` as most code does, or ``"exact"``, which leaves the rounding of the
-            result.
+            ``"float32"`` as most code does, or ``"exact"``, where only the rounding of the result
+            remains.
 
     Returns:
         [positions, pairs], at most pi.
@@ -333,13 +333,13 @@ def angle_error(
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
     rounded = dataclasses.replace(spec, numerics=numerics)
     ours = cosines_and_sines(rounded, at, torch.float32)
-    # The angle between two directions, whatever their lengths.
+    # The angle between two directions of any lengths.
     return torch.atan2(ours[1] * cosine - ours[0] * sine, ours[0] * cosine + ours[1] * sine).abs()
 
 
 # ------------------------------------------------------------------------------------------- words
 
-# Words may contain marks, like 6:00 and Covid-19, but not begin or end with them.
+# Words may contain marks, as in 6:00 and Covid-19, but not begin or end with them.
 WORD = r"\w+(?:[:'-]\w+)*"
 
 
@@ -348,7 +348,7 @@ class TermTable:
     """Words of some documents and their weights.
 
     Attributes:
-        terms: The words, as the columns below have them.
+        terms: The words, in the order of the columns below.
         term_frequencies: [documents, terms]: share of the document's words.
         document_counts: int64 [terms]: documents that have the word.
         inverse_document_frequencies: [terms]: log10 of documents over document_counts.
@@ -363,10 +363,10 @@ class TermTable:
 
 
 def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> TermTable:
-    """Term frequency times inverse document frequency of textbooks, with logarithms of base 10.
+    """The textbook's term frequency times inverse document frequency, with base-10 logarithms.
 
-    Needs scikit-learn, which counts the words. Its ``TfidfVectorizer`` has another formula
-    (natural logarithm plus 1, rows of length 1).
+    Needs scikit-learn to count words. Its ``TfidfVectorizer`` has another formula (natural
+    logarithm plus 1, rows of length 1).
 
     Args:
         documents: Texts; upper and lower case do not matter.

@@ -14,8 +14,8 @@ from posembed.token import check_sizes, check_table_options
 class TokenBag(nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
-    Rows are added in float32 whatever the dtype and rounded once. Gradients have the same bits for
-    any number of threads. Empty bags give zeros. The default mode is "sum", torch's is "mean".
+    Rows of every dtype are added in float32 and rounded once. Gradients have the same bits for any
+    number of threads. Empty bags give zeros. The default mode is "sum"; torch's is "mean".
 
     Args:
         num_embeddings: Rows of the table.
@@ -65,7 +65,7 @@ class TokenBag(nn.EmbeddingBag):
             num_embeddings,
             embedding_dim,
             mode=mode,
-            sparse=gradient == "rows",  # what DistributedDataParallel asks for
+            sparse=gradient == "rows",  # read by DistributedDataParallel
             _weight=_weight,
             include_last_offset=flag("include_last_offset", include_last_offset),
             padding_idx=padding_idx,

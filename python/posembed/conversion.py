@@ -20,17 +20,17 @@ def permute_rotary_weight(
 ) -> Tensor:
     """Reorders the rows of a projection's heads from one pairing to the other.
 
-    Products of queries and keys that are permuted alike stay the same: a model trained with
-    half-split pairs gives the same scores with interleaved ones after this, and vice versa.
+    If query and key are both permuted, their products stay the same: a model trained with
+    half-split pairs gives the same scores with interleaved pairs, and vice versa.
 
     Args:
-        weight: [num_heads * head_dim, ...]: a projection's weight, its bias, or a LoRA B matrix; of
-            a norm over one head [head_dim] with ``num_heads=1``.
-        num_heads: Heads in the rows: the keys' with grouped queries, those of all three if packed.
-        to: The new pairing; the weight has the other.
+        weight: [num_heads * head_dim, ...]: a projection's weight or bias, or a LoRA B matrix; for
+            a norm over one head, [head_dim] with ``num_heads=1``.
+        num_heads: Heads in the rows: the key heads of a key projection, all heads of packed QKV.
+        to: The new pairing; the weight has the other one.
         rotary_dim: Components that are rotated; default: all.
         rotary_start: The first rotated component.
-        heads: The heads to permute; default: all. For packed QKV those of query and key:
+        heads: The heads to permute; default: all. For packed QKV, the heads of query and key:
             ``range(query_heads + key_heads)`` if query, key and value follow each other.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The C++ modules in Python, to test them and to try out parts of a LibTorch program.
+"""The C++ modules in Python, for tests and for trying out parts of a LibTorch program.
 
-Models should use the modules of :mod:`posembed` itself, which are ordinary ``nn.Module``: bound C++
-modules cannot be compiled, pickled or deep-copied, nor get parameters from outside (limits of
-torch's binding).
+Models should use the modules of :mod:`posembed` itself, which are ordinary ``nn.Module``. Because
+of limits of torch's binding, bound C++ modules cannot be compiled, pickled or deep-copied, and
+their parameters cannot be replaced.
 """
 
 from posembed._C import (

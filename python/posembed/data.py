@@ -1,4 +1,4 @@
-"""Token ids on their way to a model: windows over files without a copy, and masks.
+"""Input data for models: windows over files of token ids without a copy, and masks.
 
 Devlin et al., "BERT", arXiv:1810.04805, has the mask's 80/10/10.
 """
@@ -18,20 +18,20 @@ from torch.utils.data import Dataset
 if TYPE_CHECKING:
     import numpy as np
 
-# Two bytes an id are enough for vocabularies up to 65,536.
+# Two bytes per id are enough for vocabularies up to 65,536.
 ID_TYPES = (torch.uint16, torch.int32, torch.int64)
 
 Ids: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str]"
 
 
 def check_id_type(dtype: torch.dtype) -> None:
-    """Raises TypeError unless ids of a file can have the type."""
+    """Raises TypeError unless a file's ids can have the dtype."""
     if dtype not in ID_TYPES:
         raise TypeError(f"dtype: expected torch.uint16, torch.int32 or torch.int64, got {dtype}")
 
 
 def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> Tensor:
-    """The ids of a file, memory-mapped: read when they are used, never copied as a whole.
+    """The ids of a memory-mapped file, which are read on use and never copied as a whole.
 
     Args:
         path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it.
@@ -57,7 +57,7 @@ def save_ids(
     parts: Iterable[Sequence[int] | Tensor],
     dtype: torch.dtype = torch.int32,
 ) -> int:
-    """Writes ids to a file, part by part, for :func:`open_ids`; returns how many.
+    """Writes ids to a file, part by part, for :func:`open_ids`; returns their number.
 
     Args:
         path: The file, which is overwritten.
@@ -92,16 +92,16 @@ def save_ids(
 
 
 def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
-    """The ids as a tensor over the same memory, or over the file of the path."""
+    """The ids as a tensor over the same memory, or over the file at a path."""
     if isinstance(ids, Tensor):
         return ids
     if isinstance(ids, (str, os.PathLike)):
         return open_ids(ids, dtype)
-    if not hasattr(ids, "__array_interface__"):  # the package does without numpy
+    if not hasattr(ids, "__array_interface__"):  # the package does not need numpy
         found = type(ids).__name__
         raise TypeError(f"ids: expected a tensor, a numpy array or a path, got {found}")
     with warnings.catch_warnings():
-        # Of arrays that are read-only: windows are read.
+        # Allow read-only arrays, because windows are only read.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(ids)
 
@@ -109,7 +109,7 @@ def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
 def windows(
     ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
 ) -> tuple[Tensor, Tensor]:
-    """Windows over ids and, as targets, over the ids that follow: views without a copy.
+    """Windows over ids and, as targets, over the next ids: views without a copy.
 
     Args:
         ids: [ids] of any dtype and device, a numpy array such as a ``numpy.memmap``, or the path of
@@ -120,8 +120,8 @@ def windows(
         dtype: Of a file's ids.
 
     Returns:
-        Inputs and targets, [windows, length] each. Ids at the end that do
-        not fill a window are left out.
+        Inputs and targets, [windows, length] each. Ids at the end that do not fill a window are
+        omitted.
 
     Raises:
         ValueError: Too few ids for one window, or sizes below 1.
@@ -147,7 +147,7 @@ def windows(
 class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     """Windows and their next tokens for a ``torch.utils.data.DataLoader``.
 
-    Holds a view of the ids; workers of a loader share the file's pages.
+    Stores a view of the ids; workers of a loader share the file's pages.
 
     Args:
         ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
@@ -192,9 +192,9 @@ def mask_tokens(
     ignore_index: int = -100,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Masks ids for training as BERT was trained, with the original ids as targets.
+    """Masks ids as in BERT's training; the original ids are the targets.
 
-    Of the chosen ids, 80 % become ``mask_id``, 10 % a random id, and 10 % stay as they are.
+    80 % of the chosen ids become ``mask_id``, 10 % a random id, and 10 % do not change.
 
     Args:
         ids: int32 or int64 [...].

@@ -1,4 +1,4 @@
-"""InputEmbedding: all that comes before the first block of a Transformer, in one kernel.
+"""InputEmbedding: everything before the first block of a Transformer, in one kernel.
 
 Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You Need",
 arXiv:1706.03762.
@@ -22,8 +22,8 @@ from posembed.token import TokenEmbedding, check_sizes, scale_number
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
 
-# Options of tables that are put in place of the module's own, and which its one kernel lacks.
-# "sparse" is that of nn.Embedding, which has no "gradient".
+# Options that the kernel lacks, of tables that replace the module's own. "sparse" belongs to
+# nn.Embedding, which has no "gradient".
 TOKEN_DEFAULTS = {"max_norm": None, "scale_grad_by_freq": False}
 PLAIN_DEFAULTS = {**TOKEN_DEFAULTS, "sparse": False}
 TYPE_DEFAULTS = {
@@ -36,10 +36,10 @@ TYPE_DEFAULTS = {
 
 
 class InputEmbedding(nn.Module):
-    """Token, position and type rows, summed, normed and dropped out in one kernel.
+    """Sums token, position and type rows and applies norm and dropout, in one kernel.
 
     Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
-    parameters; those that the options leave out are None.
+    parameters; those that the options omit are None.
 
     Args:
         num_embeddings: Rows of the token table.
@@ -51,13 +51,13 @@ class InputEmbedding(nn.Module):
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
         dropout: Probability with which training drops a component of the result. The mask depends
-            on a seed and the component's place alone, not on threads; ``torch.manual_seed`` governs
+            only on a seed and the component's index, not on threads; ``torch.manual_seed`` controls
             the seed unless ``forward`` gets one.
         padding_idx: The token row that starts as zeros and gets no gradient.
-        position_rule: How tokens get positions if none are given. "consecutive": one after the
-            other. "roberta": padding is not counted; it has position -1, the row before the
-            others, which starts as zeros and gets no gradient. "opt": the same from an attention
-            mask, with a row of padding that learns; two rows stand before position 0.
+        position_rule: How tokens get positions if none are given. "consecutive": ``offset``,
+            ``offset + 1``, and so on. "roberta": padding is not counted; it has position -1, the
+            row before the others, which starts as zeros and gets no gradient. "opt": the same from
+            an attention mask, but the row of padding is trained; two rows precede position 0.
         token_dim: Components of a token's row, if not ``embedding_dim``: ``projection``, a Linear
             without a bias, maps them to it (OPT-350m).
         output_dim: Components of the result, if not ``embedding_dim``: ``projection``, a Linear
@@ -66,7 +66,7 @@ class InputEmbedding(nn.Module):
         device, dtype: Of all parameters.
 
     Raises:
-        ValueError: A negative size, a name that is not known, a ``dropout`` outside 0 to 1; learned
+        ValueError: A negative size, an unknown name, a ``dropout`` outside 0 to 1; learned
             positions without ``max_positions``, or the reverse; a ``position_rule`` without learned
             positions, or "roberta" without ``padding_idx``; ``token_dim`` and ``output_dim``.
 
@@ -121,7 +121,7 @@ class InputEmbedding(nn.Module):
             num_embeddings,
             embedding_dim if token_dim is None else token_dim,
             padding_idx,
-            scale=scale_number(scale, embedding_dim),  # of the sum's rows, also with token_dim
+            scale=scale_number(scale, embedding_dim),  # scales the sum's rows, also with token_dim
             gradient=gradient,
             **place,
         )
@@ -164,17 +164,17 @@ class InputEmbedding(nn.Module):
                 a cache.
             attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
                 ``position_rule="opt"``. None: there is no padding.
-            seed: Of dropout, int64 with one element on the device of ``ids``; None: drawn from
-                torch's generator for that device.
-            first_token: Place of the first of these tokens in dropout's mask. Parts of a batch that
-                get the same ``seed`` and their places draw the mask of the whole, on any device.
+            seed: The seed of dropout: int64 with one element on the device of ``ids``; None: drawn
+                from torch's generator for that device.
+            first_token: Index of the first of these tokens in dropout's mask. Parts of a batch that
+                pass the same ``seed`` and their indices draw the mask of the whole, on any device.
 
         Returns:
             [batch, seq, embedding_dim], or ``output_dim`` components.
 
         Raises:
-            ValueError: Shapes do not fit, or a submodule that was replaced has an option that the
-                kernel lacks.
+            ValueError: Shapes do not fit, or a replaced submodule has an option that the kernel
+                lacks.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
         """
@@ -211,7 +211,7 @@ class InputEmbedding(nn.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """Positions that have a row; None: there is no table of them."""
+        """The number of positions with a row; None: there is no table."""
         if isinstance(self.position, LearnedPositionalEmbedding):
             return self.position.max_positions
         return None
@@ -230,7 +230,7 @@ class InputEmbedding(nn.Module):
     def _positions(
         self, ids: Tensor, positions: Tensor | None, attention_mask: Tensor | None, offset: int
     ) -> Tensor | None:
-        """The positions that were given, or those that the rule counts; None: consecutive ones."""
+        """The given positions, or those of the rule; None: consecutive ones."""
         if attention_mask is not None and (self.position_rule != "opt" or positions is not None):
             raise ValueError(
                 "attention_mask: expected none unless position_rule is 'opt' and positions are "
@@ -254,12 +254,12 @@ class InputEmbedding(nn.Module):
         return None
 
     def _token(self, ids: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Ids and table of the rows that the sum takes.
+        """The ids and the table that the kernel takes.
 
-        Projected rows are a table of their own, of which each token takes its row.
+        Projected rows form a table with a row for each token.
         """
         if self.token_dim is None:
-            token = self.token  # each access to a submodule takes most of a microsecond
+            token = self.token  # access to a submodule is slow
             ours = isinstance(token, TokenEmbedding)
             _check_table("token", token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
             table = {
@@ -274,7 +274,7 @@ class InputEmbedding(nn.Module):
         return rows, {"token": projected.flatten(0, -2), "gradient": "own"}
 
     def _tables(self) -> dict[str, Any]:
-        """What the kernel takes of positions and token types."""
+        """The kernel's arguments for positions and token types."""
         table: dict[str, Any] = {}
         position = self.position
         if isinstance(position, LearnedPositionalEmbedding):
@@ -295,20 +295,20 @@ class InputEmbedding(nn.Module):
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
-        """The input layer of a ``transformers`` model, with copied parameters and the same results.
+        """The input layer of a ``transformers`` model, with copied parameters and equal results.
 
         Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT.
         The module's ``position_rule`` counts positions among padding as RoBERTa and OPT do; pass
-        OPT's attention mask to ``forward``. Token types of GPT-2, rows of its token table, have no
-        counterpart.
+        OPT's attention mask to ``forward``. Token types of GPT-2, which are rows of its token
+        table, are not supported.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that
                 ``AutoModel.from_pretrained`` takes.
 
         Raises:
-            TypeError: It is neither a model nor a name.
-            ValueError: The model is of another family.
+            TypeError: Neither a model nor a name.
+            ValueError: The model belongs to another family.
 
         Examples:
             >>> import posembed as pe
@@ -348,13 +348,13 @@ def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
 
 
 def _check_kind(name: str, module: nn.Module, kind: Any, expected: str) -> None:
-    """Raises ValueError for a module whose parameters the kernel would take for another's."""
+    """Raises ValueError for a module whose parameters the kernel would misinterpret."""
     if not isinstance(module, kind):
         raise ValueError(f"{name}: expected {expected}, got {type(module).__name__}")
 
 
 def _norm(norm: nn.Module, token: Tensor) -> dict[str, Any]:
-    """What the kernel takes of a norm."""
+    """The kernel's arguments for a norm."""
     _check_kind("norm", norm, (nn.LayerNorm, nn.RMSNorm), "a LayerNorm or an RMSNorm")
     if tuple(norm.normalized_shape) != token.shape[-1:]:  # type: ignore[arg-type]
         shape, columns = list(norm.normalized_shape), list(token.shape[-1:])  # type: ignore[arg-type]
@@ -363,7 +363,7 @@ def _norm(norm: nn.Module, token: Tensor) -> dict[str, Any]:
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
         return {"norm": "layer", "eps": norm.eps, **layer}
     eps = norm.eps
-    if eps is None:  # torch's RMSNorm then takes that of the type in which it computes
+    if eps is None:  # torch's RMSNorm then takes that of its compute type
         wide = torch.float64 if token.dtype == torch.float64 else torch.float32
         eps = torch.finfo(wide).eps
     return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}

@@ -1,4 +1,4 @@
-"""Where the input layers of transformers' model families keep their parameters."""
+"""Finds the parameters of the input layers of transformers' model families."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Parts:
 
 
 def _copied(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputEmbedding:
-    """An InputEmbedding of these parts' sizes, with their values."""
+    """An InputEmbedding with these parts' sizes and values."""
     rows, dim = parts.position.weight.shape
     embed = InputEmbedding(
         parts.token.num_embeddings,
@@ -105,7 +105,7 @@ def _gpt2(model: Any) -> InputEmbedding:
 
 
 def _opt(model: Any) -> InputEmbedding:
-    decoder = getattr(model, "decoder", model)  # it may be the decoder itself
+    decoder = getattr(model, "decoder", model)  # the model may be the decoder itself
     token_dim = None if decoder.project_in is None else decoder.project_in.in_features
     parts = _Parts(decoder.embed_tokens, decoder.embed_positions, projection=decoder.project_in)
     return _copied(parts, first_row=2, position_rule="opt", token_dim=token_dim)

@@ -1,4 +1,4 @@
-"""LearnedPositionalEmbedding: a table with one learned row for each position.
+"""LearnedPositionalEmbedding: a table with a learned row for each position.
 
 Gehring et al., "Convolutional Sequence to Sequence Learning", arXiv:1705.03122; BERT, GPT-2, OPT,
 RoBERTa.
@@ -82,7 +82,7 @@ class LearnedPositionalEmbedding(nn.Module):
         )
 
     def encode(self, positions: Tensor) -> Tensor:
-        """The rows alone: int32 or int64 [...] -> [..., embedding_dim]."""
+        """The rows of positions: int32 or int64 [...] -> [..., embedding_dim]."""
         return functional.learned_encode(self.weight, positions, first_row=self.first_row)
 
     def extend(
@@ -93,8 +93,8 @@ class LearnedPositionalEmbedding(nn.Module):
         Args:
             max_positions: The new number of positions.
             method: "linear" or "cubic" interpolates: the first and the last row stay, so that a
-                trained position keeps its relative place. "repeat" repeats the rows, so that
-                trained positions keep theirs. Rows before position 0 stay.
+                trained row keeps its relative place. "repeat" repeats the rows, so that trained
+                positions keep their rows. Rows before position 0 stay.
 
         Raises:
             ValueError: ``max_positions`` is less than before, or the method is unknown.

@@ -1,4 +1,4 @@
-"""Where the queries and keys of ALiBi's scores are, and which keys are visible."""
+"""The positions of queries and keys in ALiBi's scores, and which keys are visible."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from posembed import functional
 
 
 class Places(TypedDict, total=False):
-    """Positions of queries and keys, and which keys are visible: arguments of all ALiBi methods.
+    """Arguments of all ALiBi methods: positions of queries and keys, and which keys are visible.
 
     Attributes:
         query_offset: Position of the first query among the keys; default: the last query is at the
             last key.
         query_positions: Positions of the queries, int32 or int64 [query] or [batch, query].
-        key_positions: Those of the keys, [key] or [batch, key].
-        cu_seqlens: Boundaries [documents + 1] of documents packed one after the other; keys of
-            other documents are hidden.
+        key_positions: Positions of the keys, [key] or [batch, key].
+        cu_seqlens: Boundaries [documents + 1] of packed documents; keys of other documents are
+            hidden.
         attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Without
-            positions of queries or keys, only visible keys are counted, as in Bloom; functions
-            such as :func:`posembed.functional.alibi_bias` count all.
-        hide: Hidden keys get -inf, whatever their score; False: nothing is added to them.
+            positions of queries or keys, only visible keys are numbered, as in Bloom; functions
+            such as :func:`posembed.functional.alibi_bias` number all keys.
+        hide: Hidden keys get -inf for any score; False: nothing is added to their scores.
     """
 
     query_offset: int | None
@@ -45,13 +45,13 @@ def lengths(scores: Tensor) -> torch.Size:
 
 
 def complete(places: Places, queries: int, keys: int) -> Places:
-    """With a mask and no positions: those that count visible keys only."""
+    """Adds positions that number only visible keys if there is a mask and no positions."""
     mask = places.get("attention_mask")
     given = (places.get("query_positions"), places.get("key_positions"))
     if mask is None or any(positions is not None for positions in given):
         return places
     if mask.dim() == 0 or mask.shape[-1] != keys:
-        return places  # the operator says what is wrong
+        return places  # the operator raises the error
     positions = functional.alibi_positions(mask)
     offset = places.get("query_offset")
     first = keys - queries if offset is None else offset

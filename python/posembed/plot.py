@@ -1,4 +1,4 @@
-"""Pictures of what :mod:`posembed.analysis` computes, drawn by matplotlib.
+"""Pictures of the numbers in :mod:`posembed.analysis`, drawn by matplotlib.
 
 Every function draws into ``axes``, or into a new figure, and returns the axes:
 ``pe.plot.heat_map(spec).figure.savefig("heat_map.png")``.
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
 
-WIDTH, HEIGHT = 7.0, 4.0  # inches: a page's text is about as wide
-DPI = 200  # two dots for each of 512 components
+WIDTH, HEIGHT = 7.0, 4.0  # inches: about the width of a page's text
+DPI = 200  # two dots per component of 512
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 CURVES_SHOWN = 6
-LEGEND_WIDTH = 72  # characters of a line, which fit into the figure
+LEGEND_WIDTH = 72  # characters of a line that fit into the figure
 
 Specs = RotarySpec | Sequence[RotarySpec] | Mapping[str, RotarySpec]
 
@@ -52,7 +52,7 @@ def new_axes(axes: Axes | None, height: float = HEIGHT) -> Axes:
 
 
 def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
-    """Places for several pictures in a new figure, by their relative widths."""
+    """Axes for several pictures in a new figure, by their relative widths."""
     figure = pyplot.figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     grid = figure.add_gridspec(1, len(widths), width_ratios=list(widths))
     return [figure.add_subplot(grid[0, column]) for column in range(len(widths))]
@@ -80,7 +80,7 @@ def matrix(
 def named(specs: Specs) -> dict[str, RotarySpec]:
     """Specifications by their names in the legend.
 
-    Descriptions leave long lists of numbers out, so several may be equal: those are numbered.
+    Descriptions omit long lists of numbers, so several may be equal; those are numbered.
     """
     if isinstance(specs, Mapping):
         return dict(specs)
@@ -95,13 +95,13 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
 
 
 def legend(axes: Axes) -> None:
-    """A legend inside the axes, or below them if a name is long, in lines that fit the figure."""
+    """Draws a legend inside the axes, or below them in lines that fit if a name is long."""
     lines, names = axes.get_legend_handles_labels()
     texts = [textwrap.fill(name, LEGEND_WIDTH) for name in names]
     if all("\n" not in text for text in texts):
         axes.legend(lines, texts)
         return
-    axes.legend(  # borderaxespad in heights of a letter: numbers and label of the axis are between
+    axes.legend(  # borderaxespad, in letter heights, leaves room for the axis
         lines,
         texts,
         loc="upper center",
@@ -112,7 +112,7 @@ def legend(axes: Axes) -> None:
 
 
 def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
-    """Evenly spread indices, the first and the last among them."""
+    """Evenly spread indices, including the first and the last."""
     shown = min(count, shown)
     return sorted({round(i * (count - 1) / max(1, shown - 1)) for i in range(shown)})
 
@@ -175,7 +175,7 @@ def component_scores(
     components: Sequence[int] | None = None,
     axes: Axes | None = None,
 ) -> Axes:
-    """What single components add to the score, a curve each: fast turns on top, slow ones below.
+    """Parts of the score by component, a curve each: fast turns on top, slow ones below.
 
     Args:
         spec: The rotation.
@@ -202,7 +202,7 @@ def component_scores(
 def angle_error(
     spec: RotarySpec, positions: Tensor | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """The largest error of an angle by position: of float32 products, and of posembed.
+    """The largest error of an angle by position, for float32 products and for posembed.
 
     Args:
         spec: The rotation.
@@ -242,7 +242,7 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = 
 def binary_codes(
     positions: int = 100, width: int | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """Positions in binary as colours, of which sinusoids are a smooth form."""
+    """Positions in binary as colours; sinusoids are a smooth form of them."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
     matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
@@ -263,7 +263,7 @@ def shift_matrix(spec: SinusoidalSpec, distance: float, *, axes: Axes | None = N
 def similarity(
     embedding: Tensor | Encoder, positions: int | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """How alike the vectors of positions are; see :func:`posembed.analysis.similarity`."""
+    """The similarity of positions' vectors; see :func:`posembed.analysis.similarity`."""
     axes = new_axes(axes, height=5.5)
     values = analysis.similarity(embedding, positions)
     matrix(axes, values, colors=SEQUENTIAL, limit=None, bar="cosine similarity")
@@ -282,7 +282,7 @@ def alibi_bias(
     head: int = 0,
     axes: Axes | None = None,
 ) -> Axes:
-    """One head's bias as colours: a row for each query; keys that it cannot see stay white."""
+    """One head's bias as colours, a row for each query; hidden keys stay white."""
     axes = new_axes(axes, height=5.0)
     bias = alibi(query_length, key_length, dtype=torch.float64)[head].detach().cpu()
     hidden = bias.isinf()
@@ -302,11 +302,11 @@ def extrapolation(
     *,
     axes: Axes | None = None,
 ) -> Axes:
-    """The loss of each position method on texts longer than in training, as bars.
+    """Bars of each position method's loss on texts longer than in training.
 
     Args:
-        losses: For each method a loss for each length; None if the method does not reach it.
-        lengths: Tokens that were read at a time, the trained length first.
+        losses: A loss per length for each method; None if the method does not support the length.
+        lengths: Lengths of the texts in tokens, the trained length first.
         axes: Where to draw.
 
     Raises:
@@ -339,10 +339,10 @@ def extrapolation(
 def losses(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, axes: Axes | None = None
 ) -> Axes:
-    """Curves of training.
+    """Training losses as curves.
 
     Args:
-        curves: By name, the steps and the losses after them.
+        curves: Steps and losses by name.
         axes: Where to draw.
     """
     axes = new_axes(axes)

@@ -24,7 +24,7 @@ from posembed.specification import Numerics, RotarySpec
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
-    """The specification within the original context, the one beyond (LongRoPE), and its end."""
+    """The specifications within and beyond the original context (LongRoPE), and its end."""
     match spec.scaling:
         case DynamicNtkScaling(original_max_positions=original):
             return spec.resolve(original), None, original
@@ -34,7 +34,7 @@ def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | Non
 
 
 def refuse_narrow(frequencies: Tensor) -> None:
-    """Raises TypeError for learned frequencies that a wrapper has cast to 16 bits."""
+    """Raises TypeError for learned frequencies that a wrapper cast to 16 bits."""
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"frequencies: expected float32 or float64, got {frequencies.dtype}: positions would "
@@ -47,8 +47,8 @@ class RotaryEmbedding(nn.Module):
     """Rotates query and key by their positions.
 
     Without learned frequencies it has no tensor to cast, move or save. Learned frequencies are a
-    parameter, initialised from the specification. Casting the model, to bfloat16 for instance,
-    leaves them in float32, because positions would multiply the rounding error.
+    parameter, initialised from the specification. They stay in float32 when the model is cast, for
+    instance to bfloat16, because positions would multiply the rounding error.
 
     Args:
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
@@ -59,13 +59,13 @@ class RotaryEmbedding(nn.Module):
         learned_frequencies: Train the frequencies: a parameter ``frequencies``
             [rotary_dim / 2], radians per position. With numerics "exact" only.
         device: Of learned frequencies.
-        dtype: Of learned frequencies if it is float64; with any other they are float32.
+        dtype: float64 for learned frequencies in float64; with any other dtype they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
     Raises:
-        ValueError: A field, the layout or the numerics is not one of those known; ``spec_options``
-            beside a specification; or learned frequencies of a specification that depends on the
-            length of the sequence, or with numerics other than "exact".
+        ValueError: A field, the layout or the numerics is unknown; ``spec_options`` beside a
+            specification; or learned frequencies of a specification that depends on the length of
+            the sequence, or with numerics other than "exact".
         TypeError: ``spec_options`` has no field of :class:`RotarySpec`.
 
     Examples:
@@ -127,7 +127,7 @@ class RotaryEmbedding(nn.Module):
             set_values(self.frequencies, self.spec.frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and casts as ``to`` and ``half`` do, but never casts frequencies to 16 bits."""
+        """Moves and casts like ``to`` and ``half``, but never casts frequencies to 16 bits."""
 
         def keep_wide(tensor: Tensor) -> Tensor:
             result = fn(tensor)
@@ -138,7 +138,7 @@ class RotaryEmbedding(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Widens what ``load_state_dict(…, assign=True)`` would put in place as it is."""
+        """Widens frequencies that ``load_state_dict(…, assign=True)`` would assign unchanged."""
         name = f"{prefix}frequencies"
         given = state_dict.get(name)
         if isinstance(given, Tensor) and given.dtype in (torch.bfloat16, torch.float16):
@@ -147,7 +147,7 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def spec(self) -> RotarySpec:
-        """The rotation's numbers."""
+        """The specification of the rotation."""
         return self._spec
 
     @spec.setter
@@ -177,8 +177,8 @@ class RotaryEmbedding(nn.Module):
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved if its frequencies depend on the length.
 
-        LongRoPE has two, so a compiled program has two graphs. Dynamic NTK has one for each length
-        beyond the original context, which breaks the graph: compile the module that
+        LongRoPE has two resolved forms, so a compiled program has two graphs. Dynamic NTK has one
+        for each length beyond the original context, which breaks the graph: compile the module that
         :meth:`resolve` returns.
         """
         if seq_len is None or self._regimes is None:
@@ -204,10 +204,10 @@ class RotaryEmbedding(nn.Module):
         return module
 
     def _frequencies(self) -> Tensor | None:
-        """``self.frequencies``, which takes as long to look up as to rotate a token."""
+        """``self.frequencies``, without the slow look-up of an attribute."""
         try:
             frequencies = self._parameters["frequencies"]
-        except KeyError:  # FSDP or a parametrization has put a tensor in the parameter's place
+        except KeyError:  # FSDP or a parametrization has replaced the parameter by a tensor
             frequencies = self.frequencies
         if frequencies is not None:
             refuse_narrow(frequencies)
@@ -256,7 +256,7 @@ class RotaryEmbedding(nn.Module):
         depend on it (dynamic NTK, LongRoPE). All calls that share a key cache need the same
         resolved specification.
         """
-        try:  # _frequencies() without the cost of a call, which one token feels
+        try:  # _frequencies(), inlined because a call's cost matters for one token
             frequencies = self._parameters["frequencies"]
         except KeyError:
             frequencies = self.frequencies
@@ -311,7 +311,7 @@ class RotaryEmbedding(nn.Module):
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """:meth:`forward` in place, for inference; returns the tensors given.
+        """:meth:`forward` in place, for inference; returns its tensors.
 
         See :func:`posembed.functional.rotary_`.
         """

@@ -1,6 +1,6 @@
 """Context extension: values for the ``scaling`` of :class:`RotarySpec`.
 
-The formulas are in csrc/rotary/scaling.cpp; here are names, defaults and papers.
+This file has names, defaults and papers; the formulas are in csrc/rotary/scaling.cpp.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class NtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNtkScaling(Scaling):
-    """NTK-aware, by a factor for each length: :meth:`RotarySpec.resolve` makes it NtkScaling.
+    """NTK-aware with a factor per length: :meth:`RotarySpec.resolve` makes it NtkScaling.
 
     Examples:
         >>> import posembed as pe
@@ -134,9 +134,9 @@ class YarnScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling(Scaling):
-    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, blends those between.
+    """Llama 3.1: stretches long wavelengths by ``factor``, keeps short ones, blends in between.
 
-    Long means over ``original_max_positions / low_freq_factor``, short under
+    Long wavelengths exceed ``original_max_positions / low_freq_factor``; short ones are below
     ``original_max_positions / high_freq_factor``.
 
     Examples:
@@ -206,11 +206,11 @@ class XPosScaling(Scaling):
     """xPos: scores fade with distance. Sun et al., arXiv:2212.10554.
 
     Pair ``i`` of a query is multiplied by ``zeta ** ((position - center) / scale_base)`` with
-    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, a key's by the inverse. A single tensor is taken
-    as a query; :meth:`RotarySpec.for_keys` gives the specification for single keys.
+    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, a key's by the inverse. A tensor on its own counts
+    as a query; :meth:`RotarySpec.for_keys` gives the specification for keys.
 
     Args:
-        scale_base: In positions; if negative, query and key change places.
+        scale_base: In positions; if negative, query and key swap roles.
         center: The position where the factor is 1, the same for queries and keys. The middle of
             the sequence keeps factors near 1.
 

@@ -1,6 +1,6 @@
 """Shapes of results whose size depends on data, for torch.compile and torch.export.
 
-All other operators have their Meta kernels in C++; only Python can name an unknown size.
+All other operators have Meta kernels in C++, but only Python can name an unknown size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def embedding_backward_rows(
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Ids and values of the rows that were looked up: as many as there are different ids."""
+    """Ids and values of the looked-up rows, one for each distinct id."""
     rows = torch.library.get_ctx().new_dynamic_size()
     row_ids = torch.empty(rows, dtype=torch.int64, device=gradient.device)
     return row_ids, gradient.new_empty(rows, gradient.shape[-1])
@@ -39,7 +39,7 @@ def token_bag_backward_rows(
     padding_idx: int = -1,
     include_last_offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """As for embedding_backward_rows."""
+    """As in embedding_backward_rows."""
     return embedding_backward_rows(gradient, ids, num_embeddings=num_embeddings)
 
 
@@ -52,7 +52,7 @@ def input_embedding_backward_rows(
     *others: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """As for embedding_backward_rows; the other gradients are those of input_embedding_backward."""
+    """As in embedding_backward_rows; other gradients as in input_embedding_backward."""
     found = torch.ops.posembed.input_embedding_backward(
         output_gradient, mean, rstd, token, ids, *others, **options
     )
@@ -61,7 +61,7 @@ def input_embedding_backward_rows(
 
 
 def register() -> None:
-    """Tells torch about every rule."""
+    """Registers every rule with torch."""
     torch.library.register_fake("posembed::embedding_backward_rows", embedding_backward_rows)
     torch.library.register_fake(
         "posembed::input_embedding_backward_rows", input_embedding_backward_rows

@@ -17,14 +17,14 @@ from posembed.specification import SinusoidalSpec
 
 
 class SinusoidalPositionalEmbedding(nn.Module):
-    """Adds sinusoidal encodings of positions. Holds no tensor but a learned scale.
+    """Adds sinusoidal encodings of positions. Its only tensor is a learned scale, if any.
 
     There is no table and no largest position, whole or fractional. Errors are below 1.5e-7 up to
-    position ``2 ** 31``, and grow with it beyond: float64 data serve those.
+    position ``2 ** 31`` and grow beyond it; use float64 data there.
 
     Args:
         embedding_dim: Components of an encoding.
-        base: Ratio of the longest to the shortest wavelength, about.
+        base: About the ratio of the longest to the shortest wavelength.
         preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
             ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
@@ -62,7 +62,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         self.scale: nn.Parameter | None = None
         if flag("learned_scale", learned_scale):
             spec = dataclasses.replace(spec, scale=1.0)
-            # Not a scalar, which FSDP cannot shard.
+            # One element, because FSDP cannot shard a scalar.
             self.scale = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
         self.spec = spec
         self.reset_parameters()

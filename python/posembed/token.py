@@ -1,4 +1,4 @@
-"""TokenEmbedding: a table with one learned row for each id of a vocabulary."""
+"""TokenEmbedding: a table with a learned row for each id of a vocabulary."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from posembed.functional import Device, Gradient, Initialization
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
-    """Ids [count] without those outside the table: a CUDA call cannot refuse them.
+    """Ids [count] without those outside the table, which a CUDA call cannot refuse.
 
-    In one dimension, in which torch finds equal ids on CUDA. Another id that was given stands in
-    for one outside the table, or the first row if there is none.
+    Another given id, or the first row if there is none, replaces each id outside the table. In one
+    dimension, as torch needs to find equal ids on CUDA.
     """
     ids = ids.reshape(-1)
     if not ids.is_cuda or ids.numel() == 0:
@@ -31,8 +31,8 @@ def within(ids: Tensor, rows: int) -> Tensor:
 class TokenEmbedding(nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
-    Gradients are summed in float32 whatever the dtype and rounded once, and have the same bits for
-    any number of threads.
+    Gradients of every dtype are summed in float32 and rounded once, and have the same bits for any
+    number of threads.
 
     Args:
         num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As for
@@ -149,7 +149,7 @@ class TokenEmbedding(nn.Embedding):
         )
 
     def reset_parameters(self) -> None:
-        """N(0, 1), and zeros for padding_idx."""
+        """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
         _C.prefer_huge_pages(self.weight)
         super().reset_parameters()
 
@@ -198,7 +198,7 @@ class TokenEmbedding(nn.Embedding):
             >>> token(torch.tensor([0]))
             tensor([[1., 2.]])
         """
-        # Before a long file is read.
+        # Check options before a long file is read.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
         file = pretrained.open_vectors(path, words=words, unicode_errors=unicode_errors)
         if vocabulary is None:
@@ -212,7 +212,7 @@ class TokenEmbedding(nn.Embedding):
         if self.max_norm is not None:
             with torch.no_grad():
                 table = self.weight.detach()
-                functional.embedding(ids, table[:, :1])  # refuses bad ids before any write
+                functional.embedding(ids, table[:, :1])  # raises for bad ids before any write
                 known = within(ids, self.num_embeddings)
                 if known.numel() > 0:
                     torch.embedding_renorm_(table, known, self.max_norm, self.norm_type)
@@ -259,9 +259,9 @@ class TokenEmbedding(nn.Embedding):
 
         Args:
             num_embeddings: The new number of rows.
-            initialization: Of new rows, as for :func:`functional.embedding_resize`.
-            optimizer: Gets the new parameter in place of the old one. Its state for remaining rows
-                (moments, momentum) is kept; that of new rows is zeros, or Rprop's initial step.
+            initialization: The new rows, as for :func:`functional.embedding_resize`.
+            optimizer: Receives the new parameter instead of the old one. Its state for remaining
+                rows (moments, momentum) is kept; new rows get zeros, or Rprop's initial step.
             covariance_scale: For "mean-and-covariance".
             generator: Draws the new rows; default: torch's default generator.
 
@@ -335,9 +335,9 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
 
 
 def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> None:
-    """Puts ``new`` in the place of ``old``, which has another number of rows.
+    """Replaces ``old`` by ``new``, which has another number of rows.
 
-    Raises ValueError, and changes nothing, for an optimizer whose state is not one of rows.
+    Raises ValueError and changes nothing if the optimizer's state does not consist of rows.
     """
     places = [
         (group, i)
@@ -347,7 +347,7 @@ def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Par
     ]
     if not places:
         raise ValueError("optimizer: expected one that holds the table, got one that does not")
-    # LBFGS keeps one state for all parameters, with that of the first.
+    # LBFGS keeps one state for all parameters, under the first one.
     owners = optimizer.state if isinstance(optimizer, torch.optim.LBFGS) else [old]
     for owner in owners:
         _check_rows(optimizer, optimizer.state.get(owner, {}), old.shape)
@@ -380,13 +380,13 @@ def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size)
 
 
 def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any]) -> float:
-    """What an optimizer's state begins with: zeros but for Rprop's steps."""
+    """The initial value of an optimizer's state: zero, except Rprop's step."""
     steps = isinstance(optimizer, torch.optim.Rprop) and name == "step_size"
     return float(group["lr"]) if steps else 0.0
 
 
 def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
-    """An optimizer's state of a table: rows that stay, then new ones."""
+    """An optimizer's state for a table: the remaining rows, then new ones."""
     kept = min(rows, state.shape[0])
     if state.is_sparse:
         state = state.coalesce()
@@ -395,7 +395,7 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
             state.indices()[:, stays],
             state.values()[stays],
             (rows, state.shape[1]),
-            check_invariants=False,  # they hold
+            check_invariants=False,  # they are valid
             is_coalesced=True,
         )
     result = state.new_full((rows, state.shape[1]), initial)
@@ -404,7 +404,7 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
 
 
 def scale_number(scale: float | str, embedding_dim: int) -> float:
-    """The number that a scale stands for; ValueError if it stands for none."""
+    """The number for a scale; ValueError if there is none."""
     if scale == "sqrt_dim":
         return math.sqrt(embedding_dim)
     if isinstance(scale, str):

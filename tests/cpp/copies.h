@@ -1,4 +1,4 @@
-// The copies of kernels, one for each instruction set, that this processor can run.
+// The copies of kernels, one per instruction set, that this processor can run.
 #pragma once
 
 #include "core/instruction_set.h"

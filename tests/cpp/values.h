@@ -1,4 +1,4 @@
-// What typed tests of kernels share: a type's name in kernels, and random numbers of it.
+// Shared by typed tests of kernels: a type's name in kernels, and random numbers of it.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ target_link_libraries(fragments PRIVATE PosEmbed::posembed)
 
 
 def fragments() -> list[str]:
-    """Every C++ block of the documentation that is no whole program."""
+    """The C++ blocks of the documentation that are not whole programs."""
     found = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         code = re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
@@ -35,7 +35,7 @@ def program(parts: list[str]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Leaves a file alone that has this text: what did not change is not compiled again."""
+    """Writes a file only if its text changes, so that unchanged files are not compiled again."""
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 

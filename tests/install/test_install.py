@@ -10,12 +10,12 @@ import torch
 from support.build_folder import BUILD, ROOT, used_alone
 
 PROJECT = Path(__file__).with_name("project")
-# Kept between runs: what did not change is not compiled again.
+# Kept between runs, so that unchanged files are not compiled again.
 WORK = ROOT / "build" / f"install-test-{torch.__version__}"
 
 
 def run(*command: object) -> str:
-    """Runs a command; where it fails, its output is the test's message."""
+    """Runs a command; if it fails, its output is the test's message."""
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
@@ -44,7 +44,7 @@ def test_through_an_installed_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1800)  # compiles all of posembed
 def test_through_add_subdirectory() -> None:
-    # On the CPU and unoptimised: what is tested is that targets and paths are right.
+    # On the CPU and unoptimised, because only targets and paths are tested.
     build_and_run(
         "subdirectory",
         f"-DPOSEMBED_SOURCE={ROOT}",

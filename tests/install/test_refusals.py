@@ -1,4 +1,4 @@
-"""Unsupported setups fail with one sentence that says what was found and what to do."""
+"""Tests that unsupported setups fail with one sentence that names the fault and the remedy."""
 
 import json
 import os
@@ -208,7 +208,7 @@ def test_setup_without_torch() -> None:
 
 
 def test_find_package_refuses_another_torch(tmp_path: Path) -> None:
-    """A folder that looks like LibTorch of the next minor version is found first, and refused."""
+    """Finds a folder like LibTorch of the next minor version first, and refuses it."""
     version = tmp_path / "include" / "torch" / "headeronly" / "version.h"
     version.parent.mkdir(parents=True)
     numbers = zip(("MAJOR", "MINOR", "PATCH"), NEXT_MINOR.split("."), strict=True)
@@ -235,7 +235,7 @@ def test_find_package_refuses_another_torch(tmp_path: Path) -> None:
 def import_copy(
     folder: Path, *, library: bytes | None, built_for: str = "2.11.0", torch_version: str = ""
 ) -> str:
-    """The error of importing a copy of the package with this library, beside this torch."""
+    """The error from importing a copy of the package with this library and this torch."""
     copy = folder / "posembed"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("lib", "include", "*.so"))
     if library is not None:

@@ -1,4 +1,4 @@
-"""The wheel: its contents and requirements, without paths of the machine that built it."""
+"""Tests the wheel's contents and requirements, and that it has no paths of the build machine."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from support.build_folder import BUILD, ROOT, used_alone
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Built in the folder of the tests' own build: nothing is compiled again."""
+    """Builds the wheel in the folder of the tests' build, so that nothing is compiled again."""
     folder = tmp_path_factory.mktemp("wheel")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
     flags = {"POSEMBED_BUILD": str(BUILD), "CMAKE_ARGS": "-DPOSEMBED_WARNINGS_AS_ERRORS=ON"}

@@ -1,6 +1,6 @@
-"""Fixtures of all tests: every test that takes ``device`` runs on the CPU, and on CUDA where there is one.
+"""Fixtures of all tests: tests that take ``device`` run on the CPU, and on CUDA if available.
 
-In a build of ``make test-cuda-on-cpu``, operators take their CUDA half for tensors on the CPU.
+In a build of ``make test-cuda-on-cpu``, operators run their CUDA code for tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from support.halves import CUDA_ON_CPU
 
 
 def why_not_on_a_gpu() -> str:
-    """Why tests marked gpu cannot run here; empty where they can."""
+    """The reason why tests marked gpu cannot run here; empty if they can."""
     if not torch.cuda.is_available():
         return "no CUDA device on this machine"
     return "" if pe.build_info()["cuda_version"] else "posembed is built for the CPU alone"
@@ -37,7 +37,7 @@ def _same_numbers_every_time() -> None:
 @pytest.fixture(autouse=True)
 def _no_error_is_left() -> Iterator[None]:
     yield
-    pe.check_errors()  # or the next test would be blamed
+    pe.check_errors()  # otherwise the next test would report them
 
 
 @pytest.fixture(
@@ -52,5 +52,5 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """For tests marked gpu: the device on which CUDA's half of operators computes."""
+    """For tests marked gpu: the device on which operators run their CUDA code."""
     return torch.device("cpu" if CUDA_ON_CPU else "cuda")

@@ -54,7 +54,7 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_kernel_tables_keep_the_best_of_several_runs(tmp_path: Path) -> None:
-    """A program that gets slower beside a floor that gets faster, then the other way round."""
+    """A program gets slower while its floor gets faster, then the reverse."""
     best, program = tmp_path / "best.json", tmp_path / "program"
     for speed, floor, expected in (
         (20.0, 40.0, "0.50"),

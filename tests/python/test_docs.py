@@ -1,4 +1,4 @@
-"""Every example of the documentation runs as it is, and the reference has all public names."""
+"""Tests that the documentation's examples run, and that the reference has all public names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_run(page: str) -> None:
-    """One after the other, as they are read."""
+    """Runs the blocks in order."""
     names: dict[str, object] = {"__name__": "__main__"}
     for number, code in enumerate(blocks(page, "python")):
         exec(compile(code, f"docs/{page}, block {number}", "exec"), names)

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it says."""
+"""Tests that every example in a docstring runs and prints its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ways lead to an operator: both give the same bits, and modes and subclasses see the longer."""
+"""Tests both ways to call an operator: equal bits, and modes and subclasses see the longer way."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_both_ways(name: str) -> None:
 
 
 class Subclass(Tensor):
-    """Results of calls that it sees are of its type, as torch makes them."""
+    """A subclass whose calls return its own type, as torch's default does."""
 
 
 SEEN: dict[str, Callable[[], Tensor]] = {

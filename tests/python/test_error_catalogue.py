@@ -1,4 +1,4 @@
-"""Every message of the documentation's error catalogue is the one that users see."""
+"""Tests that users see the messages of the documentation's error catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run, in a short form of what ``make demo`` runs, and the C++ program has its twin."""
+"""Tests that short forms of ``make demo`` run, and that the C++ program matches its twin."""
 
 from __future__ import annotations
 

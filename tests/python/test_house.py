@@ -1,4 +1,4 @@
-"""The rules of the code's structure: which layer may include and import which."""
+"""Tests the rules of the code's structure: the includes and imports that each layer may have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TORCH = ("torch/", "ATen/", "c10/", "pybind11/")
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files of the repository, new ones included; those that git ignores are not."""
+    """Files of the repository, including new ones but not ignored ones."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
         cwd=ROOT,
@@ -47,7 +47,7 @@ def includes(source: Path) -> list[str]:
 
 
 def torch_free(source: Path) -> bool:
-    """Whether a file belongs to the kernel layer: core/, and what the kernels' library compiles."""
+    """Whether a file belongs to the kernel layer: core/, and sources of the kernels' library."""
     listed = (CSRC / "CMakeLists.txt").read_text().partition("set(library_sources")[0]
     inside = source.relative_to(CSRC)
     return (
@@ -153,7 +153,7 @@ def test_every_cuda_source_that_runs_on_the_cpu_is_sanitized() -> None:
 
 
 def test_which_half_computes_is_asked_in_one_place() -> None:
-    """Elsewhere make test-cuda-on-cpu would find the CPU's half. Numerics are torch's, on a device as it is."""
+    """Elsewhere make test-cuda-on-cpu would run CPU code. Numerics follow the real device."""
     asked = [
         str(file.relative_to(CSRC))
         for file in tracked("csrc")
@@ -163,7 +163,7 @@ def test_which_half_computes_is_asked_in_one_place() -> None:
 
 
 def test_instruction_sets_share_no_function() -> None:
-    """The linker keeps one copy of a function that several objects define: it must run anywhere."""
+    """The linker keeps one copy of a function in several objects, so it must run anywhere."""
     build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / "dev")) / "csrc"
     objects = [*build.glob("CMakeFiles/*_avx512.dir/**/*.o"), *build.glob("**/*_avx2.dir/**/*.o")]
     if not objects or shutil.which("nm") is None:
@@ -186,7 +186,7 @@ def weak_functions(file: Path) -> list[str]:
 
 
 def comment_blocks(text: str) -> list[list[tuple[int, str]]]:
-    """Runs of lines that hold a comment and nothing else, each with its number from 0."""
+    """Blocks of lines that contain only a comment, each line with its number from 0."""
     blocks: list[list[tuple[int, str]]] = []
     for number, line in enumerate(text.splitlines()):
         if line.lstrip().startswith("//"):
@@ -201,14 +201,14 @@ def comment_words(line: str) -> list[str]:
 
 
 def orphans(block: list[tuple[int, str]]) -> list[int]:
-    """Lines that clang-format has split off the one before, and left apart from the next."""
+    """Lines that clang-format has split from the previous line and not joined with the next."""
     found = []
     for (_, before), (number, line), (_, after) in zip(block, block[1:], block[2:], strict=False):
         words, next_words = comment_words(line), comment_words(after)
         if not words or not next_words or next_words[0].startswith("@"):
             continue
         overflowed = len(f"{before} {words[0]}") > 100
-        # Where the next line's first word, and more, would have gone by hand.
+        # A person would have put the next line's first words here.
         unfilled = len(f"{line} {next_words[0]}") < 75 and not line.endswith((".", ":", ";"))
         if overflowed and unfilled and not re.match(r"\s*///?\s+[-*] ", after):
             found.append(number + 1)
@@ -216,7 +216,7 @@ def orphans(block: list[tuple[int, str]]) -> list[int]:
 
 
 def flush_after_tag(block: list[tuple[int, str]]) -> list[int]:
-    """Lines of an @param or another tag that stand where a new sentence of the text would."""
+    """Lines of an @param or another tag that are indented like the text."""
     found, tagged = [], False
     for number, line in block:
         text = line.lstrip().lstrip("/")
@@ -228,7 +228,7 @@ def flush_after_tag(block: list[tuple[int, str]]) -> list[int]:
 
 
 def test_no_comment_is_broken_by_the_formatter() -> None:
-    """What does not fit, clang-format wraps without an eye to the next line: wrap it by hand."""
+    """clang-format does not join the rest of an overlong line with the next: wrap by hand."""
     sources = [
         file for file in tracked("csrc", "tests/cpp") if file.suffix in {".h", ".cpp", ".cu"}
     ]
@@ -239,7 +239,7 @@ def test_no_comment_is_broken_by_the_formatter() -> None:
         for block in comment_blocks(file.read_text())
         for number in (*orphans(block), *flush_after_tag(block))
     ]
-    # A declaration whose name stands alone on the line of its comment.
+    # A declaration whose name is alone on the line of its comment.
     broken_lines += [
         f"{file.relative_to(ROOT)}: {line.strip()}"
         for file in sources
@@ -252,7 +252,7 @@ def test_no_comment_is_broken_by_the_formatter() -> None:
 
 
 def test_only_the_operators_faces_call_operators() -> None:
-    """Modules go through functional, which stands on specification; the rest is registration."""
+    """Modules use functional, which uses specification; the rest is registration."""
     faces = {"specification.py", "conversion.py", "shapes.py", "_library.py"}
     modules = [
         file

@@ -1,4 +1,4 @@
-"""Huge pages: asked for where tables and large results lie."""
+"""Tests that tables and large results request huge pages."""
 
 from __future__ import annotations
 

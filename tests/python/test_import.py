@@ -1,4 +1,4 @@
-"""``import posembed`` loads no more than a model needs, and shows no more than users need."""
+"""Tests that ``import posembed`` loads only what models need and shows only public names."""
 
 from __future__ import annotations
 

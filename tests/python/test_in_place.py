@@ -1,4 +1,4 @@
-"""Functions that write into tensors return these very tensors, as torch's do."""
+"""Tests that in-place functions return their tensors, as torch's do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def caches() -> tuple[Tensor, Tensor]:
     return torch.zeros(2, 4, 2, 16), torch.zeros(2, 4, 2, 16)
 
 
-# The call, and the tensors that it writes.
+# A call, and the tensors that it writes.
 Written = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
 CALLS: dict[str, Callable[[], Written]] = {

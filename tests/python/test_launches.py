@@ -1,4 +1,4 @@
-"""How many kernels CUDA's half of a call launches, and that it reads no value on the host: make test-cuda-on-cpu."""
+"""Tests how many kernels CUDA calls launch, and that the host reads no value."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def embed(width: int = 64, **options: Any) -> Tensor:
     return pe.InputEmbedding(10, width, norm="layer", **options)(IDS)
 
 
-# Launches forwards and backwards: more than one where several blocks' sums are added up, or ids are sorted, to which
-# come those of the sort itself.
+# Launches forward and backward: more than one where the sums of several blocks are added, or ids
+# are sorted; the sort's own launches are extra.
 DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
     "rotary": (lambda: call.rotary(tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), spec=SPEC), 1, 1),
     "mla_rotary": (lambda: call.mla_rotary(tensor(2, 4, 4, 24), tensor(2, 4, 8), spec=MLA), 1, 1),
@@ -112,7 +112,7 @@ def test_one_launch_in_place(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*DIFFERENTIABLE, *IN_PLACE])
 def test_no_value_is_read_on_the_host(name: str) -> None:
-    """Which would wait for the device, and not be captured by a CUDA graph."""
+    """Reading a value would wait for the device and prevent capture by a CUDA graph."""
     with torch.profiler.profile() as profile:
         if name in DIFFERENTIABLE:
             differentiate(DIFFERENTIABLE[name][0]())
@@ -122,4 +122,4 @@ def test_no_value_is_read_on_the_host(name: str) -> None:
     assert any(one.startswith("posembed::") for one in called)
     waits = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "bincount")
     found = [one for one in called if one in {f"aten::{wait}" for wait in waits}]
-    assert len(found) == name.endswith(", rows")  # how many rows there are
+    assert len(found) == name.endswith(", rows")  # the number of rows

@@ -1,4 +1,4 @@
-"""Memory of large results: kept when they are freed, handed out again, up to a limit."""
+"""Tests memory of large results: kept when they are freed and reused, up to a limit."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 MEBIBYTE = 1 << 20
-# malloc maps blocks of this size from the system, whatever it has learned about smaller ones, unless
-# the heap has as much free.
+# malloc maps blocks of this size from the system, regardless of smaller ones before, unless the
+# heap has as much free.
 LARGE = (8192, 2048)  # float32: 64 MiB
 ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
 
 
 def heap() -> range:
-    """Where malloc's heap lies: several lines of the map, where NumPy asked for huge pages."""
+    """The addresses of malloc's heap: several lines of the map if NumPy requested huge pages."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     places = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
     return range(int(places[0][0], 16), int(places[-1][1], 16))
 
 
 def fill_heap() -> list[Tensor]:
-    """Blocks in what earlier tests have left free there."""
+    """Blocks that fill the space that earlier tests left free."""
     blocks = []
     while (block := torch.empty(LARGE)).data_ptr() in heap():
         blocks.append(block)
@@ -40,7 +40,7 @@ def fill_heap() -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def empty_cache() -> Iterator[None]:
-    """Every test begins with nothing kept, the usual limit, and no room in the heap."""
+    """Starts every test with nothing kept, the default limit, and no room in the heap."""
     before = pe.set_cache_limit(512 * MEBIBYTE)
     pe.empty_cache()
     blocks = fill_heap()

@@ -1,4 +1,4 @@
-"""Both sides of the migration page give the same numbers, for the libraries that are installed."""
+"""Tests that both sides of the migration page give equal numbers, for installed libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def heads() -> Tensor:
-    """[batch, seq, heads, head_dim]."""
+    """A random tensor [batch, seq, heads, head_dim]."""
     return torch.randn(1, TOKENS, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
@@ -77,7 +77,7 @@ def test_torchtune_positions() -> None:
 
 
 def part(**options: object) -> pe.RotaryEmbedding:
-    """The first half of each head, as both libraries that follow are used."""
+    """Rotates the first half of each head, as the next two libraries do."""
     defaults = {"rotary_dim": WIDTH // 2, "interleaved": True, "layout": "bhsd"}
     return pe.RotaryEmbedding(WIDTH, **{**defaults, **options})
 

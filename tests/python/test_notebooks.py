@@ -1,4 +1,4 @@
-"""Notebooks run from top to bottom, agree with their text, and are stored without outputs."""
+"""Tests that notebooks run, agree with their text, and are stored without outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.documentation import program
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
-# What the text around it relies on, and pictures.
+# Expected outputs that the text relies on, and pictures.
 SHOWN = {
     "tokens_to_positions": (
         8,
@@ -57,7 +57,7 @@ def losses(text: str) -> dict[str, list[float]]:
 
 
 def check_losses(at: dict[str, list[float]]) -> None:
-    """What the text says of them: at the trained length, twice and four times as long."""
+    """Checks the text's claims: at the trained length, twice and four times as long."""
     assert at["rope"][0] < min(at["alibi"][0], at["sinusoidal"][0])
     assert at["sinusoidal"][2] > at["sinusoidal"][0] + 0.3
     assert at["rope"][2] > at["rope"][0] + 0.1

@@ -1,4 +1,4 @@
-"""Shared tests of all operators: add an operator's cases to OPERATORS, and all of them apply."""
+"""Shared tests of all operators. Add an operator's cases to OPERATORS, and all tests apply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPERATORS: list[OperatorCase] = [
     *input.CASES,
 ]
 
-# Operators on tensors that the shared tests cannot take, and who tests them. Those without tensor
+# Operators that the shared tests cannot take, and the tests that cover them. Those without tensor
 # arguments read specifications.
 WITHOUT_CASE = {
     "embedding_backward_rows": "the size of its result depends on the ids; token/test_token.py",
@@ -66,7 +66,7 @@ derivable = pytest.mark.parametrize(
 
 
 def scalar(results: tuple[Tensor, ...]) -> Tensor:
-    """A number that depends on every element, each with another weight."""
+    """A number that depends on every element with a different weight."""
     return sum(
         (
             result
@@ -85,7 +85,7 @@ def double(case: OperatorCase, device: torch.device, batch: int = 2, seq: int = 
 
 
 def function_of(case: OperatorCase, sample: Sample):
-    """The operator as a function of its floating-point tensors alone."""
+    """The operator as a function of only its floating-point tensors."""
     return lambda *tensors: case(sample.replace(tensors))
 
 
@@ -140,9 +140,9 @@ def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
 
 @differentiable
 def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> None:
-    """Gradients in every dtype against the reference's own, from torch's autograd.
+    """Compares gradients in every dtype with the reference's from torch's autograd.
 
-    ALiBi's slopes set the tolerance: rounded terms, each times a distance, that nearly cancel.
+    ALiBi's slopes set the tolerance: rounded terms times distances nearly cancel.
     """
     for dtype in case.dtypes:
         torch.manual_seed(2)
@@ -159,7 +159,7 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
 
 @every
 def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -> None:
-    """One graph, no break, for every batch and sequence length, with gradients."""
+    """Expects one graph without breaks for every batch and sequence length, with gradients."""
     torch._dynamo.reset()
     graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
 
@@ -168,7 +168,7 @@ def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -
         return tuple(result * 2 for result in case(sample.replace([t * 1 for t in tensors])))
 
     compiled_at_first = 0
-    # Sizes that no other dimension has: the compiler takes equal sizes of a first call for one symbol.
+    # Sizes that no other dimension has, because the compiler gives equal sizes one symbol.
     for batch, seq in ((11, 13), (17, 19), (23, 29), (13, 37)):
         sample = double(case, device, batch, seq)
         tensors = (
@@ -190,12 +190,12 @@ def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -
 @pytest.mark.slow
 @every
 def test_inductor(case: OperatorCase, device: torch.device) -> None:
-    """The default backend gives what eager gives."""
+    """The default backend gives the results of eager mode."""
     torch._dynamo.reset()
     sample = double(case, device)
     expected = case.expected(sample)
     function = torch.compile(function_of(case, sample), fullgraph=True)
-    # Inductor's cache on disk does not know when an operator's schema has changed.
+    # Inductor's cache on disk does not notice a changed schema of an operator.
     with torch._inductor.config.patch(force_disable_caches=True):
         results = function(*[t.clone() for t in sample.tensors()])
     for actual, wanted in zip(results, expected, strict=True):
@@ -225,7 +225,7 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
             return case(Sample(tuple(clones), kwargs))
 
     torch.manual_seed(3)
-    # Sizes that no other dimension has, so that a dimension is known by its size.
+    # Sizes that no other dimension has, so that sizes identify dimensions.
     small, large = (
         case.sample(19, 23, device, torch.float64),
         case.sample(29, 31, device, torch.float64),
@@ -277,7 +277,7 @@ def test_func_transforms(case: OperatorCase, device: torch.device) -> None:
 
 @derivable
 def test_tangents_have_memory_of_their_own(case: OperatorCase, device: torch.device) -> None:
-    """What is done to a result in place changes no tangent of an argument."""
+    """Changing a result in place does not change an argument's tangent."""
     sample = double(case, device)
     with torch.autograd.forward_ad.dual_level():
         directions = [torch.ones_like(t) for t in sample.tensors()]
@@ -292,7 +292,7 @@ def test_tangents_have_memory_of_their_own(case: OperatorCase, device: torch.dev
 
 @derivable
 def test_nested_func_transforms(case: OperatorCase, device: torch.device) -> None:
-    """Second derivatives of the whole result squared, by both modes over the reverse one."""
+    """Second derivatives of the squared result, by both modes over reverse mode."""
     sample = double(case, device, 1, 2)
 
     def squared(results: tuple[Tensor, ...]) -> Tensor:
@@ -328,7 +328,7 @@ def test_nested_func_transforms(case: OperatorCase, device: torch.device) -> Non
 )
 @pytest.mark.filterwarnings("error:There is a performance drop")  # without a batching rule
 def test_vmap(case: OperatorCase, device: torch.device) -> None:
-    """Each tensor mapped alone, and all together, along the first and the last but one dimension."""
+    """Maps each tensor, and all together, along the first and the penultimate dimension."""
     copies = [double(case, device) for _ in range(3)]
     for i, copy in enumerate(copies):
         copies[i] = copy.replace([torch.randn_like(t) for t in copy.tensors()])
@@ -369,7 +369,7 @@ def test_vmap(case: OperatorCase, device: torch.device) -> None:
     "case", [case for case in OPERATORS if case.vmap], ids=lambda case: case.name
 )
 def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
-    """No copies of results of the right shape and dtype, through which gradients flow."""
+    """Expects zero copies of results in the right shape and dtype, through which gradients flow."""
     single = case.sample(2, 3, device, torch.float32)
     given = tuple(a.clone() if isinstance(a, Tensor) else a for a in single.args)
     expected = case(Sample(given, single.kwargs))
@@ -377,7 +377,7 @@ def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
     floating = [i for i in tensors if single.args[i].is_floating_point()]
     for mapped in (floating, tensors, floating[:1]):
         if case.mutates and mapped == floating[:1]:
-            continue  # written to, all of them must be mapped
+            continue  # written tensors must all be mapped
         for dim in (0, 1):
             args, in_dims = list(single.args), [None] * len(single.args)
             for i in mapped:
@@ -408,7 +408,7 @@ def test_vmap_over_nothing(case: OperatorCase, device: torch.device) -> None:
 
 @every
 def test_autocast_changes_nothing(case: OperatorCase, device: torch.device) -> None:
-    """Kernels compute in float32 whatever the data; autocast has nothing to add."""
+    """Kernels compute in float32 for all data, so autocast changes nothing."""
     torch.manual_seed(4)
     sample = case.sample(2, 3, device, torch.float32)
     plain = case(sample.replace([t.clone() for t in sample.tensors()]))
@@ -442,12 +442,12 @@ def backward_of(loss: Tensor, sample: Sample) -> list[Tensor]:
 
 
 def without_data(tensor: Tensor) -> Tensor:
-    """On the meta device with the same strides, which ``to`` makes dense."""
+    """A copy on the meta device with the same strides, which ``to`` would make dense."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def views(tensor: Tensor) -> list[Tensor]:
-    """The same elements in other places: transposed, and with steps in the last dimension."""
+    """Views with the same elements: transposed, and with steps in the last dimension."""
     swapped = tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 2 else tensor
     stepped = [t.repeat_interleave(2, -1)[..., ::2] for t in (tensor, swapped) if t.dim() > 0]
     return [tensor, swapped, *stepped]
@@ -455,7 +455,7 @@ def views(tensor: Tensor) -> list[Tensor]:
 
 @every
 def test_meta_device(case: OperatorCase) -> None:
-    """Shapes, dtypes and strides without data, as with data, whatever the strides of arguments."""
+    """Shapes, dtypes and strides equal those with data, for any strides of arguments."""
     torch.manual_seed(5)
     sample = case.sample(2, 3, "cpu", torch.float32)
     for place in range(1 if case.mutates else 4):

@@ -1,4 +1,4 @@
-"""Every Python module and its C++ twin agree: values under one seed, state_dict, printed form, results bit for bit."""
+"""Tests that Python modules and their C++ twins agree: values, state_dict, repr, results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class Twins:
-    """One module by name and the arguments that build it in both languages; a call that both take."""
+    """A module's name, the arguments that build it in both languages, and a call that both take."""
 
     name: str
     args: tuple[Any, ...]
@@ -58,7 +58,7 @@ def rotate_pair(module: Any) -> Any:
 
 
 def grow(module: Any) -> Any:
-    """The same new rows from the same generator, and fewer again."""
+    """Adds the same new rows from the same generator, then removes some."""
     module.resize(300, "mean-and-covariance", generator=torch.Generator().manual_seed(3))
     grown = module.forward(torch.arange(300))
     module.resize(10)
@@ -238,9 +238,9 @@ MODULES = [
 @pytest.mark.parametrize("case", MODULES)
 def test_twins(case: Twins) -> None:
     python, cpp = case.build()
-    # Newer torch tells of its LayerNorm's bias.
+    # Newer torch prints its LayerNorm's bias.
     assert repr(python).replace("affine=True, bias=True", "affine=True") == repr(cpp)
-    # state_dict() of a bound module stops at its submodules; its parameters' names do not.
+    # state_dict() of a bound module lacks its submodules; its parameters' names include them.
     assert list(python.state_dict()) == cpp.cpp_module.named_parameters(True).keys()
     for ours, theirs in zip(python.parameters(), cpp.parameters(), strict=True):
         assert torch.equal(ours, theirs)

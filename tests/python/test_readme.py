@@ -1,4 +1,4 @@
-"""Every example of the README runs as it is."""
+"""Tests that every example of the README runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_python_blocks_run() -> None:
-    """One after the other, as they are read."""
+    """Runs the blocks in order."""
     names: dict[str, object] = {}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), names)

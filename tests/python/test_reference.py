@@ -1,4 +1,4 @@
-"""Names that docstrings mark, as in :func:`rotary`: they exist, and become links in the documentation."""
+"""Tests that names in docstrings, as in :func:`rotary`, exist and become links."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find(scope: Any, name: str) -> bool:
 def test_marked_names_exist(module: str, name: str) -> None:
     where = importlib.import_module(module)
     classes = [value for value in vars(where).values() if isinstance(value, type)]
-    importlib.import_module("posembed.analysis")  # what users import by themselves
+    importlib.import_module("posembed.analysis")  # users import it themselves
     package = type("Package", (), {"posembed": pe})  # for full names
     assert any(find(scope, name) for scope in (where, *classes, pe, pe.functional, package))
 

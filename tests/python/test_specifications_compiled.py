@@ -1,4 +1,4 @@
-"""Specifications that are made inside a compiled or exported function."""
+"""Tests specifications that are made inside a compiled or exported function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROTARY: dict[str, Callable[[Tensor], pe.RotarySpec]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
-    """All cases are the same code, which torch compiles only a few times."""
+    """Clears torch's cache, because it compiles one piece of code only a few times."""
     torch._dynamo.reset()
 
 

@@ -1,4 +1,4 @@
-"""posembed/_C.pyi says what is bound: functions, classes, methods, parameters and their defaults."""
+"""Tests that posembed/_C.pyi matches the bindings, with parameters and defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def methods(stub: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 
 def bound(function: Any) -> ast.FunctionDef:
-    """The signature in pybind11's docstring: of several the last, as torch binds forward too."""
+    """The signature in pybind11's docstring; the last of several, as torch binds forward too."""
     lines = [line for line in function.__doc__.splitlines() if " -> " in line]
     signature = lines[-1].partition(". ")[2] if lines[-1][0].isdigit() else lines[-1]
     (node,) = ast.parse(f"def {signature.replace('::', '.')}: ...").body
@@ -32,7 +32,7 @@ def bound(function: Any) -> ast.FunctionDef:
 
 
 def parameters(function: ast.FunctionDef) -> dict[str, Any]:
-    """Names with defaults, in order; nameless ones as pybind11 calls them: arg0 and so on."""
+    """Names with defaults, in order; unnamed ones have pybind11's names: arg0 and so on."""
     given = function.args
     names = [f"arg{index}" for index in range(len(given.posonlyargs))]
     names += [argument.arg for argument in given.args if argument.arg != "self"]
@@ -68,7 +68,7 @@ def test_functions(name: str) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_methods(name: str) -> None:
     kind, stubs = getattr(_C, name), methods(CLASSES[name])
-    names = own(set(vars(kind)))  # of a wrapper: static methods, whose docstrings say no parameters
+    names = own(set(vars(kind)))  # of a wrapper: static methods, whose docstrings lack parameters
     if name in MODULES:
         kind = getattr(_C.cpp, name)
         from_torch = set.intersection(*(set(vars(getattr(_C.cpp, each))) for each in MODULES))

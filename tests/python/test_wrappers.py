@@ -1,4 +1,4 @@
-"""Modules inside PyTorch's wrappers: sharding, fake tensors, autocast, parametrizations, compilers."""
+"""Tests modules in PyTorch's wrappers: sharding, fake tensors, autocast, compilers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIM, HEADS = 16, 2
 
 
 class Model(nn.Module):
-    """Every module that has parameters, one after the other, and all of them learn."""
+    """A model of every module with parameters; all of them learn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Rotated(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_mixed_precision_spares_frequencies_or_is_refused(one_process: None) -> None:
-    """The way that the message and the documentation show."""
+    """Tests the way that the message and the documentation show."""
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     policy = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     x = torch.randn(1, 5, 2, 8)
@@ -117,7 +117,7 @@ def reset(model: nn.Module) -> None:
 
 @pytest.fixture
 def second_of_two() -> Iterator[None]:
-    """The second of two processes, of which the first is not there."""
+    """Acts as the second of two processes; the first does not exist."""
     store = testing_process_groups.FakeStore()
     torch.distributed.init_process_group("fake", store=store, rank=1, world_size=2)
     yield
@@ -126,7 +126,7 @@ def second_of_two() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_sharded_on_meta_and_back(second_of_two: None) -> None:
-    """Shards start with this process's part of what the whole parameter starts with."""
+    """Shards start with this process's part of the whole parameter's initial values."""
     with torch.device("meta"):
         rope = pe.RotaryEmbedding(12, learned_frequencies=True)
         alibi = pe.ALiBi(3, learned=True)
@@ -153,7 +153,7 @@ def test_sharded_on_meta_and_back(second_of_two: None) -> None:
     ids=lambda table: type(table).__name__,
 )
 def test_distributed_row_gradients(one_process: None, table: nn.Module) -> None:
-    """They reach the wrapped model as they are, beside dense ones."""
+    """They reach the wrapped model unchanged, beside dense ones."""
     model = nn.Sequential(table, nn.Linear(DIM, 1))
     wrapped = wrapped_in_ddp(copy.deepcopy(model))
     ids = torch.tensor([[3, 7, 3]])
@@ -166,7 +166,7 @@ def test_distributed_row_gradients(one_process: None, table: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_inductor_in_a_model() -> None:
-    """Beside other operators Inductor looks at schemas, which it does not where one stands alone."""
+    """Among other operators Inductor reads schemas, which it does not for a single operator."""
     model, ids = model_and_ids()
     result = torch.compile(model, fullgraph=True, dynamic=True)(ids)
     assert torch.allclose(result, model(ids), atol=1e-5)
@@ -175,7 +175,7 @@ def test_inductor_in_a_model() -> None:
 
 
 def test_schemas_name_each_argument_once() -> None:
-    """Inductor reads them as Python signatures, where a name may stand but once."""
+    """Inductor reads them as Python signatures, where a name may occur only once."""
     schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("posembed::")]
     assert len(schemas) > 50
     for schema in schemas:
@@ -206,7 +206,7 @@ def test_meta_device_and_back() -> None:
 
 
 def test_autocast_lowers_data_and_parameters_follow() -> None:
-    """What a Linear under autocast gives to a table in float32."""
+    """A Linear's output under autocast meets a table in float32."""
     model, ids = model_and_ids()
     x = torch.randn(2, 9, DIM)
     project = nn.Linear(DIM, DIM)

@@ -31,7 +31,8 @@ POSEMBED_API const char* name(Slopes slopes);
 
 namespace functional {
 
-/// What the ALiBi functions have in common: where queries and keys are, and which keys are seen.
+/// Options that the ALiBi functions share: the positions of queries and keys, and which keys are
+/// visible.
 struct AlibiCall {
   /// Position of the first query; default: the last query is at the last key.
   std::optional<int64_t> query_offset = std::nullopt;
@@ -70,8 +71,8 @@ POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query
                                       int64_t key_length, const AlibiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
-/// alibi_bias() into existing memory, which is returned. For inference: raises if a gradient would
-/// be lost.
+/// alibi_bias() into existing memory; returns `out`. For inference: raises if a gradient would be
+/// lost.
 /// @param out  in the shape of the result, any strides with a contiguous last dimension
 POSEMBED_API torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
                                           const AlibiCall& call = {});
@@ -94,10 +95,10 @@ POSEMBED_API torch::Tensor alibi_softmax(const torch::Tensor& scores, const torc
 POSEMBED_API torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
                                           const AlibiCall& call = {});
 
-/// For ring and blocked attention, which merges blocks of keys by their log-sum-exp. A kernel that
-/// computes biases from query index i and key index j within its block gets every log-sum-exp wrong
-/// by a constant for each query. Returns those constants, [heads, query_length], to be added before
-/// the blocks are merged.
+/// For ring and blocked attention, which merges blocks of keys by their log-sum-exp. If a kernel
+/// computes biases from query index i and key index j within its block, each query's log-sum-exp is
+/// off by a constant. Returns those constants, [heads, query_length]; add them before merging the
+/// blocks.
 /// @param query_start  position of the block's first query
 /// @param key_start  position of the block's first key
 /// @param form  what the kernel added to the scores: "distance": slope (j - i); "key": slope j
@@ -116,8 +117,8 @@ struct POSEMBED_API ALiBiOptions {
   /* implicit */ ALiBiOptions(int64_t num_heads);
 
   /// The options that a family of models was trained with: "bloom", "mpt", "falcon", "baichuan",
-  /// "jais", "mosaicbert". The result covers the whole model; for a shard, set num_heads,
-  /// total_heads and head_start of it.
+  /// "jais", "mosaicbert". The result covers the whole model; for a shard, set its num_heads,
+  /// total_heads and head_start.
   /// @param head_dim  needed for falcon, which adds the bias before scaling by 1 / sqrt(head_dim)
   /// @throws c10::ValueError an unknown name, or falcon without head_dim
   static ALiBiOptions preset(const std::string& name, int64_t total_heads,
@@ -144,12 +145,12 @@ struct POSEMBED_API ALiBiOptions {
   TORCH_ARG(bool, learned) = false;
 };
 
-/// Biases attention scores. Unless learned, slopes are derived from the options, again whenever the
-/// module moves: there is no state to cast or save.
+/// Adds ALiBi biases to attention scores. Slopes that are not learned are derived from the options
+/// whenever the module moves, so there is no state to cast or save.
 ///
-/// In all methods `causal` is the module's option, whatever the call says, and an attention_mask
-/// without positions makes positions count visible keys only, as in Bloom: the functions hide keys,
-/// but count all (see functional::alibi_positions).
+/// All methods take `causal` from the module's options, not from the call. With an attention_mask
+/// and no positions they number only visible keys, as Bloom does (functional::alibi_positions); the
+/// functions number all keys.
 ///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));
@@ -168,8 +169,8 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// float32 [num_heads] or [2, num_heads]; the parameter, in the module's dtype, where they are
-  /// learned.
+  /// float32 [num_heads] or [2, num_heads]; learned slopes are the parameter, in the module's
+  /// dtype.
   torch::Tensor slopes() const;
 
   /// Slopes for FlashAttention-2, positive: float32 [num_heads], or [batch_size, num_heads]. No

@@ -1,6 +1,6 @@
-/// Bags of tokens: the rows of several ids pooled into one vector, their sum, mean or maximum.
-/// Offers what torch::nn::EmbeddingBag does, but accumulates in float32 and rounds once, has
-/// gradients with the same bits for any number of threads, and checks ids and offsets.
+/// Bags of tokens: the rows of several ids are pooled into their sum, mean or maximum. Works as
+/// torch::nn::EmbeddingBag does, but accumulates in float32, rounds once, checks ids and offsets,
+/// and its gradients have the same bits for any number of threads.
 #pragma once
 
 #include <torch/arg.h>
@@ -94,7 +94,7 @@ class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
                         const std::optional<torch::Tensor>& offsets = std::nullopt,
                         const std::optional<torch::Tensor>& weights = std::nullopt);
 
-  /// Read at construction, which makes a negative padding_idx positive.
+  /// Read at construction, which makes a negative padding_idx count from the start.
   TokenBagOptions options;
   torch::Tensor weight;
 
@@ -107,8 +107,8 @@ class TokenBag : public torch::nn::ModuleHolder<TokenBagImpl> {
  public:
   using torch::nn::ModuleHolder<TokenBagImpl>::ModuleHolder;
 
-  /// A module over `weight` [num_embeddings, embedding_dim], which it shares. Sizes in `options`
-  /// are ignored.
+  /// A module that shares `weight` [num_embeddings, embedding_dim]. The sizes in `options` are
+  /// ignored.
   static POSEMBED_API TokenBag from_pretrained(const torch::Tensor& weight, bool freeze = true,
                                                TokenBagOptions options = {0, 0});
 };

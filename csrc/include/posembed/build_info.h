@@ -1,4 +1,4 @@
-// What this libposembed.so was built from and what it uses on this machine.
+// Versions and compilers of this build of libposembed.so, and the instruction set it uses here.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace posembed {
 struct BuildInfo {
   /// posembed's version, "0.1.0".
   std::string version;
-  /// The torch that it was built for, "2.11.0"; it works with no other minor version.
+  /// The torch version that it was built for, "2.11.0"; it works with no other minor version.
   std::string torch_version;
   /// The CUDA toolkit that built the kernels, "13.0"; empty in a CPU-only build.
   std::string cuda_version;
@@ -23,7 +23,8 @@ struct BuildInfo {
   std::string compiler;
   /// The instruction sets that CPU kernels were compiled for, narrowest first.
   std::vector<std::string> instruction_sets;
-  /// The one in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET allows.
+  /// The instruction set in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET
+  /// allows.
   std::string instruction_set;
 };
 

@@ -1,4 +1,4 @@
-/// Bad ids and positions that CUDA kernels met.
+/// Errors that CUDA kernels record: bad ids and positions.
 #pragma once
 
 #include "posembed/export.h"

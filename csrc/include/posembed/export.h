@@ -1,4 +1,4 @@
-// Marks what libposembed.so shows its users; every other symbol is hidden.
+// Marks the public symbols of libposembed.so; all others are hidden.
 #pragma once
 
 #define POSEMBED_API __attribute__((visibility("default")))

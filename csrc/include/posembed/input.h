@@ -30,7 +30,7 @@ enum class Positions { none, learned, sinusoidal };
 enum class PositionRule {
   consecutive,  ///< offset, offset + 1, … for every token
   roberta,      ///< padding is not counted: it has position -1, whose row gets no gradient
-  opt,          ///< the same, but padding is told by an attention mask, and its row is trained
+  opt,          ///< the same, but an attention mask marks padding, and its row is trained
 };
 
 /// How InputEmbedding normalises the sum.
@@ -42,7 +42,7 @@ enum class InputNorm {
 
 namespace functional {
 
-/// What input_embedding() adds to the token rows, and what it does to the sum.
+/// Options of input_embedding(): the rows added to the token rows, then norm and dropout.
 struct InputCall {
   /// Learned positions: a table [first_row + max_positions, embedding_dim].
   std::optional<torch::Tensor> position = std::nullopt;
@@ -65,13 +65,13 @@ struct InputCall {
   /// The row of `position`, before first_row, that gets no gradient; -1: none.
   int64_t position_padding_idx = -1;
   TableGradient gradient = TableGradient::dense;  ///< of the token table
-  /// Of dropout's mask: int64 with one element; default: drawn from torch's generator.
+  /// The seed of dropout's mask: int64 with one element; default: drawn from torch's generator.
   std::optional<torch::Tensor> seed = std::nullopt;
-  int64_t first_token = 0;  ///< place of the first of these tokens in that mask
+  int64_t first_token = 0;  ///< index of the first of these tokens in that mask
 };
 
-/// Token, type and position rows, summed, normed and dropped out in one kernel; gradients flow to
-/// the tables and the norm.
+/// Sums token, type and position rows and applies norm and dropout, in one kernel. Gradients flow
+/// to the tables and the norm.
 /// @param ids  int32/int64 [batch, seq]
 /// @param token  floating [num_embeddings, embedding_dim]
 /// @return [batch, seq, embedding_dim]
@@ -148,7 +148,7 @@ class POSEMBED_API InputNormImpl : public torch::nn::Cloneable<InputNormImpl> {
   torch::Tensor bias;
 };
 
-/// A Linear that prints itself as Python's does.
+/// A Linear that prints itself as Python's Linear does.
 class POSEMBED_API InputProjectionImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
@@ -176,7 +176,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   /// @param attention_mask  for PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0
   ///     for padding
   /// @param seed  of dropout, int64 with one element; default: drawn from torch's generator
-  /// @param first_token  place of the first of these tokens in dropout's mask: parts with one seed
+  /// @param first_token  index of the first of these tokens in dropout's mask: parts with one seed
   ///     draw the mask of the whole
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,

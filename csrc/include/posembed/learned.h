@@ -1,4 +1,4 @@
-/// Learned positions: a table with one trained row for each position, added to the token there.
+/// Learned positions: a table with a trained row for each position, added to the token there.
 /// Gehring et al., "Convolutional Sequence to Sequence Learning", arXiv:1705.03122; BERT, GPT-2,
 /// OPT, RoBERTa.
 #pragma once
@@ -30,7 +30,7 @@ POSEMBED_API torch::Tensor learned_add(const torch::Tensor& x, const torch::Tens
                                        const std::optional<torch::Tensor>& positions = std::nullopt,
                                        int64_t offset = 0, int64_t first_row = 0);
 
-/// Rows of a table: int32/int64 [...] -> [..., embedding_dim]; otherwise as learned_add().
+/// The rows of positions: int32/int64 [...] -> [..., embedding_dim]; otherwise as learned_add().
 POSEMBED_API torch::Tensor learned_encode(const torch::Tensor& weight,
                                           const torch::Tensor& positions, int64_t first_row = 0);
 
@@ -49,7 +49,7 @@ POSEMBED_API torch::Tensor learned_extend(const torch::Tensor& weight, int64_t m
 POSEMBED_API torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
                                              int64_t past_length = 0);
 
-/// Positions as OPT counts them, for a table with first_row = 2: padding is told by a mask.
+/// Positions as OPT counts them, for a table with first_row = 2: a mask marks padding.
 /// @param attention_mask  bool, int32 or int64 [..., past_length + seq], 0 for padding; covers the
 ///     cached tokens and the new ones
 /// @return int64 [..., seq]: positions of the new tokens
@@ -102,8 +102,8 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
-  /// Makes the table longer, in place. Rows before position 0 stay. An optimizer's state of the
-  /// table does not follow: make the optimizer afterwards.
+  /// Makes the table longer, in place. Rows before position 0 stay. Create the optimizer
+  /// afterwards, because its state is not resized.
   /// @param method  "linear" or "cubic": interpolated, the first and the last row stay the first
   ///     and the last. "repeat": the rows are repeated from the first one on.
   /// @throws c10::ValueError fewer positions than the table has; an unknown method

@@ -41,11 +41,11 @@ enum class Format { safetensors, word2vec_binary, word2vec_text, glove };
 /// "safetensors", "word2vec-binary", "word2vec-text" (fastText's .vec too) or "glove".
 POSEMBED_API const char* name(Format format);
 
-/// What words without a row get.
+/// How words without a row are filled.
 enum class Missing {
   mean,   ///< the mean of the rows that were found
   zero,   ///< zeros
-  error,  ///< nothing: c10::ValueError names the words; rows that no word names become zeros
+  error,  ///< raise c10::ValueError, which names the words; rows without a word become zeros
 };
 
 /// Which words of a vocabulary have rows in a file.
@@ -79,7 +79,7 @@ struct POSEMBED_API ReadOptions {
   TORCH_ARG(std::string, tensor);
   /// The result's dtype; default: as in the file.
   TORCH_ARG(std::optional<torch::Dtype>, dtype) = std::nullopt;
-  /// What words without a row get.
+  /// How words without a row are filled.
   TORCH_ARG(Missing, missing) = Missing::mean;
   /// Called with the progress of reading.
   TORCH_ARG(Progress, progress);
@@ -107,9 +107,10 @@ class POSEMBED_API VectorFile {
   /// @throws c10::TypeError torch has no such dtype
   torch::Dtype dtype(const std::string& name) const;
 
-  /// A whole tensor. From safetensors in the file's own dtype, this is a copy-on-write view of the
-  /// mapped file: memory is used as it is touched, and writing never changes the file. It may
-  /// outlive this object. Do not truncate or rewrite the file in place while a view is in use.
+  /// A whole tensor. From safetensors, in the file's own dtype, this is a copy-on-write view of the
+  /// mapped file: pages take memory when they are touched, and writing never changes the file. The
+  /// view may outlive this object. Do not truncate or rewrite the file in place while a view is in
+  /// use.
   torch::Tensor tensor(const std::string& name = "vectors",
                        std::optional<torch::Dtype> dtype = std::nullopt,
                        const Progress& progress = nullptr) const;
@@ -117,20 +118,20 @@ class POSEMBED_API VectorFile {
   /// The word of each row.
   std::vector<std::string> words() const;
 
-  /// The rows of words; of a word with several rows, the first. An empty word stands for a row that
-  /// no word names, and is filled like a missing one.
+  /// The rows of words; if a word has several rows, the first. An empty word stands for a row
+  /// without a word, and is filled like a missing one.
   /// @throws c10::ValueError a word is given twice; none is found and the mean is asked for
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
-  /// The same for words that are many: the vocabulary keeps what was found.
+  /// The same for very many words. The vocabulary records which were found.
   torch::Tensor rows(Vocabulary& vocabulary, const ReadOptions& options = {}) const;
 
-  /// What rows() would find, without reading the vectors. Of safetensors, the words that were given
-  /// at open().
+  /// The coverage that rows() would report, without reading the vectors. The words of safetensors
+  /// are those given to open().
   Coverage coverage(const std::vector<std::string>& vocabulary,
                     const Progress& progress = nullptr) const;
 
-  /// The same for words that are many.
+  /// The same for very many words.
   void look_up(Vocabulary& vocabulary, const Progress& progress = nullptr) const;
 
   /// A copy of a whole table.

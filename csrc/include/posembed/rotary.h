@@ -45,8 +45,8 @@ struct PermuteOptions {
   std::optional<std::vector<int64_t>> heads = std::nullopt;  ///< default: all
 };
 
-/// Converts the projection weights of query or key to the other pairing, by reordering the rows
-/// that produce a head's components. With both permuted alike, attention scores stay the same.
+/// Converts a projection weight of query or key to the other pairing by reordering the rows that
+/// produce a head's components. If both are converted, attention scores stay the same.
 ///
 ///     weight = posembed::permute_rotary_weight(weight, 32, posembed::Pairing::interleaved);
 ///
@@ -66,9 +66,9 @@ struct RotaryCall {
   Layout layout = Layout::bshd;
   int64_t offset = 0;    ///< position of the first token if no positions are given
   bool inverse = false;  ///< undo the rotation
-  /// For documents packed one after the other (Layout::thd, or a batch of 1): int32/int64
-  /// [documents + 1], the token at which each begins, then the number of tokens. Positions restart
-  /// at `offset` in each.
+  /// For documents packed one after another (Layout::thd, or a batch of 1): int32/int64 [documents
+  /// + 1], the token at which each begins, then the number of tokens. Positions restart at `offset`
+  /// in each.
   std::optional<torch::Tensor> cu_seqlens = std::nullopt;
   /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
   /// radians per position.
@@ -104,8 +104,8 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_(
     const RotaryCall& call = {});
 
 /// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
-/// result is that of rotating the original keys anew, up to one rounding to their dtype. Works on a
-/// float64 copy.
+/// result equals a new rotation of the original keys, up to one rounding to their dtype. Computes
+/// on a float64 copy.
 /// @param key  keys in `layout` that were rotated by `spec` at `old_positions`
 /// @param new_positions  the positions to move to; shapes as in rotary()
 /// @param new_spec  the specification to move to; default: `spec`
@@ -118,10 +118,10 @@ POSEMBED_API torch::Tensor rerotate_(
     std::optional<std::string_view> new_spec = std::nullopt, Layout layout = Layout::bshd,
     const std::optional<torch::Tensor>& frequencies = std::nullopt);
 
-/// rotary() into existing memory, which on a CPU is faster: fresh memory costs more than the
-/// rotation. Returns it. For inference: raises if a gradient would be lost.
-/// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; it
-///     may be `query` itself, but not overlap it otherwise
+/// rotary() into existing memory, which saves the cost of new memory; returns `out`. For inference:
+/// raises if a gradient would be lost.
+/// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; may
+///     be `query` itself, but must not overlap it otherwise
 POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query,
                                       std::nullopt_t no_key,
                                       const std::optional<torch::Tensor>& positions,
@@ -207,8 +207,8 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
       const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
       const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
-  /// Casting the module leaves learned frequencies in float32 or float64: positions would multiply
-  /// the rounding error of a 16-bit type.
+  /// Learned frequencies stay in float32 or float64 when the module is cast, because positions
+  /// would multiply the rounding error of a 16-bit type.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -243,7 +243,7 @@ class RotaryEmbedding : public torch::nn::ModuleHolder<RotaryEmbeddingImpl> {
   using torch::nn::ModuleHolder<RotaryEmbeddingImpl>::ModuleHolder;
   using Impl = RotaryEmbeddingImpl;
 
-  /// RotaryEmbeddingImpl::forward. Torch's own operator does not know overloads.
+  /// Calls RotaryEmbeddingImpl::forward. Torch's own operator() does not support overloads.
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
     return get()->forward(std::forward<Arguments>(arguments)...);

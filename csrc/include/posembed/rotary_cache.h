@@ -28,8 +28,8 @@ POSEMBED_API const char* name(CacheLayout layout);
 
 namespace functional {
 
-/// What rows are divided by before conversion to float8_e4m3fn: a number, or a float32 tensor with
-/// one element on the data's device, which is read without a host synchronisation.
+/// The divisor of rows before conversion to float8_e4m3fn: a number, or a float32 tensor with one
+/// element on the data's device, which is read without a host synchronisation.
 using CacheScale = std::variant<double, torch::Tensor>;
 
 /// Options of rotary_cache_().
@@ -53,7 +53,7 @@ struct RotaryCacheCall {
 /// @param key  like query, with any number of heads
 /// @param value  like key, with any head_dim
 /// @param key_cache  in `call.cache_layout`, any strides with a contiguous last dimension; in the
-///     dtype of the data, or in float8_e4m3fn, which holds key / scale, computed in float32,
+///     dtype of the data, or in float8_e4m3fn, which stores key / scale, computed in float32,
 ///     rounded to nearest even and saturated at 448
 /// @param value_cache  like key_cache, with the head_dim of value
 /// @param slot_mapping  int32/int64 [tokens] ([batch, seq] in other layouts), no slot twice:

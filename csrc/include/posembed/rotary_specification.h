@@ -1,6 +1,5 @@
-/// Everything that distinguishes one model's rotary embedding from another's, as plain data:
-/// RotarySpec, the scalings that stretch its frequencies to longer contexts, and the position axes
-/// of its pairs.
+/// The numbers that distinguish one model's rotary embedding from another's: RotarySpec, the
+/// scalings that stretch its frequencies to longer contexts, and the position axes of its pairs.
 #pragma once
 
 #include <torch/types.h>
@@ -63,7 +62,7 @@ struct ProportionalScaling {
   double factor = 1.0;
 };
 
-/// LongRoPE: each pair's frequency is divided by a factor of its own, from one list up to
+/// LongRoPE: each pair's frequency is divided by its own factor, from one list up to
 /// original_max_positions and from another beyond: see RotarySpec::resolve. Ding et al.,
 /// arXiv:2402.13753.
 struct LongRopeScaling {
@@ -77,9 +76,9 @@ struct LongRopeScaling {
   std::optional<double> long_attention_factor = std::nullopt;  ///< default: attention_factor
 };
 
-/// xPos: frequencies as they are, but pair i of a query is multiplied by
-/// zeta^((position - center) / scale_base), zeta = (2i / rotary_dim + 0.4) / 1.4, and that of a key
-/// by its inverse, so that scores fade with distance. Sun et al., arXiv:2212.10554.
+/// xPos: frequencies stay; pair i of a query is multiplied by zeta^((position - center) /
+/// scale_base), zeta = (2i / rotary_dim + 0.4) / 1.4, and pair i of a key by the inverse, so that
+/// scores fade with distance. Sun et al., arXiv:2212.10554.
 ///
 /// A tensor rotated without a key counts as a query; to rotate keys alone, see
 /// RotarySpec::for_keys.
@@ -111,14 +110,14 @@ struct POSEMBED_API Sections {
   std::vector<int64_t> axis_of_pair = {};  ///< [rotary_dim / 2]
   bool restart = false;                    ///< each axis has the whole series of frequencies
 
-  /// sizes[a] pairs for axis a: one axis after the other; or, `interleaved`, the axes take turns
+  /// Gives sizes[a] pairs to axis a, one axis after another. If `interleaved`, the axes take turns
   /// and the remaining pairs belong to axis 0.
   static Sections of(const std::vector<int64_t>& sizes, bool interleaved = false,
                      bool restart = false);
 };
 
-/// The numbers that define a rotation: everything that distinguishes one model's RoPE from
-/// another's. Plain data; equal specifications have equal to_json() text, in C++ and in Python.
+/// The numbers that define a rotation. Plain data; equal specifications have equal to_json() text,
+/// in C++ and in Python.
 ///
 ///     posembed::RotarySpec spec(128);
 ///     spec.base = 500000.0;
@@ -150,12 +149,12 @@ struct POSEMBED_API RotarySpec {
   /// Whether frequencies depend on the length of the sequence. resolve() fixes them.
   bool is_dynamic() const;
 
-  /// The specification for sequences of one length, with fixed frequencies. Keys that were rotated
-  /// by different ones are not comparable: use the same one for a whole cache.
+  /// The specification for sequences of one length, with fixed frequencies. Use the same one for a
+  /// whole cache, because keys rotated by different ones are not comparable.
   RotarySpec resolve(int64_t seq_len) const;
 
-  /// The specification for rotating keys alone, because a lone tensor counts as a query. Differs
-  /// for xPos only.
+  /// The specification for rotating keys without a query, because a tensor on its own counts as a
+  /// query. Only xPos makes a difference.
   RotarySpec for_keys() const;
 
   /// Radians per position: float64 [rotary_dim / 2].
@@ -168,14 +167,15 @@ struct POSEMBED_API RotarySpec {
   /// The factor that rotated queries and keys are multiplied by.
   double attention_factor(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// One line with what differs from the defaults: "128, base=500000, scaling=linear(factor=8)".
+  /// One line with the fields that differ from the defaults: "128, base=500000,
+  /// scaling=linear(factor=8)".
   std::string describe() const;
 
   /// A report of several lines for people: pairs, wavelengths, which pairs are stretched by how
   /// much, the error that float32 angles would have.
   std::string explain(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// The differences in words, and the position from which angles differ by more than 1e-3 rad.
+  /// Describes the differences, and the position from which angles differ by more than 1e-3 rad.
   std::string diff(const RotarySpec& other) const;
 
   bool operator==(const RotarySpec& other) const;

@@ -37,9 +37,9 @@ struct POSEMBED_API SinusoidalSpec {
   std::string to_json() const;
   static SinusoidalSpec from_json(const std::string& text);
 
-  /// The column order p, int64 [embedding_dim], for which encoding.index_select(-1, p) of this
-  /// specification is the encoding of `other`. Throws c10::ValueError if there is none, because
-  /// their frequencies or scales differ.
+  /// The column order p, int64 [embedding_dim], that turns this specification's encodings into
+  /// those of `other`: encoding.index_select(-1, p). Throws c10::ValueError if there is none,
+  /// because their frequencies or scales differ.
   torch::Tensor permutation_to(const SinusoidalSpec& other) const;
 
   bool operator==(const SinusoidalSpec& other) const;
@@ -114,8 +114,8 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   torch::Tensor encode(const torch::Tensor& positions,
                        std::optional<torch::Dtype> dtype = std::nullopt);
 
-  /// The M, float64 [embedding_dim, embedding_dim], for which encode(p + distance) is
-  /// encode(p) M^T.
+  /// The matrix M, float64 [embedding_dim, embedding_dim], with encode(p + distance) = encode(p)
+  /// M^T.
   torch::Tensor shift_matrix(double distance) const;
 
   /// Read at construction and by reset().

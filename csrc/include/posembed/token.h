@@ -1,6 +1,6 @@
-/// Token embedding: a table with one learned row for each id of a vocabulary.
-/// Offers what torch::nn::Embedding does. Gradients are summed in float32 or wider whatever the
-/// table's dtype, and their bits do not depend on the number of threads.
+/// Token embedding: a table with one learned row for each id of a vocabulary. Works as
+/// torch::nn::Embedding does. Gradients are summed in float32 or wider for every dtype of the
+/// table, and their bits do not depend on the number of threads.
 #pragma once
 
 #include <torch/arg.h>
@@ -154,8 +154,8 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
                                                      bool freeze = true,
                                                      TokenOptions options = {0, 0});
 
-  /// A module with vectors of a file that pretrained::open() reads: those of the words of
-  /// `vocabulary`, in that order, or all. The sizes in `options` are ignored.
+  /// A module with the vectors of a file that pretrained::open() reads: the rows of the words of
+  /// `vocabulary`, in that order, or all rows. The sizes in `options` are ignored.
   /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options
   static POSEMBED_API TokenEmbedding from_file(
       const std::string& path,

@@ -1,4 +1,4 @@
-// The words whose rows are wanted of a file of vectors.
+// The words whose rows to read from a file of vectors.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -12,8 +12,9 @@
 
 namespace posembed::pretrained {
 
-/// The words asked for, met in a file's order: see VectorFile::rows. Millions of words take few
-/// MiB: they lie in one text, and a table of 32-bit numbers finds them.
+/// Requested words, marked as met in the file's order: see VectorFile::rows. Stores all words in
+/// one text and finds them with a hash table of 32-bit numbers, so that millions of words take
+/// little memory.
 ///
 ///     posembed::pretrained::Vocabulary vocabulary;
 ///     vocabulary.add("king");
@@ -21,7 +22,7 @@ namespace posembed::pretrained {
 ///     const torch::Tensor vectors = file.rows(vocabulary);   // vocabulary.is_met(0), ...
 class Vocabulary {
  public:
-  /// Makes room for so many words of so many bytes in all; what is never used takes no memory.
+  /// Reserves room for `words` words of `bytes` bytes in all; unused room takes no memory.
   explicit Vocabulary(size_t words = 0, size_t bytes = 0) {
     ends_.reserve(words);
     text_.reserve(bytes);
@@ -32,7 +33,7 @@ class Vocabulary {
     for (const std::string& word : words) add(word);
   }
 
-  /// An empty word marks a place without a word.
+  /// Appends a word; an empty one stands for a place without a word.
   void add(std::string_view word) {
     TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
                       "vocabulary: expected words of at most ", most, " bytes in all");
@@ -40,7 +41,7 @@ class Vocabulary {
     ends_.push_back(static_cast<uint32_t>(text_.size()));
   }
 
-  /// Makes the words known to meet(), after the last has been added.
+  /// Prepares meet(); call it after the last add().
   /// @throws c10::ValueError a word is given twice
   void index() {
     times_.assign(ends_.size(), 0);
@@ -59,8 +60,8 @@ class Vocabulary {
 
   int64_t size() const { return static_cast<int64_t>(ends_.size()); }
 
-  /// The place of a word of the file; -1 if it is not wanted or was met before: the first row of a
-  /// word counts, as in gensim. Before index() no word is known.
+  /// The place of a word from the file; -1 if it is not requested or was met before, because the
+  /// first row of a word counts, as in gensim. Before index() no word is found.
   int64_t meet(std::string_view word) {
     if (tags_.empty()) return -1;
     const size_t slot = find(word, hash_of(word));
@@ -102,7 +103,7 @@ class Vocabulary {
 
   static uint64_t hash_of(std::string_view word) { return std::hash<std::string_view>{}(word); }
 
-  /// A few bits of the hash, so that other words are seldom looked at. 0 marks a free slot.
+  /// A few bits of the hash, so that different words are seldom compared. 0 marks a free slot.
   static uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash | 1); }
 
   std::string_view word(size_t place) const {
@@ -110,7 +111,7 @@ class Vocabulary {
     return std::string_view(text_).substr(begin, ends_[place] - begin);
   }
 
-  /// The slot that has the word, or the free one where it belongs.
+  /// The slot of the word, or the free slot where it belongs.
   size_t find(std::string_view wanted, uint64_t hash) const {
     size_t slot = (hash >> 32) * slots_.size() >> 32;  // the high bits choose without a division
     while (tags_[slot] != 0 && (tags_[slot] != tag_of(hash) || word(slots_[slot]) != wanted)) {

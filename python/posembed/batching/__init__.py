@@ -1,6 +1,6 @@
-"""torch.func.vmap rules: how each operator takes one more dimension.
+"""torch.func.vmap rules, by which operators take one more dimension.
 
-A rule merges the mapped dimension with one that the operator has, so that vmap is one call.
+A rule merges the mapped dimension with one of the operator's, so that vmap makes one call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MERGED: dict[str, Callable[..., Any]] = {
     "alibi_softmax": functools.partial(alibi_scores_rule, "alibi_softmax"),
     "alibi_softmax_backward": alibi_softmax_backward_rule,
 }
-# Operators that are called for each copy.
+# Operators that are called once per copy.
 COPY_BY_COPY = (
     "alibi_lse_correction",
     "learned_extend",
@@ -72,7 +72,7 @@ IN_PLACE = (
 
 
 def register() -> None:
-    """Tells torch.func about every rule."""
+    """Registers every rule with torch.func."""
     for name in (*MERGED, *COPY_BY_COPY):
         operator = getattr(torch.ops.posembed, name)
         rule = MERGED.get(name) or functools.partial(loop_rule, operator)

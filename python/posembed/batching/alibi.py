@@ -1,4 +1,4 @@
-"""ALiBi: the heads of each copy side by side."""
+"""ALiBi: copies become more heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posembed.batching.dimensions import fold, size_of, unfold
 
 
 def has_mapped_places(in_dims: tuple[int | None, ...], first: int) -> bool:
-    """Whether positions, documents or a mask, which heads share, differ from copy to copy."""
+    """Whether positions, documents or a mask, which heads share, differ between copies."""
     return any(dim is not None for dim in in_dims[first:])
 
 
@@ -23,7 +23,7 @@ def alibi_bias_rule(
     operator = torch.ops.posembed.alibi_bias
     if has_mapped_places(in_dims, 1):
         return loop_rule(operator, info, in_dims, slopes, *args, **options)
-    sides = slopes.dim() - 2  # where heads are: [heads] or [2, heads]
+    sides = slopes.dim() - 2  # the dimension of heads: [heads] or [2, heads]
     bias = operator(fold(slopes, in_dims[0], sides, info.batch_size), *args, **options)
     heads = size_of(slopes, in_dims[0], sides)
     return unfold(bias, bias.dim() - 3, info.batch_size, heads)

@@ -1,4 +1,4 @@
-"""Rules that serve any operator: copy by copy, in place, and for no copy at all."""
+"""Rules for any operator: copy by copy, in place, and for no copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 def loop_rule(
     operator: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
-    """Any operator: one call for each copy. For mappings too rare for a rule of their own."""
+    """Calls any operator once per copy, for mappings too rare for a specific rule."""
     results = []
     for i in range(info.batch_size):
         single = [
@@ -30,7 +30,7 @@ def loop_rule(
 def in_place_rule(
     operator: str, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> tuple[None, None]:
-    """Operators that mutate: copy by copy, because joining dimensions would not be a view."""
+    """Calls a mutating operator copy by copy, because joined dimensions would not be a view."""
     for copy in range(info.batch_size):
         single = [
             arg if dim is None else arg.select(dim, copy)
@@ -41,7 +41,7 @@ def in_place_rule(
 
 
 def no_copies(operator: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any) -> Any:
-    """The results of a mapped dimension of size 0: a copy's shapes, which Meta kernels know."""
+    """The results for a mapped dimension of size 0, with shapes from Meta kernels."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     single = [
         torch.empty(
@@ -52,7 +52,7 @@ def no_copies(operator: Any, in_dims: tuple[int | None, ...], *args: Any, **opti
         for arg, dim in itertools.zip_longest(args, in_dims)
     ]
     results = operator(*single, **options)
-    # Nothing is added to no element, but gradients of every argument are zeros and not missing.
+    # Adding these to no element gives every argument a gradient of zeros rather than none.
     sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
 
     def none_of(result: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def some_or_no_copies(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """A rule where there is something to merge or to call for."""
+    """Applies a rule, or no_copies if there are no copies."""
     if info.batch_size == 0:
         return no_copies(operator, in_dims, *args, **options)
     return rule(info, in_dims, *args, **options)

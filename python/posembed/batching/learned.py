@@ -19,7 +19,7 @@ def learned_add_rule(
     positions: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """learned_add: mapped x is a larger batch; mapped tables or positions are looked up apart."""
+    """learned_add: mapped x is a larger batch; other mapped arguments take a call per copy."""
     x_dim, weight_dim, *positions_dim = in_dims
     if x_dim is None or weight_dim is not None or any(dim is not None for dim in positions_dim):
         return loop_rule(

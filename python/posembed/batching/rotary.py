@@ -1,4 +1,4 @@
-"""Rotary: into heads, or into batch where every copy has its own positions."""
+"""Rotary: copies become more heads, or a larger batch if each copy has its own positions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from posembed.batching.copies import loop_rule
 from posembed.batching.dimensions import fold, size_of, unfold
 
-# Where a layout keeps batch (None: nowhere) and heads.
+# The dimensions of batch (None: absent) and heads in each layout.
 DIMENSIONS = {"bshd": (0, 2), "bhsd": (0, 1), "sbhd": (1, 2), "thd": (None, 1)}
 
 
 def rotary_positions(
     positions: Tensor, mapped: int, query: Tensor, query_mapped: int | None, layout: str
 ) -> Tensor:
-    """Mapped positions as [size * batch, seq]: each row of the batch folded with its copy.
+    """Mapped positions as [size * batch, seq]: merges each row of the batch with its copy.
 
     An axis of sections stays in front: [axes, size * batch, seq].
     """
@@ -41,18 +41,18 @@ def rotary_positions(
 def rotary_rule(
     count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
-    """Rotary and rotary_pair: into heads, or into batch where every copy has its own positions."""
+    """Rotary and rotary_pair: into heads, or into batch if each copy has its own positions."""
     operator = torch.ops.posembed.rotary if count == 1 else torch.ops.posembed.rotary_pair
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
     positions, *shared = itertools.islice(itertools.chain(args[count:], (None,) * 3), 3)
     positions_dim, *shared_dims = itertools.islice(itertools.chain(in_dims[count:], (None,) * 3), 3)
-    if any(dim is not None for dim in shared_dims):  # frequencies or documents of each copy
+    if any(dim is not None for dim in shared_dims):  # frequencies or documents per copy
         return loop_rule(operator, info, in_dims, *args, **options)
     layout, size = options.get("layout", "bshd"), info.batch_size
     batch_dim, into = DIMENSIONS[layout]
     if positions is not None and positions_dim is not None:
         positions = rotary_positions(positions, positions_dim, tensors[0], tensor_dims[0], layout)
-        if batch_dim is None:  # [tokens, heads, head_dim] has no batch: make one
+        if batch_dim is None:  # [tokens, heads, head_dim] has no batch: add one
             tensors = [
                 tensor.unsqueeze(0 if dim is None else int(dim == 0))
                 for tensor, dim in zip(tensors, tensor_dims, strict=True)

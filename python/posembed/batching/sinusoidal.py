@@ -13,7 +13,7 @@ from posembed.batching.dimensions import front
 def sinusoidal_add_rule(
     info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> Any:
-    """Into the batch, or instead of it where x is [seq, embedding_dim]."""
+    """Into the batch, or as the batch if x is [seq, embedding_dim]."""
     size = info.batch_size
     x = front(args[0], in_dims[0], size)
     shape = x.shape

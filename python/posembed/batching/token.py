@@ -1,4 +1,4 @@
-"""Token tables: mapped ids are more ids, mapped tables stand side by side or in a column."""
+"""Token tables: mapped ids are more ids; mapped tables are concatenated by columns or rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posembed.batching.dimensions import front
 
 
 def copies_of(ids: Tensor, mapped: int | None, rows: int, size: int) -> Tensor:
-    """Ids [size, ...] into a table of ``size`` tables of ``rows`` rows, one below the other.
+    """Ids [size, ...] for ``size`` tables of ``rows`` rows, concatenated by rows.
 
-    An id outside its own table becomes -1, or it would be one of the next.
+    An id outside its table becomes -1; otherwise it would select a row of another table.
     """
     ids = front(ids, mapped, size)
     starts = torch.arange(size, device=ids.device) * rows
@@ -31,12 +31,12 @@ def embedding_rule(
     padding_idx: int = -1,
     **options: Any,
 ) -> tuple[Tensor, int]:
-    """embedding: mapped ids are more ids; mapped tables stand side by side, or in a column."""
+    """embedding: mapped ids are more ids; mapped tables are concatenated by columns or rows."""
     operator = torch.ops.posembed.embedding
     weight_dim, ids_dim = in_dims
     if weight_dim is None and not options.get("scale_grad_by_freq", False):
         return operator(weight, ids.movedim(ids_dim or 0, 0), padding_idx=padding_idx, **options), 0
-    if weight_dim is None:  # counted in each copy by itself
+    if weight_dim is None:  # counts are per copy
         weight, weight_dim = weight.expand(info.batch_size, *weight.shape), 0
     if ids_dim is None:
         columns = weight.movedim(weight_dim, 1).flatten(1)
@@ -47,10 +47,10 @@ def embedding_rule(
         result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
         return result, 0
     tables = weight.movedim(weight_dim, 0)
-    operator(tables[0, :, :1].detach(), ids)  # refuses bad ids, with their values
+    operator(tables[0, :, :1].detach(), ids)  # raises for bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, **options)
-    if padding_idx >= 0:  # each table has its own padding row now: cut their gradients off here
+    if padding_idx >= 0:  # each table has its own padding row now, so stop their gradients here
         padding = (ids if ids_dim is None else ids.movedim(ids_dim, 0)) == padding_idx
         result = torch.where(padding.unsqueeze(-1), result.detach(), result)
     return result, 0

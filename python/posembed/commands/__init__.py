@@ -1,6 +1,6 @@
 """The command line: a module for each command, with ``add`` for its arguments and ``run``.
 
-Exit codes: 0 as asked, 1 a check failed or two things differ, 2 wrong usage or bad input.
+Exit codes: 0 success, 1 a failed check or a difference, 2 wrong usage or bad input.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Runs a command; errors that users can correct become one line and exit code 2."""
+    """Runs a command; errors that users can correct give one line and exit code 2."""
     try:
         code = run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # head has seen enough; Python would complain when it flushes again
+    except BrokenPipeError:  # the reader closed the pipe; avoid Python's error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, TypeError, IndexError, ImportError) as error:

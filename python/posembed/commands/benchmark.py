@@ -1,7 +1,7 @@
-"""benchmark: posembed's calls beside copies of the same bytes and beside peers, on this machine.
+"""benchmark: compares posembed with copies of the same bytes and with peers, on this machine.
 
-Peers are the rotary embeddings of other libraries, those that are installed, and plain torch. A
-source checkout measures more, with goals: make benchmark.
+Peers are the rotary embeddings of other installed libraries and plain torch. A source checkout
+measures more, with goals: make benchmark.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 
 
 def rotation(device: str) -> Case:
-    """Query and key of one layer into new tensors."""
+    """Rotates query and key of one layer into new tensors."""
     rope = RotaryEmbedding(128)
     query = torch.randn(1, 4096, 32, 128, device=device)
     key = torch.randn(1, 4096, 8, 128, device=device)
@@ -58,7 +58,7 @@ def rotation(device: str) -> Case:
 
 
 def lookup(device: str) -> Case:
-    """Rows of a table."""
+    """Looks up rows of a table."""
     token = TokenEmbedding(VOCABULARY, WIDTH, device=device)
     ids = torch.randint(VOCABULARY, (TOKENS,), device=device)
     return Case(
@@ -73,7 +73,7 @@ def lookup(device: str) -> Case:
 
 
 def sinusoids(device: str) -> Case:
-    """Encodings made and added."""
+    """Computes and adds encodings."""
     position = SinusoidalPositionalEmbedding(WIDTH)
     x = torch.randn(8, TOKENS // 8, WIDTH, device=device)
     table = position.encode(torch.arange(TOKENS // 8, device=device))

@@ -1,6 +1,6 @@
 """check: a self-test of posembed on this machine.
 
-Angles are compared with decimal arithmetic of 50 digits, gradients with differences.
+Compares angles with decimal arithmetic of 50 digits, and gradients with finite differences.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 POSITIONS = (0, 1, 511, 4096, 131_071, 1_000_003, 2**31 - 1)
 HEAD_DIM, BASE = 128, 500000
-# float64: 1e-15, and what the reference loses when it becomes a float64 below 2 pi.
+# float64: 1e-15, plus the rounding of the reference to a float64 below 2 pi.
 ALLOWED = {torch.float32: 1.5e-7, torch.float64: 1.5e-15}
-# A rotation in place moves as many bytes as a copy. Far more time means that something is wrong:
-# an instruction set that was lowered, or more threads than cores.
+# A rotation in place moves as many bytes as a copy. Much more time indicates a fault, such as a
+# lowered instruction set or more threads than cores.
 SLOWEST = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was measured, and what is allowed at most."""
+    """A measured value and its allowed maximum."""
 
     name: str
     measured: float
@@ -84,7 +84,7 @@ def worst(found: Tensor, expected: Tensor) -> float:
 
 
 def exactness(device: str) -> Iterator[Result]:
-    """Rotations and sinusoids, from position 0 to the largest of an int32."""
+    """Rotations and sinusoids, from position 0 to the largest int32."""
     cosines, sines = reference(HEAD_DIM // 2)
     positions = torch.tensor(POSITIONS, device=device)
     spec = RotarySpec(HEAD_DIM, base=BASE)
@@ -92,7 +92,7 @@ def exactness(device: str) -> Iterator[Result]:
     for dtype, allowed in ALLOWED.items():
         kind = str(dtype).removeprefix("torch.")
         unit = torch.zeros(len(POSITIONS), 1, HEAD_DIM, dtype=dtype, device=device)
-        unit[..., : HEAD_DIM // 2] = 1.0  # (1, 0) in each pair turns into (cosine, sine)
+        unit[..., : HEAD_DIM // 2] = 1.0  # (1, 0) in each pair becomes (cosine, sine)
         turned = functional.rotary(unit, positions=positions, spec=spec, layout="thd")[:, 0]
         error = worst(turned, torch.cat((cosines, sines), 1))
         yield Result(f"rotary angles, {kind}", error, allowed)
@@ -102,7 +102,7 @@ def exactness(device: str) -> Iterator[Result]:
 
 
 def counted(device: str) -> Result:
-    """Many gradients of one row, summed in float32: bfloat16 sums would stop at 256."""
+    """Sums many gradients of one row in float32; bfloat16 sums would stop at 256."""
     number = 10_240
     token = TokenEmbedding(4, 8, device=device, dtype=torch.bfloat16)
     token(torch.ones(number, dtype=torch.int64, device=device)).sum().backward()
@@ -114,7 +114,7 @@ def counted(device: str) -> Result:
 
 
 def differentiable(device: str) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
-    """Functions of float64 tensors by name, and what to call them with."""
+    """Functions of float64 tensors by name, and their arguments."""
     where: dict[str, Any] = {"device": device, "dtype": torch.float64}
     ids = torch.tensor([[1, 4, 1, 0]], device=device)
     rotary = RotaryEmbedding(8)
@@ -149,7 +149,7 @@ def differentiable(device: str) -> dict[str, tuple[Callable[..., Any], tuple[Ten
 
 
 def gradients(device: str) -> Iterator[Result]:
-    """Each operator's backward against differences: 1 where it fails."""
+    """Compares each operator's backward with finite differences; 1 means failure."""
     for name, (function, inputs) in differentiable(device).items():
         right = gradcheck(function, inputs, raise_exception=False)
         yield Result(f"gradients, {name}", 0.0 if right else 1.0, 0.0)
@@ -159,7 +159,7 @@ def gradients(device: str) -> Iterator[Result]:
 
 
 def speed(device: str) -> Result:
-    """A rotation in place beside a copy of the same bytes."""
+    """Times a rotation in place relative to a copy of the same bytes."""
     case = measure.rotation_in_place(device)
     seconds = measure.run(case, rounds=5)["best"]
     ratio = seconds["posembed"] / seconds[case.floor]
@@ -170,7 +170,7 @@ def speed(device: str) -> Result:
 
 
 def devices(chosen: str | None) -> list[str]:
-    """The device asked for, or all that posembed can use."""
+    """The requested device, or all that posembed can use."""
     usable = torch.cuda.is_available() and bool(build_info()["cuda_version"])
     if chosen == "cuda" and not usable:
         raise ValueError("--device cuda: torch or posembed finds no CUDA device here")
@@ -210,7 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def line(device: str, result: Result) -> str:
-    """One check in words."""
+    """One check as a line of text."""
     verdict = "ok    " if result.passed else "FAILED"
     numbers = f"{result.measured:.3g} (at most {result.allowed:g})" if result.allowed else ""
     return f"{verdict}  {device:4}  {result.name:32}  {numbers}".rstrip()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# Python's arguments in messages, and the options that stand for them here.
+# Python's arguments in messages, and the corresponding options of the command line.
 ARGUMENTS = {
     "pass base=": "pass --base",
     "interleaved=True": "--interleaved",
@@ -37,7 +37,7 @@ def add_command(
     summary: str,
     examples: Sequence[str],
 ) -> argparse.ArgumentParser:
-    """A command with examples in its help, and ``--json``."""
+    """Adds a command with examples in its help, and ``--json``."""
     lines = [f"  python -m posembed {name} {example}".rstrip() for example in examples]
     parser = commands.add_parser(
         name,
@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """What a configuration may not tell."""
+    """Adds options for facts that a configuration may lack."""
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
@@ -85,7 +85,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_part_option(parser: argparse.ArgumentParser) -> None:
-    """Which of the configurations that are nested in one."""
+    """Adds the option that selects a nested configuration."""
     parser.add_argument(
         "--part",
         metavar="NAME",
@@ -94,13 +94,13 @@ def add_part_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_number_options(parser: argparse.ArgumentParser) -> None:
-    """A specification in numbers, instead of a configuration."""
+    """Adds options that define a specification by numbers instead of a configuration."""
     parser.add_argument("--head-dim", type=positive, help="without CONFIG: components of a head")
     parser.add_argument("--rotary-dim", type=positive, help="components that are rotated")
 
 
 def add_length_option(parser: argparse.ArgumentParser) -> None:
-    """The length of sequences."""
+    """Adds the option for the length of sequences."""
     parser.add_argument("--seq-len", type=positive, help="length, where frequencies depend on it")
 
 
@@ -114,7 +114,7 @@ def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None
 def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
     """The specification of a configuration; errors begin with its path.
 
-    Of several that are compared, those with one kind of layer need not have --layer-type.
+    When several are compared, --layer-type does not apply to those with one kind of layer.
     """
     file = file_of(path)
 
@@ -122,7 +122,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
         return RotarySpec.from_huggingface(
             file,
             layer_type,
-            part=getattr(arguments, "part", None),  # convert has none
+            part=getattr(arguments, "part", None),  # convert lacks this option
             interleaved=arguments.interleaved,
             base=arguments.base,
         )
@@ -139,7 +139,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
 
 
 def in_options(message: str) -> str:
-    """A message with the options of the command line where it has Python's arguments."""
+    """A message in which options of the command line replace Python's arguments."""
     for argument, option in ARGUMENTS.items():
         message = message.replace(argument, option)
     return message
@@ -148,7 +148,7 @@ def in_options(message: str) -> str:
 def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, RotarySpec]:
     """The specifications of configurations by path, or the one that options describe.
 
-    Those for one length, if it is given.
+    With a length, specifications are resolved for it.
     """
     if paths:
         only_with(arguments, "without CONFIG", "--head-dim", "--rotary-dim")
@@ -176,7 +176,7 @@ def spec_from_numbers(arguments: argparse.Namespace) -> RotarySpec:
 
 
 def facts(spec: RotarySpec) -> dict[str, Any]:
-    """A specification for JSON."""
+    """The facts of a specification for JSON."""
     fields: dict[str, Any] = json.loads(spec.to_json())
     return fields
 
@@ -199,7 +199,7 @@ def without_infinity(value: Any) -> Any:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints columns as wide as their contents, all but the first aligned right."""
+    """Prints columns as wide as their contents; all but the first are right-aligned."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     for line in lines:
@@ -217,7 +217,7 @@ def save_picture(axes: Axes, path: str) -> None:
 
 @contextmanager
 def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A path to write to, which becomes the target if the block ends without an error."""
+    """Yields a path to write to, which becomes the target if the block ends without an error."""
     part = target.with_name(target.name + ".part")
     if part.exists():
         raise ValueError(f"{part}: left by a command that was cut off: remove it first")

@@ -1,4 +1,4 @@
-"""diff: whether two models rotate alike, and from which position on they do not."""
+"""diff: shows whether two models rotate alike, and from which position they differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what differs."""
+    """Prints the differences."""
     a, b = (common.read_spec(path, arguments, compared=True) for path in (arguments.a, arguments.b))
     if arguments.json:
         differences = [] if a == b else a.diff(b).splitlines()

@@ -1,4 +1,4 @@
-"""explain: what a model's configuration does to its queries and keys."""
+"""explain: describes the rotation of a model's queries and keys."""
 
 from __future__ import annotations
 

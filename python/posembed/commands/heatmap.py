@@ -1,4 +1,4 @@
-"""heatmap: sinusoidal encodings as a picture, with binary codes beside them if asked."""
+"""heatmap: draws sinusoidal encodings, optionally beside binary codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 
 def draw(spec: SinusoidalSpec, arguments: argparse.Namespace) -> Axes:
-    """The picture, or the two."""
+    """Draws the picture, or both."""
     from posembed import plot
 
     positions = arguments.positions

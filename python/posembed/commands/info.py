@@ -1,4 +1,4 @@
-"""info: what a bug report should contain."""
+"""info: prints the facts that a bug report should contain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Timing: candidates take turns, and their fastest timings are compared.
+"""Times calls: candidates take turns, and their fastest timings are compared.
 
-What else runs on a machine only ever adds time: the fastest of many timings says most about a call.
+Other work on a machine only adds time, so the fastest of many timings describes a call best.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from posembed.rotary import RotaryEmbedding
 
-# A candidate's turn lasts about this long: enough timings to meet a moment without neighbours.
+# The length of a candidate's turn: enough timings to include an undisturbed moment.
 SECONDS = 0.03
 
 
@@ -44,7 +44,7 @@ class Case:
         name: What is measured, with sizes.
         candidates: Calls without arguments. "posembed" is judged against every other one.
         floor: The label of the yardstick: a copy or update of the same bytes.
-        goals: Those beside a call that the case lacks are left out.
+        goals: Goals relative to a call that the case lacks are omitted.
         limit: A goal that needs no other call.
         repeats: How often a candidate does its work in one call.
     """
@@ -59,7 +59,7 @@ class Case:
 
 def run(case: Case, rounds: int) -> dict[str, Any]:
     """Median and fastest timing of each candidate in seconds, and a line for each goal."""
-    # Its import looks for a CUDA toolkit, which nothing here needs, and complains of finding none.
+    # Its import warns if it finds no CUDA toolkit, which nothing here needs.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     from torch.utils.benchmark import Timer
 
@@ -84,12 +84,12 @@ def run(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def speed(best: dict[str, float], candidate: str, other: str) -> float:
-    """How many times as fast as another call."""
+    """The ratio of another call's time to the candidate's."""
     return best[other] / best[candidate]
 
 
 def verdicts(case: Case, best: dict[str, float]) -> Iterator[str]:
-    """A line for each goal, with what was reached."""
+    """A line for each goal, with the value reached."""
     for goal in case.goals:
         if goal.other in best:
             reached = speed(best, goal.candidate, goal.other)
@@ -102,12 +102,12 @@ def verdicts(case: Case, best: dict[str, float]) -> Iterator[str]:
 
 
 def met(reached: bool) -> str:
-    """How a table says it."""
+    """The word for a table."""
     return "met" if reached else "**not met**"
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Markdown: times, share of the floor's speed, how many times slower than posembed, goals."""
+    """A Markdown table: times, share of the floor's speed, slowdown beside posembed, goals."""
     best, floor = result["best"], result["floor"]
     head = "| | median | fastest | of floor | over posembed |"
     lines = [f"### {result['name']}", "", head, "|---|---:|---:|---:|---:|"]
@@ -122,7 +122,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def readable(seconds: float) -> str:
-    """In microseconds or milliseconds."""
+    """A time in microseconds or milliseconds."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.2f} µs"
     return f"{seconds * 1e3:.3f} ms"

@@ -13,15 +13,15 @@ from torch import Tensor
 
 Call = Callable[[], Any]
 
-# As pip knows them.
+# Names of the packages for pip.
 PACKAGES = ("transformers", "torchtune", "rotary-embedding-torch", "torchembed")
 
-# Labels of the peers without a goal of their own.
+# Labels of the peers without their own goal.
 OTHERS = ("torchtune", "rotary-embedding-torch", "torchembed (key repeated)")
 
 
 def imported(module: str) -> Any:
-    """A module; None where it is missing, or where what it needs itself does not fit."""
+    """A module, or None if it or a suitable version of its requirements is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -29,19 +29,19 @@ def imported(module: str) -> Any:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Names and versions of the peers that are here."""
+    """Names and versions of the installed peers."""
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield package, importlib.metadata.version(package)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph for these shapes."""
+    """Compiles a function to one graph for these shapes."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def transformers_tables(head_dim: int, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines as transformers makes them: float32 angles, cast to the model's dtype."""
+    """Cosines and sines as in transformers: float32 angles, cast to the model's dtype."""
     inverse = 1.0 / 10000.0 ** (torch.arange(0, head_dim, 2, device=like.device).float() / head_dim)
     angles = torch.outer(torch.arange(seq, device=like.device).float(), inverse)
     angles = torch.cat((angles, angles), -1).unsqueeze(0)
@@ -49,7 +49,7 @@ def transformers_tables(head_dim: int, seq: int, like: Tensor) -> tuple[Tensor, 
 
 
 def transformers(query: Tensor, key: Tensor, compile_peers: bool) -> dict[str, Call]:
-    """Llama's rotation of [batch, heads, seq, head_dim] views, tables made beforehand."""
+    """Llama's rotation of [batch, heads, seq, head_dim] views, with precomputed tables."""
     module = imported("transformers.models.llama.modeling_llama")
     if module is None:
         return {}
@@ -64,7 +64,7 @@ def transformers(query: Tensor, key: Tensor, compile_peers: bool) -> dict[str, C
 
 
 def complex_form(query: Tensor, key: Tensor) -> dict[str, Call]:
-    """Meta's way: pairs as complex numbers, in float32."""
+    """Meta's form: pairs as complex numbers, in float32."""
     half = query.shape[-1] // 2
     angles = torch.outer(
         torch.arange(query.shape[1], device=query.device).float(),
@@ -80,7 +80,7 @@ def complex_form(query: Tensor, key: Tensor) -> dict[str, Call]:
 
 
 def torchtune(query: Tensor, key: Tensor) -> dict[str, Call]:
-    """A module for each of query and key, table made beforehand."""
+    """A module for query and one for key, with a precomputed table."""
     module = imported("torchtune.modules")
     if module is None:
         return {}
@@ -90,7 +90,7 @@ def torchtune(query: Tensor, key: Tensor) -> dict[str, Call]:
 
 
 def rotary_embedding_torch(query: Tensor, key: Tensor) -> dict[str, Call]:
-    """Query and key one after the other."""
+    """Query and key in two calls."""
     module = imported("rotary_embedding_torch")
     if module is None:
         return {}
@@ -107,7 +107,7 @@ def torchembed(query: Tensor, key: Tensor) -> dict[str, Call]:
     rope = module.RotaryEmbedding(query.shape[-1], max_seq_len=query.shape[1]).to(query.device)
     q, k = query.transpose(1, 2), key.transpose(1, 2)
     repeats = q.shape[1] // k.shape[1]
-    wide = k.repeat_interleave(repeats, 1)  # it wants as many key heads as query heads
+    wide = k.repeat_interleave(repeats, 1)  # it needs as many key heads as query heads
     return {"torchembed (key repeated)": lambda: rope(q, wide)}
 
 

@@ -1,4 +1,4 @@
-"""scores: what distance does to attention scores, for several models side by side."""
+"""scores: attention scores by distance, for several models side by side."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
 
 
 def read_specs(arguments: argparse.Namespace) -> dict[str, RotarySpec]:
-    """The specifications by what the columns are called."""
+    """The specifications by the names of their columns."""
     specs = common.specs_of(arguments.configs, arguments)
     for name, spec in specs.items():
         if spec.is_dynamic:

@@ -1,4 +1,4 @@
-"""vectors: what a file of pretrained vectors has, which words it covers, and other formats."""
+"""vectors: lists a file of pretrained vectors, checks its words, and converts it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMAT_OF_ENDING = {
     ".txt": "glove",
 }
 
-# word2vec's first line: how many rows there are, and of how many numbers.
+# word2vec's first line: the number of rows, and of numbers in a row.
 LIKE_HEADER = re.compile(rb"-?\d+ -?\d+\n")
 
 
@@ -64,14 +64,14 @@ def add(commands: Commands) -> None:
 
 
 def read_vocabulary(path: str) -> list[str] | dict[str, int]:
-    """Words line by line, or a mapping of words to rows out of JSON."""
+    """Words from lines, or a mapping of words to rows from JSON."""
     try:
         # Editors may write a byte order mark.
         text = Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8: {error}") from error
     if not path.endswith(".json"):
-        # Not splitlines: it takes U+2028 for a line's end, which is a word of some tokenizers.
+        # Do not use splitlines, which splits at U+2028, a word of some tokenizers.
         return text.removesuffix("\n").split("\n") if text else []
     try:
         fields: Any = json.loads(text)
@@ -88,14 +88,14 @@ def read_vocabulary(path: str) -> list[str] | dict[str, int]:
 
 
 def lines_of(words: Sequence[str], vectors: Tensor) -> Iterator[bytes]:
-    """Word and numbers, with as many digits as bring float32 back."""
+    """Lines of a word and its numbers, with enough digits to restore float32."""
     for word, row in zip(words, vectors.float(), strict=True):
         numbers = " ".join(f"{number:.9g}" for number in row.tolist())
         yield f"{word} {numbers}\n".encode()
 
 
 def binary_rows(words: Sequence[str], vectors: Tensor) -> Iterator[bytes]:
-    """Word and float32 numbers, little-endian."""
+    """Rows of a word and its float32 numbers, little-endian."""
     numbers = vectors.float().numpy().astype("<f4", copy=False)
     for word, row in zip(words, numbers, strict=True):
         yield word.encode() + b" " + row.tobytes() + b"\n"
@@ -126,7 +126,7 @@ def write_words(
 
 
 def write_safetensors(path: Path, vectors: Tensor) -> None:
-    """One tensor named "vectors"."""
+    """Writes one tensor named "vectors"."""
     try:
         from safetensors.torch import save_file
     except ImportError as error:
@@ -169,9 +169,9 @@ def check_free(path: Path, arguments: argparse.Namespace) -> None:
 
 
 def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Writes the output and tells what it has.
+    """Writes the output and returns facts about it.
 
-    safetensors has no place for words: they go to a file beside it, which --words reads.
+    safetensors cannot store words, so they are written to a second file, which --words reads.
     """
     path = Path(arguments.output)
     kind = format_of(path, arguments)
@@ -208,7 +208,7 @@ def listing(file: VectorFile) -> list[dict[str, Any]]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lists, counts, converts: what was asked for."""
+    """Lists, counts or converts, as requested."""
     if arguments.output is None:
         common.only_with(
             arguments, "with --output", "--vocabulary", "--format", "--tensor", "--force"
@@ -230,7 +230,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(known: dict[str, Any]) -> None:
-    """The same for people."""
+    """Prints the facts as text."""
     print(f"{known['file']}: {known['format']}")
     if "tables" in known:
         rows = ([t["name"], str(tuple(t["shape"])), t["dtype"]] for t in known["tables"])

@@ -1,4 +1,4 @@
-"""wavelengths: how far each pair of components can tell positions apart."""
+"""wavelengths: the distances that each pair of components can distinguish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions, each one call of an operator.
+"""Functions, each of which calls one operator.
 
 Modules hold options and parameters and compute with these functions.
 """

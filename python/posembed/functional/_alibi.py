@@ -27,18 +27,18 @@ def alibi_slopes(
 
     Args:
         num_heads: Number of heads.
-        kind: "press": the paper's series, interleaved if the number of heads is no power of two.
+        kind: "press": the paper's series, interleaved if the number of heads is not a power of two.
             "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
         max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
-        total_heads: Heads of the whole model, if these are a part of them.
+        total_heads: Heads of the whole model, if these are only some of them.
         head_start: The index of the first of these heads in the whole model.
-        values: The slopes themselves, one for each of total_heads, or two: left of the query, then
-            right of it.
+        values: The slopes themselves: one for each of total_heads, or two, left and right of the
+            query.
         factor: Divides all slopes.
         device: Default: CPU.
 
     Returns:
-        float32 [num_heads], or [2, num_heads] with two values for each.
+        float32 [num_heads], or [2, num_heads] with two values per head.
 
     Raises:
         ValueError: No heads, heads outside total_heads, or another number of values.
@@ -61,7 +61,7 @@ def alibi_slopes(
 
 
 def alibi_positions(attention_mask: Tensor) -> Tensor:
-    """Positions that count only visible keys, from 0, as in Bloom; hidden keys have 0.
+    """Positions that number only visible keys, from 0, as in Bloom; hidden keys have 0.
 
     Args:
         attention_mask: bool or integers [key_length] or [batch, key_length]; 0: padding, on either
@@ -108,12 +108,12 @@ def alibi_bias(
         query_offset: Position of the first query among the keys; default: the last query is at the
             last key.
         query_positions: Positions of the queries, int32 or int64 [query_length] or
-            [batch, query_length]; default: one after the other.
-        key_positions: Those of the keys, [key_length] or [batch, key_length].
-        cu_seqlens: Documents packed one after the other: int32 or int64 [documents + 1] boundaries
-            from 0 to key_length. Keys of other documents than the query's are hidden.
+            [batch, query_length]; default: consecutive.
+        key_positions: Positions of the keys, [key_length] or [batch, key_length].
+        cu_seqlens: Boundaries of packed documents: int32 or int64 [documents + 1], from 0 to
+            key_length. Keys of other documents than the query's are hidden.
         attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden, but still
-            counted: :func:`alibi_positions` gives positions that count visible keys only.
+            counted: :func:`alibi_positions` gives positions that number only visible keys.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
         hide: Hidden keys get -inf; otherwise 0.
@@ -121,8 +121,8 @@ def alibi_bias(
         out: Memory for the result, for inference: any strides with a contiguous last dimension.
 
     Returns:
-        [heads, query_length, key_length]; [batch, heads, query_length, key_length] where positions
-        or mask have a batch; ``out`` where given.
+        [heads, query_length, key_length]; [batch, heads, query_length, key_length] if positions or
+        mask have a batch; ``out`` if given.
 
     Raises:
         ValueError: Shapes or lengths do not fit, or a distance has more than 31 bits; or, with
@@ -187,14 +187,15 @@ def alibi_add(
         scores: Floating [batch, heads, query, key] or [heads, query, key].
         slopes: As in :func:`alibi_bias`, with the other arguments.
         scale: Multiplies the scores, not the bias.
-        query_offset: Position of the first query among the keys; default: ends aligned.
+        query_offset: Position of the first query among the keys; default: the last query is at the
+            last key.
         query_positions: As in :func:`alibi_bias`.
         key_positions: As in :func:`alibi_bias`.
         cu_seqlens: As in :func:`alibi_bias`.
         attention_mask: As in :func:`alibi_bias`.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
-        hide: Hidden keys get -inf, whatever their score; otherwise nothing is added to them.
+        hide: Hidden keys get -inf for any score; otherwise nothing is added to their scores.
 
     Returns:
         Shape and dtype of scores.
@@ -229,7 +230,7 @@ def alibi_add_(
     causal: bool = True,
     hide: bool = True,
 ) -> Tensor:
-    """:func:`alibi_add` in place: for inference.
+    """:func:`alibi_add` in place; returns ``scores``. For inference.
 
     Scores may have any strides with a contiguous last dimension.
 
@@ -260,9 +261,9 @@ def alibi_softmax(
     causal: bool = True,
     hide: bool = True,
 ) -> Tensor:
-    """Attention weights, softmax(scores * scale + bias) over keys; scores are read once.
+    """Attention weights, softmax(scores * scale + bias) over keys, in one pass over scores.
 
-    Gradients flow to scores and slopes. Arguments as :func:`alibi_add`.
+    Gradients flow to scores and slopes. Arguments as in :func:`alibi_add`.
 
     Returns:
         Shape and dtype of scores. A query that sees no key has weights 0.
@@ -297,7 +298,7 @@ def alibi_softmax_(
     causal: bool = True,
     hide: bool = True,
 ) -> Tensor:
-    """:func:`alibi_softmax` in place: for inference.
+    """:func:`alibi_softmax` in place; returns ``scores``. For inference.
 
     Scores may have any strides with a contiguous last dimension.
 
@@ -324,21 +325,21 @@ def alibi_lse_correction(
     form: str = "distance",
     causal: bool = True,
 ) -> Tensor:
-    """Corrects the log-sum-exp of a block whose biases were made from indices within the block.
+    """Corrects the log-sum-exp of a block whose biases were computed from indices within it.
 
     Ring and blocked attention compute blocks of keys separately and merge them by their
-    log-sum-exps. A kernel that knows only indices within its block is off by a bias that is
-    constant along a row: the block's outputs are right, and its log-sum-exp plus this correction
-    is that with the bias ``-slope * abs(query position - key position)``.
+    log-sum-exps. If a kernel knows only indices within its block, its bias is off by a constant
+    along each row. The block's outputs are right, and its log-sum-exp plus this correction is that
+    of the bias ``-slope * abs(query position - key position)``.
 
     Args:
         slopes: Floating [heads] or [2, heads].
         query_length: Queries of the block.
         query_start: Position of the first of them.
         key_start: Position of the block's first key.
-        form: What the kernel added to the score of query i and key j, counted within the block:
-            "distance": ``slope * (j - i)``; "key": ``slope * j``, as FlashAttention-2 does where it
-            is causal. For keys after the queries the negative.
+        form: The bias that the kernel added for query i and key j, numbered within the block:
+            "distance": ``slope * (j - i)``; "key": ``slope * j``, as causal FlashAttention-2 does.
+            For keys after the queries, the negative.
         causal: The correction is -inf if the block begins after the query, which then ignores it.
 
     Returns:

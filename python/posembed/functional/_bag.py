@@ -23,10 +23,10 @@ def token_bag(
     """The sum, mean or maximum of the rows of each bag of ids, in float32 and rounded once.
 
     Args:
-        ids: int32 or int64 [bags, size]; or [count], cut into bags by ``offsets``.
+        ids: int32 or int64 [bags, size]; or [count], split into bags by ``offsets``.
         weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
-        offsets: int32 or int64 [bags]: where each bag begins. They start at 0 and do not decrease;
-            equal ones make a bag empty.
+        offsets: int32 or int64 [bags]: the start of each bag. They begin at 0 and do not decrease;
+            a bag whose offset equals the next one is empty.
         weights: Factors of the rows of a sum, in the shape of ``ids`` and the dtype of ``weight``.
             A weighted mean is a sum with weights that add up to 1.
         mode: "sum", "mean" or "max". The first of equal maxima gets the gradient.

@@ -1,4 +1,4 @@
-"""The choice between two ways to an operator."""
+"""Chooses between two ways to call an operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.overrides import has_torch_function_variadic
 
 
 def eager(*arguments: Tensor | float | None) -> bool:
-    """Whether a call may enter the dispatcher from C++, which is faster than through torch.ops.
+    """Whether a call may enter the dispatcher from C++, which costs less than torch.ops.
 
     The compiler and tensor types with ``__torch_function__`` must see the operator itself.
     """

@@ -1,4 +1,4 @@
-"""Errors that a CUDA kernel recorded."""
+"""Errors that CUDA kernels recorded."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def input_embedding(
     seed: Tensor | None = None,
     first_token: int = 0,
 ) -> Tensor:
-    """Token, type and position rows, summed, normed and dropped out in one kernel.
+    """Sums token, type and position rows and applies norm and dropout, in one kernel.
 
     Args:
         ids: int32 or int64 [batch, seq].
@@ -61,10 +61,10 @@ def input_embedding(
         gradient: Form of the token table's gradient, "dense" or "rows". "own", for
             :class:`posembed.InputEmbedding` with ``token_dim``: ``token`` has a row for each id,
             and ids count up from 0.
-        seed: Of dropout's mask: int64 with one element, on the device of ``ids``; None: drawn from
-            torch's generator for that device.
-        first_token: Place of the first of these tokens in the mask. Parts of a batch that get the
-            same ``seed`` and their places draw the mask of the whole, on any device.
+        seed: The seed of dropout's mask: int64 with one element, on the device of ``ids``; None:
+            drawn from torch's generator for that device.
+        first_token: Index of the first of these tokens in the mask. Parts of a batch that pass the
+            same ``seed`` and their indices draw the mask of the whole, on any device.
 
     Returns:
         [batch, seq, embedding_dim] in the dtype of ``token``.

@@ -1,4 +1,4 @@
-"""Learned positions as functions, and the rules that number tokens among padding."""
+"""Learned positions as functions, and rules that number tokens among padding."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def learned_add(
 def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
     """Rows of a table of learned positions: int32 or int64 [...] -> [..., embedding_dim].
 
-    Arguments and errors as :func:`learned_add`.
+    Arguments and errors as in :func:`learned_add`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -93,7 +93,7 @@ def learned_extend(
                 [3.]])
     """
     empty = weight.dim() == 2 and weight.shape[1] == 0
-    # Interpolation takes no rows of 0 components: they get one, which is cut off again.
+    # Interpolation refuses rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
     longer: Tensor = torch.ops.posembed.learned_extend(
         rows, max_positions, first_row=first_row, method=method
@@ -151,6 +151,6 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
 def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:
     """Positions of tokens among padding, as fairseq counts them (``first_row = padding_idx + 1``).
 
-    Arguments and result as :func:`roberta_positions`.
+    Arguments and result as in :func:`roberta_positions`.
     """
     return roberta_positions(ids, padding_idx)

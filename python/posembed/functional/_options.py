@@ -8,7 +8,7 @@ import torch
 
 from posembed.specification import RotarySpec, SinusoidalSpec
 
-Device = torch.device | str | int  # a number is that of an accelerator
+Device = torch.device | str | int  # a number means an accelerator
 Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]

@@ -69,18 +69,18 @@ def rotary(
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
         key: The same with any number of heads, or None. Pass keys without a query as ``query``,
-            with ``spec.for_keys()`` for xPos. A tensor whose head_dim is ``spec.rotary_dim`` has
-            only the rotated components, like the key that all heads share in multi-head latent
-            attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
+            with ``spec.for_keys()`` for xPos. If head_dim is ``spec.rotary_dim``, a tensor has only
+            the rotated components, like the shared key in multi-head latent attention (DeepSeek-AI,
+            "DeepSeek-V2", arXiv:2405.04434).
         positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
             [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
             None: ``offset``, ``offset + 1``, and so on.
         spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: The position of the first token, without ``positions``.
-        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: where each of
-            several packed documents begins (layout "thd", or a batch of 1). Positions restart there
-            at ``offset``; do not pass ``positions`` too.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: the start of
+            each packed document (layout "thd", or a batch of 1). Positions restart there at
+            ``offset``; do not pass ``positions`` too.
         frequencies: float32 or float64 [rotary_dim / 2]: radians per position, instead of those of
             the specification. Gradients flow to them.
         inverse: Undo the rotation instead.
@@ -122,8 +122,8 @@ def rotated(
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`rotary` without ``out`` or keywords, whose passing costs as much as a token."""
-    # eager(), written out for the same reason.
+    """:func:`rotary` without ``out`` and keywords, which would slow down calls for one token."""
+    # eager(), inlined for the same reason.
     if not (
         is_compiling()
         or has_torch_function_variadic(query, key, positions, frequencies, cu_seqlens)
@@ -184,18 +184,19 @@ def rerotate_(
 ) -> Tensor:
     """Moves rotated keys to other positions, or to another specification, in place.
 
-    For context shifts, moved prefixes, and scalings that change with the length: as if keys were
-    rotated again, up to one rounding to their dtype. Works on a float64 copy.
+    For context shifts, moved prefixes, and scalings that change with the length. The result equals
+    a new rotation of the original keys, up to one rounding to their dtype. Computes on a float64
+    copy.
 
     Args:
         key: Rotated keys in ``layout``.
-        old_positions: Where they were rotated, as :func:`rotary` takes positions.
+        old_positions: Positions at which they were rotated, as in :func:`rotary`.
         new_positions: The new positions.
         spec: The specification that rotated them.
         new_spec: The new specification; default: the same.
         layout: The order of dimensions.
-        frequencies: Those that were passed to :func:`rotary`, if any; keys are moved to the same
-            ones, or to those of ``new_spec``.
+        frequencies: Frequencies that were passed to :func:`rotary`, if any; keys are moved to the
+            same ones, or to those of ``new_spec``.
 
     Returns:
         ``key``.
@@ -279,12 +280,12 @@ def rotary_(
     frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query, and key where given, in place: for inference.
+    """Rotates query, and key if given, in place; returns them. For inference.
 
-    Arguments as :func:`rotary`; strides are free but for a contiguous last dimension.
+    Arguments as in :func:`rotary`; any strides with a contiguous last dimension.
 
     Returns:
-        The tensors given: query, or (query, key).
+        The same tensors: query, or (query, key).
 
     Raises:
         ValueError: As :func:`rotary`; or grad mode is on and an argument requires grad; or tensors

@@ -1,4 +1,4 @@
-"""Rotation with the write into a paged cache, and the forms of latent attention."""
+"""Rotation that writes to a paged cache, and its forms for latent attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posembed.specification import RotarySpec
 
 
 def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
-    """A scale as operators expect it: a number, or a tensor that no host has to read."""
+    """A scale as operators take it: a number, or a tensor that the host need not read."""
     return {f"{name}_tensor": scale} if isinstance(scale, Tensor) else {name: scale}
 
 
@@ -38,8 +38,9 @@ def rotary_cache_(
 ) -> Tensor:
     """Rotates query in place, and writes the rotated key and the value to a paged cache.
 
-    One launch, no host synchronisation: for inference. Pages as in Kwon et al., "PagedAttention",
-    arXiv:2309.06180. Tensors may have any strides with a contiguous last dimension.
+    One launch without host synchronisation, for inference. Pages as in Kwon et al.,
+    "PagedAttention", arXiv:2309.06180. Tensors may have any strides with a contiguous last
+    dimension.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
@@ -50,15 +51,15 @@ def rotary_cache_(
             ``cache_layout="hnd"``; dtype of the data, or float8_e4m3fn.
         value_cache: The same with the value's head_dim.
         slot_mapping: int32 or int64 [tokens], [batch, seq] in other layouts: ``page * page_size +
-            place in the page``, each slot once; -1 keeps a token out of the cache.
-        positions: As :func:`rotary` takes them; a token at -1 is not rotated, but kept.
-        spec: The rotation's numbers, exact and without xPos.
+            place in the page``, each slot once; a token with -1 is not written.
+        positions: As in :func:`rotary`; a token at -1 is not rotated, but written.
+        spec: The specification of the rotation, exact and without xPos.
         layout: The order of dimensions of query, key and value.
         cache_layout: The order of dimensions of the caches.
         offset: The position of the first token, without ``positions``.
-        rotate_key: Leave the rotated key in ``key`` also, for attention that reads it there.
+        rotate_key: Also rotate ``key`` in place, for attention that reads it there.
         query_out: Where the rotated query goes, instead of in place.
-        key_scale: float8: keys are divided by it in float32 and rounded to nearest even, numbers
+        key_scale: float8: keys are divided by it in float32 and rounded to nearest even; numbers
             beyond 448 become 448. A float, or a float32 tensor of one element.
         value_scale: The same for values.
 
@@ -66,8 +67,8 @@ def rotary_cache_(
         The rotated query: ``query``, or ``query_out``.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit; or tensors that are written share memory;
-            or grad mode is on and an argument requires grad.
+        ValueError: Shapes, layouts or options do not fit; or outputs share memory; or grad mode is
+            on and an argument requires grad.
         TypeError: A dtype is not supported.
         IndexError: A position is below -1, or a slot outside the cache.
 
@@ -118,10 +119,10 @@ def mla_rotary(
     both.
 
     Args:
-        query: In ``layout``; the window that ``spec`` names is rotated.
+        query: In ``layout``; the window in ``spec`` is rotated.
         key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the
             dimension of heads: [batch, seq, rotary_dim], [tokens, rotary_dim].
-        positions: As :func:`rotary`, with the other arguments.
+        positions: As in :func:`rotary`, like the other arguments.
         spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
         layout: The order of dimensions.
         offset: The position of the first token, without ``positions``.
@@ -161,21 +162,21 @@ def mla_rotary_cache_(
     query_out: Tensor | None = None,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """As :func:`mla_rotary` with the query in place; writes [latent, key_rope] to a paged cache.
+    """:func:`mla_rotary` with the query in place; writes [latent, key_rope] to a paged cache.
 
     Args:
         query: In ``layout``; by default [tokens, heads, head_dim].
-        latent: What was compressed of keys and values: [tokens, latent_dim], or with one head.
+        latent: The compressed keys and values: [tokens, latent_dim], or with one head.
         key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; not
             changed.
         cache: [pages, page_size, latent_dim + rotary_dim], dtype of the data or float8_e4m3fn.
-        slot_mapping: As in :func:`rotary_cache_`, with the other arguments.
-        positions: As :func:`rotary` takes them.
-        spec: As :func:`mla_rotary` takes it, exact and without xPos.
+        slot_mapping: As in :func:`rotary_cache_`, like the other arguments.
+        positions: As in :func:`rotary`.
+        spec: As in :func:`mla_rotary`, exact and without xPos.
         layout: The order of dimensions.
         offset: The position of the first token, without ``positions``.
         query_out: Where the rotated query goes, instead of in place.
-        scale: float8: what rows are divided by, a float or a float32 tensor of one element.
+        scale: float8: the divisor of rows, a float or a float32 tensor of one element.
 
     Returns:
         The rotated query: ``query``, or ``query_out``.

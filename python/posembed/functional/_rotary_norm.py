@@ -28,7 +28,7 @@ def norm_rotary(
 
     QK-norm: Henry et al., arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others. Computes in
     float32 (float64 data: float64) and rounds once. Gradients flow to all four tensors; those of
-    the weights are accumulated in float32 and repeatable. Only the norms' divisors are kept.
+    the weights are accumulated in float32 and repeatable. Only the norms' divisors are saved.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
@@ -36,8 +36,8 @@ def norm_rotary(
         key: The same with any number of heads.
         query_weight: [head_dim], dtype of ``query``.
         key_weight: [head_dim], dtype of ``query``.
-        positions: As :func:`rotary` takes them; a token at -1 is normed and not rotated.
-        spec: The rotation's numbers, exact and without xPos; a head_dim of at most 1024.
+        positions: As in :func:`rotary`; a token at -1 is normed but not rotated.
+        spec: The specification of the rotation, exact and without xPos; a head_dim of at most 1024.
         layout: The order of dimensions.
         offset: The position of the first token, without ``positions``.
         eps: Added to the mean square.
@@ -81,12 +81,12 @@ def norm_rotary_(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`norm_rotary`, in place: for inference.
+    """:func:`norm_rotary` in place; returns query and key. For inference.
 
     Tensors may have any strides with a contiguous last dimension.
 
     Returns:
-        The tensors given: (query, key).
+        The same tensors: (query, key).
 
     Raises:
         ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or

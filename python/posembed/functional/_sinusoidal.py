@@ -21,8 +21,8 @@ def sinusoidal(
 ) -> Tensor:
     """Adds sinusoidal encodings; gradients flow to x, to floating positions and to scale.
 
-    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Errors are below 1.5e-7 up
-    to position ``2 ** 31``, and grow with it beyond: float64 data serve those.
+    Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Errors are below 1.5e-7 up to
+    position ``2 ** 31`` and grow beyond it; use float64 data there.
 
     Args:
         x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
@@ -68,11 +68,10 @@ def sinusoidal_encode(
         dtype: Default: that of floating positions, else float32.
 
     Returns:
-        [..., embedding_dim]; NaN where a position is not finite, or a floating one has 2 ** 63 or
-        more.
+        [..., embedding_dim]; NaN if a position is not finite, or floating and at least 2 ** 63.
 
     Raises:
-        ValueError: ``scale`` has not one element.
+        ValueError: ``scale`` does not have one element.
         TypeError: A dtype is not supported.
 
     Examples:
@@ -87,7 +86,7 @@ def sinusoidal_encode(
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
-    """The matrix that moves an encoding by ``distance`` positions, which rotates each pair.
+    """The matrix that moves an encoding by ``distance`` positions by rotating each pair.
 
     Args:
         distance: Positions.

@@ -1,4 +1,4 @@
-"""Lookups in a table of tokens as functions."""
+"""Look-ups in a table of tokens as functions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def embedding(
         scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
         gradient: "dense", or "rows" for a coalesced sparse gradient of the rows that were looked
             up; it has no second derivative.
-        vocabulary_start: For a ``weight`` that holds one part of a vocabulary, as in vocabulary
-            parallelism: the id of its first row. ``ids`` and ``padding_idx`` are those of the whole
-            vocabulary. Ids of other parts give zeros and no gradient, so that the results of all
-            parts add up to that of the whole table.
+        vocabulary_start: The id of the first row, if ``weight`` is one part of a vocabulary, as in
+            vocabulary parallelism. ``ids`` and ``padding_idx`` refer to the whole vocabulary. Ids
+            of other parts give zeros and no gradient, so that the results of all parts add up to
+            that of the whole table.
 
     Returns:
         [..., embedding_dim] in the dtype of ``weight``.
@@ -81,14 +81,14 @@ def embedding_resize(
     covariance_scale: float = 1e-9,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The table with ``num_embeddings`` rows, of which the old ones keep their bits.
+    """The table with ``num_embeddings`` rows; old rows keep their bits.
 
     Args:
         weight: [rows, embedding_dim].
         num_embeddings: Rows of the result; if fewer than before, the last are cut off.
-        initialization: What new rows are: the "mean" of the old ones; "mean-and-covariance", drawn
-            from the normal distribution with their mean and ``covariance_scale`` times their
-            covariance; "normal", N(0, 1); or the new rows themselves.
+        initialization: The new rows: the "mean" of the old ones; "mean-and-covariance", drawn from
+            the normal distribution with their mean and ``covariance_scale`` times their covariance;
+            "normal", N(0, 1); or the new rows themselves.
         covariance_scale: The default is that of transformers: rows differ, logits hardly change.
         generator: Draws new rows, on the device of ``weight``; default: torch's default generator.
 
@@ -117,14 +117,14 @@ def embedding_resize(
 
 
 def _known_id(name: str, value: int | None) -> int:
-    """An id as operators expect it; -1: there is none."""
+    """An id as operators take it; -1: none."""
     if value is not None and value < 0:
         raise ValueError(f"{name}: expected an id, 0 or more, got {value}")
     return -1 if value is None else value
 
 
 def padding_row(padding_idx: int | None, table: Tensor) -> int:
-    """The row as operators expect it, counted from the end where negative; -1: there is none."""
+    """The row as operators take it, -1: none. A negative padding_idx counts from the end."""
     if padding_idx is None or table.dim() == 0:  # the operator refuses a table without rows
         return -1
     rows = table.shape[0]

@@ -1,5 +1,5 @@
-// The ALiBi kernels against a plain loop in double precision: those for the CPU of every
-// instruction set, and the CUDA kernels' source, run on the CPU by tests/cpp/cuda_on_cpu.
+// Compares the ALiBi kernels with plain loops in double precision: the CPU kernels of every
+// instruction set, and the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define fill_cuda fill_cuda_on_cpu
 #define add_cuda add_cuda_on_cpu
 #define softmax_cuda softmax_cuda_on_cpu
@@ -24,7 +24,7 @@ namespace {
 
 using core::Compute;
 
-/// A launch has no range of rows: it comes with the last of them.
+/// Launches take no range of rows, so the launch runs with the last range.
 template <auto launch>
 struct CudaSource;
 
@@ -87,7 +87,7 @@ double expected_bias(double before, double after, const Distances& distances, in
   return distance >= 0 ? -before * distance : after * distance;
 }
 
-/// `value` as it comes out of storage in T: rounded to the type arithmetic runs in, then to T.
+/// `value` after storage in T: rounded to the compute type, then to T.
 template <typename T>
 Compute<T> rounded(double value) {
   T stored;
@@ -174,7 +174,7 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
       arguments.distances = distances_of(c);
       arguments.scalar = scalar_of<T>();
       arguments.batch = batch;
-      // Heads outermost and rows apart: nothing but the last dimension is contiguous.
+      // Heads are outermost and rows have gaps, so only the last dimension is contiguous.
       const int64_t row = c.keys + padding;
       const int64_t strides[3] = {c.queries * row, batch * c.queries * row, row};
       std::copy_n(strides, 3, arguments.in.stride);
@@ -189,7 +189,7 @@ TYPED_TEST(ALiBiKernel, AddsToStridedScoresInPlace) {
       for (int64_t place = 0; place < static_cast<int64_t>(scores.size()); ++place) {
         const int64_t key = place % row, query = place / row % c.queries;
         const int64_t head = place / strides[1];
-        long double want = core::load(before[place]);  // exact: the kernels round the sum alone
+        long double want = core::load(before[place]);  // exact: the kernels round only the sum
         if (key < c.keys) {
           want = want / 2 + expected_bias(two_sided[head], two_sided[heads + head],
                                           arguments.distances, query, key);
@@ -248,7 +248,7 @@ TYPED_TEST(ALiBiKernel, ReducesToTheSameBitsOnEveryInstructionSet) {
   }
 }
 
-/// Scores of two batches and three heads, with everything that can hide a key or move it.
+/// Scores of two batches and three heads, with every option that hides or moves keys.
 struct Placed {
   static constexpr int64_t batch = 2, heads = 3, queries = 5, keys = 37;
   static constexpr int64_t rows = batch * heads * queries;
@@ -296,7 +296,7 @@ std::vector<T> random_numbers(size_t count, unsigned seed) {
   return numbers;
 }
 
-/// softmax of a row in double precision; zeros where all keys are hidden.
+/// softmax of a row in double precision; zeros if all keys are hidden.
 std::vector<double> expected_softmax(const std::vector<double>& scores) {
   const double most = *std::max_element(scores.begin(), scores.end());
   std::vector<double> weights(scores.size(), 0.0);
@@ -400,7 +400,7 @@ TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
   }
 }
 
-/// Rows of which the CUDA kernel keeps but a part between its passes.
+/// Rows that the CUDA kernel cannot keep whole between its passes.
 TYPED_TEST(ALiBiKernel, SoftmaxOfLongRows) {
   using T = TypeParam;
   constexpr int64_t keys = 12000;

@@ -1,4 +1,4 @@
-// ALiBi as a C++ program uses it: options, gradients, copies, printed form, errors.
+// Tests ALiBi as C++ programs use it: options, gradients, copies, printed form, errors.
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -34,7 +34,7 @@ TEST(ALiBiModule, OffsetMovesTheQueries) {
 TEST(ALiBiModule, LearnedSlopesHaveGradients) {
   ALiBi alibi(ALiBiOptions(3).causal(false).learned(true));
   alibi->forward(4).sum().backward();
-  // Distances of a 4 x 4 block add up to 20, and every head has the same.
+  // The distances of a 4 x 4 block add up to 20, the same for every head.
   EXPECT_TRUE(torch::equal(alibi->slopes().grad(), torch::full({3}, -20.0f)));
   EXPECT_EQ(alibi->named_parameters().keys(), std::vector<std::string>{"slopes"});
 }

@@ -1,8 +1,8 @@
-// The bag kernels of every instruction set, and the source of the CUDA kernels run on the CPU by
-// tests/cpp/cuda_on_cpu: against plain loops in double, and against each other bit for bit.
+// Compares the bag kernels of every instruction set, and the source of the CUDA kernels, run on the
+// CPU by tests/cpp/cuda_on_cpu, with plain loops in double, and with each other bit for bit.
 #include <cuda_runtime.h>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define pool_cuda pool_cuda_on_cpu
 #define spread_cuda spread_cuda_on_cpu
 #define find_bags_cuda find_bags_cuda_on_cpu
@@ -52,7 +52,7 @@ std::vector<Variant> variants() {
 
 constexpr int64_t rows = 37, padding = 5;
 
-/// Ids in bags of all kinds: empty, of one id, and longer than a span.
+/// Bags of all kinds: empty, with one id, longer than a span.
 template <typename T>
 struct Problem {
   explicit Problem(int64_t dim) : dim(dim) {
@@ -96,7 +96,7 @@ struct Problem {
   std::vector<T> table, gradient, weights;
 };
 
-/// Of a sum of 140 terms of size 1 in float32 or float64, and of its rounding.
+/// The tolerance for a sum of 140 terms of size 1 in float32 or float64, and its rounding.
 template <typename T>
 double tolerance(double expected) {
   if constexpr (std::is_same_v<T, double>) return 1e-13;

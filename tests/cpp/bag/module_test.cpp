@@ -1,4 +1,5 @@
-// TokenBag as a C++ program uses it: likeness to torch::nn::EmbeddingBag, weights, copies, errors.
+// Tests TokenBag as C++ programs use it: agreement with torch::nn::EmbeddingBag, weights, copies,
+// errors.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>

@@ -1,4 +1,4 @@
-// CUDA sources that all families share, run on the CPU by tests/cpp/cuda_on_cpu.
+// Tests CUDA sources that all families share, run on the CPU by tests/cpp/cuda_on_cpu.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-// The library may hold the real launcher.
+// Renamed, because the library may contain the real launcher.
 #define write_floats_cuda write_floats_cuda_on_cpu
 #include "core/host_floats.cu"
 

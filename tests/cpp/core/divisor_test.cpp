@@ -1,4 +1,4 @@
-// Division by multiplication, against the processor's own.
+// Compares division by multiplication with the processor's division.
 #include "core/divisor.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Double-double arithmetic against constants computed with 80 digits.
+// Compares double-double arithmetic with constants computed to 80 digits.
 #include "core/double_double.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace posembed::core {
 namespace {
 
-/// |a - b| relative to |b|; the difference of the parts is exact where it matters.
+/// |a - b| relative to |b|; the difference of the parts is exact when a and b are close.
 double relative_error(DoubleDouble a, DoubleDouble b) {
   return std::fabs(((a.high - b.high) + (a.low - b.low)) / b.high);
 }
@@ -64,7 +64,8 @@ TEST(DoubleDouble, Logarithms) {
 TEST(DoubleDouble, RadiansBecomeTurns) {
   const Turn128 one = turn_from_radians(1.0);
   EXPECT_EQ(one.high, 0x28be60db9391054au);
-  // 2 pi in two doubles is short of 128 bits: the last 20 or so bits of the fraction are free.
+  // Two doubles hold 2 pi to fewer than 128 bits, so about the last 20 bits of the fraction may
+  // differ.
   EXPECT_NEAR(static_cast<double>(one.low), static_cast<double>(0x7f09d5f47d4d3770u), 0x1p24);
 
   const Turn128 half = turn_from_radians(constants::two_pi / 2.0);

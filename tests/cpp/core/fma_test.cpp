@@ -1,4 +1,4 @@
-// The portable fused multiply-add against exact sums in wider arithmetic.
+// Compares the portable fused multiply-add with exact sums in wider arithmetic.
 #include "core/fma.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TEST(Fma, RoundsOnceOnRandomBits) {
 }
 
 TEST(Fma, RoundsTiesThatDoubleWouldRoundTwice) {
-  // The product is half a unit above 1 less a part that double drops: rounding twice would give 1.
+  // The sum is half a unit above 1 plus a part that double drops: rounding twice would give 1.
   const float a = 1 + 0x1p-12f, b = 1 + 0x1p-12f, c = -0x1p-11f + 0x1p-80f;
   EXPECT_EQ(float_bits(fma(a, b, c)), float_bits(std::fma(a, b, c)));
   EXPECT_EQ(fma(1 + 0x1p-23f, 0x1p-24f, 1.0f), 1 + 0x1p-23f);

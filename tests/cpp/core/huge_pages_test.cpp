@@ -14,14 +14,14 @@ namespace {
 
 constexpr int64_t mebibyte = int64_t{1} << 20;
 
-/// Memory of its own, given back at the end.
+/// A private mapping, unmapped at the end.
 class Mapping {
  public:
   explicit Mapping(int64_t bytes)
       : bytes_(bytes),
         data_(mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    // Apart from its neighbours, with which the system would list it together.
+    // Separates it from its neighbours, with which the system would list it as one mapping.
     mprotect(data_, 4096, PROT_READ);
   }
   Mapping(const Mapping&) = delete;

@@ -8,9 +8,8 @@
 namespace posembed::core {
 namespace {
 
-/// The instruction set that a fresh process takes when POSEMBED_INSTRUCTION_SET is `value`: the
-/// choice is made once for each process, so only a child can be asked. Its exit status is the
-/// answer.
+/// The instruction set that a fresh process chooses when POSEMBED_INSTRUCTION_SET is `value`. The
+/// choice is made once per process, so a child answers by its exit status.
 int chosen_under(const char* value, const char* said = "") {
   int chosen = -1;
   const auto choose = [&] {

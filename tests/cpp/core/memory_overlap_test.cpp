@@ -1,4 +1,4 @@
-// Overlap of strided memory against the sets of all addresses.
+// Compares overlap checks of strided memory with the sets of all addresses.
 #include "core/memory_overlap.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ struct Block {
             static_cast<int64_t>(size.size())};
   }
 
-  /// The address of every index, repeated where indices share one.
+  /// The address of every index; indices that share an address repeat it.
   std::vector<int64_t> addresses() const {
     std::vector<int64_t> result = {address};
     for (size_t i = 0; i < size.size(); ++i) {
@@ -93,7 +93,7 @@ TEST(MemoryOverlap, QueryAndKeyOfOnePackedTensor) {
 }
 
 TEST(MemoryOverlap, OddStridesEndInTime) {
-  // Even addresses against odd ones: the common divisor decides, not the number of candidates.
+  // Even and odd addresses: the common divisor decides, not the number of candidates.
   const std::vector<int64_t> size = {100000, 100000, 100000};
   const Block a{0, 4, size, {6, 10, 14}}, b{4, 4, size, {22, 26, 34}};
   EXPECT_FALSE(overlap(a.memory(), b.memory()));

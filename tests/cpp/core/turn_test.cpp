@@ -1,4 +1,4 @@
-// Sine and cosine of turns against long double, and the arithmetic of wrapped phases.
+// Compares sine and cosine of turns with long double, and checks the arithmetic of wrapped phases.
 #include "core/turn.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr long double two_pi = 6.283185307179586476925286766559005768L;
 
-/// Sine and cosine of upper / 2^64 turns, with the quadrant taken off exactly.
+/// Sine and cosine of upper / 2^64 turns, with exact reduction to a quadrant.
 void reference(uint64_t upper, long double* sine, long double* cosine) {
   const uint64_t quarter = (upper + (uint64_t{1} << 61)) >> 62;
   const auto rest = static_cast<int64_t>(upper - (quarter << 62));
@@ -98,7 +98,7 @@ long double distance(Turn128 a, Turn128 b) {
 }
 
 TEST(Turn, FromRadiansAsInDoubleDouble) {
-  // The double-double quotient has 104 bits: that many places behind the angle's first bit agree.
+  // The double-double quotient has 104 bits, so that many places from the angle's first bit agree.
   std::mt19937_64 random(3);
   std::uniform_real_distribution<double> exponent(-60, 20);
   for (int i = 0; i < 200'000; ++i) {

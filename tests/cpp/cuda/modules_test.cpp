@@ -1,6 +1,5 @@
-// Every C++ module on CUDA against the same module on the CPU, values and gradients; and errors
-// that a kernel records instead of ending the process. Skips, with the reason, where there is no
-// GPU.
+// Compares every C++ module on CUDA with the same module on the CPU, values and gradients, and
+// tests errors that kernels record. Without a GPU the tests skip and say why.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 

@@ -1,5 +1,5 @@
-// What a thread of a block is on the CPU: a coroutine with a stack of its own, which runs until it
-// lets the host go on.
+// A thread of a block on the CPU: a coroutine with its own stack, which runs until it yields to the
+// host.
 #pragma once
 
 #include <setjmp.h>
@@ -13,10 +13,10 @@ namespace cuda_on_cpu {
 
 class Coroutine {
  public:
-  /// Called by the host, with the same `body` each time, which never returns: it runs on from where
-  /// it paused, at first from its beginning.
+  /// Called by the host, always with the same `body`, which never returns: starts it at the first
+  /// call, and then continues where it paused.
   void resume(void (*body)());
-  /// Called by the coroutine: the host goes on.
+  /// Called by the coroutine: continues the host.
   void pause();
 
  private:
@@ -39,7 +39,7 @@ class Coroutine {
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// The sanitizers follow these functions to other stacks.
+// The sanitizers follow a switch of stacks by these functions.
 POSEMBED_UNOBSERVED inline void Coroutine::resume(void (*body)()) {
   if (!begun_) make(body);
   begun_ = true;
@@ -47,7 +47,7 @@ POSEMBED_UNOBSERVED inline void Coroutine::resume(void (*body)()) {
 }
 POSEMBED_UNOBSERVED inline void Coroutine::pause() { swapcontext(&context_, &host); }
 #else
-// Jumps make no system calls, of which each function above makes one.
+// Jumps are faster: each function above makes a system call.
 [[gnu::noinline]] inline void Coroutine::resume(void (*body)()) {
   if (_setjmp(host) != 0) return;
   if (begun_) _longjmp(point_, 1);
@@ -60,7 +60,8 @@ POSEMBED_UNOBSERVED inline void Coroutine::pause() { swapcontext(&context_, &hos
 }
 #endif
 
-/// Of the threads of a block. Static: mapping their stacks anew would take longest.
+/// The coroutines of a block's threads. Static, because mapping new stacks would take most of the
+/// time.
 inline Coroutine coroutines[concurrent_blocks][1024];
 
 }  // namespace cuda_on_cpu

@@ -1,6 +1,6 @@
-// Enough of the CUDA runtime to run a kernel's source on the CPU: blocks one after the other, the
-// threads of a block as coroutines that switch where they wait for each other. It shows what a
-// kernel computes and that its barriers are met by all, not how the hardware runs it.
+// Enough of the CUDA runtime to run a kernel's source on the CPU: blocks one after another, a
+// block's threads as coroutines that switch at barriers. Tests a kernel's results and that all
+// threads reach its barriers, not its behaviour on hardware.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@
 
 struct dim3 {
   unsigned x, y, z;
-  // As CUDA's own, it converts.
+  // Implicit, like CUDA's own.
   constexpr dim3(unsigned width = 1, unsigned height = 1, unsigned depth = 1)  // NOLINT
       : x(width), y(height), z(depth) {}
 };
@@ -63,7 +63,7 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 using std::max;
 using std::min;
 
-/// Multiprocessors that the pretended device has.
+/// Multiprocessors of the emulated device.
 inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -98,10 +98,10 @@ inline void __threadfence_system() {}
 
 namespace cuda_on_cpu {
 
-/// What a thread does.
+/// The state of a thread.
 enum class State { runs, waits_for_warp, waits_for_block, has_returned };
 
-/// The threads of the running block, the launch's block `number`.
+/// The threads of the running block, block `number` of the launch.
 class Block {
  public:
   Block(unsigned threads, size_t number, const std::function<void()>& body)
@@ -128,7 +128,7 @@ class Block {
     if (whole) leave(barrier);
   }
 
-  /// What the thread that differs in the bits of `lanes` gives. Called by whole warps.
+  /// The value of the thread whose index differs in the bits of `lanes`. Called by whole warps.
   template <typename T>
   T exchange(T value, unsigned lanes) {
     static_assert(sizeof(T) <= sizeof(Thread::given));
@@ -139,7 +139,7 @@ class Block {
     return value;
   }
 
-  /// A bit for each thread of the warp whose `value` is true. Called by whole warps.
+  /// A set bit for each thread of the warp whose `value` is true. Called by whole warps.
   unsigned ballot(bool value) {
     give(&value, sizeof value);
     wait(State::waits_for_warp);
@@ -164,7 +164,7 @@ class Block {
     char given[8];
   };
 
-  /// A thread of one block after the other.
+  /// Runs a thread of one block after another.
   POSEMBED_UNOBSERVED static void run_thread() {
     for (;;) {
       (*current->body_)();
@@ -179,7 +179,7 @@ class Block {
     self.pause();
   }
 
-  /// Of the thread that runs. Returns how many barriers it came to before.
+  /// Sets the state of the running thread. Returns how many barriers it reached before.
   unsigned set_state(State state) {
     const Unobserved scheduling;
     threads_[running_].state = state;
@@ -200,7 +200,8 @@ class Block {
     memcpy(value, threads_[thread].given, bytes);
   }
 
-  /// Lets go those for whom all others have come; false where all threads have returned.
+  /// Releases threads whose barrier all others have reached; returns false if all threads have
+  /// returned.
   bool release() {
     const bool any = release(0, threads_.size(), State::waits_for_block);
     bool more = any;
@@ -222,7 +223,7 @@ class Block {
     return true;
   }
 
-  /// Whether threads [begin, end) are in that state, but for those that have returned.
+  /// Whether threads [begin, end), except those that have returned, are in that state.
   bool all(size_t begin, size_t end, State state) const {
     return std::all_of(threads_.begin() + begin, threads_.begin() + end, [&](const Thread& thread) {
       return thread.state == state || thread.state == State::has_returned;
@@ -253,11 +254,11 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
-/// Refuses what a device refuses.
+/// Refuses the launches that a device refuses.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  // Threads of one program may launch at a time, and all take the same memory.
+  // A lock, because several threads may launch at the same time and all use the same memory.
   static std::mutex device;
   const std::lock_guard<std::mutex> alone(device);
   gridDim = config->gridDim;

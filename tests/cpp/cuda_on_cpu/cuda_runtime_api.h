@@ -1,4 +1,4 @@
-// What host code that includes no more than the CUDA runtime's functions finds here.
+// The header for host code that includes only the CUDA runtime's functions.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -1,5 +1,5 @@
-// In place of csrc/dispatcher/cuda_scope.cpp: every device computes with CUDA kernels, on the CPU,
-// which has no streams.
+// Replaces csrc/dispatcher/cuda_scope.cpp: CUDA kernels run for every device, on the CPU, without
+// streams.
 #include "dispatcher/cuda_scope.h"
 
 namespace posembed::dispatcher {

@@ -1,4 +1,4 @@
-// How many kernels have been launched.
+// Counts launches of kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// What ThreadSanitizer must be told of kernels that run on the CPU: that threads, or blocks, run at
-// the same time, although they are coroutines of one thread, and which wait for each other. As in
-// CUDA, barriers order memory; shuffles and ballots do not. Without the sanitizer, nothing.
-// With POSEMBED_RACES_BETWEEN_BLOCKS, blocks are compared; otherwise, the threads of each block.
+// Tells ThreadSanitizer that a kernel's threads or blocks run at the same time, although they are
+// coroutines of one thread, and which of them wait for each other. As in CUDA, barriers order
+// memory; shuffles and ballots do not. Does nothing without the sanitizer. With
+// POSEMBED_RACES_BETWEEN_BLOCKS, compares blocks; otherwise the threads of each block.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,11 @@
 
 #include <vector>
 
-/// For functions that begin in one coroutine and end in another: calls are not counted there.
+/// For functions that begin in one coroutine and end in another, where the sanitizer must not count
+/// calls.
 #define POSEMBED_UNOBSERVED __attribute__((no_sanitize("thread")))
 
-// No header of the sanitizer declares them.
+// The sanitizer has no header that declares these functions.
 extern "C" void __tsan_ignore_thread_begin();
 extern "C" void __tsan_ignore_thread_end();
 
@@ -22,20 +23,20 @@ namespace cuda_on_cpu {
 
 #if defined(POSEMBED_RACES_BETWEEN_BLOCKS)
 inline constexpr bool between_blocks = true;
-/// Prime, so that blocks whose numbers differ by a power of two are compared.
+/// A prime, so that blocks whose numbers differ by a power of two are compared.
 inline constexpr size_t concurrent_blocks = 17;
 #else
 inline constexpr bool between_blocks = false;
 inline constexpr size_t concurrent_blocks = 1;
 #endif
 
-/// Nothing is compared while one exists, which must not be when others get to run.
+/// Suspends the comparison while it exists, which must not span a switch of coroutines.
 struct Unobserved {
   Unobserved() { __tsan_ignore_thread_begin(); }
   ~Unobserved() { __tsan_ignore_thread_end(); }
 };
 
-/// The sanitizer's name of what runs: made once, because making one takes long.
+/// The sanitizer's handle of a thread or block, created once, because creation is slow.
 inline void* runner(size_t thread, size_t block) {
   static std::vector<void*> runners;
   const size_t i = between_blocks ? block % concurrent_blocks : thread;
@@ -49,12 +50,12 @@ POSEMBED_UNOBSERVED inline void switch_to(void* runner) {
   __tsan_switch_to_fiber(runner, orders_nothing);
 }
 
-/// What is passed on when a kernel is launched, when it has finished, and at barriers. Two for
-/// barriers in turn: who comes to the next one early has nothing to give to those that leave the
-/// last one late.
+/// Synchronisation points: the launch of a kernel, its end, and barriers. Barriers alternate
+/// between two, so that threads that reach the next barrier early do not synchronise with those
+/// that leave the last one late.
 inline char launched, finished, met[2];
 
-/// Calls `pass` of the sanitizer as each that runs in a block of `threads`.
+/// Calls the sanitizer's `pass` in the name of each thread of a block of `threads`.
 inline void pass_each(void (*pass)(void*), void* what, size_t threads, size_t block) {
   void* const host = current_runner();
   for (size_t i = 0; i < (between_blocks ? 1 : threads); ++i) {
@@ -65,7 +66,7 @@ inline void pass_each(void (*pass)(void*), void* what, size_t threads, size_t bl
   }
 }
 
-/// Calls of the host, before and after a block.
+/// The host calls these functions before and after a block.
 inline void begin_block(size_t threads, size_t block) {
   __tsan_release(&launched);
   pass_each(__tsan_acquire, &launched, threads, block);
@@ -76,7 +77,7 @@ inline void end_block(size_t threads, size_t block) {
 }
 inline void end_launch() { __tsan_acquire(&finished); }
 
-/// Calls of a thread, which of its barriers it is.
+/// A thread calls these functions at a barrier with the barrier's number.
 inline void arrive(unsigned barrier) {
   if (!between_blocks) __tsan_release(&met[barrier % 2]);
 }
@@ -86,7 +87,8 @@ inline void leave(unsigned barrier) {
 
 }  // namespace cuda_on_cpu
 
-/// The first error is taken by an atomic swap after a volatile read, which is no race in CUDA.
+/// The first error is recorded by an atomic swap after a volatile read, which is not a race in
+/// CUDA.
 extern "C" [[gnu::used]] POSEMBED_UNOBSERVED inline const char* __tsan_default_suppressions() {
   return "race:record_error\n";
 }

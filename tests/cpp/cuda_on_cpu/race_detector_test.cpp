@@ -1,5 +1,5 @@
-// That race_detector.h has races of kernels reported, and nothing else: of the threads of a block
-// or, with POSEMBED_RACES_BETWEEN_BLOCKS, of blocks.
+// Tests that race_detector.h reports a kernel's races and nothing else: between threads of a block
+// or, with POSEMBED_RACES_BETWEEN_BLOCKS, between blocks.
 #include "race_detector.h"
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@ namespace {
 int reports = 0;
 }
 
-// What the sanitizer calls, and asks.
+// Hooks that the sanitizer calls.
 extern "C" void __tsan_on_report(void*) { ++reports; }
 extern "C" const char* __tsan_default_options() { return "exitcode=0:suppress_equal_addresses=0"; }
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned threads = 64;
 
-/// How many races are reported of `kernel` in so many blocks.
+/// The number of races reported for `kernel` in `blocks` blocks.
 int races(void (*kernel)(int*), unsigned blocks) {
   const int before = reports;
   cudaLaunchConfig_t config;

@@ -1,5 +1,5 @@
-// The shared memory whose size a launch gives. Under AddressSanitizer, what lies past it is out of
-// bounds.
+// The shared memory whose size is given at launch. Under AddressSanitizer, memory behind it is out
+// of bounds.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 
-// Leaks are not looked for: that needs rights which containers refuse. Coroutines have stacks of
-// their own.
+// Turns leak detection off, which needs rights that containers refuse, and allows the coroutines'
+// stacks.
 extern "C" [[gnu::used]] inline const char* __asan_default_options() {
   return "detect_leaks=0:detect_stack_use_after_return=0";
 }
@@ -20,10 +20,10 @@ extern "C" [[gnu::used]] inline const char* __asan_default_options() {
 
 namespace cuda_on_cpu {
 
-/// 48 KiB: what a launch may ask for without further ado.
+/// 48 KiB, the most that a launch may request without opting in.
 alignas(16) inline unsigned char shared_memory[48 << 10];
 
-/// For a block. Every bit is set, which is NaN.
+/// Prepares the memory for a block. Sets every bit, which reads as NaN.
 inline void give_shared_memory(size_t bytes) {
   ASAN_POISON_MEMORY_REGION(shared_memory, sizeof shared_memory);
   ASAN_UNPOISON_MEMORY_REGION(shared_memory, bytes);

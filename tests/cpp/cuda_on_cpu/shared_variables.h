@@ -1,13 +1,13 @@
-// The shared memory of a block is static memory here, and the same for all blocks. These functions,
-// which take the place of the sanitizer's own that compiled code calls, keep it out of the
-// comparison of blocks. For one source file of a program.
+// Excludes shared memory from the comparison of blocks, because here it is static and the same for
+// all blocks. These functions replace the sanitizer's functions that compiled code calls. Include
+// it in one source file of a program.
 #pragma once
 
 #include "race_detector.h"
 
 namespace cuda_on_cpu {
 
-// Named by the linker.
+// Defined by the linker.
 extern "C" char __bss_start, _end;
 
 POSEMBED_UNOBSERVED inline bool shared_by_a_block(const void* address) {

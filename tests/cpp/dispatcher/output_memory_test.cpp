@@ -1,4 +1,4 @@
-// Memory of large results is kept when they are freed, and serves the next ones.
+// Tests that memory of freed large results is kept and reused for later ones.
 #include <gtest/gtest.h>
 #include <posembed/memory.h>
 #include <posembed/rotary.h>

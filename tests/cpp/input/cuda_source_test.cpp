@@ -1,12 +1,12 @@
-// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu, beside the CPU kernels:
-// with and without 16-byte accesses and kept rows, with the same dropout mask and statistics, and
-// with ids outside their tables. A GPU is not needed.
+// Compares the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu, with the CPU
+// kernels: with and without 16-byte accesses and kept rows, the same dropout mask and statistics,
+// and ids outside their tables. Needs no GPU.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <limits>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define forward_cuda forward_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
 #define drop_cuda drop_cuda_on_cpu
@@ -17,7 +17,7 @@
 namespace posembed::input {
 namespace {
 
-/// Sums over rows go in another order than the CPU's.
+/// Sums over rows have another order than on the CPU, hence a tolerance.
 template <typename T>
 void expect_same(const std::vector<T>& values, const std::vector<T>& expected, double tolerance,
                  const char* what) {
@@ -28,7 +28,7 @@ void expect_same(const std::vector<T>& values, const std::vector<T>& expected, d
   }
 }
 
-/// What dropout has dropped.
+/// The elements that dropout has dropped.
 template <typename T>
 void expect_same_zeros(const std::vector<T>& values, const std::vector<T>& expected) {
   for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
@@ -36,7 +36,7 @@ void expect_same_zeros(const std::vector<T>& values, const std::vector<T>& expec
   }
 }
 
-/// What forward writes; NaN before.
+/// The results of forward, initialised to NaN.
 template <typename T>
 struct Output {
   using C = core::Compute<T>;
@@ -57,7 +57,7 @@ void check_forward(const Case<T>& given, const Arguments& input) {
   Output<T> cpu(given), gpu(given);
   forward_cpu(cpu.arguments(input), 0, given.tokens);
   ASSERT_EQ(forward_cuda(gpu.arguments(input), nullptr), nullptr);
-  // A lone value's mean is itself: what is left is all cancellation.
+  // The mean of a single value is the value, so the difference is all cancellation.
   expect_same(gpu.out, cpu.out, given.dim == 1 ? 1e-2 : 4 * tolerance<T>(), "out");
   expect_same_zeros(gpu.out, cpu.out);
   if (given.norm == Norm::none) return;
@@ -67,7 +67,7 @@ void check_forward(const Case<T>& given, const Arguments& input) {
   }
 }
 
-/// Everything that backward writes; NaN before.
+/// The results of backward, initialised to NaN.
 template <typename T>
 struct Gradients {
   using C = core::Compute<T>;
@@ -120,8 +120,7 @@ void check_backward(const Case<T>& given, const Arguments& input) {
   if (given.norm == Norm::layer) expect_same(gpu.bias, cpu.bias, unit, "bias");
 }
 
-/// The cases of the CPU's test; rows of several vectors for each thread, and such as are too wide
-/// to be kept.
+/// The cases of the CPU's test, rows with several vectors per thread, and rows too wide to be kept.
 template <typename T>
 std::vector<Case<T>> gpu_cases() {
   std::vector<Case<T>> all = cases<T>();
@@ -149,7 +148,7 @@ TYPED_TEST(InputGpuSource, Backward) {
   }
 }
 
-/// Tables that do not begin at 16 bytes, rows with gaps, positions that are given.
+/// Tables that are not aligned to 16 bytes, rows with gaps, given positions.
 TYPED_TEST(InputGpuSource, ViewsOfTables) {
   Case<TypeParam> given(64, Norm::layer, 0.4);
   const std::vector<int64_t> positions = {1, 0, 5, -2, 3};
@@ -203,7 +202,7 @@ TYPED_TEST(InputGpuSource, Sinusoids) {
       ASSERT_NO_FATAL_FAILURE(check_forward(given, input));
       ASSERT_NO_FATAL_FAILURE(check_backward(given, input));
 
-      // The same, ready in memory.
+      // The same sinusoids, computed beforehand in memory.
       std::vector<C> ready;
       sinusoidal::Arguments fill =
           sinusoidal::rows(encoding.sinusoid, given.batch, given.seq, ready);
@@ -224,7 +223,7 @@ TYPED_TEST(InputGpuSource, Sinusoids) {
   }
 }
 
-/// Rows of zeros, no gradient through them, and all else as if they were not there.
+/// Such rows are zeros and get no gradient; everything else is as without them.
 TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   using T = TypeParam;
   for (const int64_t dim : {64, 83}) {
@@ -262,7 +261,7 @@ TEST(InputGpuSource, Nothing) {
     ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
     Gradients<float> gradients(given);
     ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
-    // No tokens: no gradient. No columns: nowhere to write it.
+    // Without tokens the gradient is 0; without columns it is not written.
     EXPECT_EQ(gradients.weight[0] == 0, input.embedding_dim > 0);
   }
   EXPECT_TRUE(std::isnan(out.out[0]));

@@ -1,4 +1,4 @@
-// The input kernels against plain loops in double, on every instruction set that the processor has.
+// Compares the input kernels with plain loops in double, on every instruction set of the processor.
 #include <cstring>
 #include <memory>
 
@@ -23,7 +23,7 @@ std::vector<Copy> copies() {
   return all;
 }
 
-/// Token rows and sinusoids of consecutive and of given positions, beside the sinusoidal kernel.
+/// Compares token rows and sinusoids at consecutive and given positions with the sinusoidal kernel.
 template <typename T>
 void expect_sinusoids(const Case<T>& given, const sinusoidal::Sinusoid& sinusoid) {
   const std::vector<int32_t> positions = {5, -3, 0, 1000000, 7, 7, 7, 2, 1, 0};
@@ -169,7 +169,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
       copy.backward(arguments, 2, 3);
       const double unit = 30 * tolerance<T>();
       for (int64_t i = 0; i < given.tokens * dim; ++i) {
-        const double scale = dim == 1 ? 1e3 : 1;  // a lone value's derivative is all cancellation
+        const double scale = dim == 1 ? 1e3 : 1;  // a single value's derivative is all cancellation
         ASSERT_NEAR(at(out, i), sum[static_cast<size_t>(i)],
                     scale * unit * (std::abs(sum[static_cast<size_t>(i)]) + 1))
             << copy.name << " dim " << dim << " norm " << static_cast<int>(given.norm) << " at "
@@ -208,7 +208,7 @@ TYPED_TEST(InputKernel, BackwardMatchesPlainLoops) {
   }
 }
 
-/// A backward pass that does not yet say where its gradients go.
+/// A backward pass without destinations for its gradients.
 template <typename T>
 BackwardArguments in_three_parts(const Case<T>& given, const std::vector<core::Compute<T>>& mean,
                                  const std::vector<core::Compute<T>>& rstd) {
@@ -221,7 +221,7 @@ BackwardArguments in_three_parts(const Case<T>& given, const std::vector<core::C
   return arguments;
 }
 
-/// Each token's row at a place of its own, or nowhere; as a sum of it alone, which is never -0.
+/// Writes each token's row to its own place, or nowhere, as a sum of one term, which is never -0.
 template <typename T>
 void expect_rows_in_places(const Case<T>& given, const Copy& copy) {
   const auto size = static_cast<size_t>(given.tokens * given.dim);
@@ -266,8 +266,7 @@ TYPED_TEST(InputKernel, StreamsRowsWhereTheyBelong) {
   for (const Copy& copy : copies()) expect_rows_in_places(given, copy);
 }
 
-/// In memory that is not aligned to vectors they have the same bits, as stores past the caches
-/// would fault there.
+/// In unaligned memory, where stores past the caches would fault, the bits are the same.
 TYPED_TEST(InputKernel, StreamsPositionGradientsOnlyWhereTheyAreAligned) {
   using T = TypeParam;
   const Case<T> given(int64_t{1} << 18, Norm::layer, 0);
@@ -306,7 +305,7 @@ TYPED_TEST(InputKernel, WithoutNormAndDropoutTheGradientIsNotCopied) {
   }
 }
 
-/// The same bits as the sinusoidal kernel, in every layout, with and without a part of a vector.
+/// The bits equal those of the sinusoidal kernel in every layout, with and without partial vectors.
 TYPED_TEST(InputKernel, AddsSinusoidsAsTheSinusoidalKernelDoes) {
   using T = TypeParam;
   using sinusoidal::Preset;

@@ -1,4 +1,4 @@
-// InputEmbedding as a C++ program uses it.
+// Tests InputEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
 #include <torch/nn/functional/normalization.h>
@@ -28,7 +28,7 @@ InputOptions bert() {
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
 
-/// The submodules one after the other.
+/// The result of the submodules, called one after another.
 torch::Tensor apart(InputEmbedding& embed, const torch::Tensor& ids, const torch::Tensor& types) {
   const torch::Tensor sum =
       embed->learned->forward(embed->token->forward(ids) + embed->token_type->forward(types));

@@ -1,4 +1,4 @@
-// Problems that every form of the input kernels must solve: the CPU's and the CUDA source.
+// Test problems for every form of the input kernels: the CPU kernels and the CUDA source.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace posembed::input {
 using core::Scalar;
 using Scalars = testing::Types<float, double, core::BFloat16, core::Float16>;
 
-/// Relative tolerance of one rounding to T, and of a few dozen in its compute type.
+/// The relative tolerance for one rounding to T and a few dozen in its compute type.
 template <typename T>
 constexpr double tolerance() {
   if constexpr (std::is_same_v<T, double>) return 1e-13;
@@ -26,7 +26,7 @@ constexpr double tolerance() {
   return 3e-6;
 }
 
-/// A batch with every table, and what the kernels should make of it, in double.
+/// A batch with every table, and the expected results in double.
 template <typename T>
 struct Case {
   using C = core::Compute<T>;

@@ -1,13 +1,13 @@
-// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: the bits of the CPU
-// kernels, with and without 16-byte accesses; a position outside the table gives zeros. A GPU is
-// not needed.
+// Tests the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: it gives the bits
+// of the CPU kernels, with and without 16-byte accesses, and zeros for a position outside the
+// table. Needs no GPU.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define add_cuda add_cuda_on_cpu
 #define sum_batch_cuda sum_batch_cuda_on_cpu
 #include "learned/kernel_cuda.cu"

@@ -1,5 +1,5 @@
-// The learned-position kernels against plain loops, on every instruction set that the processor
-// has.
+// Compares the learned-position kernels with plain loops, on every instruction set of the
+// processor.
 #include "learned/kernel.h"
 
 #include <gtest/gtest.h>
@@ -136,7 +136,7 @@ TYPED_TEST(LearnedKernel, SumsOverTheBatch) {
       arguments.embedding_dim = dim;
       copy.sum_batch(arguments, 0, 1);
       copy.sum_batch(arguments, 1, seq);
-      // 300 is exact in every type, but a bfloat16 sum of ones would stop at 256.
+      // 300 is exact in every type, but a sum of ones in bfloat16 would stop at 256.
       for (int64_t i = 0; i < seq * dim; ++i)
         ASSERT_EQ(at(out, i), 300.0) << copy.name << " at " << i;
     }

@@ -1,4 +1,4 @@
-// LearnedPositionalEmbedding as a C++ program uses it.
+// Tests LearnedPositionalEmbedding as C++ programs use it.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -1,5 +1,5 @@
-// The readers alone, on bytes in memory: what they read, what they refuse and where, and that no
-// bytes whatever make them read outside of their buffer (with a sanitizer) or take memory for lies.
+// Tests the readers on bytes in memory: results, errors and their places. No input may make them
+// read outside their buffer (with a sanitizer) or allocate memory that the file does not justify.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ struct Words {
   std::vector<std::vector<float>> vectors;
 };
 
-/// Every row, decoded into a buffer of exactly its size.
+/// Decodes every row into a buffer of exactly its size.
 Words read_words(const std::string& file) {
   const WordLayout layout = detect_layout(file);
   RowReader reader(file, layout, /*check_utf8=*/true);
@@ -242,7 +242,7 @@ TEST(Utf8, IsThatOfTheStandard) {
   }
 }
 
-/// Changes bytes, cuts, repeats and joins: what damage and malice do to files.
+/// Damages a file: changes bytes, cuts, repeats and joins.
 std::string mutate(std::string file, std::mt19937& random) {
   const auto below = [&](size_t limit) { return random() % std::max<size_t>(1, limit); };
   static const std::string telling = "0123456789-+.,:\"{}[] \t\r\nenaif\x80\xff\xc3";
@@ -269,7 +269,7 @@ std::string mutate(std::string file, std::mt19937& random) {
   return file;
 }
 
-/// Reads from a buffer of exactly the file's size, so that a sanitizer sees every byte too far.
+/// Reads from a buffer of exactly the file's size, so that a sanitizer sees every access beyond it.
 template <typename Read>
 void read_exactly(const std::string& file, const Read& read) {
   const std::unique_ptr<char[]> buffer(new char[file.size()]);

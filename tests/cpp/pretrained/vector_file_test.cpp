@@ -1,4 +1,4 @@
-// Files as a C++ program reads them: views, rows for words, conversions, errors with the file's
+// Tests files as C++ programs read them: views, rows of words, conversions, errors with the file's
 // name.
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -13,7 +13,7 @@
 namespace posembed::pretrained {
 namespace {
 
-/// A folder that goes with the test.
+/// A temporary folder, removed after the test.
 class VectorFiles : public testing::Test {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class VectorFiles : public testing::Test {
     return path;
   }
 
-  /// Numbers 0, 1, 2, ... as the table "table", [rows, 2].
+  /// Writes the numbers 0, 1, 2, ... as the table "table", [rows, 2].
   std::string write_table(const std::string& name, int64_t rows,
                           const std::string& padding = "") const {
     const std::string header = R"({"table":{"dtype":"F32","shape":[)" + std::to_string(rows) +
@@ -52,7 +52,7 @@ torch::Tensor counted(int64_t rows) {
 }
 
 TEST_F(VectorFiles, ViewOutlivesItsFileAndNeverChangesIt) {
-  // 59 bytes of header: padded by 5, numbers begin at a multiple of 4.
+  // The header has 59 bytes; with 5 of padding, numbers begin at a multiple of 4.
   for (const std::string padding : {"", " ", "  ", "   "}) {
     const std::string path = write_table("model.safetensors", 3, padding);
     torch::Tensor view = open(path).tensor("table");

@@ -1,5 +1,4 @@
-// A rotary kernel's arguments, the memory behind them, and the rotation in long double to compare
-// with.
+// A rotary kernel's arguments, their memory, and the expected rotation in long double.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -87,7 +86,7 @@ struct Problem {
   core::Index index = core::Index::int64;
   std::vector<int64_t> documents;  // cu_seqlens, or empty
   std::vector<float> frequencies;  // learned ones [pairs], or empty
-  bool tangent = false;            // frequencies are what they move by
+  bool tangent = false;            // frequencies are their tangents
 
   std::string text() const {
     return "scalar " + std::to_string(int(scalar)) + " heads " + std::to_string(heads[0]) + "+" +
@@ -99,7 +98,7 @@ struct Problem {
   }
 };
 
-/// Owns what a Problem's arguments point to.
+/// Owns the memory that a Problem's arguments point to.
 class Call {
  public:
   explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
@@ -164,7 +163,7 @@ class Call {
   std::vector<char>& input(int64_t r) { return in_[r]; }
   std::vector<char>& output(int64_t r) { return problem_.in_place ? in_[r] : out_[r]; }
 
-  /// Runs the kernel and compares every element, those outside the rows included.
+  /// Runs the kernel and compares every element, including those outside the rows.
   void check(const Variant& variant) {
     const std::vector<char> before[2] = {in_[0], in_[1]}, blank[2] = {output(0), output(1)};
     const int64_t tokens = problem_.batch * problem_.seq, middle = tokens / 3;
@@ -231,7 +230,7 @@ class Call {
     arguments.decay_sign = problem_.reverse ? -1.0 : 1.0;
   }
 
-  /// What multiplies a pair of tensor `r`.
+  /// The factor of a pair of tensor `r`.
   long double amplitude(int64_t r, int64_t pair, int64_t position) const {
     if (decay_.empty()) return problem_.amplitude;
     const long double distance = static_cast<long double>(position) - arguments.decay_center;
@@ -260,8 +259,8 @@ class Call {
     rows.out = output(r).data() + problem_.shift * size;
   }
 
-  /// Checks the rotated window, and copies the row into `expected`, which then holds what may be
-  /// there.
+  /// Checks the rotated window and copies the row into `expected`, so that a later comparison
+  /// accepts it.
   void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
                  char* expected, int64_t place, const std::vector<int64_t>& positions) {
     const Scalar scalar = problem_.scalar;
@@ -317,14 +316,14 @@ class Call {
   std::vector<char> in_[2], out_[2];
 };
 
-/// What is left of `value` in memory of type `scalar`.
+/// `value` after storage as `scalar`.
 inline double kept(Scalar scalar, double value) {
   double memory;
   set_element(&memory, scalar, 0, value);
   return element(&memory, scalar, 0);
 }
 
-/// Tables of cosines and sines that no angle has.
+/// Tables of cosines and sines that belong to no angle.
 struct Tables {
   std::vector<float> cosines, sines;
 
@@ -336,7 +335,7 @@ struct Tables {
     }
   }
 
-  /// Lets a call of the problem turn by the tables.
+  /// Makes a call of the problem rotate by the tables.
   void apply(Products products, Arguments* arguments) const {
     arguments->cosines = cosines.data();
     arguments->sines = sines.data();
@@ -346,7 +345,7 @@ struct Tables {
   }
 };
 
-/// Rotates by tables, and compares every bit with the steps written out.
+/// Rotates by tables and compares every bit with the same steps in plain code.
 inline void check_in_steps(const Variant& variant, const Problem& problem, Products products) {
   Call call(problem);
   const int64_t tokens = problem.batch * problem.seq;
@@ -357,7 +356,7 @@ inline void check_in_steps(const Variant& variant, const Problem& problem, Produ
   const Scalar scalar = problem.scalar;
   const bool wide = scalar == Scalar::float64, fused = products == Products::fused;
   const Scalar steps = wide || products == Products::rounded ? scalar : Scalar::float32;
-  // A fused product is not rounded by itself: float32's is exact in double.
+  // A fused product is not rounded; a product of float32 numbers is exact in double.
   const auto sum_of = [&](double a, double b, double c, double d) {
     if (!fused) return kept(steps, kept(steps, a * b) + kept(steps, c * d));
     return wide ? std::fma(a, b, c * d) : double{std::fma(float(a), float(b), float(c * d))};

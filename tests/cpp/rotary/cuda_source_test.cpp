@@ -1,9 +1,9 @@
-// The source of the CUDA kernel, run on the CPU by tests/cpp/cuda_on_cpu: what every thread
-// computes, with and without 16-byte accesses, with heads shared by several blocks, and how bad
-// positions are reported. A GPU is not needed.
+// Tests the source of the CUDA kernel, run on the CPU by tests/cpp/cuda_on_cpu: results with and
+// without 16-byte accesses and with heads divided among several blocks, and reports of bad
+// positions. Needs no GPU.
 #include <cuda_runtime.h>
 
-// The library may hold the real launcher.
+// Renamed, because the library may contain the real launcher.
 #define rotate_cuda rotate_cuda_on_cpu
 #include "rotary/call.h"
 #include "rotary/kernel_cuda.cu"
@@ -13,7 +13,7 @@ namespace posembed::rotary {
 namespace {
 
 void rotate_all(const Arguments& arguments, int64_t, int64_t end) {
-  if (end != arguments.batch * arguments.seq) return;  // launches have no range of tokens
+  if (end != arguments.batch * arguments.seq) return;  // launches take no range of tokens
   ASSERT_EQ(rotate_cuda(arguments, nullptr), nullptr);
 }
 

@@ -1,4 +1,4 @@
-// The plain series, and angles made from it, against values computed with 80 digits.
+// Compares the plain series, and angles made from it, with values computed to 80 digits.
 #include "rotary/frequencies.h"
 
 #include <gtest/gtest.h>

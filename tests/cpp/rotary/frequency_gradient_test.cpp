@@ -1,8 +1,8 @@
-// The gradient of rotary frequencies: the kernel of every instruction set, and the source of the
-// CUDA kernel run on the CPU, against the sum in long double.
+// Compares the gradient of rotary frequencies, from the kernel of every instruction set and the
+// source of the CUDA kernel run on the CPU, with the sum in long double.
 #include <cuda_runtime.h>
 
-// The library may hold the real launcher.
+// Renamed, because the library may contain the real launcher.
 #define sum_moments_cuda sum_moments_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
@@ -34,7 +34,7 @@ std::vector<double> room_for_sums(const Arguments& call) {
   return std::vector<double>(static_cast<size_t>(chunks_of(call.batch * call.seq) * call.pairs));
 }
 
-/// A pair's sum, and the sum of its terms' magnitudes, to which rounding errors are relative.
+/// A pair's sum, and the sum of its terms' magnitudes, to which rounding errors are proportional.
 struct Expected {
   long double sum = 0, size = 0;
 };
@@ -65,7 +65,7 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
 
 void compare(const Problem& problem, const std::vector<Expected>& expected,
              const std::vector<double>& found, double one_rounding) {
-  // A term takes part in as many roundings as there are heads; tokens are added in double.
+  // Each term is rounded once per head; tokens are added in double.
   const double allowed = one_rounding * static_cast<double>(problem.heads[0] + 2);
   for (size_t i = 0; i < expected.size(); ++i) {
     ASSERT_NEAR(found[i], static_cast<double>(expected[i].sum),
@@ -74,7 +74,7 @@ void compare(const Problem& problem, const std::vector<Expected>& expected,
   }
 }
 
-/// Every variant gives the same bits, however chunks are shared among threads.
+/// Checks that every variant gives the same bits for any division of chunks among threads.
 void check(const Problem& problem) {
   Call call(problem);
   const Arguments& arguments = call.arguments;

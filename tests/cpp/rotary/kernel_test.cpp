@@ -1,4 +1,4 @@
-// The CPU rotary kernel of every instruction set against the rotation in long double.
+// Compares the CPU rotary kernel of every instruction set with the rotation in long double.
 #include "rotary/kernel.h"
 
 #include <gtest/gtest.h>
@@ -157,8 +157,8 @@ TEST(RotaryKernel, SizesZeroAndOne) {
   }
 }
 
-/// Rotates `problem`, by tables if `by_tables`, in place and to memory that begins a cache line, or
-/// 16 bytes behind.
+/// Rotates `problem`, by tables if `by_tables`, in place, to memory that begins a cache line, and
+/// to memory 16 bytes behind.
 void check_streamed(Problem problem, bool by_tables) {
   problem.in_place = true;
   Call in_place(problem), call(problem);
@@ -230,8 +230,7 @@ Problem with_common_positions(Problem problem) {
   return problem;
 }
 
-/// Rotates `problem` with and without telling the kernel that its sequences have one row of
-/// positions.
+/// Rotates `problem` with one row of positions for all sequences and with a row for each.
 void check_common_positions(const Problem& problem) {
   Call apart(problem);
   const int64_t tokens = problem.batch * problem.seq;
@@ -330,8 +329,7 @@ TEST(RotaryKernel, InverseUndoesForward) {
   }
 }
 
-/// Puts `first` and `second` into pair 0 of every row and returns what pair 0 of the first row
-/// becomes.
+/// Rotates `first` and `second` as pair 0 of every row and returns pair 0 of the first row.
 std::pair<double, double> rotate_special(const Variant& variant, Scalar scalar, bool interleaved,
                                          double first, double second, int64_t position) {
   Problem problem;
@@ -373,8 +371,8 @@ TEST(RotaryKernel, NanAndInfinityStayInTheirPair) {
 }
 
 TEST(RotaryKernel, EveryBitPatternOfBFloat16) {
-  // Both members run through all patterns; at position 0 a finite pair stays as it is, denormals
-  // and -0 included.
+  // Both members take all bit patterns; at position 0 a finite pair does not change, including
+  // denormals and -0.
   for (const Variant& variant : variants()) {
     for (const bool interleaved : {false, true}) {
       Problem problem;
@@ -436,7 +434,7 @@ TEST(RotaryKernel, TiesRoundToEvenWhereverTheyStand) {
   }
 }
 
-/// Memory whose last byte lies before, and whose first byte after, a page that may not be touched.
+/// Memory between two pages whose access faults.
 class GuardedPages {
  public:
   explicit GuardedPages(size_t bytes)
@@ -491,7 +489,7 @@ TEST(RotaryKernel, TouchesNoByteBesideItsRows) {
 }
 
 TEST(RotaryKernel, RowsSpreadOverMoreThanFourGigabytes) {
-  // Address space only: two tokens whose rows lie 2^31 + 64 elements apart.
+  // Reserves only address space: the rows of two tokens are 2^31 + 64 elements apart.
   const int64_t stride = (int64_t{1} << 31) + 64;
   const size_t bytes = static_cast<size_t>(stride + 64) * sizeof(float);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,

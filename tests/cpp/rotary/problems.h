@@ -1,4 +1,4 @@
-// Problems that every form of the rotary kernel must solve: the CPU's and the CUDA source.
+// Test problems for every form of the rotary kernel: the CPU kernel and the CUDA source.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace posembed::rotary {
 
-/// A problem of 29 pairs for every dtype and both pairings; `change(problem)` says the rest.
+/// Makes a problem of 29 pairs for every dtype and both pairings; `change(problem)` sets the rest.
 template <typename Change>
 std::vector<Problem> in_every_form(const Change& change) {
   std::vector<Problem> problems;
@@ -127,7 +127,7 @@ inline std::vector<Problem> keys_of_the_window_alone() {
   return problems;
 }
 
-/// Frequencies that are no numbers give NaN.
+/// Checks that NaN frequencies give NaN.
 inline void check_nan_frequencies(const Variant& variant) {
   for (const Scalar scalar : scalars) {
     for (const bool interleaved : {false, true}) {

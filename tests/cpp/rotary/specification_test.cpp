@@ -1,4 +1,4 @@
-// RotarySpec in C++: text, lengths of sequences, refusals.
+// Tests RotarySpec in C++: text, sequence lengths, errors.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-// The cache kernel of every instruction set, and the source of the CUDA kernel run on the CPU by
-// tests/cpp/cuda_on_cpu: bit for bit the rotary kernel followed by a copy of rows.
+// Tests that the cache kernel of every instruction set, and the source of the CUDA kernel run on
+// the CPU by tests/cpp/cuda_on_cpu, give the bits of the rotary kernel followed by a copy of rows.
 #include <cuda_runtime.h>
 
-// The library may hold the real launcher.
+// Renamed, because the library may contain the real launcher.
 #define rotate_and_keep_cuda rotate_and_keep_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
@@ -39,7 +39,7 @@ struct Paged {
   std::vector<int64_t> slots = {14, 0, -1, 7, 3, 9, -1, 1, 12, 5};
 };
 
-/// Arguments and memory of one call, and what the call should leave behind.
+/// Arguments and memory of one call, and the expected contents after it.
 class Call {
  public:
   explicit Call(const Paged& paged) : paged_(paged), rotary_(paged.rotary) {
@@ -244,7 +244,7 @@ TEST(RotaryCacheGpuSource, RecordsASlotOutsideTheCacheAndKeepsNothing) {
   }
 }
 
-/// The number of which `bits` are the float8, of positive sign.
+/// The value of the positive float8 with these bits.
 float number_of(uint32_t bits) {
   const int exponent = static_cast<int>(bits >> 3);
   const float eighths = static_cast<float>(bits & 7u) + (exponent > 0 ? 8.0f : 0.0f);

@@ -1,4 +1,4 @@
-// The cache functions as a C++ program uses them.
+// Tests the cache functions as C++ programs use them.
 #include <gtest/gtest.h>
 
 #include "posembed/rotary_cache.h"

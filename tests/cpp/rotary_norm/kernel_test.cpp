@@ -1,8 +1,8 @@
-// The QK-norm kernels of every instruction set, and the source of the CUDA kernels run on the CPU
-// by tests/cpp/cuda_on_cpu, against the formulas in float64.
+// Compares the QK-norm kernels of every instruction set, and the source of the CUDA kernels run on
+// the CPU by tests/cpp/cuda_on_cpu, with the formulas in float64.
 #include <cuda_runtime.h>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define norm_and_rotate_cuda norm_and_rotate_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
 #include "copies.h"
@@ -92,7 +92,7 @@ class Call {
     return rstd;
   }
 
-  /// Compares a row with what it should be; `scale` is the size of its numbers.
+  /// Compares a row with the expected one; `scale` is the size of its numbers.
   void compare(const char* name, const std::vector<char>& memory, int64_t place,
                const std::vector<double>& expected, double scale) const {
     const bool wide = problem_.scalar == Scalar::float64;
@@ -127,8 +127,8 @@ void check_forward(const Problem& problem) {
   }
 }
 
-/// The gradients of `call`'s rows, of which the input memory holds the gradient of the result and
-/// `normed` the rows themselves; adds to the weights' gradients.
+/// Checks the gradients of rows and weights. The input memory of `call` has the results' gradients,
+/// `normed` the rows.
 void check_backward(const Problem& problem) {
   for (const Variant& variant : variants()) {
     Call forward(problem), call(problem);
@@ -207,7 +207,7 @@ std::vector<Problem> problems() {
       Problem problem;
       problem.scalar = scalar;
       problem.interleaved = (bits & 1) != 0;
-      problem.pairs = (bits & 2) != 0 ? 16 : 13;  // in vectors, and one by one
+      problem.pairs = (bits & 2) != 0 ? 16 : 13;  // whole vectors, and single pairs
       problem.start = (bits & 2) != 0 ? 16 : 3;
       problem.head_dim = (bits & 4) != 0 ? 96 : 48;
       problem.order = (bits & 4) != 0 ? rotary::Order::bhsd : rotary::Order::sbhd;
@@ -272,7 +272,7 @@ TEST(RotaryNormKernel, SameBitsOnEveryInstructionSet) {
     Call first(problem);
     baseline::norm_and_rotate(first.arguments, 0, problem.batch * problem.seq);
     for (const Variant& variant : variants()) {
-      if (variant.forward == forward_on_gpu) continue;  // it sums in another order
+      if (variant.forward == forward_on_gpu) continue;  // sums in another order
       Call other(problem);
       variant.forward(other.arguments, 0, problem.batch * problem.seq);
       for (int r = 0; r < 2; ++r)

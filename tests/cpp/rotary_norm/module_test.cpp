@@ -1,4 +1,4 @@
-// The QK-norm functions as a C++ program uses them.
+// Tests the QK-norm functions as C++ programs use them.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 

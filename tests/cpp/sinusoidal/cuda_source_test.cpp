@@ -1,12 +1,11 @@
-// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: the bits of the CPU
-// kernel, whether rows come in packs or not, and nothing written beside the rows. A GPU is not
-// needed.
+// Tests the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: it gives the bits
+// of the CPU kernel, with and without packs, and writes nothing beside the rows. Needs no GPU.
 #include <cuda_runtime.h>
 
 #include <cmath>
 #include <random>
 
-// The library may hold the real launcher.
+// Renamed, because the library may contain the real launcher.
 #define encode_cuda encode_cuda_on_cpu
 #include "sinusoidal/kernel_cuda.cu"
 #include "sinusoidal/problems.h"
@@ -36,7 +35,7 @@ std::vector<T> random_numbers(size_t count) {
   return numbers;
 }
 
-/// Both kernels write into copies of the same numbers, and must leave the same behind.
+/// Runs both kernels on copies of the same numbers and compares the memory afterwards.
 template <typename T>
 void check(Arguments arguments, const Strided& form, bool adds, bool in_place) {
   const auto x = random_numbers<T>(form.size());

@@ -1,4 +1,5 @@
-// The sinusoidal CPU kernels of every instruction set against sines and cosines in long double.
+// Compares the sinusoidal CPU kernels of every instruction set with sines and cosines in long
+// double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ std::vector<std::pair<const char*, Kernel*>> copies() {
   return result;
 }
 
-/// What the presets say, column by column, straight from the papers and code bases.
+/// The columns of the presets, as in the papers and code bases.
 long double expected(Preset preset, int64_t dim, double base, double shift, bool cos_first,
                      int64_t column, long double position) {
   const int64_t whole_half = dim / 2;
@@ -124,7 +125,7 @@ TYPED_TEST(SinusoidalKernel, AddsToTheWholeBatchInPlaceAndAside) {
   }
 }
 
-/// Sums must not depend on which rows are added to at once, nor on how many share an encoding.
+/// Sums must depend neither on which rows are processed together nor on how many share an encoding.
 TYPED_TEST(SinusoidalKernel, GroupsOfSequencesGiveWhatEachAloneGives) {
   using T = TypeParam;
   constexpr int64_t batch = 11, seq = 3;

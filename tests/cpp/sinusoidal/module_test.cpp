@@ -1,5 +1,5 @@
-// SinusoidalPositionalEmbedding as a C++ program uses it: options, gradients, copies, printed form,
-// errors.
+// Tests SinusoidalPositionalEmbedding as C++ programs use it: options, gradients, copies, printed
+// form, errors.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>

@@ -1,4 +1,4 @@
-// Problems that every form of the sinusoidal kernel must solve: the CPU's and the CUDA source.
+// Test problems for every form of the sinusoidal kernel: the CPU kernel and the CUDA source.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ using core::Compute;
 
 using Types = ::testing::Types<float, double, core::BFloat16, core::Float16>;
 
-/// Everything a Sinusoid points to.
+/// Owns the memory that a Sinusoid points to.
 struct Encoding {
   Encoding(Preset preset, int64_t dim, double base, double shift, bool cos_first) {
     sinusoid.layout = layout_of(preset, dim, cos_first);

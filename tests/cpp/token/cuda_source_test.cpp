@@ -1,6 +1,6 @@
-// The source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: every row that they
-// write has the bits of the CPU kernels, with and without 16-byte accesses, and nothing else is
-// written. A GPU is not needed.
+// Tests the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: every row has the
+// bits of the CPU kernels, with and without 16-byte accesses, and nothing else is written. Needs no
+// GPU.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-// The library may hold the real launchers.
+// Renamed, because the library may contain the real launchers.
 #define gather_cuda gather_cuda_on_cpu
 #define backward_cuda backward_cuda_on_cpu
 #define backward_workspace_cuda backward_workspace_cuda_on_cpu
@@ -55,7 +55,7 @@ void fill_with_numbers(Memory* memory, int64_t count, Scalar scalar) {
   });
 }
 
-/// Ids of a part of a vocabulary and some outside it; one id with `often` places.
+/// Ids of a part of a vocabulary, and some outside it; one id occurs `often` times.
 std::vector<int64_t> make_ids(int64_t count, int64_t often, bool outside) {
   std::mt19937_64 generator(2);
   std::vector<int64_t> ids;
@@ -107,7 +107,7 @@ TEST(TokenGpuSource, Gather) {
   }
 }
 
-/// The gradient as the CPU makes it; the number of rows.
+/// Computes the gradient on the CPU; returns the number of rows.
 int64_t expect(const BackwardArguments& a, bool dense, void* out) {
   std::vector<uint64_t> entries(static_cast<size_t>(a.count)), scratch = entries;
   std::vector<int64_t> starts(entries.size() + 1);
@@ -144,7 +144,7 @@ int64_t expect(const BackwardArguments& a, bool dense, void* out) {
   return groups;
 }
 
-/// Factors in the type that `scalar` computes in, as bytes.
+/// Factors in the compute type of `scalar`, as bytes.
 Memory make_factors(int64_t count, Scalar scalar) {
   const Scalar type = scalar == Scalar::float64 ? scalar : Scalar::float32;
   Memory factors(count, type, 0);

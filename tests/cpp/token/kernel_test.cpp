@@ -1,4 +1,4 @@
-// The token kernels against plain loops in double, on every instruction set that the processor has.
+// Compares the token kernels with plain loops in double, on every instruction set of the processor.
 #include "token/kernel.h"
 
 #include <gtest/gtest.h>
@@ -169,7 +169,7 @@ class Shifted {
   char* begin_;
 };
 
-/// Outputs past the caches, aligned and not, with ids of other parts of a vocabulary among them.
+/// Large outputs, aligned and not, with ids of other parts of a vocabulary among them.
 TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
   using T = TypeParam;
   const int64_t rows = 40, start = 1000;
@@ -214,7 +214,7 @@ TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
   }
 }
 
-/// However its work is cut, streamed or not, a whole table holds the sums, and zeros elsewhere.
+/// A whole table has the sums, and zeros elsewhere, for any division of the work, streamed or not.
 TYPED_TEST(TokenKernel, FillsTables) {
   using T = TypeParam;
   const int64_t rows = 300, count = 400;
@@ -304,7 +304,7 @@ TYPED_TEST(TokenKernel, SumsEveryTouchedRow) {
   }
 }
 
-/// NaN, infinity, denormals and -0 are left as they are, but that a sum is never -0.
+/// NaN, infinity and denormals do not change; nor does -0, except that a sum is never -0.
 TYPED_TEST(TokenKernel, CopiesRowsThatAreAllOfTheirGroup) {
   using T = TypeParam;
   const double infinity = std::numeric_limits<double>::infinity();

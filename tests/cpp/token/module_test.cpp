@@ -1,5 +1,5 @@
-// TokenEmbedding as a C++ program uses it: likeness to torch::nn::Embedding, gradients, copies,
-// errors.
+// Tests TokenEmbedding as C++ programs use it: agreement with torch::nn::Embedding, gradients,
+// copies, errors.
 #include <gtest/gtest.h>
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>

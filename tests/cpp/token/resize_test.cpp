@@ -1,4 +1,4 @@
-// TokenEmbedding::resize: rows that stay, new ones, and what optimizers know of them.
+// Tests TokenEmbedding::resize: remaining rows, new rows, and optimizers' state.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
@@ -48,7 +48,7 @@ TEST(TokenResize, TakesGivenRowsAndDrawsOthersRepeatably) {
   EXPECT_FALSE(torch::equal(drawn[0][6], drawn[0][7]));
 }
 
-/// The last step of two tables that began alike, one of which grew and shrank again.
+/// Checks the last step of two equal tables, one of which grew and shrank again.
 template <typename Optimizer, typename Options>
 void expect_state_survives(const Options& options) {
   const Tensor values = torch::randn({5, 8});

@@ -1,4 +1,4 @@
-// Rotates with the C++ module and turns the result back.
+// Rotates with the C++ module and undoes the rotation.
 #include <posembed/build_info.h>
 #include <posembed/rotary.h>
 

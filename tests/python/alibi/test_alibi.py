@@ -1,4 +1,4 @@
-"""ALiBi beyond what all operators are tested for."""
+"""Tests of ALiBi beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_shards_have_the_slopes_of_the_whole_model() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_bias_is_relative_and_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
-    """Neighbours of a query a million keys in: slope * key position would have lost everything."""
+    """Near a query at position one million, slope * key position would lose all precision."""
     alibi = pe.ALiBi(8, device=device, dtype=dtype)
     found = alibi(3, 7, query_offset=4)
     assert found.dtype == dtype
@@ -105,7 +105,7 @@ def test_flex_attention_makes_the_same_bias(causal: bool, sides: tuple[int, ...]
         query, key, value, alibi(4, 6, dtype=torch.float64)
     )
     found = flex_attention(query, key, value, score_mod=alibi.score_mod(query_offset=2))
-    assert_close(found, expected, 4e-7)  # slope * distance is a float32 product there
+    assert_close(found, expected, 4e-7)  # SDPA's slope * distance is a float32 product
 
 
 def check_attention(key_heads: int, queries: int, head_dim: int, options, device) -> None:
@@ -193,7 +193,7 @@ def test_attention_drops_weights() -> None:
     ],
 )  # fmt: skip
 def test_attention_refuses(module: Any, error: type[Exception], text: str, change: Any) -> None:
-    """What products of matrices would take, or refuse without a name."""
+    """Arguments that matrix products would accept, or refuse without naming them."""
     given = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
     query, key, value, *dropout = change(*given)
     with pytest.raises(error, match=text):
@@ -209,7 +209,7 @@ def test_attention_under_autocast_takes_other_dtypes() -> None:
 
 
 def test_attention_inside_function_transforms() -> None:
-    """Where whether scores require grad cannot be seen, they are not overwritten."""
+    """Scores are not overwritten where one cannot see whether they require grad."""
     alibi = pe.ALiBi(2)
     given = torch.randn(3, 1, 2, 4, 8, dtype=torch.float64)
 
@@ -247,7 +247,7 @@ def test_slopes_follow_a_model_out_of_meta() -> None:
 
 
 def test_slopes_follow_the_data_of_a_replica() -> None:
-    """DataParallel makes modules that share all but parameters and buffers."""
+    """DataParallel's replicas share everything except parameters and buffers."""
     model = torch.nn.Sequential(pe.ALiBi(8))
     ours, other = (replica[0] for replica in torch.nn.parallel.replicate(model, [0, 1]))
     scores = torch.randn(1, 8, 2, 3)
@@ -289,7 +289,7 @@ def test_attention_trains_learned_slopes(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_softmax(dtype: torch.dtype, device: torch.device) -> None:
-    """With scale, positions, mask and documents, in place and apart."""
+    """With scale, positions, mask and documents, in place and not."""
     torch.manual_seed(0)
     alibi = pe.ALiBi(3, slopes=torch.rand(2, 3), causal=False, device=device)
     scores = torch.randn(2, 3, 5, 70, device=device, dtype=dtype)
@@ -380,7 +380,7 @@ def test_padding_may_hold_anything(device: torch.device) -> None:
 @pytest.mark.parametrize("form", ["distance", "key"])
 @pytest.mark.parametrize("sides", [(), (2,)])
 def test_blocks_merge_by_corrected_log_sum_exps(form: str, sides: tuple[int, ...]) -> None:
-    """Blocks of keys, each computed with indices within it, against the whole."""
+    """Compares merged blocks of keys, computed with local indices, with the whole."""
     torch.manual_seed(0)
     heads, length, size = 3, 12, 4
     alibi = pe.ALiBi(heads, slopes=torch.rand(*sides, heads))
@@ -425,7 +425,7 @@ def test_flash_attention_takes_positive_float32_slopes(device: torch.device) -> 
 
 
 def test_slopes_are_made_once(device: torch.device) -> None:
-    """A call launches one kernel: slopes are there, and what is given away is a copy."""
+    """A call launches one kernel, because slopes exist already; users get copies of them."""
     alibi = pe.ALiBi(4).to(device)
     expected = alibi(3)
     alibi.slopes.zero_()
@@ -451,7 +451,7 @@ def test_slopes_divided_for_longer_sequences() -> None:
 
 
 def test_learned_slopes_train(device: torch.device) -> None:
-    """Slopes find those that made the target."""
+    """Learned slopes converge to those that made the target."""
     target = pe.ALiBi(4, causal=False, slopes=torch.tensor([0.9, 0.5, 0.2, 0.05]), device=device)(8)
     alibi = pe.ALiBi(4, causal=False, learned=True, device=device)
     assert list(alibi.state_dict()) == ["slopes"]
@@ -487,7 +487,7 @@ def test_slope_gradients_are_the_same_for_any_thread_count(way: str) -> None:
 
 
 def test_future_keys_may_be_left_alone(device: torch.device) -> None:
-    """Where another mask hides them."""
+    """For use with another mask that hides them."""
     alibi = pe.ALiBi(3, device=device)
     scores = torch.randn(2, 3, 4, 6, device=device)
     options = {"hide": False, "query_offset": 1}
@@ -541,7 +541,7 @@ def test_module_holds_nothing_that_can_rot() -> None:
 
 
 def test_made_where_meta_is_the_default_device() -> None:
-    """As large models are: their weights come afterwards, and what follows from options is there."""
+    """Large models are made so: weights come later, but values derived from options must exist."""
     given = torch.rand(4)
     for make in (
         lambda: pe.ALiBi(4, slopes=given),

@@ -1,6 +1,6 @@
-"""ALiBi of published models, as transformers computes it: the same attention weights.
+"""Compares ALiBi of published models with transformers: equal attention weights.
 
-Their biases are constant along a row up to what softmax ignores; posembed's are distances.
+Their biases differ from posembed's distances by constants along a row, which softmax ignores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_bloom(heads: int) -> None:
 
 
 def test_bloom_with_holes_in_the_mask() -> None:
-    """Bloom's positions count what is not masked."""
+    """Bloom's positions count only visible keys."""
     scores = scores_of(8)
     mask = torch.ones(2, SEQ, dtype=torch.int64)
     mask[0, :5], mask[1, 7:12] = 0, 0
@@ -49,7 +49,7 @@ def test_bloom_with_holes_in_the_mask() -> None:
     hidden = (mask == 0)[:, None, None]
     ours = pe.ALiBi.from_preset("bloom", 8).softmax(scores, attention_mask=mask)
     expected = weights((scores + theirs).masked_fill(hidden, float("-inf")))
-    seen = mask.bool()  # queries that are padding themselves are nobody's
+    seen = mask.bool()  # ignore queries that are padding
     for batch in range(2):
         assert_close(ours[batch][:, seen[batch]], expected[batch][:, seen[batch]], 4e-6)
 
@@ -57,7 +57,7 @@ def test_bloom_with_holes_in_the_mask() -> None:
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("max_bias", [8, 6])
 def test_mpt(heads: int, max_bias: int) -> None:
-    """MPT's bias of the last query is the distance itself."""
+    """MPT's bias for the last query is slope times distance."""
     theirs = mpt_alibi(heads, SEQ, alibi_bias_max=max_bias)
     ours = pe.ALiBi.from_preset("mpt", heads, max_bias=max_bias)(1, SEQ)
     assert_close(ours, theirs, 1.2e-7)  # their slopes are a float32 power
@@ -115,7 +115,7 @@ def test_baichuan(heads: int) -> None:
     ],
 )
 def test_jais(heads: int, options: dict[str, float], divisor: float) -> None:
-    """JAIS divides slopes by a factor, or by the number of keys over that of training."""
+    """JAIS divides slopes by a factor, or by the ratio of keys to the trained length."""
     slopes = torch.tensor(paper_slopes(heads))
     expected = (slopes / -divisor)[:, None, None] * distances()
     found = pe.ALiBi.from_preset("jais", heads, **options)(SEQ)
@@ -133,7 +133,7 @@ def test_mosaicbert(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [8, 12])
 def test_heads_of_a_tensor_parallel_shard(heads: int) -> None:
-    """Bloom's own shards cut the whole model's slopes."""
+    """Bloom's own shards take parts of the whole model's slopes."""
     theirs = bloom_alibi(torch.ones(1, SEQ), heads, torch.float32)[heads // 2 :]
     shard = pe.ALiBi(heads // 2, total_heads=heads, head_start=heads // 2)
     assert_close(shard.slopes, theirs[:, 0, 1], 1.2e-7)
@@ -178,7 +178,7 @@ def test_from_config(config: object, same: pe.ALiBi) -> None:
 
 
 def test_from_config_gives_what_transformers_adds() -> None:
-    """Of the configuration as transformers itself saves it."""
+    """From the configuration as transformers saves it."""
     config = MptConfig(n_heads=12, attn_config={"alibi_bias_max": 6})
     theirs = mpt_alibi(config.n_heads, SEQ, alibi_bias_max=config.attn_config.alibi_bias_max)
     assert_close(pe.ALiBi.from_config(config)(1, SEQ), theirs, 1.2e-7)

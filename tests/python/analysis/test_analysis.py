@@ -1,4 +1,4 @@
-"""Every number of the analysis against float64 arithmetic written out here."""
+"""Compares every number of the analysis with float64 arithmetic in plain code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ specs = pytest.mark.parametrize("spec", ANY_SPEC.values(), ids=ANY_SPEC)
 
 
 def test_wavelengths_of_the_classic_example() -> None:
-    """Sixteen components, base 10000: odd rows are off in many a tutorial."""
+    """Sixteen components, base 10000; many tutorials have wrong odd rows."""
     table = pe.analysis.wavelengths(pe.RotarySpec(16))
     full = [2 * math.pi * 10000 ** (i / 8) for i in range(8)]
     assert_close(table.wavelengths, torch.tensor(full, dtype=torch.float64), 1e-10)
@@ -37,11 +37,11 @@ def test_wavelengths_of_the_classic_example() -> None:
 
 
 def distances_told_apart(frequency: float, context: int) -> bool:
-    """Whether all distances between tokens of a context, signs included, have their own angle."""
+    """Whether all signed distances between tokens of a context have different angles."""
     distances = np.arange(-(context - 1), context)
     angles = np.sort(np.mod(distances * frequency, 2 * math.pi))
     gaps = np.diff(np.append(angles, angles[0] + 2 * math.pi))
-    ordered = (len(distances) - 1) * frequency < 2 * math.pi  # never once around
+    ordered = (len(distances) - 1) * frequency < 2 * math.pi  # less than a whole turn
     return ordered and bool(gaps.min() > 1e-9)
 
 
@@ -70,12 +70,12 @@ def test_wavelengths_of_sinusoids() -> None:
 
 @pytest.mark.parametrize("farthest", [512, 65535])
 def test_scores_of_ones(farthest: int) -> None:
-    """Each pair adds 2 cos(distance * frequency), whichever components it has."""
+    """Each pair adds 2 cos(distance * frequency), for any pairing."""
     spec = pe.RotarySpec(256)
     scores = pe.analysis.scores_by_distance(spec, farthest)
     distances = np.arange(farthest + 1)[:, None]
     expected = 2 * np.cos(distances * spec.frequencies().numpy()).sum(1) / 16
-    # float64 products of the oracle lose 65535 * 2^-53 radians in each of 128 pairs.
+    # The reference's float64 products lose 65535 * 2^-53 radians in each of 128 pairs.
     assert_close(scores, torch.from_numpy(expected), 1e-10)
     assert scores[0].item() == 16.0
 
@@ -89,7 +89,7 @@ def test_components_add_up(spec: pe.RotarySpec) -> None:
     total = pe.analysis.scores_by_distance(spec, 40, query=query, key=key)
     assert_close(total, parts.sum(1), 1e-14)
 
-    # The same by the model's own way: a query at position 140, keys before it.
+    # The same as a model computes it: a query at position 140, keys before it.
     places = torch.arange(100, 141)
     keys = pe.functional.rotary(key.expand(1, 41, 1, -1).contiguous(), positions=places, spec=spec)
     asking = pe.functional.rotary(query.view(1, 1, 1, -1), positions=places[-1:], spec=spec)
@@ -101,13 +101,13 @@ def test_components_add_up(spec: pe.RotarySpec) -> None:
     "scaling", [pe.XPosScaling(64.0, center=100.0), pe.XPosScaling(-64.0, center=7.5)], ids=str
 )
 def test_scores_of_xpos_are_those_of_query_and_key(scaling: pe.XPosScaling) -> None:
-    """A key is scaled by the inverse of a query's factor, so that the centre does not matter."""
+    """Keys are scaled by the inverse of the query's factor, so the centre does not matter."""
     rope = pe.RotaryEmbedding(8, scaling=scaling)
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     tokens = (one.expand(1, 41, 1, 8).contiguous() for one in (query, key))
     queries, keys = (rotated[0, :, 0] for rotated in rope(*tokens))
-    # By pairs, whose two components share out their sum by where the query stands.
+    # Compare pairs: the query's position determines how a pair's components divide their sum.
     parts = (queries[-1] * keys.flip(0) / math.sqrt(8)).view(41, 2, 4).sum(1)
     found = pe.analysis.component_scores(rope.spec, 40, query=query, key=key)
     # Factors up to (1.4 / 0.4) ** (100 / 64) multiply the rounding of each component.
@@ -213,7 +213,7 @@ def test_float32_angles_lose_what_pytorch_code_loses(name: str) -> None:
     rounded = 1.0 / spec.base ** (torch.arange(0, 16, 2).float() / 16)
     product = (positions.float()[:, None] * rounded).double()
     expected = (product - positions[:, None] * spec.frequencies()).abs()
-    assert_close(error, expected, 2e-7)  # cosines and sines are float32, too
+    assert_close(error, expected, 2e-7)  # cosines and sines are float32 too
     assert error[3].max() > 1e-3
 
 
@@ -249,7 +249,7 @@ DOCUMENTS = (
 
 
 def test_tf_idf_of_four_documents() -> None:
-    """A table from a tutorial, which forgot the church of document 1 and its full stop."""
+    """A table from a tutorial that forgot the church of document 1 and its full stop."""
     pytest.importorskip("sklearn")
     terms = ["many", "popular", "restaurants", "nearby", "church", "offer"]
     table = pe.analysis.tf_idf(DOCUMENTS, terms)

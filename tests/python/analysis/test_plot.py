@@ -1,4 +1,4 @@
-"""Pictures by what they consist of: titles, labels with units, and the numbers that are drawn."""
+"""Tests the parts of pictures: titles, labels with units, and the drawn numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def legend(axes: Axes) -> list[str]:
 
 
 def colors(axes: Axes) -> np.ndarray:
-    """The numbers that an image shows; what is hidden is NaN."""
+    """The numbers that an image shows; hidden ones are NaN."""
     return np.ma.filled(axes.get_images()[0].get_array().astype(float), math.nan)
 
 
@@ -78,7 +78,7 @@ def test_one_specification_or_a_list_are_named_by_what_they_are() -> None:
 
 
 def longrope(factor: float) -> pe.RotarySpec:
-    """As Phi-3 for long texts; the description leaves the factors out."""
+    """A specification like Phi-3's for long texts, whose description omits the factors."""
     scaling = pe.LongRopeScaling((1.0,) * 48, (factor,) * 48, 4096, factor=32.0)
     return pe.RotarySpec(96, scaling=scaling).resolve(8192)
 
@@ -107,7 +107,7 @@ def test_specifications_that_read_alike_are_all_drawn(
 
 @pytest.mark.filterwarnings("error")
 def test_long_names_stand_below_the_axes() -> None:
-    """In a figure of its own they neither hide curves nor squeeze the axes."""
+    """In a separate figure they neither hide curves nor squeeze the axes."""
     axes = pe.plot.wavelengths(LOOK_ALIKE["longrope"])
     figure = axes.get_figure()
     figure.draw_without_rendering()
@@ -146,7 +146,7 @@ def test_angle_error() -> None:
 
 
 def test_heat_map_beside_binary_codes() -> None:
-    """Both in one figure, which is the caller's."""
+    """Both in one figure of the caller."""
     figure, (left, right) = pyplot.subplots(1, 2)
     spec = pe.SinusoidalSpec(32, base=1000.0, scale=2.0)
     assert pe.plot.heat_map(spec, 20, axes=left) is left

@@ -1,4 +1,4 @@
-"""TokenBag beyond what all operators are tested for: likeness to nn.EmbeddingBag, gradients, errors."""
+"""Tests of TokenBag beyond the shared ones: agreement with nn.EmbeddingBag, gradients, errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_weights_and_their_gradients_equal_torch(padding_idx, device: torch.devi
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("gradient", ["dense", "rows"])
 def test_sums_are_rounded_once(dtype: torch.dtype, gradient: str, device: torch.device) -> None:
-    """10,240 ones, forwards and backwards, weighted and not."""
+    """Sums 10,240 ones, forward and backward, weighted and not."""
     ids = torch.zeros(1, 10240, dtype=torch.int64, device=device)
     table = torch.ones(2, 8, dtype=dtype, device=device)
     for weights in (None, torch.ones(1, 10240, dtype=dtype, device=device)):
@@ -121,7 +121,7 @@ def test_rows_form_has_each_touched_row_once_in_order(dtype, mode, device: torch
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("mode", ["sum", "weighted", "mean"])
 def test_wide_tables_gradient_is_read_from_the_bags(mode, dtype, device: torch.device) -> None:
-    """Against a sum in float64, for more columns than registers hold; the bits of any threads."""
+    """Compares with a float64 sum, for more columns than registers; equal bits for any threads."""
     torch.manual_seed(4)
     columns, size = 700, 130
     ids = torch.randint(ROWS, (40, size), device=device)
@@ -188,7 +188,7 @@ def test_last_offset_compiles_for_every_number_of_bags() -> None:
 def test_empty_bags_are_zeros(mode: str, device: torch.device) -> None:
     bag = pe.TokenBag(4, 3, mode, padding_idx=1, device=device)
     ids = torch.tensor([2, 1, 1], device=device)
-    output = bag(ids, torch.tensor([0, 1, 1], device=device))  # one id, none, padding alone
+    output = bag(ids, torch.tensor([0, 1, 1], device=device))  # one id, none, only padding
     assert_close(output[0], bag.weight[2], 1e-6)
     assert not output[1:].any()
     assert bag(torch.zeros(2, 0, dtype=torch.int64, device=device)).eq(0).all()

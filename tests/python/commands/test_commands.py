@@ -1,4 +1,4 @@
-"""The command line: what is printed, drawn and written, and the exit codes that scripts rely on."""
+"""Tests the command line: output, pictures, files, and exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(path: Path, fields: dict) -> str:
 
 
 def output(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 0) -> str:
-    """What a command prints."""
+    """The output of a command."""
     assert main([str(word) for word in argv]) == code
     return capsys.readouterr().out
 
@@ -39,7 +39,7 @@ def printed_json(capsys: pytest.CaptureFixture[str], *argv: object, code: int = 
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """The one line that bad input gives."""
+    """The single line of output for bad input."""
     assert main([str(word) for word in argv]) == 2
     streams = capsys.readouterr()
     assert streams.out == ""
@@ -48,7 +48,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    """A command as users start it."""
+    """Runs a command as users do."""
     return subprocess.run([sys.executable, "-m", "posembed", *argv], capture_output=True, text=True)
 
 
@@ -143,7 +143,7 @@ def test_explain_takes_what_a_configuration_does_not_say(
 
 @pytest.fixture
 def two_parts(tmp_path: Path) -> str:
-    """A model of text and pictures, each with a rotation of its own."""
+    """A model of text and pictures with a rotation for each."""
     tower = {"model_type": "pixtral", "head_dim": 32, "rope_theta": 100.0}
     fields = {"model_type": "qwen2_vl", "text_config": LLAMA, "vision_config": tower}
     return write(tmp_path / "two_parts" / "config.json", fields)
@@ -228,7 +228,7 @@ DYNAMIC = {
 
 @pytest.mark.parametrize("kind", DYNAMIC)
 def test_scores_at_a_length(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where frequencies depend on it."""
+    """For frequencies that depend on the length."""
     rope = {"rope_type": kind, "rope_theta": 10000.0, **DYNAMIC[kind]}
     fields = {"head_dim": 16, "max_position_embeddings": 64, "rope_parameters": rope}
     path = write(tmp_path / "config.json", {"model_type": "llama", **fields})
@@ -408,7 +408,7 @@ def test_benchmark_measures_the_peers_that_are_here(
 
 
 def test_peers_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is timed does the same work."""
+    """All timed candidates do the same work."""
     query, key = torch.randn(1, 6, 8, 16), torch.randn(1, 6, 2, 16)
     half, pairs = (
         pe.RotaryEmbedding(16, interleaved=kind)(query, key)[0] for kind in (False, True)
@@ -422,7 +422,7 @@ def test_peers_agree(capsys: pytest.CaptureFixture[str]) -> None:
 def test_benchmark_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # of other tests, too
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # affects other tests too
     argv = ("benchmark", "--case", "in place", "--rounds", 1, "--threads", 1)
     lines = output(capsys, *argv).splitlines()
     assert lines[0].startswith("device: cpu, threads:")

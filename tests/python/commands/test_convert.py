@@ -1,4 +1,4 @@
-"""Files with the other pairing: models give the same attention scores, bytes come back unchanged."""
+"""Tests conversion of files: scores stay equal, and converting back restores all bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS}
 
 
 class Files:
-    """A model on the disk, and what convert makes of it."""
+    """A model on disk, and its converted copy."""
 
     def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.config = folder / "config.json"
@@ -55,7 +55,7 @@ def layer(*rows: int, names: tuple[str, ...]) -> dict[str, Tensor]:
 
 
 def scores(query: Tensor, key: Tensor, *, interleaved: bool) -> Tensor:
-    """Of projections [tokens, heads * head_dim]: [heads, tokens, tokens]."""
+    """Scores [heads, tokens, tokens] of projections [tokens, heads * head_dim]."""
     spec = pe.RotarySpec(HEAD_DIM, interleaved=interleaved)
     q, k = (x.reshape(1, len(x), -1, HEAD_DIM) for x in (query, key))
     q, k = pe.functional.rotary(q, k, spec=spec)
@@ -106,12 +106,12 @@ def test_packed_projections(
     (key,) = before
     old, new = (unpack(x() @ tensors[key].T) for tensors in (before, after))
     assert_close(scores(*new[:2], interleaved=True), scores(*old[:2], interleaved=False), 1e-13)
-    # The rows of values are the same; products may be summed in another order.
+    # Value rows are equal, but products may be summed in another order.
     assert_close(new[2], old[2], 1e-14)
 
 
 def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
-    """Biases, norms over heads, LoRA's B; its A and the vision tower stay."""
+    """Converts biases, norms over heads and LoRA's B; keeps LoRA's A and the vision tower."""
     torch.manual_seed(2)
     size = HEADS * HEAD_DIM
     changed = {

@@ -1,4 +1,4 @@
-"""A model's folder with the other pairing: shards, index, configuration; whole or not at all."""
+"""Tests conversion of a model's folder: shards, index, configuration; complete or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layers() -> list[dict[str, Tensor]]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Three shards, a tokenizer in a folder of its own, weights of another format, a hidden file."""
+    """Three shards, a tokenizer in a subfolder, weights in another format, a hidden file."""
     folder = tmp_path / "model"
     (folder / "tokenizer").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -118,7 +118,7 @@ def test_there_and_back(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_text_model_of_several(model: Path, tmp_path: Path) -> None:
-    """The pairing is recorded where the text model's configuration is."""
+    """The pairing is recorded in the text model's configuration."""
     target, outer = tmp_path / "interleaved", {"model_type": "two", "text_config": CONFIG}
     (model / "config.json").write_text(json.dumps(outer))
     assert main(arguments(model, target)) == 0
@@ -281,7 +281,7 @@ def test_a_sharded_llama_gives_the_same_logits(
         return model.eval()(torch.arange(12)[None]).logits
 
     before = logits(source)
-    assert (logits(target) - before).abs().max() > 1e-4  # rotated as if nothing had changed
+    assert (logits(target) - before).abs().max() > 1e-4  # with the rotation unchanged
     spec = pe.RotarySpec.from_huggingface(target / "config.json")
 
     def rotate(query: Tensor, key: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:

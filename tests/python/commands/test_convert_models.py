@@ -1,4 +1,4 @@
-"""Whole models of transformers: converted weights with interleaved pairs give the same logits."""
+"""Tests whole transformers models: converted weights with interleaved pairs give equal logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of vectors: listed, matched with a vocabulary, and written in every other format."""
+"""Tests files of vectors: listing, matching with a vocabulary, and writing in every format."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_options_of_the_output_are_refused_without_one(
 def test_rows_of_one_number(
     kind: str, word: str, number: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is written can be read back, or is refused: "5 1" is how word2vec's header looks."""
+    """Output can be read back, or is refused: "5 1" looks like word2vec's header."""
     source, words, output = (tmp_path / name for name in ("a.safetensors", "words.txt", "output"))
     safetensors.save_file({"t": torch.tensor([[number], [2.0]])}, source)
     words.write_text(f"{word}\ncat\n")
@@ -189,7 +189,7 @@ def test_rows_of_a_vocabulary(
 def test_nothing_is_overwritten(
     glove: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Least of all what is read, or a file of words that is there already."""
+    """Neither the input nor an existing file of words."""
     before, beside = glove.read_bytes(), tmp_path / "glove.words.txt"
     assert "another file than the one that is read" in refusal(
         capsys, glove, "--output", glove, "--force"

@@ -1,4 +1,4 @@
-"""Windows are views of what is on the disk, and masks have the shares that BERT's have."""
+"""Tests that windows are views of files, and that masks have BERT's shares."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_windows_of_a_file(tmp_path: Path, name: str) -> None:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has in use, files it has looked at included."""
+    """The resident memory of this process, including pages of mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -56,7 +56,7 @@ def resident_bytes() -> int:
 def test_a_large_file_is_mapped_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
-        file.truncate(2**30)  # a hole: takes no disk
+        file.truncate(2**30)  # a hole, which takes no space on disk
     before = resident_bytes()
     inputs, _ = pe.data.windows(path, 1024, 1, dtype=torch.uint16)
     assert len(inputs) == 2**29 - 1024
@@ -169,7 +169,7 @@ def test_masks_have_their_shares(dtype: torch.dtype, device: torch.device) -> No
     assert torch.equal(inputs[~chosen], ids[~chosen])
     assert not chosen[torch.isin(ids, torch.arange(10, device=device, dtype=dtype))].any()
 
-    # Shares of n draws stray from p by 5 sqrt(p (1 - p) / n) once in a million times.
+    # Shares of n draws deviate from p by 5 sqrt(p (1 - p) / n) once in a million times.
     def near(share: torch.Tensor, expected: float, draws: int) -> bool:
         return abs(share.item() - expected) < 5 * (expected * (1 - expected) / draws) ** 0.5
 

@@ -1,4 +1,4 @@
-"""InputEmbedding.from_huggingface beside the models' own code: outputs, gradients, padding."""
+"""Compares InputEmbedding.from_huggingface with the models' code: outputs, gradients, padding."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def small(name: str) -> nn.Module:
-    """A model with random parameters everywhere: initial ones and zeros hide mistakes."""
+    """A model in which all parameters are random, because initial ones and zeros hide mistakes."""
     torch.manual_seed(0)
     kind, options = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**options)
@@ -81,7 +81,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def theirs(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """What the family's own code puts into its first block."""
+    """The input of the first block in the family's own code."""
     taken: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
@@ -101,7 +101,7 @@ def ours(embed: pe.InputEmbedding, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def paired(embed: pe.InputEmbedding, model: Any) -> list[tuple[str, Tensor, Tensor]]:
-    """Parameters beside those that they were copied from."""
+    """Parameters paired with their sources."""
     named = {tuple(value.flatten()[:6].tolist()): value for value in model.parameters()}
     return [
         (name, value, named[tuple(value.flatten()[:6].tolist())])

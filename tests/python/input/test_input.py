@@ -1,4 +1,4 @@
-"""InputEmbedding beyond what all operators are tested for: against modules apart, dropout, Hugging Face."""
+"""Tests of InputEmbedding beyond the shared ones: separate modules, dropout, Hugging Face."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(
 
 
 def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: int = 0) -> Tensor:
-    """The submodules one after the other."""
+    """The result of separate calls of the submodules."""
     x = embed.token(ids)
     if embed.token_type is not None:
         x = x + embed.token_type(types)
@@ -48,7 +48,7 @@ def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: i
 
 @kinds
 def test_equals_submodules_one_after_the_other(options: dict, device: torch.device) -> None:
-    """Values and every gradient."""
+    """Compares values and every gradient."""
     embed, ids, types = make(options, device)
     other = copy.deepcopy(embed)
     result, expected = embed(ids, types=types, offset=2), apart(other, ids, types, offset=2)
@@ -63,7 +63,7 @@ def test_equals_submodules_one_after_the_other(options: dict, device: torch.devi
 @kinds
 @pytest.mark.parametrize("shared", [True, False])
 def test_long_batches(options: dict, shared: bool, device: torch.device) -> None:
-    """Kernels work on several tokens of a place at a time, whether or not these share a position."""
+    """Kernels process several tokens of a place together, whether or not they share a position."""
     torch.manual_seed(0)
     longer = options | ({"max_positions": 90} if "max_positions" in options else {})
     embed = pe.InputEmbedding(ROWS, 200, device=device, **longer)
@@ -90,7 +90,7 @@ def test_long_batches(options: dict, shared: bool, device: torch.device) -> None
 
 @pytest.mark.parametrize("mean", [0.0, 3e4, 1e20])
 def test_norm_of_rows_far_from_zero(mean: float, device: torch.device) -> None:
-    """A mean that is large beside the spread costs no digits but those of the values themselves."""
+    """A mean that is large beside the spread loses no more digits than the values do."""
     torch.manual_seed(0)
     spread = 1e-3 * mean + 1.0
     token = mean + spread * torch.randn(ROWS, 100, device=device)
@@ -125,7 +125,7 @@ def test_default_types_are_type_0(options: dict, device: torch.device) -> None:
 
 @kinds
 def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
-    """A row alone has the bits that it has in the batch, at its offset or its given position."""
+    """A single row has the bits that it has in the batch, at its offset or given position."""
     embed, ids, types = make(options, device)
     whole = embed(ids, types=types)
     for place in range(ids.shape[1]):
@@ -144,7 +144,7 @@ def test_decoding_token_by_token(options: dict, device: torch.device) -> None:
 def test_gradients_that_need_no_sort(
     norm: str | None, num_types: int, seq: int, device: torch.device
 ) -> None:
-    """Positions summed over the batch, in the kernel where there are many; few and many types."""
+    """Positions summed over the batch, in the kernel if there are many; few and many types."""
     torch.manual_seed(0)
     embed = pe.InputEmbedding(
         ROWS, 40, max_positions=60, num_types=num_types, norm=norm, device=device
@@ -199,7 +199,7 @@ def test_sinusoids_have_the_bits_of_the_operator(
 
 
 def test_second_derivatives_of_the_module(device: torch.device) -> None:
-    """A gradient penalty: through the fused kernels' own gradients."""
+    """A gradient penalty, which differentiates the fused kernels' gradients."""
     embed, ids, types = make(KINDS[2], device, torch.float64)
     other = copy.deepcopy(embed)
     penalties = []
@@ -285,7 +285,7 @@ def test_parts_of_a_batch_draw_the_mask_of_the_whole(options: dict, device: torc
 
 
 def test_the_mask_of_a_part_in_derivatives(device: torch.device) -> None:
-    """The chains that tangents and second derivatives take draw it too."""
+    """The chains for tangents and second derivatives draw the same mask."""
     embed, ids, types = make(KINDS[2], device, torch.float64, dropout=0.4)
     call = {"types": types, "seed": torch.tensor([7], device=device), "first_token": 3}
     plain = embed(ids, **call)
@@ -314,7 +314,7 @@ def test_a_given_seed_has_the_same_mask_on_either_device(device: torch.device) -
 def test_without_a_norm_no_table_is_kept(
     num_types: int, gradient: str, device: torch.device
 ) -> None:
-    """Tables may change before backward, which has the bits that it has for unchanged ones."""
+    """Tables may change before backward, whose bits do not change."""
     options = {"max_positions": 20, "num_types": num_types, "dropout": 0.4, "gradient": gradient}
     embed, ids, types = make(options, device)
     positions = torch.randint(0, 20, (4, 7), device=device)
@@ -362,7 +362,7 @@ def test_state_dict_keys() -> None:
 
 
 def test_sizes_can_be_read() -> None:
-    """Those of the submodules, which may have grown."""
+    """Sizes of submodules, which may have been resized."""
     embed = pe.InputEmbedding(5, 4, max_positions=3, num_types=2, padding_idx=-1, token_dim=2)
     embed.token.resize(7)
     embed.position.extend(6)
@@ -387,7 +387,7 @@ def test_copies_pickles_and_meta_device(options: dict) -> None:
 
 
 def test_padding_starts_as_zeros_after_meta() -> None:
-    """As torch's wrappers initialise: each module its own parameters, parents first."""
+    """Initialises like torch's wrappers: each module its own parameters, parents first."""
     options = {"max_positions": 6, "padding_idx": 3, "position_rule": "roberta"}
     embed = pe.InputEmbedding(9, 4, device="meta", **options).to_empty(device="cpu")
     for module in embed.modules():
@@ -572,7 +572,7 @@ def test_errors(error: type[Exception], message: str, call) -> None:
 
 
 def test_errors_with_a_tangent() -> None:
-    """Forward mode computes in another way, and checks as much."""
+    """Forward mode takes another path and makes the same checks."""
     ids, table = torch.tensor([[1, 2]]), torch.randn(5, 8)
 
     def call(table: Tensor) -> Tensor:
@@ -632,7 +632,7 @@ def test_options_of_tables_that_the_kernel_lacks_are_refused(
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.device) -> None:
-    """With the values and gradients of their own calls; an eps of None is torch's default."""
+    """They give the values and gradients of their own calls; an eps of None is torch's default."""
     options = {"device": device, "dtype": dtype}
     ids = torch.tensor([[0, 2, 1]], device=device)
     for norm in (nn.RMSNorm(8, **options), nn.LayerNorm(8, eps=0.1, **options), nn.LayerNorm(8, bias=False, **options), nn.RMSNorm(8, elementwise_affine=False, **options)):  # fmt: skip
@@ -642,7 +642,7 @@ def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.devic
         embed.norm = norm
         with torch.no_grad():
             for table in (embed.token, embed.token_type):
-                table.weight.mul_(1e-3)  # so that eps counts
+                table.weight.mul_(1e-3)  # so that eps matters
         exact = copy.deepcopy(embed).double()
         if getattr(exact.norm, "eps", 0) is None and dtype != torch.float64:
             exact.norm.eps = torch.finfo(torch.float32).eps
@@ -675,7 +675,7 @@ def test_other_submodules_are_refused(name: str, other: nn.Module, message: str)
 
 
 def test_projected_tokens_have_every_option() -> None:
-    """Their rows come from the submodule's own call."""
+    """The rows come from the submodule's own call."""
     embed = pe.InputEmbedding(3, 8, positions=None, token_dim=4)
     embed.token = pe.TokenEmbedding(3, 4, max_norm=1e-3)
     assert embed(torch.tensor([[0, 2]])).abs().max() < 1e-2

@@ -1,4 +1,4 @@
-"""gradient="rows" of the input embedding: rows written straight from the kernel, bit for bit those of two operators."""
+"""Tests gradient="rows" of the input embedding: the bits equal those of two operators."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OPTIONS = [
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """-0 is not 0 here."""
+    """The bits, in which -0 differs from 0."""
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def arguments(
     ids: Tensor, dim: int, dtype: torch.dtype, device: torch.device | str, options: dict
 ) -> tuple[list[Tensor | None], dict]:
-    """Of input_embedding, with every table that the options ask for."""
+    """Arguments of input_embedding, with every table that the options require."""
     options = {"norm": "none", "dropout": 0.0, **options}
     sinusoidal, given = options.pop("sinusoidal", False), options.pop("given", False)
     num_types = options.pop("types", 0)
@@ -62,7 +62,7 @@ def arguments(
 
 
 def small_and_zero(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Gradients of which some vanish and some become -0 when they are rounded."""
+    """Gradients, some of which vanish or become -0 when rounded."""
     tokens = (*shape[:2], 1)
     sizes = 10.0 ** torch.randint(-8, 1, tokens, device=device)
     some = torch.randint(0, 2, tokens, device=device)
@@ -96,7 +96,7 @@ def test_bits_of_the_operators_one_after_the_other(
         assert torch.equal(found[0], row_ids)
         for mine, theirs in zip(found[1:], (rows, *others), strict=True):
             assert torch.equal(bits(mine), bits(theirs))
-        if args[1].device.type == "cpu" and not CUDA_ON_CPU:  # nothing is kept alive but the rows
+        if args[1].device.type == "cpu" and not CUDA_ON_CPU:  # only the rows are kept alive
             assert found[1].untyped_storage().nbytes() == found[1].nbytes
 
 
@@ -108,7 +108,7 @@ def make(**options: object) -> pe.InputEmbedding:
 
 @pytest.mark.no_stand_in
 def test_the_module_has_no_gradient_of_the_sum() -> None:
-    """Of all the memory that a step takes, outputs and the touched rows are the largest."""
+    """Outputs and touched rows are the largest memory of a step."""
     embed, ids = make(), torch.randperm(ROWS)[:400].view(4, 100)
     result = embed(ids)
     with torch.profiler.profile() as profile:
@@ -136,7 +136,7 @@ def test_rows_equal_dense_gradients(options: dict, device: torch.device) -> None
 
 
 def test_frozen_tokens_and_given_positions() -> None:
-    """Where nobody wants the rows, or others want the gradient of the sum as well."""
+    """If the rows are not needed, or the gradient of the sum is needed too."""
     ids, positions = torch.randint(ROWS, (6, SEQ)), torch.randint(100, (6, SEQ))
     for frozen in (True, False):
         found = []

@@ -1,4 +1,4 @@
-"""LearnedPositionalEmbedding beyond what all operators are tested for."""
+"""Tests of LearnedPositionalEmbedding beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_initial_values() -> None:
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("aligned", [True, False])
 def test_results_larger_than_caches(dtype: torch.dtype, aligned: bool) -> None:
-    """Those whose rows are whole lines are streamed; both round each sum once."""
+    """Results whose rows are whole cache lines are streamed; both forms round each sum once."""
     dim = 640 if aligned else 641
     position = pe.LearnedPositionalEmbedding(1200, dim, dtype=dtype)
     x = torch.randn(3, 1200, dim, dtype=dtype)
@@ -33,13 +33,13 @@ def test_results_larger_than_caches(dtype: torch.dtype, aligned: bool) -> None:
     assert torch.equal(result, x + position.weight)
     (gradient,) = torch.autograd.grad(result, position.weight, x)
     exact = x.double().sum(0)
-    bound = torch.finfo(dtype).eps * x.double().abs().sum(0)  # of two additions and a rounding
+    bound = torch.finfo(dtype).eps * x.double().abs().sum(0)  # for two additions and a rounding
     assert bool(((gradient.double() - exact).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_forms_agree(dtype: torch.dtype, device: torch.device) -> None:
-    """offset, positions [seq], [1, seq] and [batch, seq], and encode: the same bits."""
+    """offset, positions [seq], [1, seq] and [batch, seq], and encode give the same bits."""
     module = pe.LearnedPositionalEmbedding(20, 12, first_row=2, dtype=dtype, device=device)
     x = torch.randn(3, 5, 12, dtype=dtype, device=device)
     expected = module(x, offset=4)
@@ -167,7 +167,7 @@ def test_compiled_module_serves_every_length() -> None:
 @pytest.mark.parametrize("method", ["linear", "cubic", "repeat"])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_extend(method: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Stretched: both ends stay and a straight line stays straight. Repeated: row p is row p mod 5."""
+    """Stretching keeps both ends and straight lines. After repeating, row p is row p mod 5."""
     module = pe.LearnedPositionalEmbedding(5, 3, first_row=2, dtype=dtype, device=device)
     line = torch.arange(5.0)[:, None] * torch.tensor([1.0, -2.0, 0.5]) + 0.25
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Files of pretrained vectors: against gensim and safetensors on the same files, by words, and broken."""
+"""Tests files of vectors: comparison with gensim and safetensors, words, broken files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_converts_while_reading(
     assert read.dtype == dtype
     if dtype == torch.float64 and name != "word2vec-binary":
         digits = [[float(f"{x:.6g}") for x in row] for row in vectors.tolist()]
-        assert torch.equal(read, torch.tensor(digits, dtype=dtype))  # text has more than float32
+        assert torch.equal(read, torch.tensor(digits, dtype=dtype))  # more digits than float32
     else:
         assert torch.equal(read, vectors.to(dtype))
 
@@ -228,7 +228,7 @@ def test_views_are_of_the_file_and_never_change_it(tmp_path: Path, vectors: torc
     before = path.read_bytes()
     view = open_vectors(path).tensor("t")
     gc.collect()
-    path.unlink()  # the file lives as long as its view
+    path.unlink()  # the file's data exist as long as its view
     assert torch.equal(view, vectors)
     view.mul_(2)
     assert torch.equal(view, vectors * 2)
@@ -348,7 +348,7 @@ def test_words_of_a_real_model() -> None:
     assert coverage == Coverage(2, ["posembed"], [])
 
 
-# Broken files: where, and why.
+# Broken files: the place of the fault, and the reason.
 
 TWO = {"a": entry([1], 0, 4), "b": entry([2], 4, 12)}
 BROKEN_TENSORS = {
@@ -408,7 +408,7 @@ def test_shape_without_end(tmp_path: Path) -> None:
         open_vectors(path)
 
 
-# torch multiplies strides without extents of 0, where safetensors multiplies with them.
+# torch skips extents of 0 when it multiplies strides; safetensors does not.
 @pytest.mark.parametrize("case", sorted(BROKEN_TENSORS.keys() - {"strides that overflow"}))
 def test_safetensors_refuses_them_too(tmp_path: Path, case: str) -> None:
     theirs = pytest.importorskip("safetensors")
@@ -574,7 +574,7 @@ def test_file_of_no_rows(tmp_path: Path) -> None:
 
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
-    """A pipe would be waited for, and a zero would cut a name off."""
+    """Opening a pipe would block, and a zero would truncate a name."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "words").write_bytes(b"cat 1 2\n")
     for path in (tmp_path / "pipe", tmp_path, f"{tmp_path}/words\0.txt"):
@@ -646,7 +646,7 @@ def test_token_embedding_from_tensors_does_not_need_the_file(tmp_path: Path) -> 
     index = tmp_path / "model.safetensors.index.json"
     token = pe.TokenEmbedding.from_file(index, tensor="layer2.weight", freeze=False)
     for file in tmp_path.iterdir():
-        file.write_bytes(b"")  # rewritten in place, as a checkpoint is
+        file.write_bytes(b"")  # rewritten in place, like a checkpoint
     assert torch.equal(token.weight, tensors["layer2.weight"])
     token(torch.tensor([0])).sum().backward()
     write_shards(tmp_path)
@@ -691,7 +691,7 @@ ROWS, COLUMNS = 25000, 1000
 
 
 def write_large(path: Path, name: str) -> None:
-    """100 MB of zeros, or of halves where they are text."""
+    """Writes 100 MB of zeros, or of 0.5 in text."""
     if name == "glove":
         line = " ".join(["0.5"] * COLUMNS) + "\n"
         with path.open("w") as file:
@@ -706,7 +706,7 @@ def write_large(path: Path, name: str) -> None:
 
 
 def measure(path: Path, calls: list[str], before: str = "") -> Iterator[tuple[str, int, int]]:
-    """Each call, its peak of memory beside its result, and the result's size."""
+    """Each call, its peak memory in addition to the result, and the result's size."""
     process = subprocess.run(
         [sys.executable, "-c", before + textwrap.dedent(READ), str(path), *calls],
         capture_output=True,
@@ -726,7 +726,7 @@ needs_peaks = pytest.mark.skipif(
 @needs_peaks
 @pytest.mark.parametrize("name", ["glove", "word2vec-binary", "safetensors"])
 def test_memory_beside_the_result(tmp_path: Path, name: str) -> None:
-    """At most 64 MiB: neither the file's pages nor a copy of the table."""
+    """At most 64 MiB, so neither the file's pages nor a copy of the table."""
     path = tmp_path / "file"
     write_large(path, name)
     calls = ["file.table()", "file.table(dtype=torch.bfloat16)"]
@@ -739,11 +739,11 @@ def test_memory_beside_the_result(tmp_path: Path, name: str) -> None:
 
 @needs_peaks
 def test_memory_for_a_large_vocabulary(tmp_path: Path) -> None:
-    """As many words as the largest GloVe file has; beside the caller's own."""
+    """As many words as the largest GloVe file; memory in addition to the caller's."""
     words = 2_200_000
     path = tmp_path / "words.txt"
     path.write_text("".join(f"é{i} 0.5 1\n" for i in range(words)))
-    # A table of words to rows: what becomes of it counts, too.
+    # A dict of words to rows; its conversion counts too.
     before = f"words = {{f'é{{i}}': i for i in range({words})}}\n"
     calls = ["file.rows(words).vectors", "torch.tensor(file.coverage(words).found)"]
     for call, beside, _ in measure(path, calls, before):

@@ -1,4 +1,4 @@
-"""Configurations of other systems, read strictly."""
+"""Tests that configurations of other systems are read strictly."""
 
 from __future__ import annotations
 

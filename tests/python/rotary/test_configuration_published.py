@@ -1,6 +1,6 @@
-"""Configurations as published files have them: older layouts, missing keys, models that do not rotate.
+"""Tests published configurations: older layouts, missing keys, models that do not rotate.
 
-Where transformers is installed, its own reading of the same keys decides.
+If transformers is installed, its reading of the same keys is the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEPSEEK: dict[str, Any] = {
     "rope_theta": 10000.0,
     **SIZES,
 }
-# Text keys beside a tower's, as transformers 4 wrote them.
+# Text keys beside a vision tower's, as transformers 4 wrote them.
 QWEN2_VL: dict[str, Any] = {
     "model_type": "qwen2_vl",
     "hidden_size": 1536,
@@ -74,7 +74,7 @@ OCR = pe.RotarySpec(
 
 
 def own_config(model_type: str, **fields: Any) -> Any:
-    """The configuration object that transformers makes of these keys."""
+    """The configuration object that transformers makes from these keys."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
     return transformers.CONFIG_MAPPING[model_type](**fields)
 
@@ -138,7 +138,7 @@ def test_the_base_of_towers(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", sorted(conventions.BY_KEY))
 def test_rope_interleave_may_be_missing(model_type: str) -> None:
-    assert own_config(model_type).rope_interleave is True  # what a missing key means there
+    assert own_config(model_type).rope_interleave is True  # the meaning of a missing key there
     config = {**DEEPSEEK, "model_type": model_type}
     assert pe.RotarySpec.from_huggingface(config).interleaved
     for stated in (True, False):

@@ -1,4 +1,4 @@
-"""Weights for the other pairing: attention scores before and after are equal."""
+"""Tests conversion of weights to the other pairing: attention scores stay equal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_packed_projection_leaves_values() -> None:
 
 
 def test_query_and_key_norms() -> None:
-    """A norm over a head has a weight for each component, which moves with it."""
+    """A norm over a head has a weight per component, which moves with the component."""
     torch.manual_seed(2)
     half, interleaved = specs()
     x = torch.randn(TOKENS, 2 * HEAD_DIM, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_query_and_key_norms() -> None:
 
 
 def test_low_rank_adapters() -> None:
-    """Of W + B A only B has the rows of heads."""
+    """In W + B A only B has the rows of heads."""
     torch.manual_seed(3)
     weight, b, a = torch.randn(48, WIDTH), torch.randn(48, 4), torch.randn(4, WIDTH)
     whole = pe.permute_rotary_weight(weight + b @ a, 3, to="interleaved")
@@ -129,7 +129,7 @@ def test_refusals(rows: int, heads: int, options: dict, message: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_keys_moved_by_a_shift(dtype: torch.dtype, device: torch.device) -> None:
-    """As if rotated anew: no more than the rounding of the cache and one more."""
+    """Equals a new rotation, up to the rounding of the cache and one more."""
     torch.manual_seed(4)
     spec = pe.RotarySpec(64, base=500000.0, scaling=pe.YarnScaling(4.0, 4096))
     key = torch.randn(1, 12, 2, 64, dtype=torch.float64, device=device)
@@ -138,12 +138,12 @@ def test_keys_moved_by_a_shift(dtype: torch.dtype, device: torch.device) -> None
     cache = pe.functional.rotary(key, positions=old, spec=spec).to(dtype)
     pe.functional.rerotate_(cache, old, new, spec=spec)
     expected = pe.functional.rotary(key, positions=new, spec=spec)
-    # float32 rotations are off by 1.5e-7 beside their rounding; here both steps are float64.
+    # float32 rotations err by 1.5e-7 in addition to rounding; here both steps are float64.
     assert_close(cache, expected, {torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps))
 
 
 def test_moved_keys_are_as_good_as_rotated_ones(device: torch.device) -> None:
-    """float32: no further from the truth than one float32 rotation; bfloat16: two roundings."""
+    """float32 has at most the error of one float32 rotation; bfloat16 has two roundings."""
     torch.manual_seed(6)
     spec = pe.RotarySpec(128, base=500000.0)
     longer = pe.RotarySpec(128, base=500000.0, scaling=pe.Llama3Scaling(8, 1, 4, 8192))

@@ -1,4 +1,4 @@
-"""Weights of real models' attention for the other pairing: scores as the model's own code has them."""
+"""Tests converted weights of real models' attention: scores equal those of the model's code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attention_of(model_type: str, **options: Any) -> tuple[Any, nn.Module, Any]:
 def heads_of(config: Any, layer: nn.Module, hidden: Tensor, spec: pe.RotarySpec) -> list[Tensor]:
     """Query and key [1, heads, tokens, head_dim] before rotation, with the layer's own weights."""
     shape = (1, TOKENS, -1, spec.head_dim)
-    if hasattr(layer, "query_key_value"):  # each head has query, key, value one after the other
+    if hasattr(layer, "query_key_value"):  # each head has query, key and value in turn
         packed = layer.query_key_value(hidden).view(1, TOKENS, -1, 3 * spec.head_dim)
         parts = list(packed.chunk(3, dim=-1)[:2])
     elif hasattr(layer, "qkv_proj"):
@@ -57,13 +57,13 @@ def heads_of(config: Any, layer: nn.Module, hidden: Tensor, spec: pe.RotarySpec)
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:
-    """Key heads shared by query heads."""
+    """Scores with key heads shared by query heads."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     return query @ key.transpose(-1, -2)
 
 
 def permute_projections(config: Any, layer: nn.Module, **options: Any) -> None:
-    """Every weight of the layer that makes components of queries and keys."""
+    """Permutes every weight of the layer that makes components of queries and keys."""
     heads, key_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     jobs: list[tuple[nn.Parameter, int, Any]] = []
     for name, parameter in layer.named_parameters():

@@ -1,4 +1,4 @@
-"""cu_seqlens: documents one behind the other, each with positions of its own."""
+"""Tests cu_seqlens: packed documents, each with its own positions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_one_compiled_graph_for_all_packings(device: torch.device) -> None:
 
 
 def test_vmap_over_documents(device: torch.device) -> None:
-    """Copies with documents of their own, and copies that share them."""
+    """Copies with different documents, and copies that share them."""
     query, _ = packed(device)
     rope = pe.RotaryEmbedding(16, layout="thd")
     each = torch.stack([starts(device), torch.tensor([0, 2, 2, 2, 9, 13], device=device).int()])

@@ -1,4 +1,4 @@
-"""Angles against 60-digit arithmetic at positions near and far: the README's claim."""
+"""Compares angles with 60-digit arithmetic at near and far positions, as the README claims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dynamic_ntk(factor: int, length: int, seq_len: int) -> list[mpmath.mpf]:
 
 
 def yarn(factor: int, length: int) -> list[mpmath.mpf]:
-    """With beta_fast 32 and beta_slow 1, whose pairs are not rounded to whole ones."""
+    """Frequencies with beta_fast 32 and beta_slow 1, without rounding to whole pairs."""
     begin, end = (
         HEAD_DIM * mpmath.log(length / (turns * 2 * mpmath.pi)) / (2 * mpmath.log(10000))
         for turns in (32, 1)
@@ -52,7 +52,7 @@ def exact(
 def rotated_units(
     spec: pe.RotarySpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(1, 0) turned in every pair gives (cosine, sine)."""
+    """Rotates (1, 0) in every pair, which gives (cosine, sine)."""
     units = torch.zeros(len(POSITIONS), 1, HEAD_DIM, dtype=dtype, device=device)
     units[..., : HEAD_DIM // 2] = 1
     positions = torch.tensor(POSITIONS, device=device)
@@ -97,7 +97,7 @@ def test_float64_angles(spec: pe.RotarySpec, frequencies: Any, device: torch.dev
 
 
 def test_float32_products_are_not_exact() -> None:
-    """What reference code computes, at the position that the README names."""
+    """The result of reference code at the position that the README names."""
     inverse = 1.0 / 10000.0 ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM)
     places = list(range(131_064, 131_072))
     cosines = torch.outer(torch.tensor(places).float(), inverse).cos().double()

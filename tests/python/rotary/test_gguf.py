@@ -1,4 +1,4 @@
-"""GGUF metadata, read as llama.cpp rotates."""
+"""Tests that GGUF metadata are read as llama.cpp rotates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context
 
 
 def metadata(architecture: str, **rope: Any) -> dict[str, Any]:
-    """A file's keys; dots of rope keys are written as double underscores."""
+    """A file's keys; double underscores stand for dots in rope keys."""
     keys = {f"{architecture}.rope.{k.replace('__', '.')}": v for k, v in rope.items()}
     return {
         "general.architecture": architecture,
@@ -55,7 +55,7 @@ def yarn(architecture: str, **more: Any) -> dict[str, Any]:
             metadata("qwen3vl", dimension_sections=[12, 10, 10, 0]),
             pe.RotarySpec(64, base=5e5, sections=pe.Sections((12, 10, 10), interleaved=True)),
         ),
-        (  # halves where positions have axes
+        (  # half-split with several position axes
             metadata("glm4", dimension_sections=[8, 12, 12, 0]),
             pe.RotarySpec(64, base=5e5, sections=pe.Sections((8, 12, 12))),
         ),
@@ -103,13 +103,13 @@ def test_attention_factors_multiply() -> None:
 
 
 def test_llama_3_factors_are_a_tensor_of_the_file() -> None:
-    """The converter writes what Llama 3's scaling divides each frequency by."""
+    """The converter writes the divisor of each frequency for Llama 3's scaling."""
     llama3 = pe.RotarySpec(64, base=5e5, interleaved=True, scaling=pe.Llama3Scaling(8, 1, 4, 8192))
     plain = pe.RotarySpec(64, base=5e5, interleaved=True)
     factors = (plain.frequencies() / llama3.frequencies()).tolist()
     fields = {**metadata("llama"), "rope_freqs.weight": factors}
     found = pe.RotarySpec.from_huggingface(fields)
-    with torch.device("meta"):  # as large models are made
+    with torch.device("meta"):  # as for large models
         assert pe.RotarySpec.from_huggingface(fields) == found
     assert torch.allclose(found.frequencies(), llama3.frequencies(), rtol=1e-15, atol=0)
     assert found.attention_factor == 1.0

@@ -1,4 +1,4 @@
-"""[batch, heads, seq, head_dim] in memory: tokens of a head are neighbours, and are rotated together."""
+"""Tests [batch, heads, seq, head_dim] in memory, where tokens of a head are rotated together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-BATCH, SEQ, HEAD_DIM, ROTARY_DIM = 3, 517, 128, 96  # no whole number of tiles; something to copy
+BATCH, SEQ, HEAD_DIM, ROTARY_DIM = 3, 517, 128, 96  # a partial tile, and components to copy
 
 
 def heads_first(tensor: Tensor) -> Tensor:
@@ -15,13 +15,13 @@ def heads_first(tensor: Tensor) -> Tensor:
 
 
 def positions_with_gaps(device: torch.device) -> Tensor:
-    """Some tokens stay as they are, in some tiles only."""
+    """Positions with -1 for some tokens, in some tiles only."""
     positions = torch.arange(BATCH * SEQ, device=device).reshape(BATCH, SEQ) * 3
     positions[1, 40:200:9] = -1
     return positions
 
 
-# 24 heads are written past the caches, 2 are not.
+# The kernel writes 24 heads past the caches, 2 not.
 @pytest.mark.parametrize("heads", [24, 2])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -49,7 +49,7 @@ def test_the_same_bits_as_tokens_first(
 def test_gradients_of_frequencies_have_the_same_bits(
     heads: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Whichever of the data and their gradient has its tokens or its heads first."""
+    """For any order of tokens and heads in the data and in their gradient."""
     torch.manual_seed(0)
     data, gradient = torch.randn(2, BATCH, SEQ, heads, HEAD_DIM, device=device).to(dtype)
     positions = positions_with_gaps(data.device)

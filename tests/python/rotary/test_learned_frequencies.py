@@ -1,4 +1,4 @@
-"""Learned frequencies: exact angles, gradients that cost nothing where unused, and a parameter that casts spare."""
+"""Tests learned frequencies: exact angles, gradients, and a parameter that casts do not narrow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def learned(**options: object) -> pe.RotaryEmbedding:
 
 
 def angle(position: int, frequency: float) -> float:
-    """Their product taken as exact numbers, whole turns dropped."""
+    """The exact product, whole turns dropped."""
     with decimal.localcontext(prec=60):
         product = position * decimal.Decimal(frequency)
         return float(product - 2 * PI * (product / (2 * PI)).to_integral_value())
@@ -73,7 +73,7 @@ def test_nothing_rotated_is_kept_unless_frequencies_learn(device: torch.device) 
 
 
 def test_gradients_of_frequencies_alone(device: torch.device) -> None:
-    """Query and key may be data."""
+    """Query and key need no gradient."""
     query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
     rope = learned(device=device, dtype=torch.float64)
 
@@ -91,7 +91,7 @@ def test_gradients_of_frequencies_alone(device: torch.device) -> None:
 
 
 def test_scores_do_not_depend_on_the_start(device: torch.device) -> None:
-    """Their gradient by frequencies neither, although each side's grows with position."""
+    """Nor do the frequencies' gradients, although each side's grows with position."""
     query, key = torch.randn(2, 1, 6, 2, 16, device=device, dtype=torch.float64)
     rope = learned(device=device, dtype=torch.float64)
     gradients = []
@@ -137,7 +137,7 @@ def test_checkpoints_in_16_bits_leave_frequencies_wide(dtype: torch.dtype, assig
 
 
 def test_bound_modules_say_that_a_cast_has_narrowed_them() -> None:
-    """Python casts what a C++ module holds behind its back."""
+    """Python casts a C++ module's tensors without its knowledge."""
     rope = pe.cpp.RotaryEmbedding(16, learned_frequencies=True).bfloat16()
     with pytest.raises(TypeError, match="frequencies: expected float32 or float64, got BFloat16"):
         rope.forward(torch.randn(1, 6, 2, 16))
@@ -169,7 +169,7 @@ def test_cached_keys_move_by_learned_frequencies() -> None:
 
 
 def test_resolving_shares_what_is_learned() -> None:
-    """They depend on no length: a loop over modules may resolve them all."""
+    """Learned frequencies do not depend on a length, so a loop over modules may resolve all."""
     query = torch.randn(1, 6, 2, 16)
     for rope in (learned(), pe.cpp.RotaryEmbedding(16, learned_frequencies=True)):
         resolved = rope.resolve(100)
@@ -191,7 +191,7 @@ def test_a_dynamic_specification_starts_them_once_resolved() -> None:
 
 
 def test_training_finds_the_frequencies_of_the_data(device: torch.device) -> None:
-    """Scores of a teacher with another base: the loss falls, and frequencies move to the teacher's."""
+    """Trained on a teacher with another base, frequencies approach the teacher's."""
     torch.manual_seed(0)
     teacher = pe.RotaryEmbedding(16, base=50.0)
     rope = pe.RotaryEmbedding(16, base=80.0, learned_frequencies=True, device=device)

@@ -1,4 +1,4 @@
-"""numerics: every profile bit for bit against the program whose arithmetic it reproduces."""
+"""Compares every numerics profile bit for bit with the program that it reproduces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ each_dtype = pytest.mark.parametrize("dtype", NARROW, ids=str)
 
 
 def make(dtype: torch.dtype, device: torch.device, heads: int = 4, dim: int = 64) -> Tensor:
-    """[batch, heads, seq, head_dim]."""
+    """A random tensor [batch, heads, seq, head_dim]."""
     torch.manual_seed(0)
     return torch.randn(2, heads, 17, dim, dtype=dtype, device=device)
 
 
 def places(device: torch.device) -> Tensor:
-    """From the first position to where float32 angles are off by a tenth."""
+    """Positions from the first to where float32 angles err by a tenth."""
     row = torch.tensor([0, 1, 2, 3, 100, 1023, 4095, 4096, 8191, 32767, 65537, 131071])
     return torch.stack([torch.cat([row, torch.arange(5)]), torch.arange(17) + 999_983]).to(device)
 
@@ -45,7 +45,7 @@ def llama(parameters: dict[str, Any] | None = None) -> Any:
 def rotated_by_llama(config: Any, query: Tensor, key: Tensor, positions: Tensor) -> Any:
     llama_model = model("llama")
     rope = llama_model.LlamaRotaryEmbedding(config)
-    rope(query.cpu(), positions.cpu())  # long frequencies are made where the first call is
+    rope(query.cpu(), positions.cpu())  # the first call's device computes long frequencies
     return llama_model.apply_rotary_pos_emb(query, key, *rope.to(query.device)(query, positions))
 
 
@@ -110,7 +110,7 @@ def test_longrope_is_transformers(length: int, device: torch.device) -> None:
 def test_proportional_and_dynamic_are_transformers() -> None:
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     pairs = 32
-    # A query of ones in the first half shows cosines; position 1 shows frequencies' cosines.
+    # With ones in the first half the query shows cosines; at position 1, those of frequencies.
     query = torch.cat([torch.ones(pairs), torch.zeros(pairs)]).view(1, 1, 1, 64)
     for scaling, parameters, length in SCALINGS:
         if parameters["rope_type"] not in ("proportional", "dynamic"):
@@ -142,7 +142,7 @@ def test_rounded_table_is_cohere(dtype: torch.dtype, device: torch.device) -> No
 
 @each_dtype
 def test_float32_is_glm(dtype: torch.dtype, device: torch.device) -> None:
-    """Neighbours in pairs, half of the head."""
+    """Interleaved pairs in half of the head."""
     transformers = pytest.importorskip("transformers")
     glm = model("glm")
     config = transformers.GlmConfig(hidden_size=256, num_attention_heads=4, head_dim=64)
@@ -180,7 +180,7 @@ def test_product_is_the_vision_tower_of_qwen(dtype: torch.dtype, device: torch.d
 
 @each_dtype
 def test_polar_is_llama4(dtype: torch.dtype, device: torch.device) -> None:
-    """Meta's complex form. torch fuses multiply-adds where pairs do not fill its vectors: 32 do."""
+    """Meta's complex form. torch fuses multiply-adds unless pairs fill its vectors; 32 do."""
     llama4 = model("llama4")
     query, key = make(dtype, device).transpose(1, 2), make(dtype, device, 2).transpose(1, 2)
     frequencies = 1.0 / (500000.0 ** (torch.arange(0, 64, 2).float() / 64)).to(device)

@@ -1,4 +1,4 @@
-"""rotary(out=...): existing memory, and what may share it."""
+"""Tests rotary(out=...): existing memory, and tensors that may share it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_out_may_be_the_input(device: torch.device) -> None:
 
 
 def test_strides_of_size_one_do_not_count(device: torch.device) -> None:
-    """The same memory with another stride there is the input itself."""
+    """With another stride of such a dimension, the same memory still is the input."""
     query = make(device)[0][:1, :1]
     same = query.as_strided(query.shape, (7, 5, 16, 1))
     expected = pe.functional.rotary(query, spec=SPEC, offset=3)
@@ -132,7 +132,7 @@ def test_compiled(device: torch.device) -> None:
 
 
 def test_views_that_interleave_are_apart(device: torch.device) -> None:
-    """Query and key of one packed tensor: their addresses are mixed, but no element is both's."""
+    """Query and key of one packed tensor: their addresses alternate, but they share no element."""
     packed = torch.randn(3, 5, 8, 16, device=device)
     query, key = packed[:, :, 0::2], packed[:, :, 1::2]
     expected = pe.functional.rotary(query.contiguous(), key.contiguous(), spec=SPEC)

@@ -1,4 +1,4 @@
-"""RotaryEmbedding and RotarySpec beyond what all operators are tested for."""
+"""Tests of RotaryEmbedding and RotarySpec beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_query_and_key_are_views_of_one_tensor(device: torch.device) -> None:
 
 
 def test_views_of_a_large_packed_tensor(device: torch.device) -> None:
-    """Between values whose memory is fetched, but neither read nor written."""
+    """Values between them are prefetched, but neither read nor written."""
     heads = (32, 8, 8)
     packed = torch.randn(2, 300, sum(heads), 128, device=device)
     values = packed[:, :, 40:].clone()
@@ -72,7 +72,7 @@ def test_views_of_a_large_packed_tensor(device: torch.device) -> None:
 def test_views_with_gaps_between_the_heads_of_a_large_tensor(
     dtype: torch.dtype, parts: int, beside: int, rotary_dim: int, device: torch.device
 ) -> None:
-    """Heads of query, key and value in turn, or beside columns that are not rotated."""
+    """Heads of query, key and value alternate, or have unrotated columns between them."""
     packed = torch.randn(2, 10000 // (parts * dtype.itemsize), 17, parts, 128 + beside).to(dtype)
     packed = packed.to(device)
     original = packed.clone()
@@ -88,7 +88,7 @@ def test_views_with_gaps_between_the_heads_of_a_large_tensor(
 
 
 def test_scores_depend_on_distance_alone(device: torch.device) -> None:
-    """Exact angles: the same at position 10 and at two billion, which float32 angles are not."""
+    """Exact angles give equal scores at position 10 and at two billion; float32 angles do not."""
     query, key = make(torch.float64, device)
     rope = pe.RotaryEmbedding(16)
     scores = []
@@ -118,7 +118,7 @@ def test_positions_of_each_row(index: torch.dtype, device: torch.device) -> None
 
 @pytest.mark.parametrize("rows", [(), (2,), (1,)], ids=str)
 def test_positions_of_each_axis(rows: tuple[int, ...], device: torch.device) -> None:
-    """Pairs of one axis turn as if its positions were the only ones; a batch of 1 is broadcast."""
+    """Pairs of an axis rotate as if its positions were the only ones; a batch of 1 is broadcast."""
     query, _ = make(device=device)
     rope = pe.RotaryEmbedding(16, sections=pe.Sections((3, 5)))
     if not rows:
@@ -224,7 +224,7 @@ def test_errors(call, error, text) -> None:
 
 @pytest.mark.gpu
 def test_bad_position_on_cuda_is_raised_later(cuda: torch.device) -> None:
-    query = make(device=cuda)[0][:1]  # rows share positions: any of them may be the first to tell
+    query = make(device=cuda)[0][:1]  # rows share positions, so any of them may report first
     rope = pe.RotaryEmbedding(16)
     rotated = rope(query, positions=torch.tensor([0, 1, -7, 3, 4, 5], device=cuda))
     with pytest.raises(IndexError, match="position -7 at place 2"):
@@ -269,7 +269,7 @@ def test_module_holds_nothing_that_can_rot() -> None:
 
 
 def test_strides_that_empty_like_would_reorder(device: torch.device) -> None:
-    """The result's last dimension is contiguous whatever the input's strides are."""
+    """The result's last dimension is contiguous for any strides of the input."""
     windows = torch.randn(10, device=device).unfold(0, 8, 1)[None, :, None, :]
     turned = torch.randn(2, 5, 8, 3, device=device).transpose(2, 3)
     for query in (windows, turned):

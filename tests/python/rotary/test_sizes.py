@@ -1,4 +1,4 @@
-"""Sizes at both ends: 0 and 1 in every dimension, and more than 32-bit indices or a grid can count."""
+"""Tests extreme sizes: 0 and 1 in every dimension, and beyond 32-bit indices and grids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_zero_and_one(layout: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd"])
 def test_maps_of_nothing(layout: str) -> None:
-    """A size of 0 does not tell what it was folded from."""
+    """A merged size of 0 does not determine the sizes it came from."""
     rope = pe.RotaryEmbedding(4, layout=layout)
     for shape in ((3, 0, 2, 5, 4), (3, 2, 0, 5, 4), (3, 2, 5, 0, 4), (0, 2, 3, 5, 4)):
         assert torch.func.vmap(rope)(torch.randn(shape)).shape == shape
@@ -51,7 +51,7 @@ def test_more_than_a_grid_dimension(shape: tuple[int, ...], device: torch.device
 
 @pytest.mark.no_stand_in
 def test_more_than_two_billion_elements(device: torch.device) -> None:
-    """Four gibibytes of addresses of which three rows are touched: all other tokens stay."""
+    """Four gibibytes of addresses, of which only three rows are touched; all other tokens stay."""
     tokens = 2**24 + 3
     query = torch.empty(tokens, 1, 128, dtype=torch.bfloat16, device=device)
     positions = torch.full((tokens,), -1, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""RotarySpec: scalings against transformers' formulas, text, resolution, refusals."""
+"""Tests RotarySpec: scalings against transformers' formulas, text, resolution, errors."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_dynamic_specification_is_resolved_or_refused() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_modules_take_the_length(dynamic: bool) -> None:
-    """LongRoPE has two regimes, dynamic NTK one for each length: the second breaks the graph."""
+    """LongRoPE has two regimes; dynamic NTK has one per length, which breaks the graph."""
     query = torch.randn(1, 9, 2, 64)
     factors = [1.0 + i / 8 for i in range(32)]
     longrope = pe.RotaryEmbedding(64, scaling=pe.LongRopeScaling([1.0] * 32, factors, 64))

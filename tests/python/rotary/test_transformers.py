@@ -1,7 +1,7 @@
-"""Every configuration class of the installed transformers that rotates, against its own code.
+"""Compares every rotating configuration class of the installed transformers with its own code.
 
-Default configurations: nothing is downloaded. Compared are frequencies, attention factor, and the
-rotation itself: pairing, direction, window, axes.
+Uses default configurations, so nothing is downloaded. Compares frequencies, attention factor, and
+the rotation itself: pairing, direction, window, axes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = 7
 # Their angles are products of float32 numbers; positions stay below 50.
 TOLERANCE = 2e-5
 
-# No rotary module of the usual form: compared in test_transformers_apart.py.
+# Models without a rotary module of the usual form, which test_transformers_apart.py compares.
 APART = {
     *("clvp_encoder", "codegen", "efficientloftr", "gemma4_vision", "gptj", "llama4_vision_model"),
     *("mistral_large4_text", "roformer"),
@@ -63,7 +63,7 @@ def in_their_order(rotated: Tensor) -> Tensor:
 def agrees(
     model: Model, spec: pe.RotarySpec, rotary: torch.nn.Module, name: str, whole: bool
 ) -> bool:
-    """Whether the model's function rotates as ours does; of the whole head or its window."""
+    """Whether the model's function rotates as ours does, for the whole head or its window."""
     axes = axes_of(spec)
     by_token = model.axial and "2d" not in name
     layout, shape = ("thd", (TOKENS, 2)) if by_token else ("bhsd", (1, 2, TOKENS))
@@ -77,7 +77,7 @@ def agrees(
         query, expected = query[..., window], expected[..., window]
     try:
         found = rotate(model, model.apply_functions()[name], rotary, query, given).float()
-    except (IndexError, RuntimeError, TypeError, ValueError):  # made for other shapes
+    except (IndexError, RuntimeError, TypeError, ValueError):  # a function for other shapes
         return False
     candidates = [expected, in_their_order(expected)] if spec.interleaved else [expected]
     return any(
@@ -87,7 +87,7 @@ def agrees(
 
 
 def verdict(model: Model) -> str:
-    """'agrees', 'no such layer', or what is wrong."""
+    """'agrees', 'no such layer', or a description of the difference."""
     if model.model_type in APART:
         return "compared apart"
     spec = pe.RotarySpec.from_huggingface(model.config, model.layer_type)

@@ -1,4 +1,4 @@
-"""Models of transformers whose rotation is not a module of the usual form, each against its own code."""
+"""Compares models of transformers without a rotary module of the usual form with their own code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config_and_code(model_type: str, package: str | None = None) -> tuple[Any, A
 
 
 def grid(rows: int, columns: int) -> Tensor:
-    """Row and column of each place: [2, rows * columns]."""
+    """The row and column of each cell: [2, rows * columns]."""
     place = torch.arange(rows * columns)
     return torch.stack([place // columns, place % columns])
 
@@ -88,7 +88,7 @@ def test_clvp_encoder_rotates_values_too() -> None:
 @pytest.mark.parametrize("model_type", sorted(conventions.NORMALISED_GRID))
 @pytest.mark.parametrize("image_size", [96, [96, 160]], ids=str)
 def test_scores_of_normalised_grids(model_type: str, image_size: Any) -> None:
-    """Attention scores, of patches and of the tokens before them, for one size of image."""
+    """Attention scores of patches and of the tokens before them, for one image size."""
     config, code = config_and_code(model_type)
     config.image_size = image_size
     spec = pe.RotarySpec.from_huggingface(config)

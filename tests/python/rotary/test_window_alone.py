@@ -1,4 +1,4 @@
-"""A key may be the rotated window alone: as a whole key with components around the window."""
+"""Tests that a key may consist of only the rotated window, with the results of a whole key."""
 
 from __future__ import annotations
 

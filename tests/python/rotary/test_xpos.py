@@ -1,4 +1,4 @@
-"""xPos: amplitudes that fade with distance, exact at every position where they are finite."""
+"""Tests xPos: amplitudes fade with distance and are exact wherever they are finite."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from support.case import FLOATING
 
 SPEC = pe.RotarySpec(32, scaling=pe.XPosScaling(scale_base=512.0, center=100.0))
 
-# Relative errors: float32 as the rotation without amplitude, float64 as the issue asks.
+# Relative errors: in float32 as for the rotation without amplitude.
 RELATIVE = {torch.float32: 3e-7, torch.float64: 1e-13}
 
 
 def exact(
     tensor: torch.Tensor, position: int, sign: float, spec: pe.RotarySpec = SPEC
 ) -> torch.Tensor:
-    """One token's halves in float64, from the paper's formula."""
+    """The halves of one token in float64, from the paper's formula."""
     scaling = spec.scaling
     assert isinstance(scaling, pe.XPosScaling)
     zeta = (torch.arange(0, 32, 2, dtype=torch.float64) / 32 + 0.4) / 1.4
@@ -97,7 +97,7 @@ def test_inverse_undoes_and_keys_alone_are_the_pairs_keys(
 
 
 def test_gradients_of_one_of_two(device: torch.device) -> None:
-    """The key's gradient alone still grows where the query's fades."""
+    """The key's gradient grows where the query's fades."""
     query, key = torch.randn(2, 1, 4, 2, 32, dtype=torch.float64, device=device).unbind(0)
     key.requires_grad_()
     rotated = pe.functional.rotary(query, key, spec=SPEC, offset=900)[1]

@@ -1,4 +1,4 @@
-"""Rotary with paged caches beyond what all operators are tested for."""
+"""Tests of rotary with paged caches beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT8 = torch.float8_e4m3fn
 def make(
     device: torch.device, dtype: torch.dtype = torch.float32, cache: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """Arguments for five tokens and pages of twelve slots in all."""
+    """Arguments for five tokens and pages with twelve slots in total."""
     torch.manual_seed(0)
     place: dict[str, Any] = {"device": device, "dtype": dtype}
     return {
@@ -35,7 +35,7 @@ def make(
 
 
 def float8(rows: Tensor, scale: float) -> Tensor:
-    """PyTorch's conversion of what does not overflow, as bytes."""
+    """PyTorch's conversion of numbers that do not overflow, as bytes."""
     scaled = rows.float() / torch.tensor(scale, dtype=torch.float32, device=rows.device)
     return scaled.clamp(-448, 448).to(FLOAT8).view(torch.uint8)
 
@@ -57,7 +57,7 @@ def test_equals_rotary_then_copy(dtype: torch.dtype, device: torch.device) -> No
 @pytest.mark.parametrize("head_dim", [128, 120, 64])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_rows_too_large_for_caches_are_the_same(dtype: torch.dtype, head_dim: int) -> None:
-    """They are written past them, where every row or none is aligned for it."""
+    """They are streamed if every row is aligned for it."""
     tokens = (8 << 20) // (4 * head_dim * dtype.itemsize) + 1
     spec = pe.RotarySpec(head_dim, rotary_dim=64)
     key, value = torch.randn(2, tokens, 4, head_dim).to(dtype).unbind()
@@ -97,7 +97,7 @@ def test_float8_equals_torch_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_float8_of_every_16_bit_number(dtype: torch.dtype, device: torch.device) -> None:
-    """NaN, infinities and denormals included."""
+    """Includes NaN, infinities and denormals."""
     every = torch.arange(-32768, 32768, dtype=torch.int16, device=device).view(dtype)
     value = every.view(256, 1, 256)
     cache = torch.zeros(256, 1, 1, 256, device=device).to(FLOAT8)
@@ -294,7 +294,7 @@ def test_memory_that_is_written_must_be_apart(device: torch.device) -> None:
 
 
 def test_packed_views_may_have_the_query_elsewhere(device: torch.device) -> None:
-    """Heads of query and key in turns: no element is both's."""
+    """Heads of query and key alternate and share no element."""
     given, plain = make(device), make(device)
     packed = torch.zeros(5, 6, 16, device=device)
     for name, heads in (("query", packed[:, ::2]), ("key", packed[:, 1::2][:, :2])):
@@ -360,7 +360,7 @@ def test_latent_attention(with_head: bool, device: torch.device) -> None:
     key_rope, slots = torch.randn(3, 8, device=device), torch.tensor([5, -1, 2], device=device)
     if with_head:
         latent, key_rope = latent.unsqueeze(1), key_rope.unsqueeze(1)
-    rope = pe.RotarySpec(8, interleaved=True)  # of the window alone
+    rope = pe.RotarySpec(8, interleaved=True)  # of the window only
     keys = pe.functional.rotary(key_rope.view(3, 1, 8), spec=rope, layout="thd", offset=9)
     rotated = pe.functional.rotary(query[..., 16:], spec=rope, layout="thd", offset=9)
     expected = torch.cat([query[..., :16], rotated], -1)

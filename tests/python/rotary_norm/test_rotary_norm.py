@@ -1,4 +1,4 @@
-"""QK-norm and rotary beyond what all operators are tested for."""
+"""Tests of QK-norm and rotary beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_equals_torch_norm_then_rotary(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounds_once(dtype: torch.dtype, device: torch.device) -> None:
-    """Half a unit in the last place, and what float32 arithmetic adds to it."""
+    """The error is half a unit in the last place, plus that of float32 arithmetic."""
     given = make(device, dtype, seq=100)
     exact = {name: tensor.double() for name, tensor in given.items()}
     found = pe.functional.norm_rotary(**given, spec=SPEC)
@@ -64,7 +64,7 @@ def test_in_place_equals_functional(dtype: torch.dtype, device: torch.device) ->
 def test_results_too_large_for_caches_are_the_same(
     dtype: torch.dtype, interleaved: bool, start: int, rotary_dim: int
 ) -> None:
-    """They are written past them, where in place they are not."""
+    """Results in new memory are streamed; results in place are not."""
     spec = pe.RotarySpec(128, rotary_start=start, rotary_dim=rotary_dim, interleaved=interleaved)
     query = torch.randn(1, (8 << 20) // (32 * 128 * dtype.itemsize) + 1, 32, 128).to(dtype)
     key, weight = query[:, :, :3].contiguous(), torch.rand(128).to(dtype)
@@ -77,7 +77,7 @@ def test_results_too_large_for_caches_are_the_same(
 @pytest.mark.parametrize("heads", [19, 2])
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_heads_first_in_memory(heads: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Tokens of a head are neighbours; too large for caches, they are normed tile by tile."""
+    """Tokens of a head are neighbours; data too large for caches are normed tile by tile."""
     batch, seq = 2, (8 << 20) // (2 * 19 * 128 * dtype.itemsize) + 5
     spec = pe.RotarySpec(128, rotary_dim=96)
     query = torch.randn(batch, seq, heads, 128, device=device).to(dtype)
@@ -142,7 +142,7 @@ def test_gradients_are_the_same_bits_for_any_thread_count() -> None:
 
 
 def test_weights_accumulate_in_float32(device: torch.device) -> None:
-    """Four thousand equal contributions, of which bfloat16 sums would keep two hundred."""
+    """Adds four thousand equal contributions; bfloat16 sums would stop at two hundred."""
     ones = torch.ones(1, 4096, 1, 16, device=device, dtype=torch.bfloat16)
     weight = torch.ones(16, device=device, dtype=torch.bfloat16)
     given = {"query": ones, "key": ones, "query_weight": weight, "key_weight": weight}

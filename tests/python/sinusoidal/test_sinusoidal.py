@@ -1,4 +1,4 @@
-"""SinusoidalPositionalEmbedding and SinusoidalSpec beyond what all operators are tested for."""
+"""Tests of sinusoidal modules and specifications beyond the shared tests of operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRESETS = ["vaswani", "marian", "tensor2tensor", "ddpm"]
 def test_presets(preset: str, dim: int, cos_first: bool | None, device: torch.device) -> None:
     module = pe.SinusoidalPositionalEmbedding(dim, preset=preset, cos_first=cos_first)
     positions = torch.arange(100, device=device)
-    expected = encode(positions.cpu(), spec=module.spec.text)  # powers on a GPU err by two units
+    expected = encode(positions.cpu(), spec=module.spec.text)  # a GPU's powers err by two units
     for dtype in FLOATING:
         found = module.encode(positions, dtype=dtype)
         assert found.dtype == dtype
@@ -47,7 +47,7 @@ def test_float64_is_exact(position: float, device: torch.device) -> None:
 
 
 def exact(position: float, dim: int) -> torch.Tensor:
-    """The encoding with 50 digits, rounded once."""
+    """The encoding, computed to 50 digits and rounded once."""
     with mpmath.workdps(50):
         values = []
         for pair in range(dim // 2):
@@ -86,7 +86,7 @@ def test_scale_may_be_any_nan(dtype: torch.dtype, device: torch.device) -> None:
 
 @pytest.mark.parametrize("exponent", [31, 40, 48, 60])
 def test_errors_at_huge_positions(exponent: int) -> None:
-    """The rounding of a turn to 64 bits grows with the position; the documentation says how."""
+    """The error of 64-bit turns grows with the position, as the documentation says."""
     position = 2**exponent - 1
     grown = 2 * math.pi * 2.0**-65 * position
     for dtype, bound in ((torch.float32, 1.5e-7 + grown), (torch.float64, 1e-14)):
@@ -208,7 +208,7 @@ def test_errors(call, error, text) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
-    """Their fraction rounds to one, which must carry."""
+    """The fraction rounds to one, which must carry."""
     encoded = pe.SinusoidalPositionalEmbedding(4, dtype=dtype).encode(
         torch.tensor([-1e-20], dtype=dtype)
     )
@@ -217,7 +217,7 @@ def test_positions_just_below_a_whole_number(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
-    """A parameter that starts at ``scale``, multiplies what is added, and learns."""
+    """A parameter that starts at ``scale``, multiplies the encodings, and learns."""
     options = {"scale": 0.5, "dtype": dtype, "device": device}
     module = pe.SinusoidalPositionalEmbedding(8, learned_scale=True, **options)
     plain = pe.SinusoidalPositionalEmbedding(8, **options)
@@ -239,7 +239,7 @@ def test_learned_scale(dtype: torch.dtype, device: torch.device) -> None:
 def test_derivatives_by_float_positions_are_rounded_once(
     dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Terms and sums, or tangents of positions, may not fit into the data's dtype."""
+    """Terms, sums or tangents of positions may overflow the data's dtype."""
     spec = pe.SinusoidalSpec(512, scale=1e3)
     positions = torch.arange(8.0, device=device, requires_grad=True)
     exact = positions.detach().double().requires_grad_()

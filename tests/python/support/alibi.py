@@ -1,4 +1,4 @@
-"""ALiBi the slow and obvious way, and its operators' cases."""
+"""Slow, obvious references for ALiBi, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INFINITY = float("inf")
 
 
 def paper_slopes(heads: int) -> list[float]:
-    """As the paper's own code makes them."""
+    """The slopes as in the paper's code."""
 
     def power_of_two(count: int) -> list[float]:
         start = 2 ** (-(2 ** -(math.log2(count) - 3)))
@@ -68,7 +68,7 @@ def bias(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Tensor:
-    """Minus slope times distance, element by element."""
+    """The bias, minus slope times distance, element by element."""
     distance, hidden = distances(query_length, key_length, *places, **options)
     batched = any(p is not None and p.dim() == 2 for p in places)
     distance, hidden = distance.to(slopes.device, slopes.dtype), hidden.to(slopes.device)
@@ -88,7 +88,7 @@ def add(
 
 
 def softmax(scores: Tensor, slopes: Tensor, *places: Tensor | None, **options: Any) -> Tensor:
-    """A query that sees no key has weights 0."""
+    """Attention weights; a query that sees no key has weights 0."""
     biased = add(scores, slopes, *places, **options)
     sees = (biased > -INFINITY).any(-1, True)
     zero = torch.zeros_like(biased)
@@ -105,7 +105,7 @@ def in_place(reference: Any) -> Any:
 def bias_backward(
     grad: Tensor, *places: Tensor | None, two_sided: bool = False, **options: Any
 ) -> Tensor:
-    """By the derivative of the bias: its value where one slope is 1, on the side of that slope."""
+    """The gradient from the bias's derivative by a slope: its value with slope 1 on that side."""
     heads = grad.shape[-3]
     ones = torch.ones(2, heads, dtype=grad.dtype, device=grad.device)
     sides = [ones * torch.tensor(side, device=grad.device)[:, None] for side in ([1, 0], [0, 1])]
@@ -135,7 +135,7 @@ def softmax_backward(
 def lse_correction(
     slopes: Tensor, query_length: int, *, query_start: int, key_start: int, form: str, causal: bool
 ) -> Tensor:
-    """For a block of keys before its queries."""
+    """The correction for a block of keys before its queries."""
     steps = torch.arange(query_length, device=slopes.device) * (form == "key")
     return -slopes[:, None] * (query_start - key_start + steps)
 
@@ -143,13 +143,13 @@ def lse_correction(
 def positions_of(
     *sizes: int, device: torch.device | str, dtype: torch.dtype = torch.int64
 ) -> Tensor:
-    """Some positions, neither in order nor all different."""
+    """Positions that are neither ordered nor all different."""
     count = torch.Size(sizes).numel()
     return ((torch.arange(count) * 7) % 11 - 3).to(device, dtype).view(sizes)
 
 
 def mask_of(*sizes: int, device: torch.device | str) -> Tensor:
-    """Some keys hidden; in the first row all but one."""
+    """A mask that hides some keys; in the first row all but one."""
     count = torch.Size(sizes).numel()
     return ((torch.arange(count) * 5) % 3 != 1).view(sizes).to(device)
 
@@ -164,7 +164,7 @@ def bias_sample(sides: tuple[int, ...], extra_keys: int = 2, **options: Any) -> 
 
 
 def bias_out_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
-    """Into a view, with all keys hidden that can be."""
+    """Arguments with a view as output and every kind of hidden key."""
     out = torch.randn(batch, 3, 4, 9, device=device, dtype=dtype)[..., :7]
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries = positions_of(batch, 4, device=device)
@@ -178,7 +178,7 @@ def bias_out(out: Tensor, slopes: Tensor, *args: Any, **options: Any) -> tuple[T
 def placed_bias_sample(
     batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
 ) -> Sample:
-    """Lengths are numbers, which an exported program keeps: they must not depend on sizes."""
+    """Lengths are numbers, which an exported program keeps, so they must not depend on sizes."""
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
     return Sample((slopes, 4, 7, queries, keys), {"causal": False})
@@ -205,7 +205,7 @@ def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) 
 
 
 def positions_sample(**options: Any) -> Any:
-    """Positions of keys for each sequence, of queries for all."""
+    """Samples with positions of keys per sequence and of queries for all."""
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
@@ -217,7 +217,7 @@ def positions_sample(**options: Any) -> Any:
 
 
 def documents_sample(**options: Any) -> Any:
-    """Two documents and a mask, as long as the batch is wide."""
+    """Samples with two documents and a mask with a batch."""
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
@@ -246,7 +246,7 @@ def softmax_grad_sample(**options: Any) -> Any:
 
 
 def cases_of_scores(name: str, reference: Any) -> list[OperatorCase]:
-    """Of alibi_add or alibi_softmax. Finite differences cannot tell infinities apart."""
+    """Cases of alibi_add or alibi_softmax. Finite differences cannot handle infinities."""
     operator = getattr(OPERATORS, name).default
     finite = name == "alibi_softmax"
     samples = {
@@ -285,7 +285,7 @@ CASES = [
         OPERATORS.alibi_bias.default,
         bias_sample(()),
         bias,
-        differentiable=False,  # finite differences cannot tell infinities apart
+        differentiable=False,  # finite differences cannot handle infinities
     ),
     OperatorCase(
         "alibi_bias_out",
@@ -326,7 +326,7 @@ CASES = [
         OPERATORS.alibi_softmax_backward.default,
         softmax_grad_sample(sides=0),
         softmax_backward,
-        differentiable=False,  # by weights of hidden keys, which are 0
+        differentiable=False,  # not by weights of hidden keys, which are 0
     ),
     *(
         OperatorCase(

@@ -1,4 +1,4 @@
-"""Bags of tokens the slow and obvious way, and their operators' cases."""
+"""Slow, obvious references for bags of tokens, and the cases of their operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS, COLUMNS = 9, 6
 def bags(
     ids: Tensor, offsets: Tensor | None, padding_idx: int, include_last_offset: bool
 ) -> list[list[int]]:
-    """The places of each bag that count, among all ids."""
+    """The places of each bag that count."""
     flat = ids.flatten().tolist()
     if offsets is None:
         size = ids.shape[1]
@@ -62,7 +62,7 @@ def reference_max(
     include_last_offset: bool = False,
     gradient: str = "dense",
 ) -> tuple[Tensor, Tensor]:
-    """The maximum, and the first place where each of its elements stands."""
+    """The maximum, and the first place of each of its elements."""
     places = [
         [
             max(
@@ -91,7 +91,7 @@ def reference_backward(
     padding_idx: int = -1,
     include_last_offset: bool = False,
 ) -> Tensor:
-    """Every place's part added to its row; differentiable, hence no assignment."""
+    """Adds every place's part to its row, without assignment, so that it is differentiable."""
     flat = ids.flatten().tolist()
     parts = []
     for number, places in enumerate(bags(ids, offsets, padding_idx, include_last_offset)):
@@ -129,7 +129,7 @@ def reference_weights_backward(
 
 
 class Maker:
-    """Makes ids, offsets and what else a call needs, of sizes that batch and seq give."""
+    """Makes ids, offsets and other arguments of a call, in sizes given by batch and seq."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The build folder: a wheel is linked in it while other processes' tests would install from it."""
+"""Locks the build folder, where a wheel may be linked while other processes install from it."""
 
 import os
 from pathlib import Path
@@ -10,5 +10,5 @@ BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
 
 
 def used_alone() -> FileLock:
-    """A context in which no other process uses the folder."""
+    """A lock under which no other process uses the folder."""
     return FileLock(BUILD / "tests.lock")

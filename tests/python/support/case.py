@@ -1,4 +1,4 @@
-"""What the shared operator tests need to know of an operator."""
+"""The description of an operator for the shared operator tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-# Largest error against the float64 reference, relative to the largest element: a few roundings of
-# float32 arithmetic, or one rounding of the result to a 16-bit type.
+# Largest error relative to the largest element of the float64 reference: a few roundings of float32
+# arithmetic, or one rounding of the result to a 16-bit type.
 TOLERANCE = {
     torch.float32: 4e-7,
     torch.float64: 2e-14,
@@ -29,7 +29,7 @@ class Sample:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
-        """The floating-point tensors among the positional arguments: what gradients flow to."""
+        """The floating-point tensors among the positional arguments, to which gradients flow."""
         return [a for a in self.args if isinstance(a, Tensor) and a.is_floating_point()]
 
     def replace(self, tensors: Sequence[Tensor]) -> Sample:
@@ -58,12 +58,12 @@ class OperatorCase:
         operator: The overload, ``torch.ops.posembed.name.default``.
         sample: ``sample(batch, seq, device, dtype)`` gives the arguments; only sizes may depend on
             batch and seq, so that one compiled graph serves all.
-        reference: The same call in plain float64 torch, slow and obvious. Takes and returns what
-            the operator does; for an operator that mutates, returns what it should leave.
+        reference: The same call in plain float64 torch, slow and obvious, with the operator's
+            arguments and results; for a mutating operator, returns the expected contents.
         mutates: The operator writes to its arguments and returns nothing.
         differentiable: Gradients flow to the floating-point arguments.
-        conventional: What flows is a gradient by convention and not the derivative: padding gets
-            none, say.
+        conventional: Gradients follow a convention and are not the derivative: padding gets none,
+            for example.
         vmap: A batching rule is registered.
     """
 
@@ -78,7 +78,7 @@ class OperatorCase:
     dtypes: tuple[torch.dtype, ...] = FLOATING
 
     def __call__(self, sample: Sample) -> tuple[Tensor, ...]:
-        """The operator's results, or what it left in its arguments."""
+        """The operator's results, or the contents of the arguments that it mutates."""
         results = self.operator(*sample.args, **sample.kwargs)
         return tuple(sample.tensors()) if self.mutates else as_tuple(results)
 

@@ -1,11 +1,11 @@
-"""What tests must know of the library whose operators take their CUDA half on the CPU: make test-cuda-on-cpu."""
+"""Facts for tests about make test-cuda-on-cpu, where operators run CUDA code on the CPU."""
 
 import os
 
 import pytest
 
-# Told and not looked up: with another library, tests then fail.
+# Given by the environment, not looked up, so that tests fail with another library.
 CUDA_ON_CPU = os.environ.get("POSEMBED_CUDA_ON_CPU") == "1"
 
-# Values of ids, positions, slots and cu_seqlens are checked before the call by the CPU's half alone.
+# Only CPU code checks values of ids, positions, slots and cu_seqlens before the call.
 AT_ONCE = pytest.mark.no_stand_in

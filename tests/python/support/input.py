@@ -1,4 +1,4 @@
-"""The input embedding the slow and obvious way, and its operators' cases."""
+"""Slow, obvious references for the input embedding, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def normalise(x: Tensor, norm: str, eps: float) -> Tensor:
 
 
 def mask(shape: torch.Size, seed: Tensor | None, probability: float) -> Tensor | float:
-    """Dropout's factors: Philox itself has known answers in the C++ tests."""
+    """Dropout's factors. The C++ tests check Philox against known answers."""
     if seed is None:
         return 1.0
     ones = torch.ones(shape, dtype=torch.float64, device=seed.device)
@@ -88,7 +88,7 @@ def sample(
     index: torch.dtype = torch.int64,
     **options: Any,
 ) -> Any:
-    """Samples with those tables; types None: no table of them, False: none given."""
+    """Samples with those tables. types None: no table of types; False: no types given."""
 
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         place: dict[str, Any] = {"device": device, "dtype": dtype}

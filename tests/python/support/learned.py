@@ -1,4 +1,4 @@
-"""Learned positions the slow and obvious way, and their operators' cases."""
+"""Slow, obvious references for learned positions, and the cases of their operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = 4
 
 
 def rows_for(seq: int) -> int:
-    """Few rows where every element is tried one by one, enough for the longest sequence elsewhere."""
+    """Few rows for tests that vary every element, otherwise enough for the longest sequence."""
     return 20 if seq < 15 else 1100
 
 
@@ -84,7 +84,7 @@ def backward_sample(positions: str | None = None, **options: Any) -> Any:
 
 
 def reference_extend(weight: Tensor, max_positions: int, *, first_row: int, method: str) -> Tensor:
-    """By repetition; tests/python/learned has the interpolations."""
+    """Extends by repetition; tests/python/learned tests the interpolations."""
     assert method == "repeat"
     rows = weight[first_row:]
     return torch.cat([weight[:first_row], *[rows] * max_positions])[: first_row + max_positions]

@@ -1,4 +1,4 @@
-"""Rotary embedding the slow and obvious way, and its operators' cases."""
+"""Slow, obvious references for rotary embedding, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 def turns(
     positions: Tensor, spec: dict[str, Any], frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine in float64: good to 1e-14 at the small positions of these tests.
+    """Cosine and sine in float64, accurate to 1e-14 at the small positions of these tests.
 
-    With float32 numerics as a PyTorch program has them.
+    With float32 numerics, as in a PyTorch program.
     """
     exact = spec.get("numerics", "exact") == "exact"
     dtype = torch.float64 if exact else torch.float32
     dim = spec.get("rotary_dim", spec["head_dim"])
-    if frequencies is None:  # on the CPU, as programs do: a device's float32 powers are others
+    if frequencies is None:  # on the CPU, as in programs, because a device's float32 powers differ
         exponents = torch.arange(0, dim, 2).to(dtype) / dim
         frequencies = (1.0 / (spec.get("base", 10000.0) ** exponents)).to(positions.device)
     axes = (spec.get("sections") or {}).get("axis_of_pair")
-    if axes and positions.dim() == 3:  # [axes, batch, seq]: every pair has the position of its axis
+    if axes and positions.dim() == 3:  # [axes, batch, seq]: each pair takes its axis's position
         positions = positions[torch.tensor(axes)].movedim(0, -1)
     else:
         positions = positions.unsqueeze(-1)
@@ -37,7 +37,7 @@ def turns(
 
 
 def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
-    """What xPos multiplies the pairs of a query by: [..., seq, pairs]."""
+    """The factors of a query's pairs with xPos: [..., seq, pairs]."""
     scaling = spec.get("scaling") or {}
     if scaling.get("type") != "xpos":
         return 1.0
@@ -60,7 +60,7 @@ def rotate(
     transpose: bool = False,
     is_key: bool = False,
 ) -> Tensor:
-    """One tensor, pair by pair."""
+    """Rotates one tensor, pair by pair."""
     numbers = json.loads(spec)
     if layout == "thd":
         tensor = tensor.unsqueeze(0)
@@ -80,7 +80,7 @@ def rotate(
         sine = -sine
     cosine, sine = (cosine * size).unsqueeze(-2), (sine * size).unsqueeze(-2)
     start, dim = numbers.get("rotary_start", 0), numbers.get("rotary_dim", numbers["head_dim"])
-    if x.shape[-1] != numbers["head_dim"]:  # the window alone
+    if x.shape[-1] != numbers["head_dim"]:  # only the window
         start = 0
     window = x[..., start : start + dim]
     if numbers.get("interleaved", False):
@@ -124,14 +124,14 @@ def reference_pair_out(
 def reference_in_place(
     query: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Frequencies are among the floating tensors, but nothing is written to them."""
+    """Frequencies are among the floating tensors, but are not written."""
     return rotate(query, positions, frequencies, *given, **options), frequencies
 
 
 def reference_tangent(
     rotated: Tensor, positions: Tensor | None, frequencies: Tensor, *given: Tensor, **options: Any
 ) -> Tensor:
-    """The derivative at frequencies 0, where rotated and not rotated are the same."""
+    """The derivative at frequencies 0, where the rotation changes nothing."""
 
     def of(direction: Tensor) -> Tensor:
         return rotate(rotated, positions, direction, *given, **options)
@@ -142,7 +142,7 @@ def reference_tangent(
 def reference_frequencies_backward(
     gradient: Tensor, query: Tensor, positions: Tensor | None = None, *given: Any, **options: Any
 ) -> Tensor:
-    """The derivative of gradient x rotated query by frequencies, at frequencies 0."""
+    """The derivative of gradient times rotated query by frequencies, at frequencies 0."""
     pairs = json.loads(options["spec"]).get("rotary_dim", query.shape[-1]) // 2
     still = torch.zeros(pairs, dtype=torch.float64, device=query.device)
 
@@ -161,7 +161,7 @@ def sample(
     window_only: bool = False,
     **options: Any,
 ) -> Any:
-    """Samples with that many heads in query (and key, which may be the rotated window alone)."""
+    """Samples with that many heads in query (and key, which may be only the rotated window)."""
     layout, spec = options.get("layout", "bshd"), options.pop("spec")
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
@@ -193,7 +193,7 @@ def sample(
 
 
 def frequencies(spec: str, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Frequencies as a model may have learned them: float32 beside data of 16 or 32 bits."""
+    """Frequencies like a model's learned ones: float32 for data of 16 or 32 bits."""
     numbers = json.loads(spec)
     pairs = numbers.get("rotary_dim", numbers["head_dim"]) // 2
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -224,7 +224,7 @@ SECTIONS = '{"head_dim":16,"rotary_dim":12,"sections":{"axis_of_pair":[0,1,2,0,2
 
 XPOS = '{"head_dim":8,"scaling":{"center":3.0,"scale_base":16.0,"type":"xpos"}}'
 
-# A float64 rotation by float32 angles: what PyTorch programs compute, but for rounding.
+# A float64 rotation by float32 angles: PyTorch programs up to rounding.
 FLOAT32 = '{"head_dim":16,"interleaved":true,"numerics":"float32","rotary_dim":12}'
 STEPS = '{"head_dim":16,"numerics":"float32_product","rotary_start":4,"rotary_dim":12}'
 WIDE = (torch.float32, torch.float64)

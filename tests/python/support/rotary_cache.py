@@ -1,4 +1,4 @@
-"""Rotary and a paged cache the slow and obvious way, and their operators' cases."""
+"""Slow, obvious references for rotary with a paged cache, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from support.case import OperatorCase, Sample
 from support.rotary import PARTIAL, PLAIN, rotate
 
-PAGES, PAGE_SIZE = 2051, 4  # room for every size of the shared tests, and no dimension of theirs
+PAGES, PAGE_SIZE = 2051, 4  # fits every size of the shared tests and equals none
 
 
 def keep(rows: Tensor, cache: Tensor, slots: Tensor, layout: str, cache_layout: str) -> Tensor:
-    """The cache with rows at their slots; -1 keeps a row out."""
+    """The cache with rows at their slots; rows with -1 are not written."""
     if layout == "thd":
         rows, slots = rows.unsqueeze(0), slots.unsqueeze(0)
     elif layout == "bhsd":
@@ -44,7 +44,7 @@ def reference(
     rotate_key: bool = False,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """What is left of every tensor."""
+    """The contents of every tensor after the call."""
     rotated = rotate(query, positions, layout=layout, **options)
     keys = rotate(key, positions, layout=layout, **options)
     caches = (
@@ -88,7 +88,7 @@ def shape_of(layout: str, batch: int, seq: int, heads: int, dim: int) -> tuple[i
 
 
 def slots_of(layout: str, batch: int, seq: int, device: Any, dtype: torch.dtype) -> Tensor:
-    """Different slots of the whole cache, some tokens without."""
+    """Different slots of the whole cache; some tokens have none."""
     shape = (seq,) if layout == "thd" else (batch, seq)
     count = seq if layout == "thd" else batch * seq
     slots = torch.randperm(PAGES * PAGE_SIZE)[:count]

@@ -1,4 +1,4 @@
-"""QK-norm then rotary the slow and obvious way, and its operators' cases."""
+"""Slow, obvious references for QK-norm with rotary, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reference_in_place(
     positions: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """What is left of every tensor."""
+    """The contents of every tensor after the call."""
     results = reference(query, key, query_weight, key_weight, positions, **options)
     return *results, query_weight, key_weight
 

@@ -1,4 +1,4 @@
-"""Scalings of rotary frequencies, each with transformers' parameters for the same, and a length."""
+"""Scalings of rotary frequencies, each with transformers' equivalent parameters and a length."""
 
 from __future__ import annotations
 

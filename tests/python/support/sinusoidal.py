@@ -1,4 +1,4 @@
-"""Sinusoidal encodings the slow and obvious way, and their operators' cases."""
+"""Slow, obvious references for sinusoidal encodings, and the cases of their operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encode(
     order: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Column by column, as the presets' own code bases lay them out."""
+    """Encodes column by column, in the layouts of the presets' code bases."""
     numbers = json.loads(spec)
     dim, preset = numbers["embedding_dim"], numbers.get("preset", "vaswani")
     halves = preset != "vaswani"

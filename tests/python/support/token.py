@@ -1,4 +1,4 @@
-"""Token embedding the slow and obvious way, and its operators' cases."""
+"""Slow, obvious references for token embedding, and the cases of its operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS, COLUMNS = 9, 6
 
 
 def one_hot(ids: Tensor, rows: int, vocabulary_start: int) -> Tensor:
-    """Rows of zeros for ids outside the table."""
+    """One-hot rows; rows of zeros for ids outside the table."""
     first = max(0, vocabulary_start)
     known = torch.arange(first, first + rows, device=ids.device)
     return (ids.unsqueeze(-1) == known).double()
@@ -36,7 +36,7 @@ def reference(
         share = share / hot.sum((0, 1)).clamp_min(1).unsqueeze(1)
     if padding_idx >= 0:
         share[padding_idx - max(0, vocabulary_start)] = 0
-    # The values of `weight`, of whose gradient only a share arrives.
+    # Has the values of `weight`, but passes on only a share of the gradient.
     table = weight * share + (weight * (1 - share)).detach()
     return hot @ table * scale
 
@@ -62,7 +62,7 @@ def reference_backward(
 def make_ids(
     batch: int, seq: int, device: Any, dtype: torch.dtype = torch.int64, first: int = 0
 ) -> Tensor:
-    """Of a whole vocabulary; with ``first``, of one that goes on at both ends of the table."""
+    """Ids of a vocabulary; with ``first``, of one that extends beyond both ends of the table."""
     low, high = first - min(first, 3), first + ROWS + min(first, 3)
     return torch.randint(low, high, (batch, seq), device=device, dtype=dtype)
 
@@ -108,7 +108,7 @@ CASES = [
         reference,
         conventional=True,
     ),
-    # What torch calls differentiable are dense gradients; tests/python/token has the sparse ones.
+    # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
     OperatorCase(
         "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
     ),

@@ -1,4 +1,4 @@
-"""Every model of the installed transformers that rotates: its default configuration and its code."""
+"""Finds every rotating model of the installed transformers: its default configuration and code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 ROTARY_KEY = re.compile("rope|rotary|theta")
 
-# What the default configurations lack for transformers' own code to run and to rotate, as their
-# published checkpoints have it.
+# Keys that default configurations lack for transformers' code to run and rotate, with the values of
+# published checkpoints.
 COMPLETED: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -44,7 +44,7 @@ ROTARY_CLASS = re.compile(r"Rotary\w*Embedding$")
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One configuration class, and one kind of layer where layers differ."""
+    """One configuration class, and one kind of layer if layers differ."""
 
     model_type: str
     layer_type: str | None
@@ -101,7 +101,7 @@ class Model:
 
 
 def layer_types(config: Any) -> list[str | None]:
-    """Kinds of layers with rotations of their own."""
+    """Kinds of layers with different rotations."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [key for key, value in parameters.items() if isinstance(value, dict)]
     return list(nested) or [None]
@@ -119,7 +119,7 @@ def code_of(config: Any) -> types.ModuleType | None:
 
 
 def models() -> Iterator[Model]:
-    """All of them, from their default configurations: nothing is downloaded."""
+    """All models, from their default configurations, so that nothing is downloaded."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
@@ -141,7 +141,7 @@ def models() -> Iterator[Model]:
 
 
 def of_layer(rotary: nn.Module, name: str, layer_type: str | None) -> Any:
-    """An attribute of the rotary module, of one kind of layer where it has several."""
+    """An attribute of the rotary module, for one kind of layer if it has several."""
     own = f"{layer_type}_{name}"
     return getattr(rotary, own) if hasattr(rotary, own) else getattr(rotary, name)
 

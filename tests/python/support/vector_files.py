@@ -1,4 +1,4 @@
-"""Small files of vectors in every format, written here byte by byte."""
+"""Writes small files of vectors in every format, byte by byte."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WORDS = ["the", "cat", "König", "new_york", "日本語", "##ing"]
 
 
 def table(rows: int = len(WORDS), columns: int = 5, seed: int = 0) -> Tensor:
-    """Numbers that six digits write exactly as float32 reads them back."""
+    """Numbers that survive six digits of text and float32."""
     drawn = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     return torch.tensor([[float(f"{x:.6g}") for x in row] for row in drawn.tolist()])
 
 
 def text(words: list[str], vectors: Tensor, *, header: bool, end: str = "\n") -> bytes:
-    """GloVe without a header, word2vec text with; fastText's lines end with a space, too."""
+    """GloVe without a header, word2vec text with one; fastText's lines end with a space."""
     lines = [f"{len(words)} {vectors.shape[1]}\n"] if header else []
     for word, row in zip(words, vectors.tolist(), strict=True):
         lines.append(f"{word} {' '.join(f'{x:.6g}' for x in row)}{end}")
@@ -27,7 +27,7 @@ def text(words: list[str], vectors: Tensor, *, header: bool, end: str = "\n") ->
 
 
 def binary(words: list[str], vectors: Tensor, end: bytes = b"\n") -> bytes:
-    """word2vec's own format."""
+    """word2vec's binary format."""
     rows = [
         word.encode() + b" " + struct.pack(f"<{len(row)}f", *row) + end
         for word, row in zip(words, vectors.tolist(), strict=True)
@@ -36,7 +36,7 @@ def binary(words: list[str], vectors: Tensor, end: bytes = b"\n") -> bytes:
 
 
 def safetensors(header: object, data: bytes = b"") -> bytes:
-    """A safetensors file of any header, right or wrong."""
+    """A safetensors file with any header, valid or not."""
     encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(encoded)) + encoded + data
 

@@ -1,4 +1,4 @@
-"""TokenEmbedding.resize: rows that stay, new ones as transformers makes them, and optimizers."""
+"""Tests TokenEmbedding.resize: remaining rows, new ones as in transformers, and optimizers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def resized_by_transformers(table: Tensor, rows: int) -> Tensor:
 
 
 def test_mean_equals_transformers() -> None:
-    """It gives the mean where the rows' covariance has no Cholesky factor."""
+    """Gives the mean, as transformers does if the rows' covariance has no Cholesky factor."""
     table = torch.randn(4, 8, generator=generator())
     token = pe.TokenEmbedding.from_pretrained(table)
     token.resize(7)
@@ -66,7 +66,7 @@ def test_mean_equals_transformers() -> None:
 
 
 def test_covariance_is_that_of_transformers() -> None:
-    """Both draw from N(mean, 1e-9 covariance): moments of many new rows agree with it."""
+    """Both draw from N(mean, 1e-9 covariance); the moments of many new rows agree with it."""
     table = torch.randn(60, 4, generator=generator()) @ torch.randn(4, 4, generator=generator(1))
     added = 20_000
     token = pe.TokenEmbedding.from_pretrained(table)
@@ -124,7 +124,7 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_optimizer_state_of_rows_that_stay(name: str, device: torch.device) -> None:
-    """A table that grows and shrinks while it is trained ends as one that does not."""
+    """A table that grows and shrinks during training ends like one that does not."""
     form = "rows" if name in ("SparseAdam", "SGD") else "dense"
     ids = torch.randint(0, ROWS, (8, 4), generator=generator()).to(device)
     results = []

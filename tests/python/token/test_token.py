@@ -1,4 +1,4 @@
-"""TokenEmbedding beyond what all operators are tested for: likeness to nn.Embedding, gradients, errors."""
+"""Tests of TokenEmbedding beyond the shared ones: nn.Embedding, gradients, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_equals_torch(dtype: torch.dtype, options: dict, device: torch.device) -
     ids = make_ids(device=device)
     for index in (torch.int32, torch.int64):
         ours.zero_grad(), theirs.zero_grad()
-        # In one dimension: else torch shrinks rows several times on CUDA, and at once.
+        # In one dimension, because otherwise torch shrinks rows several times, concurrently, on
+        # CUDA.
         result, expected = ours(ids.to(index)), theirs(ids.flatten()).view(*ids.shape, -1)
         assert torch.equal(result, expected)
         assert torch.equal(ours.weight, theirs.weight)
@@ -152,7 +153,7 @@ def test_gradient_has_the_same_bits_for_any_thread_count(gradient: str) -> None:
 
 @pytest.mark.parametrize("rows", [6000, 30000])
 def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
-    """Tables of 12 and 61 MB: malloc keeps the former, and gets the latter anew each time."""
+    """Tables of 12 and 61 MB: malloc keeps the former and maps the latter anew each time."""
     ids = torch.randint(rows, (2000,), generator=torch.Generator().manual_seed(0))
     gradient = torch.randn(2000, 512)
     expected = torch.zeros(rows, 512, dtype=torch.float64).index_add_(0, ids, gradient.double())
@@ -163,7 +164,7 @@ def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
         assert found.is_contiguous()
         assert found.data_ptr() % 64 == 0
         assert_close(found, expected, 1e-5)
-        found.resize_(rows + 1, 512)  # as an ordinary tensor
+        found.resize_(rows + 1, 512)  # like an ordinary tensor
         assert_close(found[:-1], expected, 1e-5)
 
 
@@ -200,7 +201,7 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
     ids=str,
 )
 def test_second_derivatives(options: dict, device: torch.device) -> None:
-    """The backward operator is linear in the gradient: its own derivative against a Jacobian."""
+    """The backward operator is linear in the gradient; compares its derivative with a Jacobian."""
     ids = make_ids(16, device=device)
     gradient = torch.randn(*ids.shape, 2, dtype=torch.float64, device=device, requires_grad=True)
 
@@ -243,7 +244,7 @@ def test_rows_operator_passes_opcheck(device: torch.device) -> None:
     ids=str,
 )
 def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.device) -> None:
-    """Values, and gradients through vmap, as from one call for each copy."""
+    """Values, and gradients through vmap, equal those of one call per copy."""
     if weight_dim is None and ids_dim is None:
         pytest.skip("nothing is mapped")
     torch.manual_seed(3)
@@ -319,7 +320,7 @@ def test_scale_and_logits() -> None:
 
 @pytest.mark.parametrize("gradient", ["dense", "rows"])
 def test_gradients_of_tied_logits(gradient: str, device: torch.device) -> None:
-    """The table's gradient is the sum of the lookup's and of the output head's."""
+    """The table's gradient is the sum of the look-up's and the output head's."""
     torch.manual_seed(0)
     table = pe.TokenEmbedding(
         ROWS, 16, padding_idx=2, scale=3.0, gradient=gradient, device=device, dtype=torch.float64

@@ -1,4 +1,4 @@
-"""Parts of a vocabulary: their results add up to those of the whole table, bit for bit."""
+"""Tests that results of parts of a vocabulary add up to those of the whole table, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = [
 
 
 def make(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """A table, ids of which some are frequent, and the gradient of the looked-up rows."""
+    """A table, ids, some of them frequent, and the gradient of the looked-up rows."""
     torch.manual_seed(0)
     weight = torch.randn(ROWS, COLUMNS, device=device).to(dtype)
     ids = torch.cat([torch.randint(ROWS, (500,)), torch.full((150,), 41)])

@@ -1,4 +1,4 @@
-// Stands in for CUB where kernels' sources run on the CPU.
+// Replaces CUB when kernels' sources run on the CPU.
 #pragma once
 
 #include <cuda_runtime.h>
