@@ -50,6 +50,7 @@ CALLS = {
     "torchtune": "torchtune",
     "rotary-embedding-torch": "rotary-embedding-torch",
 }
+DTYPES = ("bfloat16", "float32")
 ROTARY = "rotary forward [4,2048,32+8,128] {}"
 TICKS, MARKED = (128, 4096, 131_072, 4_194_304), 131_072
 SETTING = "2, reusing"  # threads, allocator: the setting that favours posembed least
@@ -97,6 +98,20 @@ def largest_error() -> float:
     text = (RESULTS / "exactness.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| float32")]
     return max(float(cell) for row in rows for cell in row.split("|")[5:-1])
+
+
+def data() -> dict[str, str]:
+    """The numbers of each chart in words, for its description."""
+    times = {dtype: rotary_times(dtype) for dtype in DTYPES}
+    errors = ", ".join(f"{count:,}: {error:.2e}" for count, error in float32_errors().items())
+    return {
+        "rotary": ". ".join(
+            f"Milliseconds, {dtype}: "
+            + ", ".join(f"{name} {time:.3f}" for name, time in row.items())
+            for dtype, row in times.items()
+        ),
+        "angle_error": f"float32, by positions: {errors}. posembed: {largest_error():.2e}",
+    }
 
 
 # ------------------------------------------------------------------------------------------ drawing
@@ -150,7 +165,7 @@ def bars(axes: Axes, times: dict[str, float], title: str, colors: dict[str, str]
 def rotary(colors: dict[str, str]) -> Figure:
     """Times of one rotary embedding by its peers, in bfloat16 and in float32."""
     figure, places = pyplot.subplots(1, 2, figsize=(9.2, 3.3), sharey=True, layout="constrained")
-    for axes, dtype in zip(places, ("bfloat16", "float32"), strict=True):
+    for axes, dtype in zip(places, DTYPES, strict=True):
         bars(axes, rotary_times(dtype), dtype, colors)
     set_title(
         figure, "RoPE on query and key, 4 x 2,048 tokens, 32 + 8 heads of 128, on two cores", colors
@@ -199,16 +214,15 @@ DRAWINGS: dict[str, Callable[[dict[str, str]], Figure]] = {
 
 def charts() -> dict[str, str]:
     """Every chart as SVG text, by the name of its file."""
-    found = {}
+    found, words = {}, data()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         for name, draw in DRAWINGS.items():
             for theme, colors in THEMES.items():
                 figure, file = draw(colors), io.StringIO()
-                figure.savefig(
-                    file, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-                )
+                facts = {"Date": None, "Creator": None, "Description": words[name]}
+                figure.savefig(file, format="svg", transparent=True, metadata=facts)
                 pyplot.close(figure)
                 lines = file.getvalue().splitlines()
                 found[f"{name}_{theme}.svg"] = "\n".join(line.rstrip() for line in lines) + "\n"
