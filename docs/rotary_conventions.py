@@ -130,7 +130,7 @@ def page() -> str:
         ("(i, i + dimension_count / 2)", listed(gguf.HALF_SPLIT)),
         ("sections one after the other", listed(gguf.CONTIGUOUS_SECTIONS)),
         ("sections in turns", listed(gguf.INTERLEAVED_SECTIONS)),
-        ("rotated components are a head of theirs", listed(gguf.APART)),
+        ("rotated components are a separate head", listed(gguf.APART)),
     ]
     refused = [(f"`{name}`", reason) for name, reason in sorted(conventions.UNSUPPORTED.items())]
     return "".join(
