@@ -32,7 +32,7 @@ THEMES = {
     "light": {"text": "#1f2328", "muted": "#59636e", "peer": "#b3bcc6", "ours": "#0969da"},
     "dark": {"text": "#f0f6fc", "muted": "#9198a1", "peer": "#4c5561", "ours": "#4493f8"},
 }
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 11.0,
     "svg.fonttype": "none",  # text stays text: small files, the reader's own font

@@ -1,4 +1,4 @@
-"""Writes rotary_conventions.md out of the tables that configurations are read with.
+"""Writes rotary_conventions.md from the tables that posembed reads configurations with.
 
 python docs/rotary_conventions.py > docs/guide/rotary_conventions.md
 """
