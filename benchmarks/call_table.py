@@ -20,7 +20,7 @@ OURS = "posembed"
 
 
 def heading(runs: list[dict[str, Any]]) -> list[str]:
-    """What the runs have in common."""
+    """Facts that the runs have in common."""
     first = runs[0]["facts"]
     names = ("date", "device", "instruction set", "torch", "posembed", "peers")
     return [f"- {name}: {first[name]}" for name in names]

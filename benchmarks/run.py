@@ -30,7 +30,7 @@ from plan import Plan
 from posembed.commands import measure
 from setting import Setting
 
-# What glibc's malloc does by default is give large blocks back at once, so that each new output
+# By default glibc's malloc gives large blocks back at once, so that each new output
 # costs page faults. Servers run allocators that keep them; these settings make glibc do so too.
 # "huge pages" is torch's own switch, which makes faults fewer instead.
 ALLOCATORS = {
@@ -69,7 +69,7 @@ def restart_with(variables: dict[str, str]) -> None:
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, str]:
-    """What a result means nothing without."""
+    """Facts without which a result means nothing."""
     cuda = arguments.device == "cuda"
     versions = {name: importlib.metadata.version(name) for name in peers.PACKAGES if has(name)}
     return {

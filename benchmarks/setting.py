@@ -1,4 +1,4 @@
-"""What cases are run under."""
+"""Settings that cases run under."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What cases are run under.
+    """Settings that cases run under.
 
     Attributes:
         device: "cpu" or "cuda".

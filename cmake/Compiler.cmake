@@ -64,7 +64,7 @@ function(posembed_add_cpu_variants target)
     target_compile_definitions(${variant} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>
                                                   POSEMBED_ISA=${instruction_set})
     target_compile_features(${variant} PRIVATE cxx_std_17)
-    target_compile_options(${variant} PRIVATE -O2 -ftree-vectorize -fvect-cost-model=dynamic -fno-math-errno -fno-trapping-math ${${instruction_set}_flags})
+    target_compile_options(${variant} PRIVATE -O3 -fno-math-errno -fno-trapping-math ${${instruction_set}_flags})
     # Objects, not members of an archive: callers name the copies by weak symbols, for which no member would be linked.
     target_sources(${target} INTERFACE $<TARGET_OBJECTS:${variant}>)
   endforeach()

@@ -1,4 +1,4 @@
-"""What `mkdocs build` does besides: draws the pictures with posembed, runs the notebooks."""
+"""Hooks of `mkdocs build`: they draw the pictures with posembed and run the notebooks."""
 
 from __future__ import annotations
 

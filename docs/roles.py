@@ -14,7 +14,7 @@ HEADING_OR_NAME = re.compile(
 
 
 def meanings(name: str, place: str) -> Iterator[str]:
-    """What a name may be short for where ``place`` is described: the nearest first."""
+    """Full names that a name may stand for in the description of ``place``: the nearest first."""
     while place:
         yield f"{place}.{name}"
         place = place.rpartition(".")[0]

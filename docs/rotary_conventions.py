@@ -1,4 +1,4 @@
-"""Writes rotary_conventions.md out of the tables that configurations are read with.
+"""Writes rotary_conventions.md from the tables that posembed reads configurations with.
 
 python docs/rotary_conventions.py > docs/guide/rotary_conventions.md
 """
@@ -12,12 +12,12 @@ from posembed.configuration import conventions, gguf
 HEAD = """\
 # Which model rotates how
 
-Written by `docs/rotary_conventions.py` out of the tables in `posembed.configuration`; a test holds
-both together, and another compares every model type of transformers with its own code.
+`docs/rotary_conventions.py` writes this page from the tables in `posembed.configuration`. One test
+compares both, and another compares every model type of transformers with its own code.
 
-A configuration file tells base, widths and scaling. It does not tell which components form a pair,
-which way they turn, and which axis of a position turns them: that is known for each `model_type`.
-An unknown one raises until `interleaved=` is stated.
+A configuration file gives base, widths and scaling. It does not say which components form a pair,
+which way they turn, and which axis of a position turns them. posembed knows that for each
+`model_type`; an unknown type raises an error unless you pass `interleaved=`.
 
 ```python
 import posembed as pe
@@ -38,8 +38,8 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | Meta's `params.json` | `dim`, `n_heads`, `rope_theta`, `use_scaled_rope` | interleaved |
 | GGUF metadata, a dict | `<architecture>.rope.*` | by `general.architecture` |
 
-Every key about rotation is read or known to have no bearing; any other raises, and so do two keys
-that contradict each other. Tensors that belong to the rotation are given among the keys:
+posembed reads every key about rotation, or knows that it has no effect. Any other key raises an
+error, and so do two keys that contradict each other. Pass tensors of the rotation among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
 does not say so), `rope_factors_short.weight` and `rope_factors_long.weight`, and
 `rotary_emb.alpha` of Mistral Large 4.
@@ -50,12 +50,12 @@ POSITIONS = """
 ## Axes of positions
 
 Models that are not listed here have one axis. `positions` is `[axes, batch, seq]` or
-`[axes, tokens]`, in the order that is given here.
+`[axes, tokens]`, with the axes in this order.
 """
 TOWERS = """
-Grids that coordinates from -1 to 1 describe (DINOv3 and its kin) have whole positions here:
-`2 i + 1` for patch `i` on each axis, and the number of patches for tokens that are no patches.
-Scores are the same, because they know only differences. `image_size` of the configuration fixes
+Grids with coordinates from -1 to 1 (DINOv3 and its relatives) have whole positions here: `2 i + 1`
+for patch `i` on each axis, and the number of patches for tokens that are no patches. Scores are the
+same, because they depend only on differences. `image_size` of the configuration fixes
 the number of patches: pass `{**config, "image_size": 512}` for images of another size.
 
 EVA-02, which has no configuration class, is `RotarySpec(head_dim, interleaved=True,
@@ -130,7 +130,7 @@ def page() -> str:
         ("(i, i + dimension_count / 2)", listed(gguf.HALF_SPLIT)),
         ("sections one after the other", listed(gguf.CONTIGUOUS_SECTIONS)),
         ("sections in turns", listed(gguf.INTERLEAVED_SECTIONS)),
-        ("rotated components are a head of theirs", listed(gguf.APART)),
+        ("rotated components are a separate head", listed(gguf.APART)),
     ]
     refused = [(f"`{name}`", reason) for name, reason in sorted(conventions.UNSUPPORTED.items())]
     return "".join(

@@ -18,7 +18,7 @@ EAGER = "eager"
 
 
 class Eager:
-    """What one writes without posembed, with everything made beforehand that can be."""
+    """The code that one writes without posembed, with everything made beforehand that can be."""
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""What is fused with a rotation: RMSNorm of each head, and the write into a paged cache."""
+"""Operators fused with a rotation: RMSNorm of each head, and the write into a paged cache."""
 
 from __future__ import annotations
 

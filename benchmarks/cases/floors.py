@@ -1,4 +1,4 @@
-"""What memory itself allows: the fastest copy, update and fill of the same bytes that we know.
+"""The limits of memory: the fastest copy, update and fill of the same bytes that we know.
 
 torch's own ``copy_`` is no floor: it reads what it is about to overwrite. Where the library of
 floors is not built (``make benchmark`` builds it), and for small sizes, tables are without.

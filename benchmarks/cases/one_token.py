@@ -31,7 +31,7 @@ def for_inference(module: nn.Module, setting: Setting) -> nn.Module:
 
 
 def tables(setting: Setting) -> dict[str, nn.Module]:
-    """What eager code looks up and norms with."""
+    """The tables and the norm of eager code."""
     modules = {
         "token": nn.Embedding(VOCABULARY, DIM),
         "position": nn.Embedding(POSITIONS, DIM),

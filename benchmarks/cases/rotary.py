@@ -41,7 +41,7 @@ def copy_of(query: Tensor, key: Tensor) -> dict[str, peers.Call]:
 
 
 def many_tokens(dtype: torch.dtype, allocator: str) -> tuple[Goal, ...]:
-    """What a call of thousands of tokens shall reach; fresh memory decides where it is not kept."""
+    """Goals of a call of thousands of tokens; fresh memory decides if none is kept."""
     if allocator == "default":
         return (Goal("posembed", CLONE, 0.95),)
     if allocator == "huge pages":

@@ -1,4 +1,4 @@
-// What a program that measures a kernel defines; kernels/main.cpp is the rest of it.
+// Functions that a program of kernel measurements defines; kernels/main.cpp is the rest of it.
 #pragma once
 
 namespace posembed::benchmarks {

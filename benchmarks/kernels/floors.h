@@ -1,4 +1,4 @@
-// What memory itself allows: the fastest copy and the fastest in-place update that we know, as
+// The limits of memory: the fastest copy and the fastest in-place update that we know, as
 // yardsticks measured beside a kernel. Fractions of memcpy mislead: it is slow between the cache
 // and its own threshold.
 #pragma once

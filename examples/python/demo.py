@@ -1,7 +1,7 @@
-"""What ``make demo`` runs: a pretrained input layer, then language models in C++ and in Python.
+"""The program of ``make demo``: a pretrained input layer, then language models in C++ and Python.
 
-Fails if the input layer differs from transformers', or the Python twin from the C++ program.
-The table of losses and the curves are drawn into build/examples.
+It fails if the input layer differs from transformers', or the Python twin from the C++ program. It
+draws the table of losses and the curves into build/examples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUILD = ROOT / "build" / "examples"
 
 
 def run(*command: object) -> str:
-    """Runs one part, prints what it prints and its time; where it fails, the demo ends."""
+    """Runs one part and prints its output and its time; a failure ends the demo."""
     start = time.perf_counter()
     words = [str(word) for word in command]
     process = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
@@ -40,7 +40,7 @@ def build_language_model() -> Path:
 
 
 def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
-    """The table that the language models print last: losses of each method, and lengths."""
+    """The last table that the language models print: losses of each method, and lengths."""
     rows = [line.split() for line in text.splitlines()]
     head = next(i for i, row in enumerate(rows) if row and all(cell.isdigit() for cell in row))
     losses = {
@@ -51,7 +51,7 @@ def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
 
 
 def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """The losses of each method's training by step."""
+    """Training losses of each method by step."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
     with file.open() as stream:
         for row in csv.DictReader(stream):
@@ -62,7 +62,7 @@ def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw(table: str, curves: Path) -> None:
-    """Pictures of the table and of the curves, beside the programs."""
+    """Draws the table and the curves, beside the programs."""
     import posembed as pe
 
     pictures = {
@@ -75,8 +75,7 @@ def draw(table: str, curves: Path) -> None:
 
 
 def main() -> int:
-    # Waiting threads give their core away: otherwise a machine that does other things too takes ten
-    # times as long.
+    # Waiting threads give their core away; otherwise a busy machine takes ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     python, text = sys.executable, sysconfig.get_path("stdlib")
     losses = BUILD / "losses.csv"

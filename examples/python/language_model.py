@@ -1,7 +1,7 @@
 """The twin of examples/cpp/language_model: same seed, same data, same losses, in Python.
 
 Trains one small byte-level language model per position method on real text, then reads held-out
-text in windows of 1, 2 and 4 times the trained length: what each method does past what it saw.
+text in windows of 1, 2 and 4 times the trained length. The losses show how methods extrapolate.
 After Press et al., "Train Short, Test Long", arXiv:2108.12409.
 """
 
@@ -22,12 +22,12 @@ from torch.nn import functional
 from tqdm import tqdm
 
 METHODS = ("none", "learned", "sinusoidal", "rope", "alibi")
-LEARNED_FREQUENCIES = "rope-learned"  # on request, and in this program alone
+LEARNED_FREQUENCIES = "rope-learned"  # on request, and only in this program
 TOLERANCE = 1e-4  # between the losses of the two programs
 
 
 def parse_settings(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line; options and defaults are those of the C++ program."""
+    """Reads the command line. Options and defaults are those of the C++ program."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--text",
@@ -41,11 +41,11 @@ def parse_settings(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=64, help="bytes of a training window")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=640)
-    parser.add_argument("--held-out", type=int, default=65536, help="bytes to be judged on")
+    parser.add_argument("--held-out", type=int, default=65536, help="bytes of held-out text")
     parser.add_argument(
         "--compare",
         type=Path,
-        help="losses that the C++ program wrote: take the --first steps and fail where they differ",
+        help="losses of the C++ program: take the --first steps and fail if they differ",
     )
     parser.add_argument("--first", type=int, default=10, help="steps to compare")
     settings = parser.parse_args(arguments)
@@ -66,7 +66,7 @@ def read_bytes(folder: Path, size: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each on normalised input and added to it."""
+    """Attention and feed-forward, each added to its input, on normalised input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small causal language model; see decoder.h for where the methods enter."""
+    """A small causal language model; decoder.h says where the position methods enter."""
 
     def __init__(self, method: str, settings: argparse.Namespace) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
             raise ValueError(f"--methods: no position method is called {method}")
         width, heads = settings.width, settings.heads
         self.learned = self.sinusoidal = self.rope = self.alibi = None
-        # Weights drawn this small learn fast; scaled, they stand up to sinusoids of amplitude 1.
+        # Small weights learn fast; scaled, they are as large as sinusoids of amplitude 1.
         self.token = pe.TokenEmbedding(settings.vocabulary, width, scale="sqrt_dim")
         if method == "learned":
             self.learned = pe.LearnedPositionalEmbedding(settings.length, width)
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
 
 def next_byte_loss(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
     """Mean loss in nats per byte."""
-    # cross_entropy wants the classes second; with them there, the targets stay a view.
+    # cross_entropy wants the classes second, and then the targets stay a view.
     return functional.cross_entropy(model(inputs).transpose(1, 2), targets)
 
 
@@ -152,7 +152,7 @@ def learning_rate(step: int, settings: argparse.Namespace) -> float:
 def train(
     model: Decoder, ids: Tensor, settings: argparse.Namespace, *, name: str, stop: int
 ) -> list[float]:
-    """Takes the first ``stop`` of the steps and returns the loss before each."""
+    """Takes the first ``stop`` steps and returns the loss before each."""
     inputs, targets = pe.data.windows(ids, settings.length)
     inputs = inputs.unflatten(0, (settings.batch, settings.steps))
     targets = targets.unflatten(0, (settings.batch, settings.steps))
@@ -196,7 +196,7 @@ def print_table(models: dict[str, Decoder], ids: Tensor, settings: argparse.Name
 
 
 def differences(file: Path, losses: dict[str, list[float]]) -> dict[str, float]:
-    """The largest difference of each method's losses from those that the C++ program wrote."""
+    """The largest difference of each method's losses from those of the C++ program."""
     with file.open() as stream:
         written = [(row["method"], float(row["loss"])) for row in csv.DictReader(stream)]
     by_method = {

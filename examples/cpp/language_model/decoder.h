@@ -28,7 +28,7 @@ inline torch::nn::Linear linear(int64_t inputs, int64_t outputs) {
   return torch::nn::Linear(torch::nn::LinearOptions(inputs, outputs).bias(false));
 }
 
-/// Attention and feed-forward, each on normalised input and added to it.
+/// Attention and feed-forward, each added to its input, on normalised input.
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(int64_t width, int64_t heads)
@@ -70,9 +70,9 @@ TORCH_MODULE(Block);
 
 class DecoderImpl : public torch::nn::Module {
  public:
-  /// Initial values are drawn on the CPU from `settings.seed`, in the order of parameters().
+  /// Draws initial values on the CPU from `settings.seed`, in the order of parameters().
   DecoderImpl(const std::string& method, const Settings& settings) {
-    // Weights drawn this small learn fast; scaled, they stand up to sinusoids of amplitude 1.
+    // Small weights learn fast; scaled, they are as large as sinusoids of amplitude 1.
     const auto options = posembed::TokenOptions(256, settings.width).sqrt_dim();
     token_ = register_module("token", posembed::TokenEmbedding(options));
     add_positions(method, settings);

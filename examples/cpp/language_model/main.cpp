@@ -1,5 +1,5 @@
 // Trains one small byte-level language model per position method on real text, then reads held-out
-// text in windows of 1, 2 and 4 times the trained length: what each method does past what it saw.
+// text in windows of 1, 2 and 4 times the trained length. The losses show how methods extrapolate.
 // After Press et al., "Train Short, Test Long", arXiv:2108.12409.
 #include <torch/cuda.h>
 

@@ -1,4 +1,4 @@
-// What the program is told on the command line. The Python twin has the same options and defaults.
+// Options of the command line. The Python twin has the same options and defaults.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Settings {
   int64_t batch = 32;
   int64_t steps = 640;
   double learning_rate = 3e-3;
-  int64_t held_out = 65536;  // bytes that the models are judged on
+  int64_t held_out = 65536;  // bytes of held-out text
 };
 
 inline std::vector<std::string> split_at_commas(const std::string& list) {

@@ -1,4 +1,4 @@
-// Real text as one tensor of byte ids, and windows over it that copy nothing.
+// Real text as one tensor of byte ids, and windows over it without a copy.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// One pass over the training text, then the loss on text that the model has not seen.
+// One pass over the training text, then the loss on held-out text.
 #pragma once
 
 #include <torch/nn/functional/loss.h>
@@ -19,7 +19,7 @@ namespace language_model {
 /// Mean loss in nats per byte.
 inline torch::Tensor next_byte_loss(Decoder& model, const torch::Tensor& inputs,
                                     const torch::Tensor& targets) {
-  // cross_entropy wants the classes second; with them there, the targets stay a view.
+  // cross_entropy wants the classes second, and then the targets stay a view.
   return torch::nn::functional::cross_entropy(model->forward(inputs).transpose(1, 2), targets);
 }
 
@@ -29,8 +29,8 @@ inline double learning_rate(int64_t step, const Settings& settings) {
   return settings.learning_rate * warm_up * (0.55 + 0.45 * std::cos(M_PI * step / settings.steps));
 }
 
-/// Trains on `ids` and returns the loss before each step. The text is cut into `batch` equal
-/// streams; step after step, a window moves along all of them.
+/// Trains on `ids` and returns the loss before each step. The text is `batch` equal streams, and a
+/// window moves along all of them, step after step.
 inline std::vector<double> train(Decoder& model, const torch::Tensor& ids, const Settings& settings,
                                  const std::function<void(int64_t, double)>& progress) {
   auto [inputs, targets] = windows(ids, settings.length);

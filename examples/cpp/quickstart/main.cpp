@@ -3,18 +3,15 @@
 #include <iostream>
 
 int main() {
-  // As in BERT: token + position, normalised, in one kernel.
-  posembed::InputEmbedding embed(posembed::InputOptions(30522, 768)
-                                     .positions(posembed::Positions::learned)
-                                     .max_positions(512)
-                                     .norm(posembed::InputNorm::layer));
+  // BERT's input: token + position, normalised, in one kernel.
+  posembed::InputEmbedding embed(
+      posembed::InputOptions(30522, 768).max_positions(512).norm(posembed::InputNorm::layer));
   const torch::Tensor hidden = embed->forward(torch::randint(30522, {2, 128}));
+  hidden.sum().backward();
 
-  // As in Llama: query and key, rotated in one kernel where they lie in one projection.
+  // Llama's RoPE: query and key in one kernel.
   posembed::RotaryEmbedding rope(posembed::RotaryOptions(128).base(500000.0));
-  const torch::Tensor packed = torch::randn({2, 128, 32 + 8 + 8, 128}).requires_grad_();
-  const auto [query, key] = rope->forward(packed.slice(2, 0, 32), packed.slice(2, 32, 40));
-
-  (hidden.sum() + query.sum() + key.sum()).backward();
+  const auto [query, key] =
+      rope->forward(torch::randn({2, 128, 32, 128}), torch::randn({2, 128, 8, 128}));
   std::cout << hidden.sizes() << ' ' << query.sizes() << ' ' << key.sizes() << '\n';
 }
