@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Tests that every example of the README runs."""
-=======
 """Examples of the README run as they are; its figures and charts are those of benchmarks/results."""
->>>>>>> readme
 
 from __future__ import annotations
 
@@ -21,10 +17,6 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-<<<<<<< HEAD
-def test_python_blocks_run() -> None:
-    """Runs the blocks in order."""
-=======
 def benchmark(name: str) -> ModuleType:
     """benchmarks/name.py."""
     specification = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
@@ -46,7 +38,6 @@ def test_python_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     # The example replaces this function; other tests need the original.
     monkeypatch.setattr(llama, "apply_rotary_pos_emb", llama.apply_rotary_pos_emb)
->>>>>>> readme
     names: dict[str, object] = {}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), names)
