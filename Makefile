@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -49,7 +49,7 @@ $(VENV)/requirements-%-installed: requirements-%.txt $(VENV)/requirements-instal
 # The library and _C, installed into python/posembed, where Python and find_package look for it. A new build folder gets
 # CPU kernels for this machine alone; tests need all.
 configure = cmake -S . -B $(BUILD) -G Ninja --log-level=NOTICE -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_PYTHON_MODULE=ON \
-  -DPOSEMBED_RELOCATABLE=OFF -DCMAKE_INSTALL_LIBDIR=lib
+  -DPOSEMBED_RELOCATABLE=OFF -DPOSEMBED_MANYLINUX=OFF -DCMAKE_INSTALL_LIBDIR=lib
 install_library = cmake --install $(BUILD) --prefix python/posembed > $(BUILD)/install.log
 
 build: $(requirements)
@@ -143,14 +143,28 @@ benchmark-kernels: $(requirements)
 	$(BUILD)/benchmarks/token_benchmark
 
 # A wheel in dist/ for machines without a compiler, for the torch and the Python of the environment: for the CPU, with
-# CUDA=1 for GPUs too. torch's wheel has the libraries that are excluded.
+# CUDA=1 for GPUs too.
 wheel: export POSEMBED_BUILD := $(abspath $(BUILD))$(if $(CUDA),-cuda)
-wheel: export TORCH_CUDA_ARCH_LIST ?= $(if $(CUDA),8.0;8.6;8.9;9.0;10.0;12.0+PTX)
-wheel: export CMAKE_ARGS := -DPOSEMBED_MANYLINUX=ON -DPOSEMBED_WARNINGS_AS_ERRORS=ON -DPOSEMBED_CUDA=$(if $(CUDA),ON,OFF) $(CMAKE_ARGS)
 wheel: $(requirements_dev)
-	$(python) -m pip wheel -v --no-build-isolation --no-deps --wheel-dir $(POSEMBED_BUILD)/wheel .
-	$(python) -m auditwheel repair --plat manylinux_2_28_x86_64 --exclude 'libtorch*.so' --exclude 'libc10*.so' \
-	  --exclude libgomp.so.1 --wheel-dir dist $(POSEMBED_BUILD)/wheel/*.whl
+	$(python) scripts/wheel.py $(if $(CUDA),--cuda)
+
+# Wheels for every torch and Python named, each in an environment of its own.
+TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+wheels:
+	set -e; for torch in $(TORCHES); do for python in $(PYTHONS); do \
+	  $(MAKE) wheel TORCH=$$torch PYTHON=$$python VENV=.venv-$$torch-$$python BUILD=build/wheel-$$torch-$$python; \
+	done; done
+
+# Packaging from scratch: the wheel and a project that includes posembed compile all of it (20 minutes on two cores).
+# CI runs this where packaging files differ from those that passed here last.
+packaging_files = setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* scripts/*) csrc/CMakeLists.txt csrc/python/CMakeLists.txt
+test-packaging: build-tests
+	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)
+	cat $(packaging_files) | sha256sum > .ci/packaging-tested
+
+test-changed-packaging:
+	cat $(packaging_files) | sha256sum | cmp -s - .ci/packaging-tested || $(MAKE) test-packaging
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info

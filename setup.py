@@ -60,7 +60,7 @@ class CMakeBuild(build_ext):
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]
         self.cmake("-S", ROOT, "-B", build, "-G", "Ninja", *options)
-        self.cmake("--build", build)
+        self.cmake("--build", build, "--target", "posembed", "posembed_python")
         self.cmake("--install", build, "--prefix", python / "posembed", "--strip")
 
     @staticmethod

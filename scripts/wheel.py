@@ -1,0 +1,60 @@
+"""Builds a wheel for machines without a compiler, for the torch and the Python that run this script.
+
+The wheel runs wherever torch's own wheels run (manylinux_2_28), which auditwheel checks. For the CPU alone, or with
+``--cuda`` for GPUs too. ``make wheel`` and ``make wheels`` call this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ARCHITECTURES = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+# torch's wheel brings them.
+EXCLUDED = ("libtorch*.so", "libc10*.so", "libgomp.so.1")
+
+
+def build(folder: Path, options: str) -> Path:
+    """The wheel for this machine, built in the folder POSEMBED_BUILD with these CMake options."""
+    environment = os.environ | {"CMAKE_ARGS": f"-DPOSEMBED_MANYLINUX=ON {options}".strip()}
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation"]
+    subprocess.run(
+        [*command, "--no-deps", "--no-index", "--wheel-dir", folder, ROOT],
+        check=True,
+        env=environment,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def repair(wheel: Path, output: Path) -> Path:
+    """The wheel under its platform's name, in the output folder; fails if it needs a newer system."""
+    platform = "manylinux_2_28_" + os.uname().machine
+    excluded = [word for library in EXCLUDED for word in ("--exclude", library)]
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, *excluded]
+    subprocess.run([*command, "--wheel-dir", output, wheel], check=True)
+    (repaired,) = output.glob(wheel.name.replace("linux_", "*linux_"))
+    return repaired
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cuda", action="store_true", help=f"with CUDA kernels for {ARCHITECTURES}")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheel")
+    arguments = parser.parse_args()
+    if arguments.cuda:
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ARCHITECTURES)
+    options = f"-DPOSEMBED_WARNINGS_AS_ERRORS=ON -DPOSEMBED_CUDA={'ON' if arguments.cuda else 'OFF'}"
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build(Path(folder), f"{options} {os.environ.get('CMAKE_ARGS', '')}")
+        print(repair(wheel, arguments.output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
