@@ -146,7 +146,7 @@ benchmark-kernels: $(requirements)
 # CUDA=1 for GPUs too.
 wheel: export POSEMBED_BUILD := $(abspath $(BUILD))$(if $(CUDA),-cuda)
 wheel: $(requirements_dev)
-	$(python) scripts/wheel.py $(if $(CUDA),--cuda)
+	$(python) scripts/build_wheel.py $(if $(CUDA),--cuda)
 
 # Wheels for every torch and Python named, each in an environment of its own.
 TORCHES ?= 2.11.0 2.12.1 2.13.0 2.14.0 2.15.0

@@ -7,6 +7,8 @@ install to /usr/local, so both are alike.
 torch is missing from pyproject.toml's build requirements on purpose: pip would build against a
 fresh copy of its own choice, and a build has to see the torch that it will run with.
 So: `pip install --no-build-isolation .`
+
+Environment variables: POSEMBED_BUILD, the build folder, and CMAKE_ARGS, options for CMake.
 """
 
 import importlib.metadata
@@ -22,24 +24,33 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-def torch_version() -> str:
-    """The torch to build against, '2.11.0'."""
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None where it is missing."""
     try:
-        return importlib.metadata.version("torch").split("+")[0]
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def program(name: str) -> str | None:
+    """A program, first of all the one beside the interpreter: environments need no activation."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def check_requirements() -> None:
+    """Ends the build in one sentence that names everything missing, and the command to run."""
+    missing = [name for name in ("cmake", "ninja") if program(name) is None]
+    if int((version_of("setuptools") or "0").split(".")[0]) < 77:
+        missing.append("setuptools>=77,<82")
+    if version_of("torch") is None:
+        missing.append("torch")
+    if missing:
         sys.exit(
-            f"posembed is built against the torch that it will run with, and {sys.executable} "
-            "sees none. Run: python -m pip install torch, "
+            f"posembed is built with {', '.join(missing)} of the environment that it is installed "
+            f"into, and {sys.executable} sees none. Run: python -m pip install "
+            f"{' '.join(repr(name) if '<' in name else name for name in missing)}, "
             "then: python -m pip install --no-build-isolation ."
         )
-
-
-def tool(name: str) -> str:
-    """A program, first of all the one beside the interpreter: environments need no activation."""
-    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if path is None:
-        sys.exit(f"posembed is built by {name}. Run: {sys.executable} -m pip install {name}")
-    return path
 
 
 class CMakeBuild(build_ext):
@@ -47,10 +58,10 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         """Runs CMake; the build folder stays, so that a second build compiles only changes."""
-        build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / f"python-{torch_version()}"))
+        build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / f"python-{TORCH}"))
         python = ROOT / "python" if self.inplace else Path(self.build_lib).resolve()
         options = [
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
             f"-DPOSEMBED_PYTHON={sys.executable}",
             "-DPOSEMBED_PYTHON_MODULE=ON",
             "-DPOSEMBED_INSTRUCTION_SETS=all",
@@ -66,10 +77,12 @@ class CMakeBuild(build_ext):
     @staticmethod
     def cmake(*arguments: str | Path) -> None:
         """Runs CMake and stops where it fails."""
-        subprocess.run([tool("cmake"), *map(str, arguments)], check=True)
+        subprocess.run([program("cmake"), *map(str, arguments)], check=True)
 
 
-major, minor, _ = torch_version().split(".", maxsplit=2)
+check_requirements()
+TORCH = importlib.metadata.version("torch").split("+")[0]  # '2.11.0'
+major, minor, _ = TORCH.split(".", maxsplit=2)
 setup(
     version=(ROOT / "VERSION").read_text().strip(),
     ext_modules=[Extension("posembed._C", sources=[])],

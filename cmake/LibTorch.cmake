@@ -100,7 +100,11 @@ function(_posembed_torch_targets root version)
     ${root}/include ${root}/include/torch/csrc/api/include)
   target_compile_features(PosEmbed::torch_cpu INTERFACE cxx_std_${standard})
   target_link_libraries(PosEmbed::torch_cpu INTERFACE PosEmbed::c10)
+  # Programs that also use find_package(Torch) are linked with the toolkit's folder, whose NCCL may be older than torch's.
+  file(GLOB nvidia_folders ${root}/../nvidia/*/lib)
+  list(TRANSFORM nvidia_folders PREPEND -Wl,-rpath-link,)
   add_library(PosEmbed::libtorch INTERFACE IMPORTED GLOBAL)
+  target_link_options(PosEmbed::libtorch INTERFACE ${nvidia_folders})
   target_link_libraries(PosEmbed::libtorch INTERFACE PosEmbed::torch_cpu
     -Wl,--push-state,--no-as-needed,${root}/lib/libtorch.so,--pop-state)
 endfunction()

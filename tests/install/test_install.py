@@ -7,7 +7,7 @@ from pathlib import Path
 import posembed
 import pytest
 import torch
-from support.build_folder import BUILD, ROOT, used_alone
+from support.build_folder import BUILD, FROM_SCRATCH, ROOT, option, used_alone
 
 PROJECT = Path(__file__).with_name("project")
 # Kept between runs, so that unchanged files are not compiled again.
@@ -42,14 +42,19 @@ def test_through_an_installed_prefix(tmp_path: Path) -> None:
     build_and_run("prefix", f"-DCMAKE_PREFIX_PATH={tmp_path}")
 
 
-@pytest.mark.timeout(1800)  # compiles all of posembed
+@pytest.mark.timeout(2400)  # from scratch it compiles all of posembed
 def test_through_add_subdirectory() -> None:
-    # On the CPU and unoptimised, because only targets and paths are tested.
+    options = [option("POSEMBED_CUDA"), option("TORCH_CUDA_ARCH_LIST")]
+    if not FROM_SCRATCH:
+        launcher = f"{sys.executable};{Path(__file__).with_name('reuse_object.py')};{BUILD}"
+        options += [
+            f"-DCMAKE_{language}_COMPILER_LAUNCHER={launcher}" for language in ("CXX", "CUDA")
+        ]
     build_and_run(
         "subdirectory",
         f"-DPOSEMBED_SOURCE={ROOT}",
         f"-DPOSEMBED_PYTHON={sys.executable}",
-        "-DPOSEMBED_CUDA=OFF",
+        *options,
     )
 
 

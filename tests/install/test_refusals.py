@@ -203,7 +203,8 @@ def test_setup_without_torch() -> None:
     )
     status, output = run(sys.executable, "-c", hide_torch)
     assert status != 0
-    assert "posembed is built against the torch that it will run with" in output
+    assert "posembed is built with setuptools>=77,<82, torch" in output
+    assert "Run: python -m pip install 'setuptools>=77,<82' torch, then: " in output
     assert output.endswith("python -m pip install --no-build-isolation .")
 
 

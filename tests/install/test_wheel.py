@@ -1,33 +1,69 @@
-"""Tests the wheel's contents and requirements, and that it has no paths of the build machine."""
+"""The wheel: its contents and requirements, and its use on a machine without a compiler."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import posembed
 import pytest
 import torch
-from support.build_folder import BUILD, ROOT, used_alone
+from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import build_wheel
+
+SITE = Path(sysconfig.get_path("purelib"))
+QUICKSTART = ROOT / "examples/cpp/quickstart"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """Builds the wheel in the folder of the tests' build, so that nothing is compiled again."""
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in the folder of the tests' own build, where nothing is compiled again."""
     folder = tmp_path_factory.mktemp("wheel")
-    options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(folder)]
-    flags = {"POSEMBED_BUILD": str(BUILD), "CMAKE_ARGS": "-DPOSEMBED_WARNINGS_AS_ERRORS=ON"}
-    with used_alone():
-        result = subprocess.run(
-            [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)],
-            capture_output=True,
-            text=True,
-            env=os.environ | flags,
+    if FROM_SCRATCH:
+        build = tmp_path_factory.mktemp("build")
+        built = build_wheel.build(
+            folder, POSEMBED_BUILD=str(build), CMAKE_ARGS="-DPOSEMBED_CUDA=OFF"
         )
-    assert result.returncode == 0, result.stdout + result.stderr
-    (file,) = folder.glob(f"posembed-{posembed.__version__}-*.whl")
+    else:
+        with used_alone():
+            built = build_wheel.build(folder, POSEMBED_BUILD=str(BUILD))
+    return build_wheel.repair(built, folder / "repaired")
+
+
+@pytest.fixture(scope="module")
+def wheel(file: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(file)
+
+
+@pytest.fixture(scope="module")
+def python(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment: this one's torch, and the wheel."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    site.joinpath("torch").symlink_to(Path(torch.__file__).parent)
+    site.joinpath("others.pth").write_text(str(SITE))
+    install = [sys.executable, "-m", "pip", "--python", python, "install"]
+    run(*install, "--no-deps", "--no-index", "--target", site, file)
+    return python
+
+
+def run(*command: object, **environment: str) -> str:
+    """Runs a command without this repository's package; its output is the message of a failure."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    result = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env=inherited | environment
+    )
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 def test_it_is_a_python_package_and_a_cpp_package(wheel: zipfile.ZipFile) -> None:
@@ -44,6 +80,16 @@ def test_it_is_a_python_package_and_a_cpp_package(wheel: zipfile.ZipFile) -> Non
     assert any(name.startswith("posembed/_C.cpython-") for name in wheel.namelist())
 
 
+def test_it_brings_no_other_library(wheel: zipfile.ZipFile) -> None:
+    libraries = {Path(name).name for name in wheel.namelist() if ".so" in name}
+    extension = sysconfig.get_config_var("EXT_SUFFIX")
+    assert libraries == {"libposembed.so", f"_C{extension}"}
+
+
+def test_it_runs_where_torch_runs(file: Path) -> None:
+    assert re.search(rf"-manylinux_2_28_{os.uname().machine}\.whl$", file.name)
+
+
 def test_it_needs_the_torch_it_was_built_for(wheel: zipfile.ZipFile) -> None:
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     minor = ".".join(torch.__version__.split(".")[:2])
@@ -56,3 +102,20 @@ def test_it_finds_torch_beside_itself_and_nowhere_else(wheel: zipfile.ZipFile) -
     home = str(Path(torch.__file__).parent).encode()
     texts = [name for name in wheel.namelist() if not name.endswith(".so")]
     assert [name for name in texts if home in wheel.read(name)] == []
+
+
+def test_python_uses_it_without_a_compiler(python: Path, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text(f"{code}\nprint(pe.__file__, pe.build_info()['instruction_sets'])\n")
+    printed = run(python, program, PATH=str(python.parent))
+    assert printed.startswith(str(python.parents[1]))
+    assert all(known in printed for known in posembed.build_info()["instruction_sets"])
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler on this machine")
+def test_cpp_uses_it(python: Path, tmp_path: Path) -> None:
+    package = run(python, "-m", "posembed", "--cmake-dir").strip()
+    run("cmake", "-S", QUICKSTART, "-B", tmp_path, "-G", "Ninja", f"-DPosEmbed_DIR={package}")
+    run("cmake", "--build", tmp_path)
+    assert run(tmp_path / "quickstart") == "[2, 128, 768] [2, 128, 32, 128] [2, 128, 8, 128]\n"

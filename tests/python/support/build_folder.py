@@ -8,6 +8,16 @@ from filelock import FileLock  # torch needs it
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / os.environ.get("POSEMBED_BUILD", "build/dev")
 
+# Tests of packaging take the objects of BUILD, unless they are to compile all themselves.
+FROM_SCRATCH = bool(os.environ.get("POSEMBED_PACKAGING_FROM_SCRATCH"))
+
+
+def option(name: str) -> str:
+    """An option with which BUILD was configured, as -DNAME=VALUE."""
+    lines = (BUILD / "CMakeCache.txt").read_text().splitlines()
+    values = [line.partition("=")[2] for line in lines if line.startswith(f"{name}:")]
+    return f"-D{name}={values[0] if values else ''}"
+
 
 def used_alone() -> FileLock:
     """A lock under which no other process uses the folder."""

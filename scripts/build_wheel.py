@@ -1,7 +1,7 @@
-"""Builds a wheel for machines without a compiler, for the torch and the Python that run this script.
+"""Builds a wheel for machines without a compiler, for the torch and the Python that run this.
 
-The wheel runs wherever torch's own wheels run (manylinux_2_28), which auditwheel checks. For the CPU alone, or with
-``--cuda`` for GPUs too. ``make wheel`` and ``make wheels`` call this script.
+The wheel runs wherever torch's own wheels run (manylinux_2_28), which auditwheel checks. It is for
+the CPU alone, or with ``--cuda`` for GPUs too. ``make wheel`` and ``make wheels`` call this script.
 """
 
 from __future__ import annotations
@@ -19,39 +19,45 @@ ARCHITECTURES = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
 EXCLUDED = ("libtorch*.so", "libc10*.so", "libgomp.so.1")
 
 
-def build(folder: Path, options: str) -> Path:
-    """The wheel for this machine, built in the folder POSEMBED_BUILD with these CMake options."""
-    environment = os.environ | {"CMAKE_ARGS": f"-DPOSEMBED_MANYLINUX=ON {options}".strip()}
+def build(folder: Path, **environment: str) -> Path:
+    """Builds the wheel into an empty folder; setup.py names the variables that it reads."""
+    options = f"-DPOSEMBED_MANYLINUX=ON {environment.pop('CMAKE_ARGS', '')}"
     command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation"]
     subprocess.run(
         [*command, "--no-deps", "--no-index", "--wheel-dir", folder, ROOT],
         check=True,
-        env=environment,
+        env=os.environ | environment | {"CMAKE_ARGS": options.strip()},
     )
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
 def repair(wheel: Path, output: Path) -> Path:
-    """The wheel under its platform's name, in the output folder; fails if it needs a newer system."""
+    """Checks the wheel and copies it to the output folder under its platform's name."""
     platform = "manylinux_2_28_" + os.uname().machine
     excluded = [word for library in EXCLUDED for word in ("--exclude", library)]
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", platform, *excluded]
     subprocess.run([*command, "--wheel-dir", output, wheel], check=True)
-    (repaired,) = output.glob(wheel.name.replace("linux_", "*linux_"))
+    name = wheel.name.rpartition("-")[0]
+    (repaired,) = output.glob(f"{name}-*{platform}.whl")
     return repaired
 
 
 def main() -> int:
+    """Builds and checks the wheel that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cuda", action="store_true", help=f"with CUDA kernels for {ARCHITECTURES}")
+    parser.add_argument("--cuda", action="store_true", help=f"CUDA kernels for {ARCHITECTURES}")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="folder of the wheel")
     arguments = parser.parse_args()
     if arguments.cuda:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ARCHITECTURES)
-    options = f"-DPOSEMBED_WARNINGS_AS_ERRORS=ON -DPOSEMBED_CUDA={'ON' if arguments.cuda else 'OFF'}"
+    options = [
+        "-DPOSEMBED_WARNINGS_AS_ERRORS=ON",
+        f"-DPOSEMBED_CUDA={'ON' if arguments.cuda else 'OFF'}",
+        os.environ.get("CMAKE_ARGS", ""),
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        wheel = build(Path(folder), f"{options} {os.environ.get('CMAKE_ARGS', '')}")
+        wheel = build(Path(folder), CMAKE_ARGS=" ".join(options))
         print(repair(wheel, arguments.output))
     return 0
 
