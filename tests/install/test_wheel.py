@@ -33,7 +33,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     else:
         with used_alone():
-            built = build_wheel.build(folder, POSEMBED_BUILD=str(BUILD))
+            built = build_wheel.build(
+                folder, POSEMBED_BUILD=str(BUILD), CMAKE_ARGS="-DPOSEMBED_WARNINGS_AS_ERRORS=ON"
+            )
     return build_wheel.repair(built, folder / "repaired")
 
 
