@@ -65,7 +65,8 @@ function(posembed_add_cpu_variants target)
                                                   POSEMBED_ISA=${instruction_set})
     target_compile_features(${variant} PRIVATE cxx_std_17)
     target_compile_options(${variant} PRIVATE -O2 -ftree-vectorize -fvect-cost-model=dynamic -fno-math-errno -fno-trapping-math ${${instruction_set}_flags})
-    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${variant}>)
+    # Objects, not members of an archive: callers name the copies by weak symbols, for which no member would be linked.
+    target_sources(${target} INTERFACE $<TARGET_OBJECTS:${variant}>)
   endforeach()
 endfunction()
 
