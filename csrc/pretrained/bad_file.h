@@ -16,6 +16,11 @@ struct BadFile : std::runtime_error {
   int64_t offset;
 };
 
+/// A row that cannot be read, in a file whose other rows can.
+struct BadRow : BadFile {
+  using BadFile::BadFile;
+};
+
 /// Text of a file for a message: control characters and bytes that are not UTF-8 become question
 /// marks.
 inline std::string readable(std::string text) {
@@ -29,12 +34,12 @@ inline std::string readable(std::string text) {
   return text;
 }
 
-/// Throws BadFile with the parts written one after the other.
-template <typename... Parts>
+/// Throws BadFile, or what is derived from it, with the parts written one after the other.
+template <typename Error = BadFile, typename... Parts>
 [[noreturn]] void fail(int64_t offset, const Parts&... parts) {
   std::ostringstream reason;
   (reason << ... << parts);
-  throw BadFile(offset, readable(reason.str()));
+  throw Error(offset, readable(reason.str()));
 }
 
 }  // namespace posembed::pretrained
