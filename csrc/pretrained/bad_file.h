@@ -16,7 +16,13 @@ struct BadFile : std::runtime_error {
   int64_t offset;
 };
 
-/// Text from a file for a message: control characters and invalid UTF-8 become question marks.
+/// A row that cannot be read, in a file whose other rows can.
+struct BadRow : BadFile {
+  using BadFile::BadFile;
+};
+
+/// Text of a file for a message: control characters and bytes that are not UTF-8 become question
+/// marks.
 inline std::string readable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = '?';
@@ -28,12 +34,12 @@ inline std::string readable(std::string text) {
   return text;
 }
 
-/// Throws BadFile with the concatenated parts.
-template <typename... Parts>
+/// Throws BadFile, or a type derived from it, with the concatenated parts.
+template <typename Error = BadFile, typename... Parts>
 [[noreturn]] void fail(int64_t offset, const Parts&... parts) {
   std::ostringstream reason;
   (reason << ... << parts);
-  throw BadFile(offset, readable(reason.str()));
+  throw Error(offset, readable(reason.str()));
 }
 
 }  // namespace posembed::pretrained

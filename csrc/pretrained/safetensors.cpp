@@ -46,12 +46,12 @@ uint64_t header_length(std::string_view file) {
 
 /// The header's text. In broken files its length is the most frequent fault.
 std::string_view header_text(std::string_view file) {
+  if (!is_safetensors(file)) refuse_foreign(file);
   if (file.size() < length_bytes) {
     fail(0, "expected a header's length in 8 bytes, the file has ", file.size());
   }
   const uint64_t length = header_length(file);
   if (length > max_header) {
-    refuse_foreign(file);
     fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
   }
   if (length > file.size() - length_bytes) {
@@ -186,6 +186,7 @@ std::vector<TensorEntry> read_header(std::string_view file) {
 }
 
 std::vector<ShardEntry> read_index(std::string_view file) {
+  refuse_foreign(file);
   std::vector<ShardEntry> entries;
   bool found = false;
   visit_members(file, 0, [&](const std::string& name, const json& value, int64_t place) {

@@ -1,5 +1,5 @@
 // Reads safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by
-// rows.
+// rows. Of a model in several files, those are opened whose tensors are asked for.
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 
 #include "posembed/memory.h"
@@ -41,11 +42,22 @@ torch::Dtype dtype_of(const TensorEntry& entry) {
       {"F8_E8M0", torch::kFloat8_e8m0fnu},
       {"F8_E4M3FNUZ", torch::kFloat8_e4m3fnuz},
       {"F8_E5M2FNUZ", torch::kFloat8_e5m2fnuz},
+      {"F4", torch::kFloat4_e2m1fn_x2},
   };
   const auto found = dtypes.find(entry.dtype);
   TORCH_CHECK_TYPE(found != dtypes.end(), "tensor '", entry.name, "': torch has no dtype for ",
                    entry.dtype);
   return found->second;
+}
+
+/// In torch's elements, of which one holds two numbers of four bits.
+std::vector<int64_t> shape_of(const TensorEntry& entry) {
+  std::vector<int64_t> shape = entry.shape;
+  if (entry.dtype != "F4") return shape;
+  TORCH_CHECK_TYPE(!shape.empty() && shape.back() % 2 == 0, "tensor '", entry.name,
+                   "': torch has F4 in pairs only, the shape is ", torch::IntArrayRef(shape));
+  shape.back() /= 2;
+  return shape;
 }
 
 /// Whether an embedding can be made of a tensor.
@@ -57,10 +69,13 @@ bool is_table(const TensorEntry& entry) {
 /// A file and its tensors.
 struct Shard {
   explicit Shard(const std::string& path)
-      : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {}
+      : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {
+    for (const TensorEntry& entry : entries) by_name.emplace(entry.name, &entry);
+  }
 
   MappedFile file;
   std::vector<TensorEntry> entries;
+  std::unordered_map<std::string, const TensorEntry*> by_name;
 };
 
 /// A tensor and the file that has it.
@@ -87,11 +102,16 @@ class TensorSource : public Source {
  public:
   TensorSource(const std::string& path, bool is_index, const OpenOptions& options)
       : path_(path), words_(options.words()) {
+    TORCH_CHECK_VALUE(options.on_bad_row() == OnBadRow::raise,
+                      "on_bad_row: expected 'raise' for safetensors, which ", readable(path),
+                      " is");
     if (is_index) {
-      with_path(path, [&] { open_index(); });
+      with_path(path, [&] {
+        for (ShardEntry& entry : read_index(MappedFile(path).bytes())) add(std::move(entry));
+      });
     } else {
-      shards_.push_back(std::make_unique<Shard>(path));
-      for (const TensorEntry& entry : shards_[0]->entries) add({shards_[0].get(), &entry});
+      const Shard& whole = *(shards_[path] = std::make_unique<Shard>(path));
+      for (const TensorEntry& entry : whole.entries) add({entry.name, path, entry.place});
     }
   }
 
@@ -100,7 +120,7 @@ class TensorSource : public Source {
   std::vector<std::string> names() const override { return names_; }
 
   std::vector<int64_t> shape(const std::string& name) const override {
-    return find(name).entry->shape;
+    return shape_of(*find(name).entry);
   }
 
   torch::Dtype dtype(const std::string& name) const override { return dtype_of(*find(name).entry); }
@@ -127,7 +147,7 @@ class TensorSource : public Source {
 
   torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const override {
     const Found found = find_table(options.tensor());
-    const int64_t rows = found.entry->shape[0];
+    const int64_t rows = shape_of(*found.entry)[0];
     const auto count = static_cast<int64_t>(checked_words().size());
     TORCH_CHECK_VALUE(count <= rows, "words: expected at most the ", rows, " rows of tensor '",
                       found.entry->name, "', got ", count);
@@ -140,32 +160,28 @@ class TensorSource : public Source {
   }
 
  private:
-  void open_index() {
-    const MappedFile file(path_);
-    const std::vector<ShardEntry> index = read_index(file.bytes());
-    std::map<std::string, std::map<std::string, const ShardEntry*>> names_of;  // by shard
-    for (const ShardEntry& entry : index) names_of[entry.file].emplace(entry.name, &entry);
-    for (auto& [shard, names] : names_of) {
-      shards_.push_back(open_shard(path_, *names.begin()->second));
-      for (const TensorEntry& entry : shards_.back()->entries) {
-        if (names.erase(entry.name) > 0) add({shards_.back().get(), &entry});
-      }
-      if (names.empty()) continue;
-      const ShardEntry& absent = *names.begin()->second;
-      fail(absent.place, "tensor '", absent.name, "' is not in its shard '", shard, "'");
-    }
-  }
-
-  void add(const Found& found) {
-    names_.push_back(found.entry->name);
-    found_.emplace(found.entry->name, found);
+  void add(ShardEntry entry) {
+    names_.push_back(entry.name);
+    entries_.emplace(entry.name, std::move(entry));
   }
 
   Found find(const std::string& name) const {
-    const auto found = found_.find(name);
-    TORCH_CHECK_VALUE(found != found_.end(), "tensor: ", readable(path_), " has none named '", name,
-                      "'; its tables are: ", tables(true));
-    return found->second;
+    const auto found = entries_.find(name);
+    TORCH_CHECK_VALUE(found != entries_.end(), "tensor: ", readable(path_), " has none named '",
+                      name, "'; its tables are: ", tables(true));
+    return find_in_shard(found->second);
+  }
+
+  /// Opens the file that has a tensor, unless that is open.
+  Found find_in_shard(const ShardEntry& entry) const {
+    const std::lock_guard<std::mutex> lock(opening_);
+    return with_path(path_, [&]() -> Found {
+      std::unique_ptr<Shard>& shard = shards_[entry.file];
+      if (!shard) shard = open_shard(path_, entry);
+      const auto found = shard->by_name.find(entry.name);
+      if (found != shard->by_name.end()) return {shard.get(), found->second};
+      fail(entry.place, "tensor '", entry.name, "' is not in its shard '", entry.file, "'");
+    });
   }
 
   Found find_table(const std::string& name) const {
@@ -177,7 +193,8 @@ class TensorSource : public Source {
     }
     std::vector<Found> candidates;
     for (const std::string& each : names_) {
-      if (is_table(*found_.at(each).entry)) candidates.push_back(found_.at(each));
+      const Found found = find(each);
+      if (is_table(*found.entry)) candidates.push_back(found);
     }
     TORCH_CHECK_VALUE(!candidates.empty(), "tensor: expected a name, as ", readable(path_),
                       " has no table of floating-point numbers; others are: ", tables(false));
@@ -192,7 +209,7 @@ class TensorSource : public Source {
     std::string text;
     int count = 0;
     for (const std::string& each : names_) {
-      const TensorEntry& entry = *found_.at(each).entry;
+      const TensorEntry& entry = *find(each).entry;
       if (entry.shape.size() != 2 || is_table(entry) != floating) continue;
       if (++count > shown) return text + ", ...";
       text += (count == 1 ? "'" : ", '") + each + "'" + (floating ? "" : " of " + entry.dtype);
@@ -211,23 +228,32 @@ class TensorSource : public Source {
     std::shared_ptr<char> memory = found.shard->file.copy_on_write(entry.begin, entry.size);
     void* const data = memory.get();
     const auto keep = [memory = std::move(memory)](void*) {};  // unmapped with the last tensor
-    return at::from_blob(data, entry.shape, keep, torch::dtype(dtype_of(entry)));
+    return at::from_blob(data, shape_of(entry), keep, torch::dtype(dtype_of(entry)));
+  }
+
+  /// Throws for formats that torch can store and not convert.
+  static void check_conversion(const TensorEntry& entry, torch::Dtype dtype) {
+    TORCH_CHECK_TYPE(dtype == dtype_of(entry) || entry.dtype != "F4", "dtype: tensor '", entry.name,
+                     "': torch does not convert F4 to ", dtype);
   }
 
   /// Copies in parts, so that memory holds neither the whole file nor a copy in its dtype beside
   /// the result.
   static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
     const TensorEntry& entry = *found.entry;
-    torch::Tensor result = torch::empty(entry.shape, dtype);
+    check_conversion(entry, dtype);
+    torch::Tensor result = torch::empty(shape_of(entry), dtype);
     prefer_huge_pages(result);
-    torch::Tensor flat = result.view(-1);
     const auto element = static_cast<int64_t>(c10::elementSize(dtype_of(entry)));
+    const int64_t size = entry.size / element;
+    const bool is_same = dtype == dtype_of(entry);
     torch::Tensor part =
-        torch::empty({std::min(part_bytes, entry.size) / element}, dtype_of(entry));
-    for (int64_t begin = 0; begin < flat.size(0); begin += part.size(0)) {
-      const int64_t count = std::min(part.size(0), flat.size(0) - begin);
-      found.shard->file.read(entry.begin + begin * element, count * element, bytes_of(part));
-      flat.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+        torch::empty({is_same ? 0 : std::min(part_bytes / element, size)}, dtype_of(entry));
+    for (int64_t begin = 0; begin < size; begin += part_bytes / element) {
+      const int64_t count = std::min(part_bytes / element, size - begin);
+      char* const to = is_same ? bytes_of(result) + begin * element : bytes_of(part);
+      found.shard->file.read(entry.begin + begin * element, count * element, to);
+      if (!is_same) result.view(-1).narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (progress) progress((begin + count) * element, entry.size);
     }
     return result;
@@ -237,24 +263,26 @@ class TensorSource : public Source {
   static torch::Tensor copy_rows(const Found& found, const std::vector<int64_t>& row_of,
                                  const ReadOptions& options) {
     const TensorEntry& entry = *found.entry;
-    const torch::Dtype stored = dtype_of(entry);
-    const int64_t columns = entry.shape[1];
+    const torch::Dtype stored = dtype_of(entry), dtype = options.dtype().value_or(stored);
+    check_conversion(entry, dtype);
+    const int64_t columns = shape_of(entry)[1];
     const int64_t row_bytes = columns * static_cast<int64_t>(c10::elementSize(stored));
     const auto rows = static_cast<int64_t>(row_of.size());
-    torch::Tensor result = torch::empty({rows, columns}, options.dtype().value_or(stored));
+    torch::Tensor result = torch::empty({rows, columns}, dtype);
     prefer_huge_pages(result);
     const int64_t part_rows = std::max<int64_t>(1, part_bytes / std::max<int64_t>(1, row_bytes));
-    torch::Tensor part = torch::empty({std::min(rows, part_rows), columns}, stored);
+    torch::Tensor part =
+        torch::empty({dtype == stored ? 0 : std::min(rows, part_rows), columns}, stored);
     for (int64_t begin = 0; begin < rows; begin += part_rows) {
       const int64_t count = std::min(part_rows, rows - begin);
-      std::memset(bytes_of(part), 0, static_cast<size_t>(count * row_bytes));
+      char* const to = dtype == stored ? bytes_of(result) + begin * row_bytes : bytes_of(part);
+      std::memset(to, 0, static_cast<size_t>(count * row_bytes));
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of[static_cast<size_t>(begin + i)];
         if (row < 0) continue;
-        found.shard->file.read(entry.begin + row * row_bytes, row_bytes,
-                               bytes_of(part) + i * row_bytes);
+        found.shard->file.read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
       }
-      result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+      if (dtype != stored) result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);
     }
     return result;
@@ -266,9 +294,10 @@ class TensorSource : public Source {
 
   std::string path_;
   std::vector<std::string> words_;
-  std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::string> names_;
-  std::unordered_map<std::string, Found> found_;
+  std::unordered_map<std::string, ShardEntry> entries_;
+  mutable std::mutex opening_;
+  mutable std::map<std::string, std::unique_ptr<Shard>> shards_;  // those that are open
 };
 
 }  // namespace

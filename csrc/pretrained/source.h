@@ -22,17 +22,21 @@ class Source {
                                const Progress& progress) const = 0;
   virtual torch::Tensor table(const ReadOptions& options) const = 0;
   virtual std::vector<std::string> words() const = 0;
+  virtual Skipped skipped() const { return {}; }
   /// Looks up the file's words.
   virtual void look_up(Vocabulary& vocabulary, const Progress& progress) const = 0;
   /// Looks up the file's words and copies their rows; the others are zeros.
   virtual torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const = 0;
 };
 
-/// Calls `read`; turns BadFile into FileFormatError.
+/// Calls `read`; turns BadFile into FileFormatError, which says what to do about a bad row.
 template <typename Read>
 auto with_path(const std::string& path, const Read& read) {
   try {
     return read();
+  } catch (const BadRow& error) {
+    const std::string reason = error.what();
+    throw FileFormatError(path, error.offset, reason + " (on_bad_row 'skip' leaves such rows out)");
   } catch (const BadFile& error) {
     throw FileFormatError(path, error.offset, error.what());
   }

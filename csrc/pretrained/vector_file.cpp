@@ -99,6 +99,7 @@ Format VectorFile::format() const { return source_->format(); }
 std::vector<std::string> VectorFile::names() const { return source_->names(); }
 torch::Dtype VectorFile::dtype(const std::string& name) const { return source_->dtype(name); }
 std::vector<std::string> VectorFile::words() const { return source_->words(); }
+Skipped VectorFile::skipped() const { return source_->skipped(); }
 
 std::vector<int64_t> VectorFile::shape(const std::string& name) const {
   return source_->shape(name);

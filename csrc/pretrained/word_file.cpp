@@ -152,6 +152,19 @@ bool is_text(std::string_view bytes, size_t cut = 0) {
          std::none_of(bytes.begin(), bytes.end(), is_control);
 }
 
+/// The part of a line after its first TAB; empty without one.
+std::string_view after_tab(std::string_view line) {
+  const size_t tab = line.find('\t');
+  return tab == std::string_view::npos ? std::string_view() : line.substr(tab + 1);
+}
+
+/// Whether a row's first TAB stands between its word and as many numbers as a row has.
+bool is_tabbed(std::string_view row, int64_t dim) {
+  const std::vector<std::string_view> numbers = split(after_tab(row));
+  return static_cast<int64_t>(numbers.size()) == dim &&
+         std::all_of(numbers.begin(), numbers.end(), is_number);
+}
+
 /// Whether rows are binary float32, judged by the first row. A line with enough numbers is text.
 /// Otherwise the bytes that would be binary numbers decide, so that a broken line of text is
 /// reported as broken text.
@@ -194,8 +207,14 @@ void check_promise(std::string_view file, const WordLayout& layout) {
 WordLayout read_first_row(std::string_view file) {
   WordLayout layout;
   layout.begin = text_begin(file);
-  const std::vector<std::string_view> parts =
-      split(trim_right(line_at(file.substr(0, max_first_line), layout.begin)));
+  const std::string_view line = trim_right(line_at(file.substr(0, max_first_line), layout.begin));
+  const auto behind_tab = static_cast<int64_t>(split(after_tab(line)).size());
+  if (behind_tab > 0 && is_tabbed(line, behind_tab)) {
+    layout.dim = behind_tab;
+    layout.tabbed = true;
+    return layout;
+  }
+  const std::vector<std::string_view> parts = split(line);
   while (layout.dim + 1 < static_cast<int64_t>(parts.size()) &&
          is_number(parts[parts.size() - 1 - static_cast<size_t>(layout.dim)])) {
     ++layout.dim;
@@ -215,6 +234,10 @@ WordLayout detect_layout(std::string_view file) {
   if (!layout.has_value()) return read_first_row(file);
   layout->binary = is_binary(file, *layout);
   check_promise(file, *layout);
+  const std::string_view first =
+      line_at(file.substr(0, max_first_line),
+              std::min(layout->begin, static_cast<int64_t>(std::min(file.size(), max_first_line))));
+  layout->tabbed = !layout->binary && is_tabbed(trim_right(first), layout->dim);
   return *layout;
 }
 
@@ -240,16 +263,23 @@ bool RowReader::next(Row& row) {
   const bool due =
       rows_read_ == layout_.rows || at >= file_.size() || static_cast<uint8_t>(file_[at]) <= ' ';
   if (due && at_end()) return false;
+  begin_ = at_;
   layout_.binary ? next_binary(row) : next_text(row);
   const size_t valid = utf8_prefix(row.word);
   if (valid != row.word.size()) {
     if (check_utf8_) {
-      fail(offset(row.word) + static_cast<int64_t>(valid), "a word that is not UTF-8");
+      fail<BadRow>(offset(row.word) + static_cast<int64_t>(valid), "a word that is not UTF-8");
     }
     row.word = replaced_ = utf8_replaced(row.word);
   }
-  ++rows_read_;
   return true;
+}
+
+std::string_view RowReader::first_word() const {
+  constexpr size_t longest = 40;
+  const std::string_view head = file_.substr(static_cast<size_t>(begin_), longest);
+  const std::string_view end = layout_.tabbed ? "\t\r\n" : " \t\r\n";
+  return head.substr(0, head.find_first_of(end));
 }
 
 void RowReader::next_binary(Row& row) {
@@ -260,31 +290,51 @@ void RowReader::next_binary(Row& row) {
   if (space == std::string_view::npos || file_.size() - space - 1 < size) {
     fail(at_, "the file ends inside row ", rows_read_ + 1, " of ", layout_.rows);
   }
-  row.word = file_.substr(begin, space - begin);
-  if (row.word.empty()) fail(at_, "a row without a word");
-  row.numbers = file_.substr(space + 1, size);
+  ++rows_read_;
+  begin_ = static_cast<int64_t>(begin);
   at_ = static_cast<int64_t>(space + 1 + size);
+  row.word = file_.substr(begin, space - begin);
+  if (row.word.empty()) fail<BadRow>(begin_, "a row without a word");
+  row.numbers = file_.substr(space + 1, size);
 }
 
 void RowReader::next_text(Row& row) {
   const std::string_view whole = line_at(file_, at_);
   const std::string_view line = trim_right(whole);
-  if (line.empty()) fail(at_, "a line without a word");
-  size_t word_begin = 0, word_end = line.find_first_of(separators);
-  if (count_separators(line) != layout_.dim) {
-    const std::vector<std::string_view> parts = split(line);
-    const int64_t numbers = static_cast<int64_t>(parts.size()) - 1;
-    const size_t words = static_cast<size_t>(numbers - layout_.dim + 1);
-    if (numbers < layout_.dim || (words > 1 && is_component(parts[words - 1]))) {
-      fail(at_, "expected a row of ", layout_.dim, " numbers, got ", numbers);
-    }
-    word_begin = static_cast<size_t>(parts[0].begin() - line.begin());
-    word_end = static_cast<size_t>(parts[words - 1].end() - line.begin());
-  }
-  row.word = line.substr(word_begin, word_end - word_begin);
-  if (row.word.empty()) fail(at_, "a row without a word");
-  row.numbers = line.substr(word_end);
   at_ += static_cast<int64_t>(std::min(whole.size() + 1, file_.size() - static_cast<size_t>(at_)));
+  ++rows_read_;
+  if (line.empty()) fail<BadRow>(begin_, "a line without a word");
+  const auto [word_begin, word_end] = layout_.tabbed ? word_before_tab(line) : word_in(line);
+  row.word = line.substr(word_begin, word_end - word_begin);
+  if (row.word.empty()) fail<BadRow>(begin_, "a row without a word");
+  row.numbers = line.substr(word_end);
+}
+
+void RowReader::refuse_width(int64_t numbers) const {
+  fail<BadRow>(begin_, "expected a row of ", layout_.dim, " numbers, got ", numbers);
+}
+
+std::pair<size_t, size_t> RowReader::word_before_tab(std::string_view line) const {
+  const size_t tab = line.find('\t');
+  if (tab == std::string_view::npos) fail<BadRow>(begin_, "expected a TAB after the word");
+  const std::string_view rest = line.substr(tab);
+  if (count_separators(rest) != layout_.dim) {
+    const auto numbers = static_cast<int64_t>(split(rest).size());
+    if (numbers != layout_.dim) refuse_width(numbers);
+  }
+  return {0, tab};
+}
+
+std::pair<size_t, size_t> RowReader::word_in(std::string_view line) const {
+  if (count_separators(line) == layout_.dim) return {0, line.find_first_of(separators)};
+  const std::vector<std::string_view> parts = split(line);
+  const int64_t numbers = static_cast<int64_t>(parts.size()) - 1;
+  const size_t words = static_cast<size_t>(numbers - layout_.dim + 1);
+  if (numbers < layout_.dim || (words > 1 && is_component(parts[words - 1]))) {
+    refuse_width(numbers);
+  }
+  return {static_cast<size_t>(parts[0].begin() - line.begin()),
+          static_cast<size_t>(parts[words - 1].end() - line.begin())};
 }
 
 // ----------------------------------------------------------------------------------------- numbers
@@ -303,11 +353,24 @@ void RowReader::parse(std::string_view numbers, T* out) const {
     const bool ended = result.ptr == end || is_separator(*result.ptr);
     if (result.ec == std::errc::invalid_argument || !ended || !std::isfinite(number)) {
       const std::string_view rest{at, static_cast<size_t>(end - at)};
-      fail(offset(rest), "expected a finite number, got '",
-           rest.substr(0, std::min<size_t>(rest.find_first_of(separators), 40)), "'");
+      fail<BadRow>(offset(rest), "expected a finite number, got '",
+                   rest.substr(0, std::min<size_t>(rest.find_first_of(separators), 40)), "'");
     }
     core::store(number, out + i);
     at = result.ptr;
+  }
+}
+
+template <typename Number, typename T>
+void RowReader::convert(std::string_view numbers, T* out) const {
+  for (int64_t i = 0; i < layout_.dim; ++i) {
+    const std::string_view bytes = numbers.substr(static_cast<size_t>(i) * sizeof(float));
+    float number;  // rows begin at any byte
+    std::memcpy(&number, bytes.data(), sizeof number);
+    if (!std::isfinite(number)) {
+      fail<BadRow>(offset(bytes), "expected a finite number, got '", number, "'");
+    }
+    core::store(static_cast<Number>(number), out + i);
   }
 }
 
@@ -316,12 +379,7 @@ void RowReader::decode(const Row& row, core::Scalar scalar, void* out) const {
     using T = typename decltype(tag)::type;
     using Number = core::Compute<T>;
     T* const values = static_cast<T*>(out);
-    if (!layout_.binary) return parse<Number>(row.numbers, values);
-    for (int64_t i = 0; i < layout_.dim; ++i) {
-      float number;  // rows may begin at any byte
-      std::memcpy(&number, row.numbers.data() + i * int64_t{sizeof number}, sizeof number);
-      core::store(static_cast<Number>(number), values + i);
-    }
+    layout_.binary ? convert<Number>(row.numbers, values) : parse<Number>(row.numbers, values);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/scalar.h"
 
@@ -17,6 +18,7 @@ struct WordLayout {
   int64_t rows = -1;    ///< -1: unknown, without a header
   int64_t dim = 0;      ///< numbers in a row
   int64_t begin = 0;    ///< offset of the first row
+  bool tabbed = false;  ///< a TAB ends the word, whatever the word is made of
 };
 
 /// Throws BadFile for an unknown format, and if the file is too short for its header.
@@ -28,39 +30,56 @@ struct Row {
   std::string_view numbers;
 };
 
-/// Iterates over the rows of a file. In text, a row's last `dim` parts are its numbers and the rest
-/// is its word. A word may contain spaces ("new york"), but its last part must not be a number:
-/// such a row is too wide.
+/// Iterates over the rows of a file. Where the first row has a TAB after its word, the first TAB of
+/// each row ends the word ("apollo 11"). Otherwise a text row's numbers are its last `dim` parts;
+/// what stands before them is the word, which may contain spaces ("new york") but not end in a
+/// number after one: that is a row too wide.
 class RowReader {
  public:
-  /// `check_utf8`: throw BadFile for a word that is not UTF-8; otherwise replace its bad bytes with
-  /// U+FFFD.
+  /// `check_utf8`: throw BadRow for a word that is not UTF-8, otherwise put U+FFFD there.
   RowReader(std::string_view file, const WordLayout& layout, bool check_utf8)
       : file_(file), layout_(layout), check_utf8_(check_utf8), at_(layout.begin) {}
 
-  /// The next row, or false at the end; its word is valid until the next call. Throws BadFile for a
-  /// row that is not `dim` numbers wide, and for more or fewer rows than the header says.
+  /// The next row, or false at the end; its word is valid until the next call. Throws BadRow for a
+  /// row that is not `dim` numbers wide; the call after that goes on behind it. Throws BadFile for
+  /// more or fewer rows than the header says.
   bool next(Row& row);
+
+  /// The number of the last row, from 1.
+  int64_t row() const { return rows_read_; }
+
+  /// The offset of the last row.
+  int64_t begin() const { return begin_; }
+
+  /// The beginning of the last row, for a message.
+  std::string_view first_word() const;
 
   /// The offset of the next row.
   int64_t position() const { return at_; }
 
   /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.
-  /// Throws BadFile for text that is no finite number.
+  /// Throws BadRow for what is no finite number.
   void decode(const Row& row, core::Scalar scalar, void* out) const;
 
  private:
   bool at_end();
   void next_binary(Row& row);
   void next_text(Row& row);
+  /// Where a line's word begins and ends. Throws BadRow where it has not `dim` numbers.
+  std::pair<size_t, size_t> word_before_tab(std::string_view line) const;
+  std::pair<size_t, size_t> word_in(std::string_view line) const;
+  [[noreturn]] void refuse_width(int64_t numbers) const;
   int64_t offset(std::string_view part) const { return part.data() - file_.data(); }
   template <typename Number, typename T>
   void parse(std::string_view numbers, T* out) const;
+  template <typename Number, typename T>
+  void convert(std::string_view numbers, T* out) const;
 
   std::string_view file_;
   WordLayout layout_;
   bool check_utf8_;
   int64_t at_;
+  int64_t begin_ = 0;  // of the last row
   int64_t rows_read_ = 0;
   std::string replaced_;  // a word with U+FFFD
 };

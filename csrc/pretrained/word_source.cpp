@@ -67,11 +67,11 @@ class Batch {
   void decode() {
     if (rows_.empty()) return;
     std::mutex mutex;
-    std::optional<BadFile> first;  // the first in the file, whichever thread met it
+    std::optional<BadRow> first;  // in the file's order, whichever thread met it
     const auto decode_and_note = [&](int64_t begin, int64_t end) {
       try {
         decode_some(begin, end);
-      } catch (const BadFile& error) {
+      } catch (const BadRow& error) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!first.has_value() || error.offset < first->offset) first.emplace(error);
       }
@@ -79,7 +79,7 @@ class Batch {
     // Decoding a number takes as long as processing 64 bytes otherwise.
     const int64_t row_cost = 64 * out_.size(1);
     dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
-    if (first.has_value()) throw BadFile(*first);
+    if (first.has_value()) throw BadRow(*first);
   }
 
   const MappedFile& file_;
@@ -90,12 +90,20 @@ class Batch {
   std::vector<Placed> rows_;
 };
 
+/// The rows of a file that can be read, and those that cannot.
+struct Survey {
+  int64_t rows = 0;
+  std::vector<int64_t> bad;  // numbers, ascending
+  std::vector<SkippedRow> named;
+};
+
 class WordSource : public Source {
  public:
   WordSource(const std::string& path, const OpenOptions& options)
       : file_(path),
         layout_(with_path(path, [&] { return detect_layout(file_.bytes()); })),
-        check_utf8_(options.check_utf8()) {
+        check_utf8_(options.check_utf8()),
+        skips_(options.on_bad_row() == OnBadRow::skip) {
     TORCH_CHECK_VALUE(options.words().empty(), "words: expected none, ", readable(path),
                       " has its own");
   }
@@ -140,6 +148,10 @@ class WordSource : public Source {
     return result;
   }
 
+  Skipped skipped() const override {
+    return {static_cast<int64_t>(survey().bad.size()), survey().named};
+  }
+
   void look_up(Vocabulary& vocabulary, const Progress& progress) const override {
     read(progress, nullptr, [&](const Row& row) {
       vocabulary.meet(row.word);
@@ -163,14 +175,68 @@ class WordSource : public Source {
     return result;
   }
 
-  /// Reads all rows. `place_of` returns the destination of a row in `out`, or -1.
+  RowReader reader() const {
+    WordLayout layout = layout_;
+    // A row that is broken in two makes two lines.
+    if (skips_ && !layout.binary) layout.rows = -1;
+    return RowReader(file_.bytes(), layout, check_utf8_);
+  }
+
+  /// The rows that cannot be read, asked for or not; none where such a row is an error.
+  const Survey& survey() const {
+    if (!skips_) return survey_;
+    std::call_once(surveyed_, [&] { with_path(path(), [&] { survey_ = read_all(); }); });
+    return survey_;
+  }
+
+  Survey read_all() const {
+    constexpr int64_t part = 8 << 20;
+    constexpr size_t most_named = 100;
+    Survey result;
+    std::vector<float> numbers(static_cast<size_t>(layout_.dim));
+    RowReader rows = reader();
+    int64_t forgotten = rows.position();
+    for (Row row;;) {
+      try {
+        if (!rows.next(row)) return result;
+        rows.decode(row, core::Scalar::float32, numbers.data());
+        ++result.rows;
+      } catch (const BadRow& error) {
+        result.bad.push_back(rows.row());
+        if (result.named.size() < most_named) {
+          const std::string word = readable(std::string(rows.first_word()));
+          result.named.push_back({rows.row(), error.offset, word, error.what()});
+        }
+      }
+      if (rows.position() - forgotten < part) continue;
+      file_.forget(forgotten, rows.position());
+      forgotten = rows.position();
+    }
+  }
+
+  /// The next row that can be read. `passed` counts those of `bad` that are behind.
+  bool next_good(RowReader& rows, Row& row, const std::vector<int64_t>& bad, size_t& passed) const {
+    while (true) {
+      try {
+        if (!rows.next(row)) return false;
+      } catch (const BadRow&) {
+        if (!skips_) throw;
+      }
+      if (passed == bad.size() || bad[passed] != rows.row()) return true;
+      ++passed;
+    }
+  }
+
+  /// Reads all rows. `place_of` gives the row of `out` that a row goes to, or -1.
   template <typename PlaceOf>
   void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
+    const std::vector<int64_t>& bad = survey().bad;
+    size_t passed = 0;
     with_path(path(), [&] {
-      RowReader reader(file_.bytes(), layout_, check_utf8_);
+      RowReader rows = reader();
       torch::Tensor none;
-      Batch batch(file_, reader, out == nullptr ? none : *out, progress);
-      for (Row row; reader.next(row);) {
+      Batch batch(file_, rows, out == nullptr ? none : *out, progress);
+      for (Row row; next_good(rows, row, bad, passed);) {
         const int64_t place = place_of(row);
         if (place >= 0) batch.add(row, place);
         if (batch.is_full()) batch.finish();
@@ -181,6 +247,7 @@ class WordSource : public Source {
 
   /// The number of rows. Without a header, lines are counted once.
   int64_t row_count() const {
+    if (skips_) return survey().rows;
     if (layout_.rows >= 0) return layout_.rows;
     std::call_once(counted_, [&] {
       row_count_ = 0;  // an earlier attempt may have failed
@@ -195,6 +262,9 @@ class WordSource : public Source {
   MappedFile file_;
   WordLayout layout_;
   bool check_utf8_;
+  bool skips_;  // rows that cannot be read
+  mutable std::once_flag surveyed_;
+  mutable Survey survey_;
   mutable std::once_flag counted_;
   mutable int64_t row_count_ = 0;
 };

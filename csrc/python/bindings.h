@@ -38,6 +38,9 @@ double table_scale(const py::object& scale, int64_t embedding_dim);
 /// From its name; raises ValueError for an unknown one.
 TableGradient table_gradient(std::string_view text);
 
+/// Whether rows that cannot be read are left out.
+pretrained::OnBadRow on_bad_row_of(const std::string& text);
+
 /// Read options from Python's arguments; Control-C stops the reading.
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
                                      const std::string& missing, const py::object& progress);

@@ -116,11 +116,29 @@ py::tuple coverage(const VectorFile& file, Vocabulary& vocabulary, const py::obj
   return coverage_of(vocabulary);
 }
 
-VectorFile open(const py::object& path, const Words& words, bool check_utf8) {
-  return pretrained::open(path_of(path), OpenOptions().words(words).check_utf8(check_utf8));
+VectorFile open(const py::object& path, const Words& words, bool check_utf8,
+                const std::string& on_bad_row) {
+  const OpenOptions options =
+      OpenOptions().words(words).check_utf8(check_utf8).on_bad_row(on_bad_row_of(on_bad_row));
+  return pretrained::open(path_of(path), options);
+}
+
+py::tuple skipped(const VectorFile& file) {
+  const pretrained::Skipped found = unlocked([&] { return file.skipped(); });
+  py::list rows;
+  for (const pretrained::SkippedRow& each : found.rows) {
+    rows.append(py::make_tuple(each.row, each.offset, each.word, each.reason));
+  }
+  return py::make_tuple(found.count, rows);
 }
 
 }  // namespace
+
+pretrained::OnBadRow on_bad_row_of(const std::string& text) {
+  if (text == "raise") return pretrained::OnBadRow::raise;
+  if (text == "skip") return pretrained::OnBadRow::skip;
+  throw py::value_error("on_bad_row: expected 'raise' or 'skip', got '" + text + "'");
+}
 
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
                                      const std::string& missing, const py::object& progress) {
@@ -133,7 +151,8 @@ pretrained::ReadOptions read_options(const std::string& tensor, std::optional<to
 
 void bind_pretrained(py::module_& module) {
   py::register_local_exception_translator(&translate);
-  module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"));
+  module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"),
+             py::arg("on_bad_row"));
   py::class_<Vocabulary>(module, "Vocabulary").def(py::init(&vocabulary_of), py::arg("words"));
   py::class_<VectorFile>(module, "VectorFile")
       .def("format", [](const VectorFile& file) { return name(file.format()); })
@@ -141,6 +160,7 @@ void bind_pretrained(py::module_& module) {
       .def("shape", &VectorFile::shape, py::arg("name"), py::call_guard<py::gil_scoped_release>())
       .def("dtype", &VectorFile::dtype, py::arg("name"))
       .def("words", &VectorFile::words, py::call_guard<py::gil_scoped_release>())
+      .def("skipped", &skipped)
       .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"))
       .def("table", &table, py::arg("tensor"), py::arg("dtype"), py::arg("progress"))
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),

@@ -28,11 +28,12 @@ std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t e
 std::shared_ptr<TokenEmbeddingImpl> from_file(
     const py::object& file, const std::string& tensor,
     const std::optional<std::vector<std::string>>& vocabulary, const std::string& missing,
-    std::optional<torch::Dtype> dtype, bool freeze) {
+    std::optional<torch::Dtype> dtype, bool freeze, const std::string& on_bad_row) {
+  const auto open = pretrained::OpenOptions().on_bad_row(on_bad_row_of(on_bad_row));
   const pretrained::ReadOptions read = read_options(tensor, dtype, missing, py::none());
   const std::string path = path_of(file);
   const py::gil_scoped_release released;
-  return TokenEmbedding::from_file(path, vocabulary, read, freeze).ptr();
+  return TokenEmbedding::from_file(path, vocabulary, read, freeze, {0, 0}, open).ptr();
 }
 
 void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
@@ -97,7 +98,8 @@ void bind_token(py::module_& module) {
       .def("logits", &TokenEmbeddingImpl::logits, py::arg("hidden"), without_gil());
   def_maker(module, "TokenEmbedding", "from_file", &from_file, py::arg("path"), py::kw_only(),
             py::arg("tensor") = "", py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
-            py::arg("dtype") = py::none(), py::arg("freeze") = true);
+            py::arg("dtype") = py::none(), py::arg("freeze") = true,
+            py::arg("on_bad_row") = "raise");
 }
 
 }  // namespace posembed::python

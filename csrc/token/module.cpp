@@ -103,10 +103,15 @@ TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool
 TokenEmbedding TokenEmbedding::from_file(const std::string& path,
                                          const std::optional<std::vector<std::string>>& vocabulary,
                                          const pretrained::ReadOptions& read, bool freeze,
-                                         TokenOptions options) {
-  const pretrained::VectorFile file = pretrained::open(path);
+                                         TokenOptions options,
+                                         const pretrained::OpenOptions& open) {
+  const pretrained::VectorFile file = pretrained::open(path, open);
   const torch::Tensor table =
       vocabulary.has_value() ? file.rows(*vocabulary, read).vectors : file.table(read);
+  if (const int64_t skipped = file.skipped().count; skipped > 0) {
+    TORCH_WARN(path, ": skipped ", skipped, " rows that cannot be read, the first of them row ",
+               file.skipped().rows[0].row, ": ", file.skipped().rows[0].reason);
+  }
   return from_pretrained(table, freeze, std::move(options));
 }
 

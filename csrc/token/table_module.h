@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "dispatcher/checks.h"
 #include "posembed/memory.h"
 
 namespace posembed::token {
@@ -62,6 +63,7 @@ template <typename Holder, typename Options>
 Holder over_table(const torch::Tensor& weight, bool freeze, Options options) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "weight: expected [num_embeddings, embedding_dim], got ",
                     weight.sizes());
+  dispatcher::check_floating(weight, "weight");
   options.num_embeddings(weight.size(0)).embedding_dim(weight.size(1))._weight(weight);
   Holder module(std::move(options));
   module->weight.set_requires_grad(!freeze);

@@ -6,6 +6,7 @@ names and shapes, and reading takes little memory beside the result.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from posembed._validation import whole
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
+OnBadRow = Literal["raise", "skip"]
 
 # A file that is read in less time than a bar takes to notice gets none.
 BAR_FROM_BYTES = 64 << 20
@@ -80,6 +82,35 @@ class Rows(NamedTuple):
     coverage: Coverage
 
 
+class SkippedRow(NamedTuple):
+    """A row that was left out.
+
+    Args:
+        row: Its number in the file, from 1.
+        offset: The byte at which the fault shows.
+        word: What it begins with.
+        reason: What is wrong.
+    """
+
+    row: int
+    offset: int
+    word: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """The rows of a file that were left out.
+
+    Args:
+        count: How many they are.
+        rows: The first 100 of them.
+    """
+
+    count: int
+    rows: list[SkippedRow]
+
+
 class VectorFile:
     """An open file of vectors; :func:`open_vectors` makes it.
 
@@ -91,6 +122,7 @@ class VectorFile:
         path: str | bytes | os.PathLike[str],
         words: Vocabulary | None = None,
         unicode_errors: Literal["strict", "replace"] = "strict",
+        on_bad_row: OnBadRow = "raise",
     ) -> None:
         if unicode_errors not in ("strict", "replace"):
             raise ValueError(
@@ -98,7 +130,7 @@ class VectorFile:
             )
         self.path = os.fsdecode(path)
         given = [] if words is None else words_of(words, "words")
-        self._file = _C.open_vectors(path, given, unicode_errors == "strict")
+        self._file = _C.open_vectors(path, given, unicode_errors == "strict", on_bad_row)
         self._size = os.path.getsize(path)  # now: the file may be moved while it is in use
 
     @property
@@ -112,7 +144,10 @@ class VectorFile:
         return self._file.names()
 
     def shape(self, name: str = "vectors") -> tuple[int, ...]:
-        """A tensor's shape, without reading it; GloVe's lines are counted at the first call."""
+        """A tensor's shape, without reading it; GloVe's lines are counted at the first call.
+
+        Two numbers of four bits are one element, as torch has them.
+        """
         return tuple(self._file.shape(name))
 
     def dtype(self, name: str = "vectors") -> torch.dtype:
@@ -122,6 +157,11 @@ class VectorFile:
     def words(self) -> list[str]:
         """The word of each row."""
         return self._file.words()
+
+    def skipped(self) -> Skipped:
+        """The rows that were left out, of a file that was opened with ``on_bad_row="skip"``."""
+        count, rows = self._file.skipped()
+        return Skipped(count, [SkippedRow(*row) for row in rows])
 
     def tensor(
         self,
@@ -243,6 +283,7 @@ def open_vectors(
     *,
     words: Vocabulary | None = None,
     unicode_errors: Literal["strict", "replace"] = "strict",
+    on_bad_row: OnBadRow = "raise",
 ) -> VectorFile:
     r"""Opens a file of vectors, or the index (.json) of safetensors in several files.
 
@@ -252,6 +293,10 @@ def open_vectors(
             tokenizer or its vocabulary, so that rows can be selected by words.
         unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for bad
             bytes.
+        on_bad_row: For a row with too few or too many numbers, with one that is not finite or no
+            number, or with a word that is not UTF-8: "raise" makes reading it an error, "skip"
+            leaves it out, which :meth:`VectorFile.skipped` tells of. To skip rows, the file is read
+            once more, and lines of text are counted, whatever the header says.
 
     Raises:
         FileFormatError: The format is unknown, or the part that was read is broken.
@@ -270,7 +315,7 @@ def open_vectors(
                 [0., 0.]]), coverage=Coverage(found=1, missing=['dog'], duplicate=[]))
         >>> folder.cleanup()
     """
-    return VectorFile(path, words, unicode_errors)
+    return VectorFile(path, words, unicode_errors, on_bad_row)
 
 
 def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:

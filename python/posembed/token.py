@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,20 @@ from torch import Tensor, nn
 from posembed import _C, functional, pretrained
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
+
+# What tables are computed in.
+COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def warn_of_skipped(file: pretrained.VectorFile) -> None:
+    """Counts the rows that were left out, and names the first of them."""
+    skipped = file.skipped()
+    if skipped.count == 0:
+        return
+    named = ", ".join(f"row {row.row} {row.word!r}: {row.reason}" for row in skipped.rows[:3])
+    more = ", ..." if skipped.count > 3 else ""
+    message = f"{file.path}: skipped {skipped.count} rows that cannot be read: {named}{more}"
+    warnings.warn(message, stacklevel=3)
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
@@ -129,10 +144,16 @@ class TokenEmbedding(nn.Embedding):
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
+            TypeError: It is of a dtype that nothing is computed in, such as float8.
         """
         if embeddings.dim() != 2:
             shape = list(embeddings.shape)
             raise ValueError(f"embeddings: expected [num_embeddings, embedding_dim], got {shape}")
+        if embeddings.dtype not in COMPUTED:
+            raise TypeError(
+                f"embeddings: expected float32, float64, bfloat16 or float16, got "
+                f"{embeddings.dtype}; from_file converts to its dtype="
+            )
         rows, columns = embeddings.shape
         return cls(
             rows,
@@ -162,6 +183,7 @@ class TokenEmbedding(nn.Embedding):
         vocabulary: pretrained.Vocabulary | None = None,
         words: pretrained.Vocabulary | None = None,
         unicode_errors: Literal["strict", "replace"] = "strict",
+        on_bad_row: pretrained.OnBadRow = "raise",
         missing: pretrained.Missing = "mean",
         dtype: torch.dtype | None = None,
         freeze: bool = True,
@@ -178,6 +200,8 @@ class TokenEmbedding(nn.Embedding):
                 own tokenizer, so that ``vocabulary`` can select rows.
             unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for
                 bad bytes.
+            on_bad_row: For rows that cannot be read: "raise", or "skip" to leave them out with a
+                warning that counts them.
             missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
                 "error".
             dtype: Of the table; default: that of the file.
@@ -187,7 +211,8 @@ class TokenEmbedding(nn.Embedding):
         Raises:
             FileFormatError: The file is broken.
             ValueError: Options do not fit the file.
-            TypeError: :meth:`from_pretrained` has no such option; nothing has been read.
+            TypeError: :meth:`from_pretrained` has no such option, and nothing has been read; or the
+                table is of a dtype such as float8, and no ``dtype`` is given to convert it to.
 
         Examples:
             >>> import pathlib, tempfile, posembed as pe, torch
@@ -200,11 +225,15 @@ class TokenEmbedding(nn.Embedding):
         """
         # Check options before a long file is read.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
-        file = pretrained.open_vectors(path, words=words, unicode_errors=unicode_errors)
+        file = pretrained.open_vectors(
+            path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
+        )
         if vocabulary is None:
             table = file.table(tensor, dtype)
         else:
             table = file.rows(vocabulary, tensor=tensor, dtype=dtype, missing=missing).vectors
+        if on_bad_row == "skip":
+            warn_of_skipped(file)
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -55,6 +55,27 @@ struct Coverage {
   std::vector<std::string> duplicate;  ///< words with several rows, of which the first was taken
 };
 
+/// Whether a row that cannot be read is an error: one with too few or too many numbers, with text
+/// or infinity or nan where a finite number should be, or with a word that is not UTF-8.
+enum class OnBadRow {
+  raise,  ///< FileFormatError
+  skip,   ///< the row is left out; VectorFile::skipped() tells of it
+};
+
+/// A row that was left out.
+struct SkippedRow {
+  int64_t row;         ///< its number in the file, from 1
+  int64_t offset;      ///< the byte at which the fault was found
+  std::string word;    ///< what it begins with
+  std::string reason;  ///< what is wrong
+};
+
+/// The rows that were left out.
+struct Skipped {
+  int64_t count = 0;
+  std::vector<SkippedRow> rows;  ///< the first 100 of them
+};
+
 /// The rows of a vocabulary's words, in its order.
 struct Rows {
   torch::Tensor vectors;  ///< [vocabulary, dim]
@@ -71,6 +92,9 @@ struct POSEMBED_API OpenOptions {
   TORCH_ARG(std::vector<std::string>, words);
   /// Whether a word that is not UTF-8 is an error; otherwise U+FFFD stands for its bad bytes.
   TORCH_ARG(bool, check_utf8) = true;
+  /// Whether one row that cannot be read is an error. To leave such rows out, a file of words is
+  /// read once more; of text, lines are counted then, whatever the header says.
+  TORCH_ARG(OnBadRow, on_bad_row) = OnBadRow::raise;
 };
 
 /// How to read a table.
@@ -101,7 +125,8 @@ class POSEMBED_API VectorFile {
 
   /// The tensors' names, in the file's order.
   std::vector<std::string> names() const;
-  /// A tensor's shape. Reads no data, except that GloVe's lines are counted at the first call.
+  /// A tensor's shape, in torch's elements: two numbers of four bits are one. Reads no data, except
+  /// that GloVe's lines are counted at the first call.
   std::vector<int64_t> shape(const std::string& name) const;
   /// A tensor's dtype in the file; float32 for text.
   /// @throws c10::TypeError torch has no such dtype
@@ -134,6 +159,9 @@ class POSEMBED_API VectorFile {
   /// The same for very many words.
   void look_up(Vocabulary& vocabulary, const Progress& progress = nullptr) const;
 
+  /// The rows that were left out, if the file was opened so.
+  Skipped skipped() const;
+
   /// A copy of a whole table.
   torch::Tensor table(const ReadOptions& options = {}) const;
 
@@ -141,7 +169,8 @@ class POSEMBED_API VectorFile {
   std::shared_ptr<const Source> source_;
 };
 
-/// Opens a file, or the index (.json) of a model in several files.
+/// Opens a file, or the index (.json) of a model in several files, each of which is opened when one
+/// of its tensors is asked for.
 /// @throws FileFormatError the format is unknown, or the header is malformed
 /// @throws std::filesystem::filesystem_error the file cannot be read
 POSEMBED_API VectorFile open(const std::string& path, const OpenOptions& options = {});

@@ -150,17 +150,21 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
 
   /// A module that shares `weight` [num_embeddings, embedding_dim]. The sizes in `options` are
   /// ignored.
+  /// @throws c10::TypeError the weight is of a dtype that nothing is computed in, such as float8
   static POSEMBED_API TokenEmbedding from_pretrained(const torch::Tensor& weight,
                                                      bool freeze = true,
                                                      TokenOptions options = {0, 0});
 
-  /// A module with the vectors of a file that pretrained::open() reads: the rows of the words of
-  /// `vocabulary`, in that order, or all rows. The sizes in `options` are ignored.
-  /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options
-  static POSEMBED_API TokenEmbedding from_file(
-      const std::string& path,
-      const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
-      const pretrained::ReadOptions& read = {}, bool freeze = true, TokenOptions options = {0, 0});
+  /// A module with vectors of a file that pretrained::open() reads: those of the words of
+  /// `vocabulary`, in that order, or all. The sizes in `options` are ignored. Rows that `open` lets
+  /// skip are counted in a warning.
+  /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options,
+  ///   c10::TypeError for a table such as float8 that is read without a dtype to convert it to
+  static POSEMBED_API TokenEmbedding
+  from_file(const std::string& path,
+            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
+            const pretrained::ReadOptions& read = {}, bool freeze = true,
+            TokenOptions options = {0, 0}, const pretrained::OpenOptions& open = {});
 };
 
 }  // namespace posembed

@@ -63,10 +63,15 @@ def positive(text: str) -> int:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options for facts that a configuration may lack."""
+    """What a configuration may not tell, and of which layers."""
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
+    add_rotation_options(parser)
+
+
+def add_rotation_options(parser: argparse.ArgumentParser) -> None:
+    """What a configuration may not tell."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",
@@ -122,7 +127,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
         return RotarySpec.from_huggingface(
             file,
             layer_type,
-            part=getattr(arguments, "part", None),  # convert lacks this option
+            part=getattr(arguments, "part", None),
             interleaved=arguments.interleaved,
             base=arguments.base,
         )
@@ -215,9 +220,22 @@ def save_picture(axes: Axes, path: str) -> None:
     figure.savefig(path)
 
 
+def sync(*paths: Path) -> None:
+    """Waits until files' contents, or folders' names, are on the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
 def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Yields a path to write to, which becomes the target if the block ends without an error."""
+    """A path to write to, which becomes the target if the block ends without an error.
+
+    Killed at any moment, the command leaves the target as it was, or whole; so does the machine.
+    """
     part = target.with_name(target.name + ".part")
     if part.exists():
         raise ValueError(f"{part}: left by a command that was cut off: remove it first")
@@ -225,7 +243,9 @@ def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]
         if folder:
             part.mkdir(parents=True)
         yield part
+        sync(*part.rglob("*"), part)
         os.replace(part, target)
+        sync(target.absolute().parent)
     finally:
         if folder:
             shutil.rmtree(part, ignore_errors=True)

@@ -1,13 +1,15 @@
 """convert: a checkpoint whose queries and keys have the other pairing, scores unchanged.
 
 Tensor by tensor: a file's header stays as it is, because no shape changes, and no more than one
-tensor is in memory at a time. Outputs appear whole or not at all.
+tensor is in memory at a time. Outputs appear whole or not at all, and only if a small model of the
+same type gives the same outputs after the same conversion.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +17,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from posembed.commands import common, model_folder
+from posembed.commands import common, model_folder, verification
 from posembed.commands.model_folder import CONFIG
-from posembed.commands.permutation import Permutation
-from posembed.configuration import file_of, load, select_part
+from posembed.commands.permutation import Permutation, specs_of_kinds
+from posembed.configuration import file_of, load, select_part, typed_part
 from posembed.configuration.conventions import CONVERTED
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
 
 Count = Callable[[int], Any]  # told how many bytes were written
+Plan = dict[Path, dict[str, bool]]  # files and their tensors: whether they are permuted
 
 
 def add(commands: Commands) -> None:
@@ -45,7 +48,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", help="for a file: the model's config.json, or its folder")
     parser.add_argument("--to", required=True, choices=("interleaved", "half_split"))
     parser.add_argument("--force", action="store_true", help="overwrite a target that is a file")
-    common.add_reading_options(parser)
+    parser.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="convert without a trial on a small model of the same type, which needs transformers",
+    )
+    common.add_rotation_options(parser)
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -67,12 +76,12 @@ def opened(source: Path) -> Iterator[Any]:
         raise ValueError(f"{source}: {error}") from error
 
 
-def tensors_to_permute(source: Path, permutation: Permutation) -> set[str]:
-    """Names of the tensors whose rows change; what cannot be converted raises here."""
+def names_of(source: Path) -> list[str]:
+    """The tensors of a file, in the order of their bytes; those that its index says it has."""
     with opened(source) as tensors:
         names = list(tensors.offset_keys())
     model_folder.check_index(source, names)
-    return {name for name in names if permutation.rotates(name)}
+    return names
 
 
 def copy_header(source: Path, target: BinaryIO) -> int:
@@ -83,14 +92,14 @@ def copy_header(source: Path, target: BinaryIO) -> int:
 
 
 def rewrite(
-    source: Path, target: Path, chosen: set[str], permutation: Permutation, count: Count
+    source: Path, target: Path, names: dict[str, bool], permutation: Permutation, count: Count
 ) -> None:
     """Writes all tensors in the order of their bytes, the chosen ones permuted."""
     with opened(source) as tensors, target.open("wb") as file:
         count(copy_header(source, file))
-        for name in tensors.offset_keys():
+        for name, rotates in names.items():
             tensor = tensors.get_tensor(name)
-            if name in chosen:
+            if rotates:
                 tensor = permutation.apply(name, tensor)
             count(file.write(tensor.reshape(-1).view(torch.uint8).numpy()))
 
@@ -141,21 +150,50 @@ def progress(sources: Iterable[Path], quiet: bool) -> Any:
     return tqdm(total=total, unit="B", unit_scale=True, disable=True if quiet else None)
 
 
-def look_through(source: Path, permutation: Permutation) -> dict[Path, set[str]]:
-    """The files and their tensors to permute: all refusals come before anything is written."""
+def look_through(source: Path, permutation: Permutation) -> Plan:
+    """The files and their tensors: all refusals come before anything is written."""
     files = model_folder.shards(source) if source.is_dir() else [source]
-    plan = {file: tensors_to_permute(file, permutation) for file in files}
-    if not any(plan.values()):
+    plan = {file: {name: permutation.rotates(name) for name in names_of(file)} for file in files}
+    if not any(any(names.values()) for names in plan.values()):
         raise ValueError(f"{source}: no tensor has the name of a query's or key's projection")
     return plan
 
 
-def write(plan: dict[Path, set[str]], target: Path, permutation: Permutation, quiet: bool) -> None:
+def verify(
+    plan: Plan, fields: dict[str, Any], permutation: Permutation, interleaved: bool | None
+) -> None:
+    """Raises unless a small model of the same type, with such tensors, stays as it is."""
+    try:
+        verification.verify(
+            fields,
+            permutation,
+            lambda small: specs_of_kinds(small, interleaved, None),
+            [name for names in plan.values() for name in names],
+        )
+    except verification.UnverifiedError as error:
+        raise ValueError(
+            f"model_type {fields.get('model_type')!r} is not verified: {error}; --no-verify "
+            "converts it as its tensors' names and its configuration say"
+        ) from error
+
+
+def write(plan: Plan, target: Path, permutation: Permutation, quiet: bool) -> None:
     """Writes the files, into the target if that is a folder, under one bar."""
     with progress(plan, quiet) as bar:
-        for file, chosen in plan.items():
+        for file, names in plan.items():
             to = target / file.name if target.is_dir() else target
-            rewrite(file, to, chosen, permutation, bar.update)
+            rewrite(file, to, names, permutation, bar.update)
+
+
+def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], Permutation]:
+    """The text model's configuration and what it says about rows; errors begin with the path."""
+    try:
+        whole = load(config)
+        fields = typed_part(whole, None)
+        specs = specs_of_kinds(fields, arguments.interleaved, arguments.base)
+    except ValueError as error:
+        raise ValueError(f"{config}: {common.in_options(str(error))}") from error
+    return fields, Permutation(specs, fields, arguments.to)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -163,18 +201,31 @@ def run(arguments: argparse.Namespace) -> int:
     source, target = Path(arguments.source), Path(arguments.target)
     check_target(source, target, arguments.force)
     config = configuration(arguments)
-    spec = common.read_spec(str(config), arguments)
-    permutation = Permutation(spec, select_part(load(config), None), arguments.to)
+    fields, permutation = read(config, arguments)
     plan = look_through(source, permutation)
     companions = model_folder.companions(source) if source.is_dir() else []
+    if arguments.verify:
+        try:
+            verify(plan, fields, permutation, arguments.interleaved)
+        except verification.CorruptionError as error:
+            print(f"posembed convert: {error}; nothing was written", file=sys.stderr)
+            return 1
     with common.whole_or_not_at_all(target, folder=source.is_dir()) as part:
         write(plan, part, permutation, quiet=arguments.json)
         if source.is_dir():
             model_folder.copy(companions, source, part)
             record(config, part / CONFIG, arguments.to)
-    permuted = sorted(name for chosen in plan.values() for name in chosen)
-    if arguments.json:
-        common.print_json({"target": str(target), "to": arguments.to, "permuted": permuted})
-    else:
-        print(f"{target}: {len(permuted)} tensors have {arguments.to} pairs now")
+    report(plan, arguments)
     return 0
+
+
+def report(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Tells what was permuted, and whether that was verified."""
+    permuted = sorted(name for names in plan.values() for name in names if names[name])
+    if arguments.json:
+        known = {"target": arguments.target, "to": arguments.to, "verified": arguments.verify}
+        common.print_json({**known, "permuted": permuted})
+        return
+    verified = "verified on a small model" if arguments.verify else "not verified"
+    tensors = f"{len(permuted)} tensors have {arguments.to} pairs now"
+    print(f"{arguments.target}: {tensors} ({verified})")

@@ -1,13 +1,13 @@
 """Which rows of a checkpoint's tensors are components of queries and keys, and their other order.
 
-Tensors are told by their names, as models of transformers and of Meta have them; how packed
-projections lay out their heads is known for some model types. What cannot be told raises.
+Tensors are told by their names, as models of transformers and of Meta have them; how some model
+types pack several projections into one is known. A form whose rows cannot be told raises.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -16,9 +16,14 @@ from torch import Tensor
 from posembed.conversion import permute_rotary_weight
 from posembed.specification import RotarySpec
 
-# One head after the other, or a weight for each component of a head.
-SEPARATE = re.compile(
-    r"(^|\.)(q_proj|k_proj|wq|wk|query|key|q_norm|k_norm|q_layernorm|k_layernorm)\."
+Pairing = Literal["interleaved", "half_split"]
+
+# One head after the other.
+QUERY = re.compile(r"(^|\.)(q_proj|wq|query|linear_q)\.")
+KEY = re.compile(r"(^|\.)(k_proj|wk|key|linear_k)\.")
+# A weight for each component of a head, or of all heads.
+NORM = re.compile(
+    r"(^|\.)([qk]_norm|qk_norm|[qk]_layernorm|[qk]_layer_norm|query_layernorm|key_layernorm)\."
 )
 PACKED = re.compile(r"(^|\.)(qkv_proj|query_key_value|qkv|Wqkv|c_attn)\.")
 # Of W + B A only B has the rows of heads.
@@ -26,24 +31,68 @@ ROWS = re.compile(r"\.(weight|bias|lora_B\.(\w+\.)?weight)$")
 UNTOUCHED = re.compile(r"\.lora_A\.")
 LATENT = re.compile(r"(^|\.)(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.")
 OTHER_TOWERS = re.compile(r"vision|visual|audio")  # pairs of their own
+LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blocks|h)\.(\d+)\.")
 # How packed projections are laid out: all queries, keys, values; or those of a group together.
 PACKED_IN_ORDER = frozenset({"phi3"})
 PACKED_BY_GROUP = frozenset({"gpt_neox", "gpt_neox_japanese"})
+# Each head of q_proj has the rows of its query and then those of a gate, which is not rotated.
+GATED = frozenset({"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text"})
+
+HEADS = re.compile("(^|_)n?_?heads?($|_)|query_groups")
+
+
+def pairing(spec: RotarySpec) -> Pairing:
+    """The name of a specification's pairs."""
+    return "interleaved" if spec.interleaved else "half_split"
+
+
+def rotated(spec: RotarySpec) -> int:
+    """How many components of a head are rotated."""
+    return spec.head_dim if spec.rotary_dim is None else spec.rotary_dim
+
+
+def window(spec: RotarySpec) -> tuple[int, int, int]:
+    """Which components of a head are rotated; all that a permutation asks of a rotation."""
+    return spec.head_dim, rotated(spec), spec.rotary_start
+
+
+def counts_of_heads(fields: Mapping[str, Any]) -> set[int]:
+    """Every number of heads that a configuration has, some for each layer."""
+    found: set[int] = set()
+    for key, value in fields.items():
+        if HEADS.search(key):
+            each = value if isinstance(value, (list, tuple)) else [value]
+            found.update(count for count in each if isinstance(count, int) and count > 0)
+    return found
 
 
 class Permutation:
-    """What a model's configuration says about the rows of its projections."""
+    """Where a model's projections have rows of queries and keys, and how these are reordered.
+
+    Args:
+        specs: The rotation of each kind of layer; None: of layers that the others do not name.
+        fields: The model's configuration.
+        to: The new pairing; the present one is the other.
+    """
 
     def __init__(
-        self, spec: RotarySpec, fields: dict[str, Any], to: Literal["interleaved", "half_split"]
+        self, specs: Mapping[str | None, RotarySpec], fields: dict[str, Any], to: Pairing
     ) -> None:
-        present = "interleaved" if spec.interleaved else "half_split"
-        if to == present:
-            raise ValueError(f"--to: the configuration says that the pairs are {present} already")
-        self.spec, self.to = spec, to
+        self.rotating = {kind: spec for kind, spec in specs.items() if rotated(spec)}
+        if not self.rotating:
+            raise ValueError("the configuration says that no layer is rotated")
+        present = {pairing(spec) for spec in self.rotating.values()}
+        if to in present:
+            raise ValueError(f"--to: the configuration says that the pairs are {to} already")
+        if fields.get("attention_k_eq_v"):
+            raise ValueError("attention_k_eq_v: values shared with keys cannot be converted")
+        self.specs, self.to = specs, to
+        self.windows = {window(spec): spec for spec in self.rotating.values()}
+        self.kinds = list(fields.get("layer_types") or [])
         self.model_type = str(fields.get("model_type", ""))
         queries = fields.get("num_attention_heads", fields.get("n_heads"))
         self.key_heads = int(fields.get("num_key_value_heads") or queries or 0)
+        self.counts = counts_of_heads(fields)
 
     def rotates(self, name: str) -> bool:
         """Whether a tensor's rows are components of queries or keys.
@@ -55,17 +104,41 @@ class Permutation:
             return False
         if LATENT.search(name):
             raise ValueError(f"{name}: latent attention cannot be converted")
-        rotary = SEPARATE.search(name) or PACKED.search(name)
+        rotary = any(kind.search(name) for kind in (QUERY, KEY, NORM, PACKED))
         if not rotary or UNTOUCHED.search(name):
             return False
         if not ROWS.search(name):
             raise ValueError(f"{name}: only weights and biases can be converted, not quantised")
         return True
 
+    def spec_of(self, name: str) -> RotarySpec:
+        """The rotation of a tensor's layer, or of any layer where they differ by angles only."""
+        if len(self.windows) == 1:
+            return next(iter(self.windows.values()))
+        layer = LAYER.search(name)
+        place = len(self.kinds) if layer is None else int(layer[1])
+        kind = self.kinds[place] if place < len(self.kinds) else None
+        if kind not in self.specs:
+            raise ValueError(
+                f"{name}: layers have heads of unlike widths, {sorted(self.windows)}, and the "
+                "configuration does not say of which kind this one is"
+            )
+        return self.specs[kind]
+
     def heads(self, name: str, total: int) -> Iterable[int]:
-        """Which of the heads in a tensor's rows are queries and keys."""
-        if not PACKED.search(name):
+        """Which of the heads in a tensor's rows are queries and keys.
+
+        Raises:
+            ValueError: The configuration has no such number of heads, or how they are packed is not
+                known.
+        """
+        if NORM.search(name):
+            self.check_count(name, total, total == 1)
             return range(total)
+        if not PACKED.search(name):
+            parts = 2 if QUERY.search(name) and self.model_type in GATED else 1
+            self.check_count(name, total, total % parts == 0 and total // parts in self.counts)
+            return range(0, total, parts)
         if self.model_type in PACKED_IN_ORDER:
             return range(total - self.key_heads)
         if self.model_type in PACKED_BY_GROUP and total % self.key_heads == 0:
@@ -73,17 +146,59 @@ class Permutation:
             return [head for head in range(total) if head % group != group - 1]
         raise ValueError(f"{name}: how model_type {self.model_type!r} packs its heads is not known")
 
+    def check_count(self, name: str, total: int, fits: bool) -> None:
+        """Raises ValueError for rows of more heads, or fewer, than the configuration has."""
+        if self.counts and not fits and not (NORM.search(name) and total in self.counts):
+            raise ValueError(
+                f"{name}: expected the rows of {sorted(self.counts)} heads, as the configuration "
+                f"says, got those of {total}"
+            )
+
     def apply(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor with its rows in the other order, as bytes."""
-        rows, width = tensor.shape[0] if tensor.dim() else 0, self.spec.head_dim
+        spec = self.spec_of(name)
+        if NORM.search(name):  # some have a row for each head
+            tensor = tensor.reshape(-1)
+        rows, width = tensor.shape[0] if tensor.dim() else 0, spec.head_dim
         if rows == 0 or rows % width:
             raise ValueError(f"{name}: expected a multiple of {width} rows, got {rows}")
         # Bytes move alike, whatever number format they are of.
+        parts = tensor.reshape(rows, -1).view(torch.uint8)
+        heads = self.heads(name, rows // width)
+        if rotated(spec) == 0:
+            return parts
         return permute_rotary_weight(
-            tensor.reshape(rows, -1).view(torch.uint8),
+            parts,
             rows // width,
             to=self.to,
-            rotary_dim=self.spec.rotary_dim,
-            rotary_start=self.spec.rotary_start,
-            heads=self.heads(name, rows // width),
+            rotary_dim=spec.rotary_dim,
+            rotary_start=spec.rotary_start,
+            heads=heads,
         )
+
+
+def specs_of_kinds(
+    fields: dict[str, Any], interleaved: bool | None, base: float | None
+) -> dict[str | None, RotarySpec]:
+    """The rotation of each kind of layer that a configuration has.
+
+    None: of layers that the others do not name, where the configuration needs no kind.
+
+    Raises:
+        ValueError: The configuration cannot be read.
+    """
+    named = (*(fields.get("layer_types") or ()), *(fields.get("rope_parameters") or ()))
+    specs: dict[str | None, RotarySpec] = {}
+    refused: list[ValueError] = []
+    for kind in dict.fromkeys((None, *named, "full_attention", "sliding_attention")):
+        try:
+            specs[kind] = RotarySpec.from_huggingface(
+                fields, kind, interleaved=interleaved, base=base
+            )
+        except ValueError as error:
+            if not str(error).startswith("layer_type:"):  # there is no such kind, or only such
+                raise
+            refused.append(error)
+    if not specs:
+        raise refused[0]
+    return specs

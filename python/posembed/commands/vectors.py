@@ -189,9 +189,10 @@ def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             with part.open("wb") as target:
                 write_words(target, kind, words, vectors, quiet=arguments.json)
-    if beside:
-        words_path.write_text("\n".join(words) + "\n", encoding="utf-8")
-        written["words"] = str(words_path)
+        if beside:  # first: vectors without their words would be of no use
+            with common.whole_or_not_at_all(words_path) as words_part:
+                words_part.write_text("\n".join(words) + "\n", encoding="utf-8")
+            written["words"] = str(words_path)
     return written
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -147,6 +148,29 @@ TEST(WordFile, ReadsRows) {
   EXPECT_EQ(glove.vectors[2], (std::vector<float>{0.5f, 5.0f}));
 }
 
+TEST(WordFile, TakesATabForTheEndOfAWordWhereTheFirstRowHasOne) {
+  for (const char* header : {"", "2 2\n"}) {
+    const Words words = read_words(std::string(header) + "apollo 11\t1 2\n7\t3\t4\n");
+    EXPECT_EQ(words.words, (std::vector<std::string>{"apollo 11", "7"}));
+    EXPECT_EQ(words.vectors[1], (std::vector<float>{3.0f, 4.0f}));
+  }
+}
+
+TEST(WordFile, GoesOnBehindABadRow) {
+  const std::string file = "a 1 2\nb 1\n\nc 3 4\n";
+  RowReader reader(file, detect_layout(file), true);
+  Row found;
+  ASSERT_TRUE(reader.next(found));
+  EXPECT_THROW(reader.next(found), BadRow);
+  EXPECT_EQ(reader.row(), 2);
+  EXPECT_EQ(reader.begin(), 6);
+  EXPECT_EQ(reader.first_word(), "b");
+  EXPECT_THROW(reader.next(found), BadRow);
+  ASSERT_TRUE(reader.next(found));
+  EXPECT_EQ(found.word, "c");
+  EXPECT_FALSE(reader.next(found));
+}
+
 TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
   const Words words =
       read_words("a 0.1 1e-46 -1e-400 1e-40 340282346638528859811704183484516925440 1e-5000 +0." +
@@ -208,6 +232,16 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"letter_under_a_header", "2 2\na 1 2x\nb 1 2\n", 8,
                 "expected a finite number, got '2x'"},
         Refused{"header_alone", "400000 300", 10, "ends inside its header"},
+        Refused{"no_tab", "a\t1 2\nb 1 2\n", 6, "expected a TAB after the word"},
+        Refused{"wide_behind_a_tab", "a\t1 2\nb\t1 2 3\n", 6, "a row of 2 numbers, got 3"},
+        Refused{"xz",
+                std::string("\xfd"
+                            "7zXZ\0\0",
+                            7),
+                0, "an xz archive"},
+        Refused{"page", "<!DOCTYPE html>\n<html>", 0, "a web page"},
+        Refused{"binary_nan", "1 1\n" + row("a", {std::numeric_limits<float>::quiet_NaN()}), 6,
+                "expected a finite number, got 'nan'"},
         Refused{"huge", "a 1 2\nb 1 1e5000\n", 10, "expected a finite number, got '1e5000'"},
         Refused{"many_digits", "a 1 2\nb " + std::string(6000, '9') + " 1\n", 8,
                 "expected a finite number"},

@@ -117,8 +117,33 @@ TEST_F(VectorFiles, ShardsBesideTheirIndex) {
   EXPECT_TRUE(torch::equal(open(index).tensor("table"), counted(2)));
   for (const char* text : {R"({"weight_map":{"table":"2.safetensors"}})",
                            R"({"weight_map":{"other":"1.safetensors"}})"}) {
-    EXPECT_THROW(open(write("bad.json", text)), FileFormatError) << text;
+    const VectorFile file = open(write("bad.json", text));
+    EXPECT_THROW(file.tensor(file.names()[0]), FileFormatError) << text;
   }
+}
+
+TEST_F(VectorFiles, OneTensorNeedsOneShard) {
+  write_table("1.safetensors", 2);
+  const std::string index =
+      write("model.safetensors.index.json",
+            R"({"weight_map":{"table":"1.safetensors","other":"2.safetensors"}})");
+  const auto token = TokenEmbedding::from_file(index, std::nullopt, ReadOptions().tensor("table"));
+  EXPECT_TRUE(torch::equal(token->weight, counted(2)));
+}
+
+TEST_F(VectorFiles, SkipRowsThatCannotBeRead) {
+  const std::string path = write("odd.vec", "4 2\na 1 2\nb 1 nan\nc 1\nd 3 4\n");
+  const OpenOptions options = OpenOptions().on_bad_row(OnBadRow::skip);
+  const VectorFile file = open(path, options);
+  const Skipped skipped = file.skipped();
+  EXPECT_EQ(skipped.count, 2);
+  EXPECT_EQ(skipped.rows[1].word, "c");
+  EXPECT_EQ(skipped.rows[1].reason, "expected a row of 2 numbers, got 1");
+  EXPECT_EQ(file.words(), (std::vector<std::string>{"a", "d"}));
+  EXPECT_TRUE(torch::equal(file.table(), torch::tensor({{1.f, 2.f}, {3.f, 4.f}})));
+  const auto token = TokenEmbedding::from_file(path, {{"d"}}, {}, true, {0, 0}, options);
+  EXPECT_TRUE(torch::equal(token->weight, torch::tensor({{3.f, 4.f}})));
+  EXPECT_EQ(open(write("fine.vec", "1 1\na 1\n")).skipped().count, 0);
 }
 
 TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {
@@ -130,7 +155,8 @@ TEST_F(VectorFiles, ErrorsNameFilePlaceAndReason) {
   } catch (const FileFormatError& error) {
     EXPECT_EQ(error.path(), path);
     EXPECT_EQ(error.offset(), 14);
-    EXPECT_EQ(error.reason(), "expected a finite number, got 'nan'");
+    EXPECT_EQ(error.reason(),
+              "expected a finite number, got 'nan' (on_bad_row 'skip' leaves such rows out)");
     EXPECT_EQ(std::string(error.what_without_backtrace()), path + ": byte 14: " + error.reason());
   }
   EXPECT_THROW(file.table(), c10::ValueError);

@@ -25,7 +25,7 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 PHI3 = {**LLAMA, "model_type": "phi3"}
-NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS}
+NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 1.0}
 
 
 class Files:
@@ -117,6 +117,8 @@ def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
     changed = {
         "l.q_proj.bias": torch.randn(size),
         "l.q_norm.weight": torch.randn(HEAD_DIM),
+        "l.key_layernorm.weight": torch.randn(HEAD_DIM),
+        "l.k_layer_norm.weight": torch.randn(KEY_HEADS * HEAD_DIM),
         "l.q_proj.lora_B.default.weight": torch.randn(size, 2),
         "l.attention.wq.weight": torch.randn(size, 3),
     }
@@ -126,7 +128,7 @@ def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
         "l.v_proj.weight": torch.randn(size, 3),
         "embed_tokens.weight": torch.randn(7, 3),
     }
-    after = Files(tmp_path, LLAMA, {**changed, **kept}).convert()
+    after = Files(tmp_path, LLAMA, {**changed, **kept}).convert("--no-verify")
     for name, tensor in kept.items():
         assert torch.equal(after[name], tensor), name
     for name, tensor in changed.items():
@@ -134,6 +136,51 @@ def test_what_else_has_the_rows_of_heads(tmp_path: Path) -> None:
         expected = pe.permute_rotary_weight(tensor, heads, to="interleaved")
         assert torch.equal(after[name], expected), name
         assert not torch.equal(after[name], tensor), name
+
+
+def test_norms_that_have_a_row_for_each_head(tmp_path: Path) -> None:
+    """As many heads as components: rows are not mistaken for them."""
+    torch.manual_seed(4)
+    norm = torch.randn(HEAD_DIM, HEAD_DIM)
+    config = {**LLAMA, "num_attention_heads": HEAD_DIM}
+    (after,) = Files(tmp_path, config, {"l.q_norm.weight": norm}).convert("--no-verify").values()
+    each = [pe.permute_rotary_weight(row, 1, to="interleaved") for row in norm]
+    assert torch.equal(after, torch.stack(each))
+
+
+def test_a_gate_in_each_head_of_the_query_stays(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    config = {**LLAMA, "model_type": "qwen3_next", "partial_rotary_factor": 1.0}
+    before = torch.randn(HEADS, 2, HEAD_DIM, WIDTH)
+    files = Files(tmp_path, config, {"l.q_proj.weight": before.flatten(0, 2)})
+    (after,) = files.convert("--no-verify").values()
+    query, gate = after.view_as(before).unbind(1)
+    assert torch.equal(gate, before[:, 1])
+    expected = [pe.permute_rotary_weight(head, 1, to="interleaved") for head in before[:, 0]]
+    assert torch.equal(query, torch.stack(expected))
+
+
+def test_layers_of_unlike_widths(tmp_path: Path) -> None:
+    """Each layer by its own window: the same rows are two heads of one and one of the other."""
+    torch.manual_seed(6)
+    kinds = ("sliding_attention", "full_attention")
+    config = {
+        **LLAMA,
+        "model_type": "gemma4_text",
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "global_head_dim": 2 * HEAD_DIM,
+        "layer_types": list(kinds),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in kinds
+        },
+    }
+    del config["rope_theta"]
+    before = {f"layers.{i}.k_proj.weight": torch.randn(2 * HEAD_DIM, 3) for i in range(2)}
+    after = Files(tmp_path, config, before).convert("--no-verify")
+    for (name, weight), heads in zip(before.items(), (2, 1), strict=True):
+        expected = pe.permute_rotary_weight(weight, heads, to="interleaved")
+        assert torch.equal(after[name], expected), name
 
 
 @pytest.mark.parametrize(
@@ -176,6 +223,8 @@ def test_json_tells_what_was_permuted(tmp_path: Path, capsys: pytest.CaptureFixt
         (LLAMA, ["l.qkv_proj.weight"], "how model_type 'llama' packs its heads is not known"),
         (LLAMA, ["l.v_proj.weight"], "no tensor has the name of a query's or key's projection"),
         ({**LLAMA, "head_dim": 14}, ["l.q_proj.weight"], "expected a multiple of 14 rows, got 32"),
+        ({**LLAMA, "head_dim": 4}, ["l.q_proj.weight"], "the rows of [2, 4] heads, as the configu"),
+        ({**LLAMA, "attention_k_eq_v": True}, ["l.q_proj.weight"], "shared with keys cannot be"),
         ({**LLAMA, "model_type": "cohere"}, ["l.q_proj.weight"], "are interleaved already"),
     ],
 )
@@ -187,7 +236,7 @@ def test_refusals_leave_no_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = Files(tmp_path, config, {name: torch.zeros(32, 3) for name in names})
-    assert main(files.arguments()) == 2
+    assert main(files.arguments("--no-verify")) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

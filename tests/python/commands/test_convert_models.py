@@ -27,6 +27,17 @@ MODELS = {
     "Qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "Phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
     "GPTNeoX": {"rotary_pct": 0.5},
+    "HunYuanDenseV1": {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
+    "Qwen3Next": {
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    },
 }
 
 
@@ -40,7 +51,11 @@ def test_logits_stay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kind = getattr(transformers, f"{name}ForCausalLM")
     config = getattr(transformers, f"{name}Config")(**SIZES, **MODELS[name])
     torch.manual_seed(0)
-    kind(config).save_pretrained(tmp_path)
+    model = kind(config)
+    for name, weight in model.named_parameters():
+        if "norm" in name:  # of ones, a norm that was forgotten would not show
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    model.save_pretrained(tmp_path)
     before = logits(tmp_path, kind)
 
     source, target = tmp_path / "model.safetensors", tmp_path / "converted.safetensors"

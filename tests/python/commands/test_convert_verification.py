@@ -1,0 +1,212 @@
+"""What convert tries before it writes: a small model of the same type gives the same outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from posembed.commands import main, permutation, verification
+from posembed.configuration import conventions
+
+safetensors = pytest.importorskip("safetensors.torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rope_theta": 10000.0,
+}
+ATTENTION = "model.layers.0.self_attn"
+ROWS = {"q_proj": 32, "k_proj": 16, "v_proj": 16, "q_norm": 8, "k_norm": 8}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {
+        f"{ATTENTION}.{name}.weight": torch.randn(rows, *([] if "norm" in name else [32]))
+        for name, rows in ROWS.items()
+    }
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    (folder / "tokenizer.json").write_text("{}")
+    write_config(folder, CONFIG)
+    return folder
+
+
+def write_config(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(fields))
+
+
+def convert(folder: Path, *more: str) -> int:
+    target = folder.with_name("converted")
+    return main(["convert", str(folder), str(target), "--to", "interleaved", *more])
+
+
+def check_refusal(folder: Path, message: str, code: int, capsys: Any, *more: str) -> None:
+    assert convert(folder, *more) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_conversion_says_that_it_was_verified(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(model) == 0
+    assert "4 tensors have interleaved pairs now (verified on a small model)" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_conversion_that_changes_outputs_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(permutation, "NORM", re.compile("no norm at all"))
+    message = "model_type 'qwen3': outputs of a small model differ by "
+    check_refusal(model, message, 1, capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mystery"}, "model_type 'mystery' is not verified: transformers has no"),
+        ({"model_type": "llama"}, "transformers' own model has no ['k_norm', 'q_norm']"),
+        ({"model_type": "wav2vec2-bert", "position_embeddings_type": "rotary"}, "not verified: "),
+        ({"hidden_act": "no such function"}, "not verified: transformers has no small model"),
+    ],
+)
+def test_what_cannot_be_verified_says_so(
+    change: dict[str, Any], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(model, {**CONFIG, **change})
+    check_refusal(model, message, 2, capsys, "--half-split")
+    assert convert(model, "--half-split", "--no-verify", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is False
+
+
+def test_a_file_that_leaves_out_the_rotated_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPT-NeoX rotates a quarter where its configuration does not say."""
+    config = {**CONFIG, "model_type": "gpt_neox", "num_key_value_heads": 4}
+    write_config(tmp_path, config)
+    source, target = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    safetensors.save_file({"attention.query_key_value.weight": torch.randn(96, 3)}, source)
+    argv = ["convert", str(source), str(target), "--config", str(tmp_path), "--to", "interleaved"]
+    assert main(argv) == 2
+    message = "read as [(8, 8, 0)], where transformers completes the configuration as [(8, 2, 0)]"
+    assert message in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_without_transformers(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    check_refusal(model, "--no-verify converts it as its tensors' names", 2, capsys)
+    assert convert(model, "--no-verify") == 0
+    assert "interleaved pairs now (not verified)" in capsys.readouterr().out
+
+
+def test_metas_own_files(tmp_path: Path) -> None:
+    config, file = tmp_path / "params.json", tmp_path / "meta.safetensors"
+    config.write_text(json.dumps({"dim": 32, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 5e5}))
+    parts = {f"layers.0.attention.w{x}.weight": torch.randn(32, 32) for x in "qvo"}
+    safetensors.save_file({**parts, "layers.0.attention.wk.weight": torch.randn(16, 32)}, file)
+    target = tmp_path / "hf.safetensors"
+    argv = ["convert", str(file), str(target), "--config", str(config), "--to", "half_split"]
+    assert main(argv) == 0
+
+
+# -------------------------------------------------------------------------------------- model types
+
+TYPES = ("cohere", "gemma3_text", "glm", "olmo2", "qwen3_moe", "stablelm")
+
+
+def verify(model_type: str) -> None:
+    fields = transformers.CONFIG_MAPPING[model_type]().to_dict()
+
+    def read(config: dict[str, Any]) -> verification.Specs:
+        return permutation.specs_of_kinds(config, None, None)
+
+    specs = read(fields)
+    interleaved = any(spec.interleaved for spec in specs.values() if spec.rotary_dim)
+    to: permutation.Pairing = "half_split" if interleaved else "interleaved"
+    verification.verify(fields, permutation.Permutation(specs, fields, to), read, [])
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_default_configurations_are_verified(model_type: str) -> None:
+    verify(model_type)
+
+
+@pytest.mark.slow
+def test_no_known_model_type_is_corrupted() -> None:
+    """Each is verified, or says why not."""
+    verified = []
+    for model_type in sorted(conventions.HALF_SPLIT | conventions.INTERLEAVED):
+        try:
+            verify(model_type)
+        except (ValueError, TypeError, KeyError):
+            continue
+        verified.append(model_type)
+    assert len(verified) > 80
+
+
+# ------------------------------------------------------------------------------------ sudden deaths
+
+# Ends the command at the first call of a function, or just after it.
+KILLED = """
+import os, signal, sys
+from posembed.commands import common, convert, main, model_folder
+
+owner, name, before = sys.argv[1:4]
+owner = {"common": common, "convert": convert, "model_folder": model_folder, "os": os}[owner]
+function = getattr(owner, name)
+
+def killed(*arguments, **options):
+    if before == "after":
+        function(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(owner, name, killed)
+main(["convert", *sys.argv[4:]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_there"),
+    [
+        ("convert rewrite before", False),
+        ("convert copy_header after", False),
+        ("model_folder copy before", False),
+        ("convert record after", False),
+        ("common sync before", False),
+        ("os replace before", False),
+        ("os replace after", True),
+    ],
+)
+def test_killed_at_any_moment(moment: str, is_there: bool, model: Path) -> None:
+    target = model.with_name("converted")
+    options = [str(model), str(target), "--to", "interleaved", "--no-verify"]
+    argv = [sys.executable, "-c", KILLED, *moment.split(), *options]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+    assert target.exists() == is_there
+    if is_there:
+        names = {"config.json", "model.safetensors", "tokenizer.json"}
+        assert {path.name for path in target.iterdir()} == names
+        assert safetensors.load_file(target / "model.safetensors").keys() == {
+            f"{ATTENTION}.{name}.weight" for name in ROWS
+        }
