@@ -158,8 +158,8 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
   /// A module with vectors of a file that pretrained::open() reads: those of the words of
   /// `vocabulary`, in that order, or all. The sizes in `options` are ignored. Rows that `open` lets
   /// skip are counted in a warning.
-  /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options,
-  ///   c10::TypeError for a table such as float8 that is read without a dtype to convert it to
+  /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options
+  /// @throws c10::TypeError for a table such as float8 that no dtype is given to convert to
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path,
             const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
