@@ -25,7 +25,7 @@ LLAMA = {
     "rope_theta": 10000.0,
 }
 PHI3 = {**LLAMA, "model_type": "phi3"}
-NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS}
+NEOX = {**LLAMA, "model_type": "gpt_neox", "num_key_value_heads": HEADS, "rotary_pct": 1.0}
 
 
 class Files:
