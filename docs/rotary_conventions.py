@@ -27,6 +27,7 @@ gemma = Gemma3TextConfig()  # or a dict, or the path of a config.json or of its 
 spec = pe.RotarySpec.from_huggingface(gemma, "full_attention")
 local = pe.RotarySpec.from_huggingface(gemma, "sliding_attention")
 tower = pe.RotarySpec.from_huggingface(Qwen2VLConfig(), part="vision_config")
+every = pe.RotarySpec.for_layers(gemma)  # None where a layer does not rotate
 print(spec.explain(), spec.diff(local), sep="\\n\\n")
 ```
 
@@ -35,11 +36,22 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 | transformers 5 | `rope_parameters`, flat or one for each kind of layer | by `model_type` |
 | transformers 4 | `rope_theta`, `rope_scaling`, `rotary_pct`, ... | by `model_type` |
 | transformers 4, older | the text model's keys beside `vision_config` | by `model_type` |
-| Meta's `params.json` | `dim`, `n_heads`, `rope_theta`, `use_scaled_rope` | interleaved |
+| Meta's and Mistral's `params.json` | `rope_theta`, `use_scaled_rope`, `yarn` | interleaved |
 | GGUF metadata, a dict | `<architecture>.rope.*` | by `general.architecture` |
 
-posembed reads every key about rotation, or knows that it has no effect. Any other key raises an
-error, and so do two keys that contradict each other. Pass tensors of the rotation among the keys:
+A published file leaves out what the model's configuration class adds: layers of different kinds,
+second bases, widths, defaults. Where transformers is installed and knows the model type, its class
+completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere
+the readers here take the file as it is, and raise for a model type whose class has rules of its own
+for a missing key. A number of the file that the class passes over raises, too.
+
+Every key is read, known to the class, or listed as one that has no bearing on positions; any other
+raises, whatever its name, until `ignore=` has it. So do two keys that contradict each other, and an
+argument that has no effect. `from_huggingface(config)` is the specification of all layers that
+rotate, if they rotate alike; `layer_type=` chooses a kind, and raises where that kind does not
+rotate. `RotarySpec.for_layers(config)` has an entry for each layer.
+
+Pass tensors of the rotation among the keys:
 `rope_freqs.weight`, without which a GGUF file of Llama 3.1 or later is not scaled (its metadata
 does not say so), `rope_factors_short.weight` and `rope_factors_long.weight`, and
 `rotary_emb.alpha` of Mistral Large 4.
@@ -103,7 +115,19 @@ def page() -> str:
         *switches(),
         (
             "rotated where a window slides, not in `full_attention`",
-            listed(conventions.ROTATED_IF_SLIDING),
+            listed(conventions.ROTATED_IF_SLIDING - conventions.ROTATED_WITHOUT_WINDOW),
+        ),
+        ("the same, if layers have windows", listed(conventions.ROTATED_WITHOUT_WINDOW)),
+        ("rotated where `no_rope_layers` has 1", listed(conventions.BY_CODE["no_rope_layers"])),
+        (
+            "rotated where `layer_rope_theta` is not 0",
+            listed(conventions.BY_CODE["layer_rope_theta"]),
+        ),
+        ("scaled in `full_attention` alone", listed(conventions.SCALED_IF_FULL)),
+        (
+            "with `use_dynamic_ntk`: its code rounds lengths up to `seq_length * 2 ** k`: resolve "
+            "for those",
+            listed(conventions.DOUBLED_NTK),
         ),
     ]
     other_towers = conventions.HEIGHT_THEN_WIDTH | (
@@ -131,6 +155,9 @@ def page() -> str:
         ("sections one after the other", listed(gguf.CONTIGUOUS_SECTIONS)),
         ("sections in turns", listed(gguf.INTERLEAVED_SECTIONS)),
         ("rotated components are a separate head", listed(gguf.APART)),
+        ("rotated where a window slides", listed(gguf.ROTATED_IF_SLIDING)),
+        ("every fourth layer not rotated", listed(gguf.EVERY_FOURTH_UNROTATED)),
+        ("scaled where no window slides", listed(gguf.SCALED_IF_FULL)),
     ]
     refused = [(f"`{name}`", reason) for name, reason in sorted(conventions.UNSUPPORTED.items())]
     return "".join(

@@ -167,10 +167,10 @@ class RotaryEmbedding(nn.Module):
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
             layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
-            **options: ``part``, ``interleaved`` and ``base`` of
+            **options: ``part``, ``interleaved``, ``base`` and ``ignore`` of
                 :meth:`RotarySpec.from_huggingface`, and options of the module.
         """
-        names = {"part", "interleaved", "base"} & set(options)
+        names = {"part", "interleaved", "base", "ignore"} & set(options)
         stated = {name: options.pop(name) for name in names}
         return cls(RotarySpec.from_huggingface(config, layer_type, **stated), **options)
 

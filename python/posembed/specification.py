@@ -187,25 +187,30 @@ class RotarySpec:
         part: str | None = None,
         interleaved: bool | None = None,
         base: float | None = None,
+        ignore: Iterable[str] = (),
     ) -> RotarySpec:
         """Reads the specification of a model from its configuration.
 
-        Takes configurations of transformers 4 and 5, Meta's params.json and GGUF metadata. Add
-        tensors that change the rotation as keys: GGUF's "rope_freqs.weight" (Llama 3),
-        "rope_factors_short.weight" and "rope_factors_long.weight" (Phi-3). The specification of a
-        model whose keys say that it does not rotate has a rotary_dim of 0.
+        Takes configurations of transformers 4 and 5, Meta's and Mistral's params.json and GGUF
+        metadata. transformers, where it is installed and knows the model type, first adds what a
+        published file leaves out. Add tensors that change the rotation as keys: GGUF's
+        "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and "rope_factors_long.weight"
+        (Phi-3). The specification of a model whose keys say that it does not rotate has a
+        rotary_dim of 0.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
-            layer_type: If layers differ: "full_attention", "sliding_attention", and so on; raises
-                where there is no such kind.
-            part: A nested configuration, such as "vision_config"; default: the top level, or that
-                of the text model.
+            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
+            part: A nested configuration, such as "vision_config" or "talker_config.text_config";
+                default: that of the text model, or the top level.
             interleaved: The pairing, for unknown model types: configurations do not contain it.
             base: For configurations without rope_theta.
+            ignore: Keys that do not concern rotary positions, although they are not known here.
 
         Raises:
-            ValueError: A key is missing, unknown, or contradicts another; the message names it.
+            ValueError: A key is missing, not understood, or contradicts another, layers of this
+                kind do not exist or do not rotate, or an argument has no effect; the message names
+                the key or the argument.
             TypeError: ``config`` is none of these.
 
         Examples:
@@ -217,7 +222,47 @@ class RotarySpec:
         """
         from posembed.configuration import from_huggingface
 
-        return from_huggingface(config, layer_type, part=part, interleaved=interleaved, base=base)
+        return from_huggingface(
+            config, layer_type, part=part, interleaved=interleaved, base=base, ignore=ignore
+        )
+
+    @classmethod
+    def for_layers(
+        cls,
+        config: Any,
+        *,
+        part: str | None = None,
+        interleaved: bool | None = None,
+        base: float | None = None,
+        ignore: Iterable[str] = (),
+    ) -> list[RotarySpec | None]:
+        """Reads one specification for each layer; None where a layer does not rotate.
+
+        Args:
+            config: As for :meth:`from_huggingface`.
+            part: As for :meth:`from_huggingface`.
+            interleaved: As for :meth:`from_huggingface`.
+            base: As for :meth:`from_huggingface`.
+            ignore: As for :meth:`from_huggingface`.
+
+        Returns:
+            A list with an entry for each layer, in the model's order.
+
+        Raises:
+            ValueError: As for :meth:`from_huggingface`, or the configuration does not say which
+                layers are of which kind.
+            TypeError: ``config`` is no configuration.
+
+        Examples:
+            >>> import posembed as pe
+            >>> config = {"model_type": "smollm3", "hidden_size": 2048, "num_attention_heads": 16,
+            ...           "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "rope_theta": 5e6}
+            >>> [spec is not None for spec in pe.RotarySpec.for_layers(config)]
+            [True, True, True, False]
+        """
+        from posembed.configuration import for_layers
+
+        return for_layers(config, part=part, interleaved=interleaved, base=base, ignore=ignore)
 
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification with the frequencies for sequences of one length.

@@ -1,19 +1,22 @@
-"""RotarySpec from a model's configuration: Hugging Face's, Meta's params.json, GGUF metadata.
+"""RotarySpec from a model's configuration: Hugging Face's, Meta's and Mistral's params.json, GGUF.
 
 Reading is strict: unknown and missing keys and contradictions raise, because a wrong rotation is
-not an error at run time, only a worse model.
+not an error at run time, only a worse model. A published config.json leaves out what the model's
+configuration class adds: where transformers is installed, it completes the file first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posembed.configuration import conventions, gguf, huggingface, meta
-from posembed.configuration.keys import Fields
+from posembed.configuration import completion, conventions, gguf, huggingface, layers, meta, parts
+from posembed.configuration.huggingface import Stated
+from posembed.configuration.keys import Fields, check_effect
+from posembed.configuration.parts import select_part as select_part
 from posembed.specification import RotarySpec
 
 # Files of a model's folder: transformers', Meta's.
@@ -23,24 +26,12 @@ NAMES = ("config.json", "params.json")
 def load(config: Any) -> Fields:
     """The configuration as a dict: that of its file or its folder, or of the object."""
     if not isinstance(config, (str, os.PathLike)):
-        return as_fields(config, "config")
+        return parts.as_fields(config, "config")
     with open(file_of(config), encoding="utf-8") as file:
         found = json.load(file)
     if not isinstance(found, dict):
         raise ValueError(f"config: expected a file with a JSON object, got {found!r:.40}")
     return found
-
-
-def as_fields(config: Any, name: str) -> Fields:
-    """A dict, or that of a configuration object."""
-    if isinstance(config, Mapping):
-        return dict(config)
-    if isinstance(config, type) or not hasattr(config, "to_dict"):
-        found = type(config).__name__
-        raise TypeError(
-            f"{name}: expected a dict, a PretrainedConfig or the path of a config.json, got {found}"
-        )
-    return dict(config.to_dict())
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
@@ -60,37 +51,65 @@ def from_huggingface(
     part: str | None = None,
     interleaved: bool | None = None,
     base: float | None = None,
+    ignore: Iterable[str] = (),
 ) -> RotarySpec:
     """See :meth:`RotarySpec.from_huggingface`."""
     fields = load(config)
-    if "general.architecture" in fields:
-        return gguf.read(fields, layer_type, interleaved, base)
-    if "n_heads" in fields and "model_type" not in fields:
-        return meta.read(fields, layer_type, base)
-    return huggingface.read(typed_part(fields, part), layer_type, interleaved, base)
+    if is_gguf(fields):
+        check_effect("part", part, "GGUF metadata has no parts")
+        return gguf.read(fields, layer_type, interleaved, base, ignore)
+    if is_params(fields):
+        check_effect("part", part, "params.json has no parts")
+        check_effect("interleaved", interleaved, "pairs of params.json are interleaved")
+        return meta.read(fields, layer_type, base, ignore)
+    chosen, accounted = text_or_part(config, fields, part)
+    stated = Stated(interleaved, base, accounted | frozenset(ignore))
+    return huggingface.read(chosen, layer_type, stated)
 
 
-def select_part(fields: Fields, part: str | None) -> Any:
-    """A model made of several configurations: the named one, or that of its text model."""
-    if part is None:
-        text = fields.get("text_config")
-        flat = any(huggingface.ROTARY_KEY.search(key) for key in fields if fields[key])
-        if not text or (flat and fields.get("model_type") not in conventions.FLAT_TEXT):
-            return fields
-        return text
-    parts = [key for key in fields if key.endswith("_config") and fields[key]]
-    if part not in parts:
-        known = f"one of {sorted(parts)}" if parts else "none for a configuration without parts"
-        raise ValueError(f"part: expected {known}, got {part!r}")
-    return fields[part]
+def for_layers(
+    config: Any,
+    *,
+    part: str | None = None,
+    interleaved: bool | None = None,
+    base: float | None = None,
+    ignore: Iterable[str] = (),
+) -> list[RotarySpec | None]:
+    """See :meth:`RotarySpec.for_layers`."""
+    fields = load(config)
+    if is_gguf(fields):
+        check_effect("part", part, "GGUF metadata has no parts")
+        return gguf.read_layers(fields, interleaved, base, ignore)
+    if is_params(fields):
+        check_effect("part", part, "params.json has no parts")
+        check_effect("interleaved", interleaved, "pairs of params.json are interleaved")
+        return meta.read_layers(fields, base, ignore)
+    chosen, accounted = text_or_part(config, fields, part)
+    return huggingface.read_layers(chosen, Stated(interleaved, base, accounted | frozenset(ignore)))
 
 
-def typed_part(fields: Fields, part: str | None) -> Fields:
-    """The part, with the model_type that files of an older layout leave to the whole's."""
-    chosen = as_fields(select_part(fields, part), part or "text_config")
-    whole = fields.get("model_type")
-    if whole not in conventions.FLAT_TEXT or chosen.get("model_type") not in (None, "", whole):
-        return chosen
-    if part in (None, "text_config"):
-        return {**chosen, "model_type": conventions.FLAT_TEXT[whole]}
-    return {**chosen, "model_type": f"{whole}_{part.removesuffix('_config')}"}
+def is_gguf(fields: Fields) -> bool:
+    """Whether this is metadata of a GGUF file."""
+    return "general.architecture" in fields
+
+
+def is_params(fields: Fields) -> bool:
+    """Whether this is a params.json, of Meta or Mistral."""
+    return "n_heads" in fields and "dim" in fields and "model_type" not in fields
+
+
+def text_or_part(config: Any, fields: Fields, part: str | None) -> tuple[Fields, frozenset[str]]:
+    """The configuration to read, completed, and the keys that its class accounts for."""
+    if part is None and fields.get("model_type") in conventions.UNSUPPORTED:
+        return fields, frozenset()
+    given = isinstance(config, (Mapping, str, os.PathLike))
+    own = parts.typed(fields, part)
+    for layer in layers.every_list_place(own):
+        layers.legacy(layer)  # before a class takes one of two numbers that contradict each other
+    whole = completion.complete(parts.normalised(fields)) if given else config
+    if whole is not None and type(whole).__module__.startswith("transformers."):
+        completed, known = parts.of_object(whole, part)
+        layers.check_kept(own, completed)
+        return completed, known
+    completion.check_complete(own)
+    return own, frozenset()

@@ -33,7 +33,7 @@ def time_last(sizes: Sequence[int], pairs: int) -> Sections:
 def of_text(rope: Keys, model_type: str, pairs: int) -> Sections | None:
     """M-RoPE: in turns or one axis after the other, as the model has it."""
     sizes = rope.same("mrope_section", "xdrope_section")
-    turns = rope.take("mrope_interleaved")
+    turns = rope.same("mrope_interleaved", "interleaved")
     if model_type in conventions.TIME_LAST:
         return time_last(sizes or conventions.TIME_LAST[model_type], pairs)
     if model_type in conventions.ALTERNATING_AXES:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text: hundreds of names read better without quotes."""
-    return frozenset(text.split())
-
+from posembed.configuration.keys import words
 
 # Pairs (i, i + rotary_dim / 2).
 HALF_SPLIT = words(
@@ -35,7 +31,7 @@ nanochat nemotron nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_t
 nemotron3_diarization_audio neomme neucodec nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe
 paddleocr_vl_text persimmon phi phi3 phi4_multimodal phimoe pocket_tts
 pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder
-qwen2 qwen2_5_omni_dit qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe
+qwen qwen2 qwen2_5_omni_dit qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe
 qwen2_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
 qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text qwen3_omni_moe_text
 qwen3_vl_moe_text qwen3_vl_text qwen4_exp_text recurrent_gemma seamless_m4t seed_oss
@@ -70,8 +66,20 @@ CONVERTED = "posembed_rotary_pairs"
 # how scores are scaled, what else is rotated.
 NO_BEARING = words(
     """
-no_rope_layer_interval no_rope_layers rotary_value memory_attention_rope_dropout
-memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
+layer_types layers_block_type max_position_embeddings memory_attention_rope_dropout
+memory_attention_rope_feat_sizes
+memory_attention_rope_k_sizes mlp_layer_types per_layer_config rotary_value sliding_window
+sliding_window_size
+"""
+)
+
+# How the kinds of layers follow each other: read by configuration classes, of no bearing beside the
+# list of kinds.
+PATTERNS = words(
+    """
+attn_layer_indices attn_layer_offset attn_layer_period block_types compress_ratios
+full_attention_interval global_attn_every_n_layers hybrid_block_size hybrid_layer_pattern
+layer_group_size max_window_layers prefix_dense_sliding_window_pattern sliding_window_pattern
 """
 )
 
@@ -83,15 +91,91 @@ SWITCHES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
         ("seamless_m4t", "wav2vec2-bert", "wav2vec2-conformer"),
         ("position_embeddings_type", "relative", ("rotary",)),
     ),
-    "EvollaModel": ("position_embedding_type", "rotary", ("rotary",)),
     "esm": ("position_embedding_type", "absolute", ("rotary",)),
     "gptj": ("rotary", True, (True,)),
     "granitemoehybrid": ("position_embedding_type", "nope", ("rope",)),
     "zamba2": ("use_mem_rope", False, (True,)),
 }
 
-# Families whose layers of full attention do not rotate, where others have a sliding window.
-ROTATED_IF_SLIDING = words("afmoe cohere2 exaone4 exaone_moe flint")
+# Families whose layers of full attention do not rotate beside layers with a sliding window; some
+# rotate where the configuration has no window.
+ROTATED_WITHOUT_WINDOW = words("exaone4 exaone_moe kolibri1")
+ROTATED_IF_SLIDING = ROTATED_WITHOUT_WINDOW | words("afmoe cohere2 cohere2_moe flint")
+
+# Kinds of layers that do not rotate in any model.
+WITHOUT_ROTATION = words("conv cross_attention linear_attention mamba mlp moe recurrent")
+
+# Families that scale frequencies in layers of full attention alone, where rope_scaling is flat.
+SCALED_IF_FULL = frozenset({"olmo3", "step3p5"})
+
+# Families whose use_dynamic_ntk makes steps: the base grows where the length doubles.
+DOUBLED_NTK = frozenset({"qwen"})
+
+# Families whose rope_parameters name layers by whether they compress.
+COMPRESSED = frozenset({"deepseek_v4"})
+
+# Keys that the configuration class adds by a rule of its own, and model types with such a rule.
+BY_CODE: dict[str, frozenset[str]] = {
+    "cross_attention_layers": words(
+        """
+mllama_text_model
+"""
+    ),
+    "head_dim": words(
+        """
+afmoe beam cohere2_moe cosmos3_edge_text cwm dia_decoder dia_encoder diffusion_gemma_text
+embedding_gemma2_text ernie4_5 flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
+gemma4_unified_text gemma4_vision glm glm4 glm4v_moe_text gpt_oss helium higgs_audio_v2 hrm_text
+hy_v3 internlm3 iquestcoder kolibri1 laguna lfm3 llama4_text mellum mimo_v2_flash minimax_m2
+minimax_m3_vl_text ministral3 molmo2_text muse_glimmer_assistant muse_glimmer_text
+muse_spark_text neomme neucodec openai_privacy_filter paddleocr_vl_text pe_audio_encoder
+pe_audio_video_encoder pe_video_encoder qwen2_5_omni_dit qwen2_5_omni_talker qwen3
+qwen3_5_moe_text qwen3_5_text qwen3_next qwen3_omni_moe_talker_code_predictor
+qwen3_omni_moe_text qwen3_vl_text qwen4_exp_text seed_oss solar_open step3p5 t5_gemma_module
+t5gemma2_decoder t5gemma2_text timesfm2_5 vaultgemma voxtral_realtime_encoder xcodec2 zaya
+"""
+    ),
+    "layer_rope_theta": words(
+        """
+granite_swa granitemoe_swa muse_glimmer_text muse_spark_text
+"""
+    ),
+    "layer_types": words(
+        """
+afmoe bailing_hybrid bamba beam cohere2 cohere2_moe cohere_compass_text deepseek_v4
+diffusion_gemma_text dots3_note_text embedding_gemma2_text exaone4 exaone_moe flint gemma3_text
+gemma3n_text gemma4_text gemma4_unified_text granitemoehybrid kolibri1 laguna lfm3 lfm3_vl_vision
+mellum mimo_v2_flash minimax modernbert modernbert-decoder muse_glimmer_text
+muse_spark_text neomme olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma
+t5gemma2_decoder t5gemma2_text ultrabert zaya
+"""
+    ),
+    "no_rope_layers": words(
+        """
+llama4_text mistral_large4_text smollm3
+"""
+    ),
+    "partial_rotary_factor": words(
+        """
+bamba deepseek_v4 diffusion_gemma_text dots3_note_audio_encoder dots3_note_text efficientloftr
+gemma4_text gemma4_unified_text gpt_neox laguna lfm3 mimo_v2_flash mistral4 moonshine_streaming
+nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp neomme zaya
+"""
+    ),
+    "qk_rope_head_dim": words(
+        """
+axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots3_note_text
+glm4_moe_lite glm5_next_text glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4
+mistral_large4_text youtu
+"""
+    ),
+    "rope_parameters": words(
+        """
+apertus cwm diffusion_gemma_text gemma4_text gemma4_unified_text gpt_oss higgs_audio_v2 lfm3
+ministral3 mistral4 mistral_large4_text openai_privacy_filter
+"""
+    ),
+}
 
 # Models made of several, whose older files have the keys of the text model beside the towers: the
 # type of their text model.

@@ -7,11 +7,11 @@ the keys: "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.w
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from posembed.configuration import axes, scalings
-from posembed.configuration.conventions import words
-from posembed.configuration.keys import Fields, Keys, same
+from posembed.configuration.keys import Fields, Keys, same, words
 from posembed.configuration.layers import check_type
 from posembed.scaling import LinearScaling, LongRopeScaling, RotaryScaling, YarnScaling
 from posembed.specification import RotarySpec, Sections
@@ -44,52 +44,121 @@ INTERLEAVED_SECTIONS = words("qwen35 qwen35moe qwen3vl qwen3vlmoe")
 APART = words("deepseek2 deepseek32 glm-dsa minicpm3 mistral4 plm")
 # Bases of sliding layers that older files do not have; those layers are not scaled.
 SLIDING_BASE = {"gemma3": 10000.0, "gemma3n": 10000.0}
+# Architectures that scale frequencies in layers of full attention alone: OLMo 3 is an olmo2.
+SCALED_IF_FULL = words("olmo2") | frozenset(SLIDING_BASE)
+# Architectures whose layers of full attention do not rotate beside sliding windows.
+ROTATED_IF_SLIDING = words("cohere2 cohere2moe exaone-moe exaone4")
+# Architectures whose every fourth layer does not rotate, which no key says.
+EVERY_FOURTH_UNROTATED = words("afmoe llama4 smallthinker smollm3")
+# Every so many layers one has full attention, where the file does not say.
+PERIODS = {
+    **dict.fromkeys(words("afmoe cohere2 exaone-moe exaone4 olmo2"), 4),
+    **{"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2},
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
 # The multiplier is written as a tenth of mscale_all_dim, which mscale equals.
 TENTH_OF_MSCALE = words("deepseek2 deepseek32")
 
 
 def read(
-    fields: Fields, layer_type: str | None, interleaved: bool | None, base: float | None
+    fields: Fields,
+    layer_type: str | None,
+    interleaved: bool | None,
+    base: float | None,
+    ignore: Iterable[str] = (),
 ) -> RotarySpec:
     """The specification of a file's metadata."""
     architecture = str(fields["general.architecture"])
-    model, rope, tensors = sections_of(fields, f"{architecture}.")
-    local = has_local_layers(model, rope, architecture, layer_type)
+    model, rope, _ = sections_of(fields, f"{architecture}.", ignore)
+    kinds = kinds_of_layers(model, rope, architecture)
+    if layer_type is not None:
+        check_type(kinds, layer_type)
+    elif kinds and differ(rope, architecture):
+        raise ValueError(f"layer_type: expected one of {kinds}, got {layer_type!r}")
+    if layer_type == FULL and architecture in ROTATED_IF_SLIDING:
+        raise ValueError(f"layer_type: layers of kind {layer_type!r} do not rotate")
+    return specification(fields, layer_type == SLIDING, interleaved, base, ignore)
+
+
+def read_layers(
+    fields: Fields, interleaved: bool | None, base: float | None, ignore: Iterable[str] = ()
+) -> list[RotarySpec | None]:
+    """The specification of each layer; None where it does not rotate."""
+    architecture = str(fields["general.architecture"])
+    model, rope, _ = sections_of(fields, f"{architecture}.", ignore)
+    length = int(model.need("block_count"))
+    sliding = [False] * length
+    if kinds_of_layers(model, rope, architecture):
+        sliding = sliding_layers(model, architecture, length)
+    specs = {
+        local: specification(fields, local, interleaved, base, ignore) for local in set(sliding)
+    }
+    unrotated = set()
+    if architecture in ROTATED_IF_SLIDING and any(sliding):
+        unrotated = {place for place in range(length) if not sliding[place]}
+    # A Llama 4 whose window is given as 0 rotates everywhere.
+    if architecture in EVERY_FOURTH_UNROTATED and model.take("attention.sliding_window") != 0:
+        unrotated = set(range(3, length, 4))
+    return [None if place in unrotated else specs[sliding[place]] for place in range(length)]
+
+
+def sliding_layers(model: Keys, architecture: str, length: int) -> list[bool]:
+    """Whether each layer has a sliding window: listed, or all but the last of a period."""
+    pattern = model.take("attention.sliding_window_pattern", PERIODS.get(architecture))
+    if pattern is None:
+        raise ValueError("attention.sliding_window_pattern: missing in the metadata")
+    if isinstance(pattern, (list, tuple)):
+        return [bool(pattern[place % len(pattern)]) for place in range(length)]
+    period = int(pattern)
+    return [period == 0 or place % period < period - 1 for place in range(length)]
+
+
+def specification(
+    fields: Fields,
+    local: bool,
+    interleaved: bool | None,
+    base: float | None,
+    ignore: Iterable[str],
+) -> RotarySpec:
+    """The specification of layers with or without a sliding window."""
+    architecture = str(fields["general.architecture"])
+    model, rope, tensors = sections_of(fields, f"{architecture}.", ignore)
     sizes, pairing = pairing_of(rope, architecture, interleaved)
     head_dim, rotary_dim = widths(model, rope, architecture, local)
-    theta = base_of(rope, architecture, base, local)
     spec = RotarySpec(
         head_dim,
-        base=theta,
+        base=base_of(rope, architecture, base, local),
         rotary_dim=rotary_dim,
         interleaved=pairing,
         sections=sections_with(sizes, architecture, rotary_dim // 2),
     )
     whole = with_scaling(spec, architecture, model, rope, tensors)
+    rope.ignore("freq_base_swa")
     rope.done()
     tensors.done()
-    return spec if local and architecture in SLIDING_BASE else whole
+    return spec if local and architecture in SCALED_IF_FULL else whole
 
 
-def sections_of(fields: Fields, start: str) -> tuple[Keys, Keys, Keys]:
+def sections_of(fields: Fields, start: str, ignore: Iterable[str] = ()) -> tuple[Keys, Keys, Keys]:
     """The model's keys, those about rotation, and the tensors that belong to it."""
+    fields = {key: value for key, value in fields.items() if key not in set(ignore)}
     own = {key[len(start) :]: value for key, value in fields.items() if key.startswith(start)}
     rope = {key[5:]: value for key, value in own.items() if key.startswith("rope.")}
     tensors = {key: value for key, value in fields.items() if key.startswith("rope_")}
     return Keys(own, "the metadata"), Keys(rope, f"{start}rope"), Keys(tensors, "tensors")
 
 
-def has_local_layers(model: Keys, rope: Keys, architecture: str, layer_type: str | None) -> bool:
-    """Whether the layers that are asked for are those with a sliding window and its own base."""
-    both = rope.take("freq_base_swa") is not None or architecture in SLIDING_BASE
-    kinds = ("full_attention", "sliding_attention")
-    if both and layer_type not in kinds:
-        raise ValueError(f"layer_type: expected one of {list(kinds)}, got {layer_type!r}")
-    if layer_type is not None:
-        check_type(
-            list(kinds) if both or model.take("attention.sliding_window") else [], layer_type
-        )
-    return both and layer_type == "sliding_attention"
+def kinds_of_layers(model: Keys, rope: Keys, architecture: str) -> list[str]:
+    """The kinds of layers, where some have a sliding window; none where all are alike."""
+    sliding = model.take("attention.sliding_window") or rope.take("freq_base_swa") is not None
+    return [FULL, SLIDING] if sliding or architecture in SLIDING_BASE else []
+
+
+def differ(rope: Keys, architecture: str) -> bool:
+    """Whether layers with and without a sliding window rotate, and differently."""
+    own_base = rope.take("freq_base_swa") not in (None, rope.take("freq_base"))
+    scaled = rope.take("scaling.type", "none") != "none" or rope.take("scaling.factor") is not None
+    return own_base or architecture in SLIDING_BASE or (architecture in SCALED_IF_FULL and scaled)
 
 
 def widths(model: Keys, rope: Keys, architecture: str, local: bool) -> tuple[int, int]:

@@ -3,50 +3,140 @@
 from __future__ import annotations
 
 import math
-import re
+from typing import NamedTuple
 
 from posembed.configuration import axes, conventions, layers, scalings
+from posembed.configuration.irrelevant import is_irrelevant
 from posembed.configuration.keys import Fields, Keys, same
+from posembed.configuration.layers import Layer
 from posembed.configuration.widths import head_width, latent_width, widths
 from posembed.specification import RotarySpec
 
-# Every key that matches is read or has no bearing; another one is refused.
-ROTARY_KEY = re.compile("rope|rotary|theta")
+
+class Stated(NamedTuple):
+    """What the caller says beside the configuration."""
+
+    interleaved: bool | None = None
+    base: float | None = None
+    accounted: frozenset[str] = frozenset()  # keys that need not be understood here
 
 
-def read(
-    fields: Fields, layer_type: str | None, interleaved: bool | None, base: float | None
-) -> RotarySpec:
+def read(fields: Fields, layer_type: str | None, stated: Stated) -> RotarySpec:
     """See :meth:`RotarySpec.from_huggingface`."""
+    model_type = checked_type(fields)
+    if model_type in conventions.UNROTATED:
+        return RotarySpec(latent_width(Keys(fields, "the configuration")), rotary_dim=0)
+    if model_type in conventions.WINDOW_OF_AXIS:
+        axis = of_layer(Layer(None, fields), stated, layer_type)
+        assert axis is not None
+        return axis
+    found = chosen(layers.kinds_of_layers(fields), layer_type, stated.base)
+    rotating = {spec for spec in of_layers(found, stated) if spec is not None}
+    if len(rotating) == 1:
+        return rotating.pop()
+    if rotating:
+        raise differing(found, layer_type)
+    if layer_type is not None:
+        raise ValueError(f"layer_type: layers of kind {layer_type!r} do not rotate")
+    return RotarySpec(head_width(Keys(fields, "the configuration")), rotary_dim=0)
+
+
+def read_layers(fields: Fields, stated: Stated) -> list[RotarySpec | None]:
+    """See :meth:`RotarySpec.for_layers`."""
+    model_type = checked_type(fields)
+    if model_type in conventions.WINDOW_OF_AXIS:
+        raise ValueError(
+            f"model_type {model_type!r}: each layer rotates twice: pass layer_type='height' and "
+            "'width' to from_huggingface"
+        )
+    every = layers.every_layer(fields)
+    return [None] * len(every) if model_type in conventions.UNROTATED else of_layers(every, stated)
+
+
+def checked_type(fields: Fields) -> str:
+    """The model type; raises ValueError for one without a specification."""
     model_type = str(fields.get("model_type", ""))
     if model_type in conventions.UNSUPPORTED:
         raise ValueError(f"model_type {model_type!r}: {conventions.UNSUPPORTED[model_type]}")
-    config = Keys(layers.of_type(fields, layer_type), "the configuration")
-    config.ignore(*conventions.NO_BEARING)
-    if model_type in conventions.UNROTATED:
-        return RotarySpec(latent_width(config), rotary_dim=0)
-    axis = layer_type if model_type in conventions.WINDOW_OF_AXIS else None
-    rope = layers.parameters(config, None if axis else layer_type)
-    if rope is None or not rotates(config, model_type, layer_type):
-        return RotarySpec(head_width(config), rotary_dim=0)
-    spec = rotation(config, rope, model_type, axis, interleaved, base)
-    config.done(ROTARY_KEY.pattern)
+    return model_type
+
+
+def chosen(found: list[Layer], layer_type: str | None, base: float | None) -> list[Layer]:
+    """The layers of one kind, and of one base where each layer has its own."""
+    if layer_type is not None:
+        kinds = [layer.kind for layer in found if layer.kind is not None]
+        layers.check_type(kinds, layer_type)
+        found = [layer for layer in found if layer.kind == layer_type]
+    with_base = [layer for layer in found if base in (layer.fields.get("layer_rope_theta"), None)]
+    return with_base or found
+
+
+def of_layers(found: list[Layer], stated: Stated) -> list[RotarySpec | None]:
+    """The specification of each layer; layers with the same keys are read once."""
+    read_before: list[tuple[Layer, RotarySpec | None]] = []
+    for layer in found:
+        same_keys = next((spec for other, spec in read_before if other == layer), ...)
+        spec = of_layer(layer, stated) if same_keys is ... else same_keys
+        read_before.append((layer, spec))
+    return [spec for _, spec in read_before]
+
+
+def differing(found: list[Layer], layer_type: str | None) -> ValueError:
+    """Why there is no one specification for these layers."""
+    kinds = {layer.kind for layer in found if layer.kind is not None}
+    if layer_type is None and len(kinds) > 1:
+        return ValueError(f"layer_type: expected one of {sorted(kinds)}, got None")
+    bases = sorted({layer.fields.get("layer_rope_theta") or 0 for layer in found} - {0})
+    if len(bases) > 1:
+        return ValueError(f"layer_rope_theta: layers differ: pass base= of {bases}")
+    return ValueError("layer_type: layers of one kind differ: use RotarySpec.for_layers")
+
+
+def of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySpec | None:
+    """The specification of one layer; None where it does not rotate."""
+    config = Keys(layer.fields, "the configuration")
+    model_type = str(layer.fields.get("model_type", ""))
+    if not rotates(config, model_type, layer.kind):
+        return None
+    rope = layers.parameters(config, layer.kind)
+    if rope is None:
+        return None
+    spec = rotation(config, rope, model_type, axis, stated.interleaved, stated.base)
+    check_all_understood(config, stated.accounted)
     rope.done()
     return spec
 
 
-def rotates(config: Keys, model_type: str, layer_type: str | None) -> bool:
-    """Whether the model, or the kind of its layers that is asked for, rotates at all."""
+def check_all_understood(config: Keys, accounted: frozenset[str]) -> None:
+    """Raises ValueError for keys that may concern positions: no name says that they do not."""
+    config.ignore(*conventions.NO_BEARING, *layers.BY_LAYER, *layers.COUNTS)
+    if config.take("layer_types") or config.take("layers_block_type"):
+        config.ignore(*conventions.PATTERNS)
+    if config.has("no_rope_layers"):
+        config.ignore("no_rope_layer_interval")
+    unknown = [key for key in config.left() if key not in accounted and not is_irrelevant(key)]
+    if unknown:
+        raise ValueError(
+            f"{config.where}: keys that are not understood: {unknown}: pass ignore={unknown} if "
+            "they do not concern rotary positions"
+        )
+
+
+def rotates(config: Keys, model_type: str, kind: str | None) -> bool:
+    """Whether a layer rotates at all."""
     key, default, rotating = conventions.SWITCHES.get(model_type, (None, None, ()))
     if key is not None and config.take(key, default) not in rotating:
         return False
-    if not config.take("use_rotary_embedding", True):
+    if not config.take("use_rotary_embedding", True) or kind in conventions.WITHOUT_ROTATION:
         return False
-    of_layers = config.take("no_rope_layers")  # 1: rotated
-    if of_layers and not any(of_layers):
+    if config.take("no_rope_layers") == 0 or layers.own_base(config) == 0:  # 1: rotated
         return False
-    sliding = model_type in conventions.ROTATED_IF_SLIDING and config.take("sliding_window")
-    return not (sliding and layer_type == "full_attention")
+    if model_type not in conventions.ROTATED_IF_SLIDING or kind == "sliding_attention":
+        return True
+    if model_type in conventions.ROTATED_WITHOUT_WINDOW:
+        return not config.take("sliding_window")
+    dense = config.take("mlp_layer_types") == "dense"  # Cohere's first layers
+    return bool(dense and config.take("prefix_dense_sliding_window_pattern") == 1)
 
 
 def rotation(
@@ -88,17 +178,14 @@ def rotation(
 
 def base_of(config: Keys, rope: Keys, model_type: str, stated: float | None) -> float:
     """rope_theta, or what the model's code has in its place."""
-    by_layer = sorted(set(config.take("layer_rope_theta", [])) - {0})  # Granite; 0: not rotated
-    theta = rope.take("rope_theta")
-    if len(by_layer) > 1 and stated not in by_layer:
-        raise ValueError(f"layer_rope_theta: layers differ: pass base= of {by_layer}")
-    if by_layer:
-        return float(same("layer_rope_theta", stated or by_layer[0], stated))
-    theta = same("rope_theta", theta, stated)
+    theta, own = rope.take("rope_theta"), layers.own_base(config)
+    theta = same("rope_theta", theta if own is None else own, stated)
     if theta is None and model_type in conventions.FIXED_BASE:
         theta = conventions.FIXED_BASE[model_type]
     if theta is None:
-        raise ValueError("rope_theta: missing in the configuration: pass base=")
+        parts = sorted(key for key in config.fields if key.endswith("_config"))
+        hint = f", or part= of {parts}" if parts else ""
+        raise ValueError(f"rope_theta: missing in the configuration: pass base={hint}")
     return float(theta)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from posembed.configuration import conventions
 from posembed.configuration.keys import Keys, same
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -59,7 +60,11 @@ def yarn(rope: Keys, config: Keys) -> RotaryScaling:
     """YaRN, DeepSeek's too."""
     length = "max_position_embeddings"  # Ministral-3 repeats it here
     same(length, rope.take(length), config.take(length))
-    rope.ignore("llama_4_scaling_beta")  # scales queries, not the rotation
+    # Scales queries, not the rotation; of no effect in the models' code.
+    rope.ignore("llama_4_scaling_beta", "finetuned")
+    given_factor = rope.take("attention_factor")
+    if not rope.take("apply_yarn_scaling", True):  # vLLM's name
+        given_factor = same("attention_factor", given_factor, 1.0)
     return YarnScaling(
         context_factor(rope, config),
         original_length(rope, config),
@@ -68,7 +73,7 @@ def yarn(rope: Keys, config: Keys) -> RotaryScaling:
         mscale=rope.take("mscale"),
         mscale_all_dim=rope.take("mscale_all_dim"),
         truncate=rope.take("truncate", True),
-        attention_factor=rope.take("attention_factor"),
+        attention_factor=given_factor,
     )
 
 
@@ -126,7 +131,15 @@ def rope_type(rope: Keys) -> str:
 
 def read(rope: Keys, config: Keys) -> RotaryScaling | None:
     """The scaling of rope_parameters; the keys of other types are left, to be refused."""
-    return READERS[rope_type(rope)](rope, config)
+    scaling = READERS[rope_type(rope)](rope, config)
+    if config.fields.get("model_type") not in conventions.DOUBLED_NTK:
+        return scaling
+    config.ignore("seq_length")
+    if not config.take("use_dynamic_ntk"):
+        return scaling
+    # Qwen's code takes the next of the lengths seq_length * 2 ** k: for these the series is that of
+    # a factor of 2.
+    return DynamicNtkScaling(2.0, config.need("seq_length"))
 
 
 def divided(spec: RotarySpec, divisors: Sequence[float], length: int) -> RotarySpec:

@@ -135,8 +135,8 @@ def test_explain_takes_what_a_configuration_does_not_say(
     message = refusal(capsys, "explain", path, "--base", 777)
     assert "is not known: pass --interleaved" in message
     assert "or --half-split" in message
-    unsaid = write(tmp_path / "unsaid.json", {"model_type": "llama", "head_dim": 8})
-    assert refusal(capsys, "explain", unsaid).endswith(
+    unsaid = write(tmp_path / "unsaid.json", {"model_type": "mine", "head_dim": 8})
+    assert refusal(capsys, "explain", unsaid, "--half-split").endswith(
         "missing in the configuration: pass --base\n"
     )
 

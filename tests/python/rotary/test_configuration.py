@@ -10,6 +10,7 @@ from typing import Any
 
 import posembed as pe
 import pytest
+from posembed.configuration import completion
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -38,6 +39,12 @@ GEMMA3 = {
     "rope_local_base_freq": 10000.0,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where transformers is not installed."""
+    monkeypatch.setattr(completion, "class_of", lambda model_type: None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_models_by_their_own_keys(config: dict[str, Any], expected: pe.RotarySpe
     assert found == expected, found.diff(expected)
 
 
-def test_layers_with_bases_of_their_own() -> None:
+def test_layers_with_bases_of_their_own(alone: None) -> None:
     local = pe.RotarySpec.from_huggingface(GEMMA3, "sliding_attention")
     assert local == pe.RotarySpec(256)
     whole = pe.RotarySpec.from_huggingface(GEMMA3, "full_attention")
@@ -123,7 +130,11 @@ def test_layers_with_bases_of_their_own() -> None:
     assert pe.RotarySpec.from_huggingface(nested, "sliding_attention") == pe.RotarySpec(256)
     wide = pe.RotarySpec.from_huggingface(nested, "full_attention")
     assert wide == pe.RotarySpec(512, base=1e6, scaling=pe.ProportionalScaling(0.25))
-    assert pe.RotarySpec.from_huggingface(nested, "none").rotary_dim == 0
+    with pytest.raises(ValueError, match="layer_type: layers of kind 'none' do not rotate"):
+        pe.RotarySpec.from_huggingface(nested, "none")
+    assert pe.RotarySpec.for_layers({**nested, "num_hidden_layers": 3}) == [
+        pe.RotarySpec(256), wide, None,
+    ]  # fmt: skip
 
 
 def test_the_pairing_of_an_unknown_model_is_stated() -> None:
@@ -135,7 +146,7 @@ def test_the_pairing_of_an_unknown_model_is_stated() -> None:
         pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4}, interleaved=True)
 
 
-def test_no_base_is_guessed() -> None:
+def test_no_base_is_guessed(alone: None) -> None:
     with pytest.raises(ValueError, match="rope_theta: missing"):
         pe.RotarySpec.from_huggingface(LLAMA)
     assert math.isclose(pe.RotarySpec.from_huggingface(LLAMA, base=1e4).base, 1e4)
@@ -144,7 +155,7 @@ def test_no_base_is_guessed() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA, "rope_theta": 1e4, "rope_base_factor": 2}, "unknown keys ['rope_base_factor']; accepted are"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_base_factor": 2}, "keys that are not understood: ['rope_base_factor']: pass ignore=['rope_base_factor'] if"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 1}}, "unknown keys ['beta_fast']; accepted are ['factor'"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear"}}, "factor: missing in rope_parameters"),
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "rope_type: the configuration contradicts itself"),
@@ -154,19 +165,62 @@ def test_no_base_is_guessed() -> None:
         ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}, "mrope_section: 'llama' is not known to have sections"),
         ({"model_type": "llama", "rope_theta": 1e4}, "head_dim: missing in the configuration"),
         ({**LLAMA, "model_type": "dinov3_vit", "rope_theta": 1e2}, "image_size: missing"),
-        ({**LLAMA, "model_type": "granite_swa", "layer_rope_theta": [1e4, 1e6, 0]}, "layer_rope_theta: layers differ: pass base= of [10000.0, 1000000.0]"),
+        ({**LLAMA, "model_type": "granite_swa", "layer_rope_theta": [1e4, 1e6, 0], "layer_types": ["full_attention"] * 3}, "layer_rope_theta: layers differ: pass base= of [10000.0, 1000000.0]"),
         ({**LLAMA, "model_type": "qwen2_vl_text", "rope_theta": 1e4, "rope_scaling": {"mrope_interleaved": True}}, "mrope_interleaved: the configuration contradicts itself"),
         ({**LLAMA, "rope_theta": 1e4, "rope_interleave": True}, "interleaved: the configuration contradicts itself"),
         (GEMMA3, "layer_type: expected one of ['full_attention', 'sliding_attention'], got None"),
         ({**GGUF, "general.architecture": "new", "new.rope.freq_base": 1e4}, "general.architecture 'new' is not known"),
         ({**GGUF, "llama.rope.wavelength": 2}, "unknown keys ['wavelength']"),
         ({"dim": 64, "n_heads": 4}, "rope_theta: missing in params.json"),
+        ({**LLAMA, "rope_theta": "big"}, "rope_theta: expected a number, got 'big'"),
+        ({**LLAMA, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": "two"}}, "factor: expected a number, got 'two'"),
+        ({**LLAMA, "rope_theta": 1e4, "hidden_size": "wide"}, "hidden_size: expected a number, got 'wide'"),
+        ({**GGUF, "llama.rope.freq_base": "big"}, "freq_base: expected a number, got 'big'"),
+        ({"dim": 64, "n_heads": 4, "rope_theta": [1e4]}, "rope_theta: expected a number, got [10000.0]"),
+        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4, "warp": 2}, "keys that are not understood: ['warp']: pass ignore=['warp'] if"),
+        ({"model_type": "gemma", "hidden_size": 3072, "num_attention_heads": 16, "rope_theta": 1e4}, "head_dim: missing in the configuration, and the configuration class of 'gemma' has a rule"),
     ],
 )  # fmt: skip
-def test_refusals(config: dict[str, Any], message: str) -> None:
+def test_refusals(alone: None, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011  (the message is compared below)
         pe.RotarySpec.from_huggingface(config)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers])
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        (GGUF, {"part": "text_config"}, "part: expected none: GGUF metadata has no parts"),
+        ({"dim": 64, "n_heads": 4}, {"part": "x"}, "part: expected none: params.json has no parts"),
+        (
+            {"dim": 64, "n_heads": 4},
+            {"interleaved": True},
+            "interleaved: expected none: pairs of params.json are interleaved, got True",
+        ),
+        ({**LLAMA, "rope_theta": 1e4}, {"part": "x"}, "part: expected none for a configuration"),
+    ],
+)
+def test_arguments_without_effect(
+    read: Any, config: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(config, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({**LLAMA, "rope_theta": 1e4}, "wavelength"),
+        ({"dim": 64, "n_heads": 4, "rope_theta": 1e4}, "wavelength"),
+        (GGUF, "llama.rope.wavelength"),
+    ],
+)
+def test_keys_are_ignored_where_asked(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValueError, match="wavelength"):
+        pe.RotarySpec.from_huggingface({**config, key: 2})
+    found = pe.RotarySpec.from_huggingface({**config, key: 2}, ignore=[key])
+    assert found == pe.RotarySpec.from_huggingface(config)
 
 
 def test_the_page_of_conventions_is_up_to_date() -> None:

@@ -32,7 +32,10 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {"head_dim": 128},
     "glm4v_text": {"partial_rotary_factor": 0.5},
     "glm_image_text": {"partial_rotary_factor": 0.5},
-    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "granitemoehybrid": {
+        "position_embedding_type": "rope",
+        "layer_types": ["full_attention"] * 32,
+    },
     "minimax_m3_vl_text": {"partial_rotary_factor": 0.5},
     "qwen3_omni_moe_text": {"head_dim": 128},
     "zamba2": {"use_mem_rope": True},

@@ -1,0 +1,85 @@
+"""Metadata of GGUF files, and the rotation that llama.cpp makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import posembed as pe
+from published.row import FULL, SLIDING, Right, Row, every
+
+Spec = pe.RotarySpec
+
+
+def row(
+    file: str,
+    architecture: str,
+    sizes: tuple[int, int, int],
+    right: Right,
+    *,
+    layers: tuple[str, ...] = (),
+    arguments: dict[str, Any] | None = None,
+    **says: Any,
+) -> Row:
+    """Sizes are embedding_length, head_count and block_count; dots of keys are double underscores."""
+    keys = ("embedding_length", "attention.head_count", "block_count")
+    own = {**dict(zip(keys, sizes, strict=True)), "context_length": 131072}
+    own |= {key.replace("__", "."): value for key, value in says.items()}
+    fields = {f"{architecture}.{key}": value for key, value in own.items()}
+    source = "llama.cpp, src/models and llama-model.cpp"
+    metadata = {"general.architecture": architecture, **fields}
+    return Row(f"{file} (GGUF)", metadata, right, source, arguments or {}, layers)
+
+
+NORM, NEOX = {"interleaved": True}, {"interleaved": False}
+ROWS = [
+    row("Llama-2-7B", "llama", (4096, 32, 32), Spec(128, **NORM), rope__dimension_count=128, arguments={"base": 10000.0}),
+    row("Meta-Llama-3-8B", "llama", (4096, 32, 32), Spec(128, base=5e5, **NORM), rope__dimension_count=128, rope__freq_base=5e5),
+    row("Mistral-7B-Instruct-v0.3", "llama", (4096, 32, 32), Spec(128, base=1e6, **NORM), rope__dimension_count=128, rope__freq_base=1e6),
+    row("Mistral-Nemo-Instruct-2407", "llama", (5120, 32, 40), Spec(128, base=1e6, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=1e6),
+    row("deepseek-coder-6.7b", "llama", (4096, 32, 32), Spec(128, base=1e5, scaling=pe.LinearScaling(4), **NORM), rope__dimension_count=128, rope__freq_base=1e5, rope__scaling__type="linear", rope__scaling__factor=4.0),
+    row("Qwen2-7B", "qwen2", (3584, 28, 28), Spec(128, base=1e6), rope__freq_base=1e6),
+    row("Qwen2.5-0.5B", "qwen2", (896, 14, 24), Spec(64, base=1e6), rope__freq_base=1e6),
+    row("Qwen3-8B", "qwen3", (4096, 32, 36), Spec(128, base=1e6), attention__key_length=128, rope__freq_base=1e6),
+    row("Qwen3-30B-A3B", "qwen3moe", (2048, 32, 48), Spec(128, base=1e6), attention__key_length=128, rope__freq_base=1e6),
+    row("Qwen2-VL-7B", "qwen2vl", (3584, 28, 28), Spec(128, base=1e6, sections=pe.Sections((16, 24, 24))), rope__freq_base=1e6, rope__dimension_sections=[16, 24, 24, 0]),
+    row("gemma-2-9b", "gemma2", (3584, 16, 42), Spec(256), attention__key_length=256, attention__sliding_window=4096, rope__freq_base=1e4),
+    row(
+        "gemma-3-4b", "gemma3", (2560, 8, 34), {FULL: Spec(256, base=1e6, scaling=pe.LinearScaling(8)), SLIDING: Spec(256)},
+        attention__key_length=256, attention__sliding_window=1024, rope__freq_base=1e6, rope__scaling__type="linear",
+        rope__scaling__factor=8.0, layers=every(6, 34),
+    ),
+    row("phi-2", "phi2", (2560, 32, 32), Spec(80, rotary_dim=32), rope__dimension_count=32, rope__freq_base=1e4),
+    row("Phi-3-mini-4k", "phi3", (3072, 32, 32), Spec(96), rope__dimension_count=96, rope__freq_base=1e4),
+    row("pythia-1b", "gptneox", (2048, 8, 16), Spec(256, rotary_dim=64), rope__dimension_count=64, rope__freq_base=1e4),
+    row("stablelm-3b-4e1t", "stablelm", (2560, 32, 32), Spec(80, rotary_dim=20), rope__dimension_count=20, rope__freq_base=1e4),
+    row("starcoder2-15b", "starcoder2", (6144, 48, 40), Spec(128, base=1e5), rope__freq_base=1e5),
+    row("c4ai-command-r-v01", "command-r", (8192, 64, 40), Spec(128, base=8e6, **NORM), rope__freq_base=8e6, rope__scaling__type="none"),
+    row(
+        "c4ai-command-r7b-12-2024", "cohere2", (4096, 32, 32), {FULL: None, SLIDING: Spec(128, base=5e4, **NORM)},
+        attention__key_length=128, attention__sliding_window=4096, rope__dimension_count=128, rope__freq_base=5e4,
+        rope__scaling__type="none", layers=every(4, 32, "no", SLIDING),
+    ),
+    row(
+        "gpt-oss-20b", "gpt-oss", (2880, 64, 24), Spec(64, base=1.5e5, scaling=pe.YarnScaling(32, 4096)),
+        attention__key_length=64, attention__sliding_window=128, rope__freq_base=1.5e5, rope__scaling__type="yarn",
+        rope__scaling__factor=32.0, rope__scaling__original_context_length=4096,
+    ),
+    row(
+        "Olmo-3-7B", "olmo2", (4096, 32, 32), {FULL: Spec(128, base=5e5, scaling=pe.YarnScaling(8, 8192)), SLIDING: Spec(128, base=5e5)},
+        attention__sliding_window=4096, rope__freq_base=5e5, rope__scaling__type="yarn", rope__scaling__factor=8.0,
+        rope__scaling__original_context_length=8192, layers=every(4, 32),
+    ),
+    row("OLMo-2-1124-7B", "olmo2", (4096, 32, 32), Spec(128, base=5e5), rope__freq_base=5e5),
+    row(
+        "Llama-4-Maverick", "llama4", (5120, 40, 48), Spec(128, base=5e5, **NORM), attention__key_length=128,
+        rope__dimension_count=128, rope__freq_base=5e5, layers=every(4, 48, "no", FULL),
+    ),
+    row(
+        "SmolLM3-3B", "smollm3", (2048, 16, 36), Spec(128, base=5e6, **NORM), rope__dimension_count=128,
+        rope__freq_base=5e6, layers=every(4, 36, "no", FULL),
+    ),
+    row("GLM-4-9B-0414", "glm4", (4096, 32, 40), Spec(128, rotary_dim=64, **NORM), attention__key_length=128, rope__dimension_count=64, rope__freq_base=1e4),
+    row("ERNIE-4.5-0.3B", "ernie4_5", (1024, 16, 18), Spec(128, base=5e5, **NORM), attention__key_length=128, rope__dimension_count=128, rope__freq_base=5e5),
+    row("bitnet-b1.58-2B-4T", "bitnet", (2560, 20, 30), Spec(128, base=5e5), rope__dimension_count=128, rope__freq_base=5e5),
+    row("Seed-OSS-36B", "seed_oss", (5120, 80, 64), Spec(128, base=1e7), attention__key_length=128, rope__freq_base=1e7),
+]  # fmt: skip

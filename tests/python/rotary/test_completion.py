@@ -1,0 +1,109 @@
+"""Files as they are published, of every model type of the installed transformers.
+
+transformers completes a file: that is what its own object says. The readers here, without it, say
+the same or raise.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import posembed as pe
+import pytest
+from posembed.configuration import completion
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from support.transformers_models import COMPLETED, ROTARY_KEY  # noqa: E402
+
+# Its class gives sliding layers the default base, whatever rope_theta is.
+BASE_PASSED_OVER = {"olmo3"}
+
+
+def without_nesting(fields: dict[str, Any]) -> dict[str, Any]:
+    """The names of transformers 4."""
+    fields = copy.deepcopy(fields)
+    rope = fields.pop("rope_parameters", None) or {}
+    if set(rope) == {"full_attention", "sliding_attention"} and all(rope.values()):
+        fields["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+        rope = rope["full_attention"]
+    if any(isinstance(value, dict) for value in rope.values()):
+        return {**fields, "rope_parameters": rope}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if rope.get(key) is not None:
+            fields[key] = rope.pop(key)
+    if rope.get("rope_type", "default") not in ("default", "axial"):
+        fields["rope_scaling"] = rope
+    return fields
+
+
+def published(model_type: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Files that say the least, that name sizes, that have a scaling, and of transformers 4."""
+    minimal = {"model_type": model_type, **COMPLETED.get(model_type, {})}
+    whole = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(minimal)).to_dict()
+    whole = json.loads(json.dumps(whole, default=str))
+    if not any(ROTARY_KEY.search(key) for key in whole):
+        return
+    sizes = {
+        key: whole[key] * (1 if key == "num_attention_heads" else 2)
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+        if isinstance(whole.get(key), int)
+    }
+    yield "minimal", minimal
+    yield "sizes", {**minimal, **sizes}
+    if model_type not in BASE_PASSED_OVER:
+        scaling = {"rope_scaling": {"type": "linear", "factor": 3.0}}
+        yield "scaled", {**minimal, **sizes, "rope_theta": 123456.0, **scaling}
+    yield "transformers 4", without_nesting(whole)
+
+
+Outcome = pe.RotarySpec | list[pe.RotarySpec | None] | str
+
+
+def outcome(read: Callable[[Any], Any], config: Any) -> Outcome:
+    """What is read, or the error's message."""
+    try:
+        return read(copy.deepcopy(config))
+    except ValueError as error:
+        return str(error)
+
+
+def own_object(fields: dict[str, Any]) -> Any:
+    """The configuration object of transformers; None where its class refuses the file."""
+    try:
+        return transformers.CONFIG_MAPPING[fields["model_type"]](**copy.deepcopy(fields))
+    except Exception:  # whatever classes raise
+        return None
+
+
+@pytest.mark.parametrize("read", [pe.RotarySpec.from_huggingface, pe.RotarySpec.for_layers])
+def test_both_ways_agree(read: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers.logging.set_verbosity_error()
+    wrong: dict[str, tuple[Outcome, Outcome]] = {}
+    counts = {"completed": 0, "alone": 0}
+    for model_type in sorted(transformers.CONFIG_MAPPING.keys()):
+        if own_object({"model_type": model_type}) is None:
+            continue
+        for kind, fields in published(model_type):
+            config = own_object(fields)
+            if config is None:
+                continue
+            truth, completed = outcome(read, config), outcome(read, fields)
+            passed_over = isinstance(completed, str) and (
+                "its configuration class takes" in completed or "contradicts itself" in completed
+            )
+            if completed != truth and not passed_over:
+                wrong[f"{model_type}, {kind}, completed"] = (completed, truth)
+            with monkeypatch.context() as patch:
+                patch.setattr(completion, "class_of", lambda model_type: None)
+                alone = outcome(read, fields)
+            if not isinstance(alone, str) and alone != truth and not passed_over:
+                wrong[f"{model_type}, {kind}, alone"] = (alone, truth)
+            counts["completed"] += not isinstance(completed, str)
+            counts["alone"] += not isinstance(alone, str)
+    assert wrong == {}
+    assert counts["completed"] > 700
+    assert counts["alone"] > 200
