@@ -18,6 +18,7 @@ from support.build_folder import BUILD, FROM_SCRATCH, ROOT, used_alone
 sys.path.insert(0, str(ROOT / "scripts"))
 import build_wheel
 
+pytestmark = pytest.mark.timeout(2400)  # from scratch it compiles all of posembed
 SITE = Path(sysconfig.get_path("purelib"))
 QUICKSTART = ROOT / "examples/cpp/quickstart"
 
