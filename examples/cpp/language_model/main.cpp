@@ -1,6 +1,7 @@
 // Trains one small byte-level language model per position method on real text, then reads held-out
 // text in windows of 1, 2 and 4 times the trained length. The losses show how methods extrapolate.
 // After Press et al., "Train Short, Test Long", arXiv:2108.12409.
+#include <posembed/build_info.h>
 #include <torch/cuda.h>
 
 #include <chrono>
@@ -14,12 +15,6 @@
 namespace language_model {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 torch::Device choose_device(const std::string& name) {
   if (name != "auto") return torch::Device(name);
   const bool cuda = torch::cuda::is_available() && !posembed::build_info().cuda_version.empty();
@@ -30,14 +25,11 @@ Decoder trained_model(const std::string& method, const torch::Tensor& ids, const
                       std::ostream& losses) {
   Decoder model(method, settings);
   model->to(ids.device());
-  const auto start = Clock::now();
-  const auto progress = [&](int64_t step, double loss) {
-    if ((step + 1) % 10 != 0 && step + 1 != settings.steps) return;
-    std::fprintf(stderr, "\r%-10s  step %4ld/%ld  loss %.3f  %3.0f s", method.c_str(), step + 1,
-                 settings.steps, loss, seconds_since(start));
-  };
-  const auto history = train(model, ids, settings, progress);
-  std::fputc('\n', stderr);
+  const auto start = std::chrono::steady_clock::now();
+  const auto history = train(model, ids, settings);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::fprintf(stderr, "%-10s  %ld steps in %.0f s, loss %.3f -> %.3f\n", method.c_str(),
+               settings.steps, seconds.count(), history.front(), history.back());
   for (size_t step = 0; step < history.size(); ++step) {
     losses << method << ',' << step << ',' << history[step] << '\n';
   }

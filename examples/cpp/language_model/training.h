@@ -1,13 +1,11 @@
 // One pass over the training text, then the loss on held-out text.
 #pragma once
 
-#include <torch/nn/functional/loss.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "decoder.h"
@@ -19,8 +17,8 @@ namespace language_model {
 /// Mean loss in nats per byte.
 inline torch::Tensor next_byte_loss(Decoder& model, const torch::Tensor& inputs,
                                     const torch::Tensor& targets) {
-  // cross_entropy wants the classes second, and then the targets stay a view.
-  return torch::nn::functional::cross_entropy(model->forward(inputs).transpose(1, 2), targets);
+  // cross_entropy_loss wants the classes second; with them there, the targets stay a view.
+  return torch::cross_entropy_loss(model->forward(inputs).transpose(1, 2), targets);
 }
 
 /// A linear warm-up, then half a cosine wave down to a tenth.
@@ -29,10 +27,10 @@ inline double learning_rate(int64_t step, const Settings& settings) {
   return settings.learning_rate * warm_up * (0.55 + 0.45 * std::cos(M_PI * step / settings.steps));
 }
 
-/// Trains on `ids` and returns the loss before each step. The text is `batch` equal streams, and a
-/// window moves along all of them, step after step.
-inline std::vector<double> train(Decoder& model, const torch::Tensor& ids, const Settings& settings,
-                                 const std::function<void(int64_t, double)>& progress) {
+/// Trains on `ids` and returns the loss before each step. The text is cut into `batch` equal
+/// streams; step after step, a window moves along all of them.
+inline std::vector<double> train(Decoder& model, const torch::Tensor& ids,
+                                 const Settings& settings) {
   auto [inputs, targets] = windows(ids, settings.length);
   inputs = inputs.unflatten(0, {settings.batch, settings.steps});
   targets = targets.unflatten(0, {settings.batch, settings.steps});
@@ -48,7 +46,6 @@ inline std::vector<double> train(Decoder& model, const torch::Tensor& ids, const
     torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
     optimizer.step();
     losses.push_back(loss.item<double>());
-    progress(step, losses.back());
   }
   return losses;
 }
