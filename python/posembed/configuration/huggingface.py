@@ -129,6 +129,8 @@ def rotates(config: Keys, model_type: str, kind: str | None) -> bool:
         return False
     if not config.take("use_rotary_embedding", True) or kind in conventions.WITHOUT_ROTATION:
         return False
+    if config.take("use_rope_layers", True) in (False, 0):
+        return False
     if config.take("no_rope_layers") == 0 or layers.own_base(config) == 0:  # 1: rotated
         return False
     if model_type not in conventions.ROTATED_IF_SLIDING or kind == "sliding_attention":

@@ -10,6 +10,7 @@ from posembed.configuration.keys import Fields, Keys, check_mapping, number, sam
 # Keys with one value for each layer, and the key of a layer's own value.
 BY_LAYER = {
     "no_rope_layers": "no_rope_layers",
+    "use_rope_layers": "use_rope_layers",
     "layer_rope_theta": "layer_rope_theta",
     "partial_rotary_factors": "partial_rotary_factor",
     "rope_theta": "rope_theta",
@@ -211,6 +212,8 @@ def parameters(config: Keys, kind: str | None) -> Keys | None:
     """The rope_parameters of one kind of layer; None where such layers are not rotated."""
     config.ignore("rope_parameters", "rope_scaling", "rope_scaling_layers")
     config.ignore(*BASES, *LOCAL_BASES, *OTHER_BASES)
+    if config.fields.get("model_type") in conventions.SCALED_IF_FULL:
+        same("yarn_only_types", config.take("yarn_only_types"), ["full_attention"])
     rope = legacy(config.fields)
     if is_nested(rope):
         every = Keys(rope, "rope_parameters")
