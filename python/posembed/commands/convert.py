@@ -20,8 +20,9 @@ import torch
 from posembed.commands import common, model_folder, verification
 from posembed.commands.model_folder import CONFIG
 from posembed.commands.permutation import Permutation, specs_of_kinds
-from posembed.configuration import file_of, load, select_part, typed_part
+from posembed.configuration import file_of, load, select_part
 from posembed.configuration.conventions import CONVERTED
+from posembed.configuration.parts import typed
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
@@ -189,7 +190,7 @@ def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], P
     """The text model's configuration and what it says about rows; errors begin with the path."""
     try:
         whole = load(config)
-        fields = typed_part(whole, None)
+        fields = typed(whole, None)
         specs = specs_of_kinds(fields, arguments.interleaved, arguments.base)
     except ValueError as error:
         raise ValueError(f"{config}: {common.in_options(str(error))}") from error

@@ -109,7 +109,7 @@ def of_layer(layer: Layer, stated: Stated, axis: str | None = None) -> RotarySpe
 
 def check_all_understood(config: Keys, accounted: frozenset[str]) -> None:
     """Raises ValueError for keys that may concern positions: no name says that they do not."""
-    config.ignore(*conventions.NO_BEARING, *layers.BY_LAYER, *layers.COUNTS)
+    config.ignore("global_head_dim", *conventions.NO_BEARING, *layers.BY_LAYER, *layers.COUNTS)
     if config.take("layer_types") or config.take("layers_block_type"):
         config.ignore(*conventions.PATTERNS)
     if config.has("no_rope_layers"):

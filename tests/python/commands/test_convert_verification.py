@@ -95,21 +95,6 @@ def test_what_cannot_be_verified_says_so(
     assert json.loads(capsys.readouterr().out)["verified"] is False
 
 
-def test_a_file_that_leaves_out_the_rotated_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """GPT-NeoX rotates a quarter where its configuration does not say."""
-    config = {**CONFIG, "model_type": "gpt_neox", "num_key_value_heads": 4}
-    write_config(tmp_path, config)
-    source, target = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
-    safetensors.save_file({"attention.query_key_value.weight": torch.randn(96, 3)}, source)
-    argv = ["convert", str(source), str(target), "--config", str(tmp_path), "--to", "interleaved"]
-    assert main(argv) == 2
-    message = "read as [(8, 8, 0)], where transformers completes the configuration as [(8, 2, 0)]"
-    assert message in capsys.readouterr().err
-    assert not target.exists()
-
-
 def test_without_transformers(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

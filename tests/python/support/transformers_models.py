@@ -32,6 +32,7 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {"head_dim": 128},
     "glm4v_text": {"partial_rotary_factor": 0.5},
     "glm_image_text": {"partial_rotary_factor": 0.5},
+    "bamba": {"attn_layer_indices": [9, 18, 27]},  # all layers are Mamba by default
     "granitemoehybrid": {
         "position_embedding_type": "rope",
         "layer_types": ["full_attention"] * 32,
