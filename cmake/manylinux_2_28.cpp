@@ -1,14 +1,16 @@
-// Symbols that a newer glibc or libstdc++ gives a new version, or that older ones lack, for wheels that run from
-// glibc 2.28 on, as torch's own do: each calls the version of glibc 2.2.5, with the same meaning. They take the place of
-// the newer symbols when libposembed.so is linked and are not exported.
+// Symbols that a newer glibc or libstdc++ gives a new version, or that older ones lack, for wheels
+// that run from glibc 2.28 on, as torch's own do: each calls the version of glibc 2.2.5, with the
+// same meaning. They take the place of the newer symbols when libposembed.so is linked and are not
+// exported.
 #include <new>
 
-#define POSEMBED_OLD(result, name, parameters, arguments)                      \
-  extern "C" result posembed_old_##name parameters;                            \
-  __asm__(".symver posembed_old_" #name "," #name "@GLIBC_2.2.5");             \
+#define POSEMBED_OLD(result, name, parameters, arguments)          \
+  extern "C" result posembed_old_##name parameters;                \
+  __asm__(".symver posembed_old_" #name "," #name "@GLIBC_2.2.5"); \
   extern "C" result name parameters { return posembed_old_##name arguments; }
 
-// Declared here and not by the system's headers: their declarations carry attributes that definitions may not repeat.
+// Declared here and not by the system's headers: their declarations carry attributes that
+// definitions may not repeat.
 struct stat;
 
 POSEMBED_OLD(double, exp2, (double x), (x))
