@@ -90,7 +90,7 @@ def test_it_brings_no_other_library(wheel: zipfile.ZipFile) -> None:
 
 
 def test_it_runs_where_torch_runs(file: Path) -> None:
-    assert re.search(rf"-manylinux_2_28_{os.uname().machine}\.whl$", file.name)
+    assert f"manylinux_2_28_{os.uname().machine}" in file.name
 
 
 def test_it_needs_the_torch_it_was_built_for(wheel: zipfile.ZipFile) -> None:
