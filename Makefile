@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -157,14 +157,8 @@ wheels:
 	done; done
 
 # Packaging from scratch: the wheel and a project that includes posembed compile all of it (20 minutes on two cores).
-# CI runs this where packaging files differ from those that passed here last.
-packaging_files = setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* scripts/*) csrc/CMakeLists.txt csrc/python/CMakeLists.txt
 test-packaging: build-tests
 	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)
-	cat $(packaging_files) | sha256sum > .ci/packaging-tested
-
-test-changed-packaging:
-	cat $(packaging_files) | sha256sum | cmp -s - .ci/packaging-tested || $(MAKE) test-packaging
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info
