@@ -1,4 +1,6 @@
-"""config.json files: numbers as published, right answers by the models' own code.
+"""config.json files in the form of published ones; right answers by the models' own code.
+
+Not every number was compared with the file that a row names.
 
 Rows of one family share a helper, which has what its files have in common.
 """
