@@ -1,33 +1,75 @@
 // Symbols that a newer glibc or libstdc++ gives a new version, or that older ones lack, for wheels
-// that run from glibc 2.28 on, as torch's own do: each calls the version of glibc 2.2.5, with the
-// same meaning. They take the place of the newer symbols when libposembed.so is linked and are not
+// that run from glibc 2.28 on, as torch's own do. Each jumps to an older version, which means the
+// same. They take the place of the newer symbols when libposembed.so is linked and are not
 // exported.
 #include <new>
 
-#define POSEMBED_OLD(result, name, parameters, arguments)          \
-  extern "C" result posembed_old_##name parameters;                \
-  __asm__(".symver posembed_old_" #name "," #name "@GLIBC_2.2.5"); \
-  extern "C" result name parameters { return posembed_old_##name arguments; }
+#define POSEMBED_OLD_VERSION(name, version)                                            \
+  __asm__(".symver posembed_old_" #name "," #name "@" version                          \
+          "\n.pushsection .text\n.globl " #name "\n.type " #name ", @function\n" #name \
+          ": jmp posembed_old_" #name "@PLT\n.size " #name ", . - " #name "\n.popsection");
+#define POSEMBED_OLD(name) POSEMBED_OLD_VERSION(name, "GLIBC_2.2.5")
+
+// Mathematics.
+POSEMBED_OLD(exp)
+POSEMBED_OLD(exp2)
+POSEMBED_OLD(log)
+POSEMBED_OLD(log2)
+POSEMBED_OLD(pow)
+
+// Threads: glibc 2.34 moved them into libc.so.6.
+POSEMBED_OLD(pthread_condattr_setpshared)
+POSEMBED_OLD(pthread_create)
+POSEMBED_OLD(pthread_detach)
+POSEMBED_OLD(pthread_getspecific)
+POSEMBED_OLD(pthread_join)
+POSEMBED_OLD(pthread_key_create)
+POSEMBED_OLD(pthread_key_delete)
+POSEMBED_OLD(pthread_kill)
+POSEMBED_OLD(pthread_mutex_trylock)
+POSEMBED_OLD(pthread_mutexattr_destroy)
+POSEMBED_OLD(pthread_mutexattr_init)
+POSEMBED_OLD(pthread_mutexattr_setpshared)
+POSEMBED_OLD(pthread_mutexattr_settype)
+POSEMBED_OLD(pthread_once)
+POSEMBED_OLD(pthread_rwlock_destroy)
+POSEMBED_OLD(pthread_rwlock_init)
+POSEMBED_OLD(pthread_rwlock_rdlock)
+POSEMBED_OLD(pthread_rwlock_timedrdlock)
+POSEMBED_OLD(pthread_rwlock_timedwrlock)
+POSEMBED_OLD(pthread_rwlock_tryrdlock)
+POSEMBED_OLD(pthread_rwlock_trywrlock)
+POSEMBED_OLD(pthread_rwlock_unlock)
+POSEMBED_OLD(pthread_rwlock_wrlock)
+POSEMBED_OLD(pthread_rwlockattr_destroy)
+POSEMBED_OLD(pthread_rwlockattr_init)
+POSEMBED_OLD(pthread_rwlockattr_setpshared)
+POSEMBED_OLD(pthread_setspecific)
+POSEMBED_OLD(pthread_spin_destroy)
+POSEMBED_OLD(pthread_spin_init)
+POSEMBED_OLD(pthread_spin_lock)
+POSEMBED_OLD(pthread_spin_trylock)
+POSEMBED_OLD(pthread_spin_unlock)
+POSEMBED_OLD(sem_destroy)
+POSEMBED_OLD(sem_init)
+POSEMBED_OLD(sem_post)
+POSEMBED_OLD(sem_timedwait)
+POSEMBED_OLD(sem_trywait)
+POSEMBED_OLD(sem_wait)
+
+// Libraries and shared memory, which moved with them; the CUDA runtime needs these.
+POSEMBED_OLD(dlclose)
+POSEMBED_OLD(dlerror)
+POSEMBED_OLD(dlopen)
+POSEMBED_OLD(dlsym)
+POSEMBED_OLD(dlvsym)
+POSEMBED_OLD(shm_open)
+POSEMBED_OLD(shm_unlink)
+POSEMBED_OLD_VERSION(dlmopen, "GLIBC_2.3.4")
 
 // Declared here and not by the system's headers: their declarations carry attributes that
 // definitions may not repeat.
 struct stat;
-
-POSEMBED_OLD(double, exp2, (double x), (x))
-POSEMBED_OLD(double, log, (double x), (x))
-POSEMBED_OLD(double, log2, (double x), (x))
-POSEMBED_OLD(double, pow, (double x, double y), (x, y))
-POSEMBED_OLD(double, exp, (double x), (x))
-POSEMBED_OLD(void*, pthread_getspecific, (unsigned key), (key))
-POSEMBED_OLD(int, pthread_setspecific, (unsigned key, const void* value), (key, value))
-POSEMBED_OLD(int, pthread_key_create, (unsigned* key, void (*destroy)(void*)), (key, destroy))
-POSEMBED_OLD(int, pthread_key_delete, (unsigned key), (key))
-POSEMBED_OLD(int, pthread_mutex_trylock, (void* mutex), (mutex))
-POSEMBED_OLD(int, pthread_once, (void* once, void (*function)()), (once, function))
-POSEMBED_OLD(int, pthread_rwlock_rdlock, (void* lock), (lock))
-POSEMBED_OLD(int, pthread_rwlock_wrlock, (void* lock), (lock))
-POSEMBED_OLD(int, pthread_rwlock_unlock, (void* lock), (lock))
-
 extern "C" int __fxstat(int version, int file, struct stat* result);
 extern "C" int fstat(int file, struct stat* result) { return __fxstat(1, file, result); }
 
