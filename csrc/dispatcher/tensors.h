@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "core/index.h"
+#include "core/position.h"
 #include "core/scalar.h"
 
 namespace posembed::dispatcher {
@@ -31,6 +32,19 @@ inline at::ScalarType compute_type(const at::Tensor& tensor) {
 inline core::IndexView index_view(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(),
           tensor.scalar_type() == at::kInt ? core::Index::int32 : core::Index::int64};
+}
+
+/// The kernel's view of positions in int32, int64 or a floating type.
+inline core::PositionView position_view(const at::Tensor& positions) {
+  core::PositionView view;
+  view.data = positions.const_data_ptr();
+  view.floating = positions.is_floating_point();
+  if (view.floating) {
+    view.scalar = scalar_of(positions);
+  } else {
+    view.index = index_view(positions).type;
+  }
+  return view;
 }
 
 /// Whether the last dimension is contiguous, as kernels require.

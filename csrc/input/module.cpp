@@ -181,28 +181,33 @@ void InputEmbeddingImpl::pretty_print(std::ostream& stream) const { stream << "I
 
 std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
     const torch::Tensor& ids, const std::optional<torch::Tensor>& positions,
-    const std::optional<torch::Tensor>& attention_mask, int64_t offset) const {
+    const std::optional<torch::Tensor>& attention_mask, const Offset& offset) const {
   const PositionRule rule = options.position_rule();
   TORCH_CHECK_VALUE(
       !attention_mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
       "attention_mask: expected none unless position_rule is 'opt' and positions ", "are counted");
-  TORCH_CHECK_VALUE(!positions.has_value() || offset == 0,
-                    "offset: expected 0 where positions are given, got ", offset);
-  if (positions.has_value()) return positions;
+  const bool counts_padding = attention_mask.has_value() || rule == PositionRule::roberta;
+  TORCH_CHECK_VALUE(!offset.of_samples().has_value() || !counts_padding,
+                    "offset: expected a number where padding is counted, got ",
+                    offset.of_samples()->sizes());
+  const int64_t number = offset.number();
+  TORCH_CHECK_VALUE(!positions.has_value() || number == 0,
+                    "offset: expected 0 where positions are given, got ", number);
+  if (positions.has_value() || !counts_padding) return offset.positions(positions, ids);
   if (attention_mask.has_value()) {
-    const int64_t tokens = offset + ids.size(-1);
+    const int64_t tokens = number + ids.size(-1);
     TORCH_CHECK_VALUE(attention_mask->dim() > 0 && attention_mask->size(-1) == tokens,
                       "attention_mask: expected [batch, offset + seq] with offset + seq ", tokens,
                       ", got ", attention_mask->sizes());
-    return functional::opt_positions(*attention_mask, offset);
+    return functional::opt_positions(*attention_mask, number);
   }
-  if (rule != PositionRule::roberta) return std::nullopt;
-  return functional::roberta_positions(ids, first_row_of(options) - 1, offset);
+  return functional::roberta_positions(ids, first_row_of(options) - 1, number);
 }
 
 torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
                                           const std::optional<torch::Tensor>& positions,
-                                          const std::optional<torch::Tensor>& types, int64_t offset,
+                                          const std::optional<torch::Tensor>& types,
+                                          const Offset& offset,
                                           const std::optional<torch::Tensor>& attention_mask,
                                           const std::optional<torch::Tensor>& seed,
                                           int64_t first_token) {
@@ -211,7 +216,7 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
   in.ids = ids;
   in.positions = count_positions(ids, positions, attention_mask, offset);
   in.types = types;
-  in.offset = in.positions.has_value() ? 0 : offset;
+  in.offset = in.positions.has_value() ? 0 : offset.number();
   in.scale = token->options.scale();
   in.padding_idx = token->options.padding_idx().value_or(-1);
   in.gradient = posembed::name(token->options.gradient());

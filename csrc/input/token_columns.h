@@ -107,7 +107,7 @@ template <typename T>
 __device__ Wave<T> wave_at(const sinusoidal::Sinusoid& sinusoid, const Turns<T>& turns,
                            int64_t position, int64_t pair) {
   Compute<T> sine, cosine;
-  const sinusoidal::Position place{position, 0, 1.0};
+  const core::Position place{position, 0, 1.0};
   sinusoidal::sincos_at(place, turns.turn[pair], 0, static_cast<Compute<T>>(scale_of(sinusoid)),
                         &sine, &cosine);
   return sinusoid.layout.cos_first ? Wave<T>{cosine, sine} : Wave<T>{sine, cosine};

@@ -76,8 +76,9 @@ void LearnedPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
 
 torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
                                                       const std::optional<torch::Tensor>& positions,
-                                                      int64_t offset) {
-  return functional::learned_add(x, weight, positions, offset, options.first_row());
+                                                      const Offset& offset) {
+  const auto places = offset.positions(positions, x, x.dim() - 3, x.dim() - 2);
+  return functional::learned_add(x, weight, places, offset.number(), options.first_row());
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {

@@ -37,11 +37,12 @@ std::shared_ptr<ALiBiImpl> from_preset(const std::string& name, int64_t num_head
   return std::make_shared<ALiBiImpl>(ALiBiOptions::preset(name, num_heads, head_dim));
 }
 
-using Offset = std::optional<int64_t>;
+using QueryOffset = std::optional<int64_t>;
 using Places = std::optional<torch::Tensor>;
 
-functional::AlibiCall call_of(Offset query_offset, Places query_positions, Places key_positions,
-                              Places cu_seqlens, Places attention_mask, double scale = 1.0) {
+functional::AlibiCall call_of(QueryOffset query_offset, Places query_positions,
+                              Places key_positions, Places cu_seqlens, Places attention_mask,
+                              double scale = 1.0) {
   functional::AlibiCall call;
   call.query_offset = query_offset;
   call.scale = scale;
@@ -54,7 +55,7 @@ functional::AlibiCall call_of(Offset query_offset, Places query_positions, Place
 
 torch::Tensor forward(const ALiBiImpl& self, int64_t query_length,
                       std::optional<int64_t> key_length, std::optional<torch::Dtype> dtype,
-                      Offset query_offset, Places query_positions, Places key_positions,
+                      QueryOffset query_offset, Places query_positions, Places key_positions,
                       Places cu_seqlens, Places attention_mask) {
   return self.forward(
       query_length, key_length,
@@ -64,15 +65,15 @@ torch::Tensor forward(const ALiBiImpl& self, int64_t query_length,
 /// A method on scores, with the arguments that Python gives it.
 template <auto method>
 auto on_scores(const ALiBiImpl& self, const torch::Tensor& scores, double scale,
-               Offset query_offset, Places query_positions, Places key_positions, Places cu_seqlens,
-               Places attention_mask) {
+               QueryOffset query_offset, Places query_positions, Places key_positions,
+               Places cu_seqlens, Places attention_mask) {
   return (self.*method)(scores, call_of(query_offset, query_positions, key_positions, cu_seqlens,
                                         attention_mask, scale));
 }
 
 torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const torch::Tensor& key,
                         const torch::Tensor& value, std::optional<double> scale, double dropout,
-                        Offset query_offset, Places query_positions, Places key_positions,
+                        QueryOffset query_offset, Places query_positions, Places key_positions,
                         Places cu_seqlens, Places attention_mask) {
   return self.attention(
       query, key, value,
@@ -84,7 +85,7 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
 template <auto function>
 auto with_scores(const torch::Tensor& scores, const torch::Tensor& slopes,
                  const Places& query_positions, const Places& key_positions,
-                 const Places& cu_seqlens, const Places& attention_mask, Offset query_offset,
+                 const Places& cu_seqlens, const Places& attention_mask, QueryOffset query_offset,
                  bool causal, bool hide, double scale) {
   functional::AlibiCall call =
       call_of(query_offset, query_positions, key_positions, cu_seqlens, attention_mask, scale);

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "posembed/offset.h"
 #include "posembed/pretrained.h"
 #include "posembed/rotary.h"
 #include "posembed/token.h"
@@ -75,3 +76,20 @@ void def_maker(const py::module_& module, const char* type, const char* name, Fu
 }
 
 }  // namespace posembed::python
+
+/// In Python an Offset is a number or a tensor.
+template <>
+struct pybind11::detail::type_caster<posembed::Offset> {
+  PYBIND11_TYPE_CASTER(posembed::Offset, const_name("int | torch.Tensor"));
+
+  bool load(handle source, bool convert) {
+    if (make_caster<torch::Tensor> tensor; tensor.load(source, convert)) {
+      value = posembed::Offset(cast_op<torch::Tensor>(std::move(tensor)));
+      return true;
+    }
+    make_caster<int64_t> number;
+    if (!number.load(source, convert)) return false;
+    value = posembed::Offset(cast_op<int64_t>(number));
+    return true;
+  }
+};

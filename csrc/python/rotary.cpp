@@ -39,7 +39,7 @@ std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::str
 }
 
 Rotated rotary_forward(RotaryEmbeddingImpl& self, const torch::Tensor& query,
-                       const MaybeTensor& key, const MaybeTensor& positions, int64_t offset,
+                       const MaybeTensor& key, const MaybeTensor& positions, const Offset& offset,
                        const MaybeTensor& cu_seqlens, bool inverse) {
   const py::gil_scoped_release release;
   if (!key.has_value())
@@ -48,7 +48,7 @@ Rotated rotary_forward(RotaryEmbeddingImpl& self, const torch::Tensor& query,
 }
 
 Rotated rotate_in_place(RotaryEmbeddingImpl& self, const torch::Tensor& query,
-                        const MaybeTensor& key, const MaybeTensor& positions, int64_t offset,
+                        const MaybeTensor& key, const MaybeTensor& positions, const Offset& offset,
                         const MaybeTensor& cu_seqlens, bool inverse) {
   const py::gil_scoped_release release;
   if (!key.has_value())

@@ -30,6 +30,7 @@ constexpr int64_t max_padded_pairs = padded(max_pairs);
 template <typename T>
 struct Turns {
   alignas(64) TurnOf<T> of_slot[max_padded_pairs];
+  int64_t whole_of_slot[max_padded_pairs];  // whole turns, for positions with fractions
   uint8_t axis_of_slot[max_padded_pairs];   // for positions with several axes
   double decay_of_slot[max_padded_pairs];   // xPos
   uint16_t pair_of_slot[max_padded_pairs];  // for angles read from tables
@@ -91,13 +92,19 @@ void order_learned_turns(const Arguments& arguments, Turns<T>* turns) {
   place_turns<T, interleaved>(arguments.pairs, of_pair, turns);
 }
 
-/// Turns of the specification, or of learned frequencies.
+/// Whole turns of all slots.
 template <typename T, bool interleaved>
-void order_turns(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.frequencies.data != nullptr) {
-    order_learned_turns<T, interleaved>(arguments, turns);
-  } else {
-    place_turns<T, interleaved>(arguments.pairs, core::turns_of<T>(arguments), turns);
+void order_whole_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (!arguments.positions.floating) return;
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->whole_of_slot[slot] = 0;
+    if (pair >= arguments.pairs) continue;
+    const bool learned = arguments.frequencies.data != nullptr;
+    const double radians =
+        learned ? read(arguments.frequencies, pair) : arguments.radians[pair].high;
+    if (!core::has_turn(radians)) continue;
+    turns->whole_of_slot[slot] = core::whole_turns(radians, turns->of_slot[slot]);
   }
 }
 
@@ -108,6 +115,18 @@ void order_axes(const Arguments& arguments, Turns<T>* turns) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     turns->axis_of_slot[slot] = pair < arguments.pairs ? arguments.axis_of_pair[pair] : 0;
   }
+}
+
+/// Turns of the specification, or of learned frequencies, with the axes of their positions.
+template <typename T, bool interleaved>
+void order_turns(const Arguments& arguments, Turns<T>* turns) {
+  if (arguments.frequencies.data != nullptr) {
+    order_learned_turns<T, interleaved>(arguments, turns);
+  } else {
+    place_turns<T, interleaved>(arguments.pairs, core::turns_of<T>(arguments), turns);
+  }
+  order_whole_turns<T, interleaved>(arguments, turns);
+  order_axes<T, interleaved>(arguments, turns);
 }
 
 template <typename T, bool interleaved>
@@ -129,6 +148,16 @@ void order_table(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
+template <typename T>
+TurnOf<T> phase_of(int64_t position, const Turns<T>& turns, int64_t slot) {
+  return core::phase(position, turns.of_slot[slot]);
+}
+
+template <typename T>
+TurnOf<T> phase_of(const core::Position& position, const Turns<T>& turns, int64_t slot) {
+  return core::phase(position, turns.of_slot[slot], turns.whole_of_slot[slot]);
+}
+
 /// Fills sine and cosine; `position` returns the position of a slot.
 template <typename T, typename Position>
 void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Position& position,
@@ -139,7 +168,7 @@ void fill_angles(const Arguments& arguments, const Turns<T>& turns, const Positi
   for (int64_t begin = 0; begin < slots; begin += lanes) {
     for (int64_t slot = begin; slot < begin + lanes; ++slot) {
       Compute<T> sine, cosine;
-      core::sincos_turn(core::phase(position(slot), turns.of_slot[slot]), &sine, &cosine);
+      core::sincos_turn(phase_of<T>(position(slot), turns, slot), &sine, &cosine);
       angles->cosine[slot] = cosine * amplitude;
       angles->sine[slot] = sine * sine_amplitude;
     }
@@ -152,7 +181,7 @@ void apply_decay(const Arguments& arguments, const Turns<T>& turns, int64_t r,
                  const Position& position, Angles<T>* angles) {
   const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
-    const double distance = static_cast<double>(position(slot)) - arguments.decay_center;
+    const double distance = core::to_double(position(slot)) - arguments.decay_center;
     const Amplitude amplitude =
         amplitude_at<Compute<T>>(turns.decay_of_slot[slot], sign * distance);
     angles->cosine[slot] = static_cast<Compute<T>>(angles->cosine[slot] * amplitude.inner);
@@ -180,7 +209,7 @@ void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* ang
     angles->cosine[slot] = angles->sine[slot] = 0;
     if (pair >= arguments.pairs) continue;
     const int64_t axis = arguments.axes == 1 ? 0 : arguments.axis_of_pair[pair];
-    const auto position = static_cast<double>(position_of(arguments, token.batch, token.seq, axis));
+    const double position = core::to_double(position_of(arguments, token.batch, token.seq, axis));
     const double angle = position * read(arguments.frequencies, pair);
     angles->sine[slot] = static_cast<Compute<T>>(arguments.reverse ? -angle : angle);
   }
@@ -207,12 +236,36 @@ void begin_rotation(const Arguments& arguments, const Turns<T>& turns, const Tok
   if (arguments.decay != nullptr) apply_decay<T>(arguments, turns, r, position, angles);
 }
 
+/// Computes the angles of a token in tensor `r` at floating positions; they are NaN where a
+/// position is not finite.
+template <typename T>
+void begin_at_fractions(const Arguments& arguments, const Turns<T>& turns, const Token& token,
+                        int64_t r, Angles<T>* angles) {
+  core::Position of_axis[max_axes];
+  for (int64_t axis = 0; axis < arguments.axes; ++axis) {
+    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
+  }
+  const auto position = [&](int64_t slot) {
+    return of_axis[arguments.axes == 1 ? 0 : turns.axis_of_slot[slot]];
+  };
+  begin_rotation<T>(arguments, turns, token, position, r, angles);
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const auto scale = static_cast<Compute<T>>(position(slot).scale);
+    angles->cosine[slot] *= scale;
+    angles->sine[slot] *= scale;
+  }
+}
+
 /// Computes the angles of a token in tensor `r`; returns whether it is rotated at all.
 template <typename T>
 bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                  Angles<T>* angles, int64_t r = 0) {
+  if (arguments.positions.floating) {
+    begin_at_fractions<T>(arguments, turns, token, r, angles);
+    return true;
+  }
   if (arguments.axes == 1) {
-    const int64_t position = position_of(arguments, token.batch, token.seq, 0);
+    const int64_t position = whole_position_of(arguments, token.batch, token.seq, 0);
     if (position == -1) return false;
     begin_rotation<T>(
         arguments, turns, token, [=](int64_t) { return position; }, r, angles);
@@ -220,7 +273,7 @@ bool begin_token(const Arguments& arguments, const Turns<T>& turns, const Token&
   }
   int64_t of_axis[max_axes];
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-    of_axis[axis] = position_of(arguments, token.batch, token.seq, axis);
+    of_axis[axis] = whole_position_of(arguments, token.batch, token.seq, axis);
     if (of_axis[axis] == -1) return false;
   }
   const auto position = [&](int64_t slot) { return of_axis[turns.axis_of_slot[slot]]; };

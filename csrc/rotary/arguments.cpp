@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <string>
@@ -37,13 +38,23 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
 
+/// 16-bit types are refused, because they lack whole numbers from 257 or 2049 on.
+void check_position_type(const Tensor& positions, const char* argument) {
+  const at::ScalarType type = positions.scalar_type();
+  TORCH_CHECK_TYPE(
+      type == at::kInt || type == at::kLong || type == at::kFloat || type == at::kDouble, argument,
+      ": expected int32, int64, float32 or float64, got ", type);
+  TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && positions.requires_grad()), argument,
+                    ": requires grad, but rotations have no gradient for positions; detach them");
+}
+
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
                      const c10::SymInt& offset, const Names& names) {
   // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
   const bool by_axis = axes > 1 && has_axes(all, where);
   if (by_axis) dispatcher::check_size(all.sym_size(0), axes, names.positions, "axes");
   const Tensor positions = by_axis ? all.select(0, 0) : all;
-  dispatcher::check_integers(positions, names.positions);
+  check_position_type(positions, names.positions);
   dispatcher::check_same_device(positions, names.positions, query, names.query);
   const auto batch = where.batch < 0 ? std::nullopt : std::optional(query.sym_size(where.batch));
   dispatcher::check_positions_shape(positions, names.positions, batch, query.sym_size(where.seq),
@@ -85,7 +96,7 @@ void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimens
 
 void set_positions(const Tensor& positions, const Specification& spec, const Dimensions& where,
                    Arguments* result) {
-  result->positions = dispatcher::index_view(positions);
+  result->positions = dispatcher::position_view(positions);
   const bool by_row = where.batch >= 0 && positions.dim() > 1 && positions.size(-2) > 1;
   result->position_stride[0] = by_row ? positions.stride(-2) : 0;
   result->position_stride[1] = positions.stride(-1);
@@ -141,12 +152,13 @@ void check(const Tensor& query, const Tensor* key, const Rotation& by, const Nam
 }
 
 void check_position_values(const Tensor& positions, const char* argument) {
+  if (positions.is_floating_point()) return;
   const core::IndexView view = dispatcher::index_view(positions);
   for (int64_t place = 0; place < positions.numel(); ++place) {
     const int64_t position = core::read(view, place);
     TORCH_CHECK_INDEX(position >= -1, argument,
                       ": expected -1 (leave the token as it is) or more, got ", position,
-                      " at place ", place);
+                      " at place ", place, "; floating positions may be negative");
   }
 }
 
@@ -200,6 +212,7 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
   result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
   result.turns = found.turns.data();
   result.wide_turns = found.wide_turns.data();
+  result.radians = found.frequencies.data();
   if (!found.decay.empty()) {
     result.decay = found.decay.data();
     result.decay_center = found.decay_center;

@@ -27,7 +27,7 @@ struct Names {
 /// The checks that need no values. Eager and Meta kernels share them.
 void check(const Tensor& query, const Tensor* key, const Rotation& by, const Names& names = {});
 
-/// Throws c10::IndexError for positions below -1 in a contiguous CPU tensor.
+/// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor.
 void check_position_values(const Tensor& positions, const char* argument);
 
 /// The optional tensors of a Rotation as kernels read them: contiguous if they must be, undefined

@@ -75,8 +75,9 @@ void add_token(const Arguments& arguments, int64_t number, const C* moments, dou
   double positions[max_axes];
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
     const int64_t batch = number / arguments.seq, seq = number % arguments.seq;
-    positions[axis] = static_cast<double>(position_of(arguments, batch, seq, axis));
-    if (positions[axis] == -1) return;
+    const core::Position position = position_of(arguments, batch, seq, axis);
+    if (leaves_token(arguments, position)) return;
+    positions[axis] = core::to_double(position);
   }
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     const double position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];

@@ -25,11 +25,12 @@ struct Launch {
   uint8_t axis_of_pair[max_pairs];
 };
 
-/// Whether a token is rotated at all. The forward pass has recorded positions below -1.
+/// Whether a token is rotated at all. The forward pass has recorded integers below -1.
 __device__ inline bool is_rotated(const Arguments& arguments, int64_t batch, int64_t seq) {
   bool rotated = true;
   for (int64_t axis = 0; axis < arguments.axes; ++axis) {
-    rotated = rotated && position_of(arguments, batch, seq, axis) >= 0;
+    const core::Position position = position_of(arguments, batch, seq, axis);
+    rotated = rotated && (arguments.positions.floating || position.whole >= 0);
   }
   return rotated;
 }
@@ -65,7 +66,7 @@ __global__ void sum_kernel(const __grid_constant__ Launch launch) {
     const int64_t batch = token / arguments.seq, seq = token % arguments.seq;
     if (!is_rotated(arguments, batch, seq)) continue;
     const int axis = arguments.axes == 1 ? 0 : launch.axis_of_pair[pair];
-    const auto position = static_cast<double>(position_of(arguments, batch, seq, axis));
+    const double position = core::to_double(position_of(arguments, batch, seq, axis));
     const auto moment = moment_of<T, interleaved>(arguments, batch, seq, pair, row, rows);
     sum = core::fma(position, static_cast<double>(moment), sum);
   }

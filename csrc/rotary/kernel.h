@@ -8,7 +8,9 @@
 #include "core/cpu_kernel.h"
 #include "core/cuda_launch.h"
 #include "core/device_error.h"
+#include "core/double_double.h"
 #include "core/index.h"
+#include "core/position.h"
 #include "core/scalar.h"
 #include "core/turn.h"
 
@@ -85,23 +87,24 @@ struct Arguments {
   bool reverse = false;                    // rotate by minus the angle
   bool tangent = false;                    // see below
   double amplitude = 1.0;                  // the rotated pair is multiplied by it
-  core::IndexView positions;               // data == nullptr: offset, offset + 1, …
+  core::PositionView positions;            // data == nullptr: offset, offset + 1, …
   int64_t position_stride[3] = {0, 0, 0};  // batch, seq, axis; in elements
   int64_t offset = 0;
-  Documents documents;                        // if positions are not given
-  int64_t axes = 1;                           // rows of positions, at most max_axes
-  const uint8_t* axis_of_pair = nullptr;      // [pairs], host memory, if there are several axes
-  const core::Turn64* turns = nullptr;        // [pairs], host memory: turns per position
-  const core::Turn128* wide_turns = nullptr;  // the same to 128 bits, for float64 data
-  const double* decay = nullptr;              // xPos: [pairs], host memory, log2 per position
-  double decay_center = 0.0;                  // the position where amplitudes are 1
-  double decay_sign = 1.0;                    // of the query; the key's is the opposite
-  const float* cosines = nullptr;             // tables [batch, seq, pairs] to turn by instead, as
-  const float* sines = nullptr;               // PyTorch does it: see rounding.h
-  int64_t table_stride[2] = {0, 0};           // batch, seq; in elements
-  Products products = Products::kept;         // with tables; fused: only on CUDA
-  Frequencies frequencies;                    // instead of turns
-  core::DeviceError* error = nullptr;         // CUDA: where a position below -1 is recorded
+  Documents documents;                          // if positions are not given
+  int64_t axes = 1;                             // rows of positions, at most max_axes
+  const uint8_t* axis_of_pair = nullptr;        // [pairs], host memory, if there are several axes
+  const core::Turn64* turns = nullptr;          // [pairs], host memory: turns per position
+  const core::Turn128* wide_turns = nullptr;    // the same to 128 bits, for float64 data
+  const core::DoubleDouble* radians = nullptr;  // the same with whole turns, for fractions
+  const double* decay = nullptr;                // xPos: [pairs], host memory, log2 per position
+  double decay_center = 0.0;                    // the position where amplitudes are 1
+  double decay_sign = 1.0;                      // of the query; the key's is the opposite
+  const float* cosines = nullptr;               // tables [batch, seq, pairs] to turn by instead, as
+  const float* sines = nullptr;                 // PyTorch does it: see rounding.h
+  int64_t table_stride[2] = {0, 0};             // batch, seq; in elements
+  Products products = Products::kept;           // with tables; fused: only on CUDA
+  Frequencies frequencies;                      // instead of turns
+  core::DeviceError* error = nullptr;           // CUDA: where a position below -1 is recorded
 };
 
 /// Components of each row of `rows`.
@@ -114,20 +117,46 @@ POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const Rows& row
   return rows.window_only ? 0 : arguments.start;
 }
 
-/// The position of a token on an axis. `call` is Arguments, or has the same members.
+/// The position of a token where none are given.
 template <typename Call>
-POSEMBED_INLINE int64_t position_of(const Call& call, int64_t batch, int64_t seq, int64_t axis) {
-  if (call.positions.data == nullptr) {
-    const bool one_document = call.documents.starts.data == nullptr;
-    return call.offset + seq - (one_document ? 0 : document_start(call.documents, seq));
-  }
-  return core::read(call.positions, batch * call.position_stride[0] +
-                                        seq * call.position_stride[1] +
-                                        axis * call.position_stride[2]);
+POSEMBED_INLINE int64_t counted_position(const Call& call, int64_t seq) {
+  const bool one_document = call.documents.starts.data == nullptr;
+  return call.offset + seq - (one_document ? 0 : document_start(call.documents, seq));
 }
 
-/// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at position -1
-/// (on any axis) stays as it is.
+/// The index of a token's position on an axis. `call` is Arguments, or has the same members.
+template <typename Call>
+POSEMBED_INLINE int64_t place_of_position(const Call& call, int64_t batch, int64_t seq,
+                                          int64_t axis) {
+  return batch * call.position_stride[0] + seq * call.position_stride[1] +
+         axis * call.position_stride[2];
+}
+
+/// The position of a token on an axis.
+template <typename Call>
+POSEMBED_INLINE core::Position position_of(const Call& call, int64_t batch, int64_t seq,
+                                           int64_t axis) {
+  if (call.positions.data == nullptr) return {counted_position(call, seq), 0, 1.0};
+  return core::read(call.positions, place_of_position(call, batch, seq, axis));
+}
+
+/// The same for positions that are not floating.
+template <typename Call>
+POSEMBED_INLINE int64_t whole_position_of(const Call& call, int64_t batch, int64_t seq,
+                                          int64_t axis) {
+  if (call.positions.data == nullptr) return counted_position(call, seq);
+  return core::read({call.positions.data, call.positions.index},
+                    place_of_position(call, batch, seq, axis));
+}
+
+/// Whether a position leaves its token as it is: the integer -1. Floating positions leave none.
+template <typename Call>
+POSEMBED_INLINE bool leaves_token(const Call& call, const core::Position& position) {
+  return !call.positions.floating && position.whole == -1;
+}
+
+/// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at the integer
+/// position -1 (on any axis) stays as it is.
 ///
 /// With `tangent`, `frequencies` are the frequencies' tangents and rows.in holds rotated pairs (x,
 /// y): rows.out becomes their tangents, position * frequency * (-y, x). Components that do not turn

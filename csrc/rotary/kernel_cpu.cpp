@@ -191,7 +191,6 @@ int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
 template <typename T, bool interleaved>
 void make_plan(const Arguments& arguments, Plan<T>* plan) {
   order_turns<T, interleaved>(arguments, &plan->turns);
-  order_axes<T, interleaved>(arguments, &plan->turns);
   order_decay<T, interleaved>(arguments, &plan->turns);
   order_table<T, interleaved>(arguments, &plan->turns);
   for (int64_t r = 0; r < arguments.count; ++r) {

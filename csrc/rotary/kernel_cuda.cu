@@ -15,7 +15,7 @@ struct Tables {
   Compute<T> outer[count][decaying ? capacity : 1];
 
   __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token, int pair,
-                       int64_t position) {
+                       const core::Position& position) {
     if constexpr (form == Form::table) {
       const int64_t row = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1];
       sine[0][pair] = launch.sines[row + pair];
@@ -37,9 +37,10 @@ struct Tables {
   }
 
  private:
-  __device__ void decay(const LaunchOf<T, capacity, form>& launch, int pair, int64_t position) {
+  __device__ void decay(const LaunchOf<T, capacity, form>& launch, int pair,
+                        const core::Position& position) {
     const Compute<T> s = sine[0][pair], c = cosine[0][pair];
-    const double distance = static_cast<double>(position) - launch.decay_center;
+    const double distance = core::to_double(position) - launch.decay_center;
 #pragma unroll
     for (int r = 0; r < count; ++r) {
       const double sign = r == 0 ? launch.decay_sign : -launch.decay_sign;
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(most_threads<size>)
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
-    const bool rotated = fill_angles(launch, token, [&](int pair, int64_t position) {
+    const bool rotated = fill_angles(launch, token, [&](int pair, const core::Position& position) {
       tables.fill(launch, token, pair, position);
     });
     Angles<T, size, form> angles;

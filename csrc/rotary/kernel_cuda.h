@@ -39,7 +39,7 @@ struct Launch {
   int64_t tokens;
   core::Divisor<int64_t> seq;
   int64_t position_stride[3], offset;
-  core::IndexView positions;
+  core::PositionView positions;
   Documents documents;
   Frequencies frequencies;
   core::DeviceError* error;
@@ -54,6 +54,7 @@ struct Launch {
   int axes;
   bool tangent;
   TurnOf<T> turns[capacity];
+  int64_t whole_turns[capacity];  // for positions with fractions
   uint8_t axis_of_pair[capacity];
 };
 
@@ -219,16 +220,17 @@ struct Owners {
   }
 };
 
-/// Whether the token is rotated: its position is at least 0. Positions below -1 are recorded as
-/// errors.
+/// Whether the token is rotated: its position is floating or at least 0. Integers below -1 are
+/// recorded as errors.
 template <typename T, int capacity>
-__device__ bool is_rotated(const Launch<T, capacity>& launch, int64_t position,
+__device__ bool is_rotated(const Launch<T, capacity>& launch, const core::Position& position,
                            const Token& token) {
-  if (position < -1 && threadIdx.x == 0) {
-    core::record_error(launch.error, core::ErrorKind::position, position, token.number,
+  if (launch.positions.floating) return true;
+  if (position.whole < -1 && threadIdx.x == 0) {
+    core::record_error(launch.error, core::ErrorKind::position, position.whole, token.number,
                        /*limit=*/-1);
   }
-  return position >= 0;
+  return position.whole >= 0;
 }
 
 constexpr int copies_in_flight = 2;  // per thread, like heads_in_flight
@@ -266,20 +268,26 @@ __device__ void copy_outside(const Launch<T, capacity>& launch, const TokenRows<
 /// Sine and cosine at a learned frequency, NaN if it is NaN; for a tangent, the factor that
 /// replaces them.
 template <typename T>
-__device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int64_t position,
-                               int pair, Compute<T>* sine, Compute<T>* cosine) {
+__device__ void learned_sincos(const Frequencies& frequencies, bool tangent,
+                               const core::Position& position, int pair, Compute<T>* sine,
+                               Compute<T>* cosine) {
+  const double radians = read(frequencies, pair);
   if (tangent) {
-    *sine = static_cast<Compute<T>>(static_cast<double>(position) * read(frequencies, pair));
+    *sine = static_cast<Compute<T>>(core::to_double(position) * radians);
     *cosine = 0;
     return;
   }
-  const core::Turn128 turn = turn_of(frequencies, pair);
-  if constexpr (std::is_same_v<T, double>) {
-    core::sincos_turn(core::phase(position, turn), sine, cosine);
-  } else {
-    core::sincos_turn(core::phase(position, core::round_to_turn64(turn)), sine, cosine);
+  if (!core::has_turn(radians)) {
+    *sine = *cosine = static_cast<Compute<T>>(NAN);
+    return;
   }
-  if (!core::has_turn(read(frequencies, pair))) *sine = *cosine = static_cast<Compute<T>>(NAN);
+  TurnOf<T> turn;
+  if constexpr (std::is_same_v<T, double>) {
+    turn = turn_of(frequencies, pair);
+  } else {
+    turn = core::round_to_turn64(turn_of(frequencies, pair));
+  }
+  core::sincos_turn(core::phase(position, turn, core::whole_turns(radians, turn)), sine, cosine);
 }
 
 /// Calls fill(pair, position) for the pairs of a token and makes its writes visible to the block.
@@ -287,7 +295,7 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent, int
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
-  const int64_t first_position = position_of(launch, token.batch, token.seq, 0);
+  const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
   bool rotated = is_rotated(launch, first_position, token);
   for (int axis = 1; axis < launch.axes; ++axis) {
     rotated =
@@ -305,22 +313,24 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
 
 /// Sine and cosine of a pair, times the common amplitude.
 template <typename T, int capacity>
-__device__ void angle_of(const Launch<T, capacity>& launch, int pair, int64_t position,
-                         Compute<T>* sine, Compute<T>* cosine) {
+__device__ void angle_of(const Launch<T, capacity>& launch, int pair,
+                         const core::Position& position, Compute<T>* sine, Compute<T>* cosine) {
   if (launch.frequencies.data == nullptr) {
-    core::sincos_turn(core::phase(position, launch.turns[pair]), sine, cosine);
+    const auto turn = core::phase(position, launch.turns[pair], launch.whole_turns[pair]);
+    core::sincos_turn(turn, sine, cosine);
   } else {
     learned_sincos<T>(launch.frequencies, launch.tangent, position, pair, sine, cosine);
   }
-  *sine *= launch.sine_amplitude;
-  *cosine *= launch.amplitude;
+  const auto scale = static_cast<Compute<T>>(position.scale);  // NaN if it is not finite
+  *sine *= launch.sine_amplitude * scale;
+  *cosine *= launch.amplitude * scale;
 }
 
 /// Computes the exact angles of a token. Returns whether it is rotated.
 template <typename T, int capacity>
 __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
                             Compute<T>* sines, Compute<T>* cosines) {
-  return fill_angles(launch, token, [&](int pair, int64_t position) {
+  return fill_angles(launch, token, [&](int pair, const core::Position& position) {
     angle_of(launch, pair, position, sines + pair, cosines + pair);
   });
 }
@@ -372,6 +382,9 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
     if (arguments.frequencies.data != nullptr) continue;  // read on the device
     launch.turns[i] = core::turns_of<T>(arguments)[i];
+    if (arguments.positions.floating) {
+      launch.whole_turns[i] = core::whole_turns(arguments.radians[i].high, launch.turns[i]);
+    }
   }
   if constexpr (form == Form::table) {
     launch.cosines = arguments.cosines;

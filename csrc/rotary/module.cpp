@@ -3,6 +3,7 @@
 
 #include "core/double_double.h"
 #include "posembed/rotary.h"
+#include "rotary/arguments.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -157,36 +158,45 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
 }
 
+std::optional<torch::Tensor> RotaryEmbeddingImpl::places_of(
+    const torch::Tensor& query, const std::optional<torch::Tensor>& positions,
+    const Offset& offset) const {
+  const rotary::Dimensions where = rotary::dimensions(posembed::name(options.layout()));
+  return offset.positions(positions, query, where.batch, where.seq);
+}
+
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
-                                           int64_t offset,
+                                           const Offset& offset,
                                            const std::optional<torch::Tensor>& cu_seqlens,
                                            bool inverse) {
-  return functional::rotary(query, std::nullopt, positions, text_,
-                            call(offset, inverse, cu_seqlens));
+  return functional::rotary(query, std::nullopt, places_of(query, positions, offset), text_,
+                            call(offset.number(), inverse, cu_seqlens));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, int64_t offset,
+    const std::optional<torch::Tensor>& positions, const Offset& offset,
     const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  return functional::rotary(query, key, positions, text_, call(offset, inverse, cu_seqlens));
+  return functional::rotary(query, key, places_of(query, positions, offset), text_,
+                            call(offset.number(), inverse, cu_seqlens));
 }
 
 torch::Tensor RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
                                            const std::optional<torch::Tensor>& positions,
-                                           int64_t offset,
+                                           const Offset& offset,
                                            const std::optional<torch::Tensor>& cu_seqlens,
                                            bool inverse) {
-  return functional::rotary_(query, std::nullopt, positions, text_,
-                             call(offset, inverse, cu_seqlens));
+  return functional::rotary_(query, std::nullopt, places_of(query, positions, offset), text_,
+                             call(offset.number(), inverse, cu_seqlens));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(
     const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, int64_t offset,
+    const std::optional<torch::Tensor>& positions, const Offset& offset,
     const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  return functional::rotary_(query, key, positions, text_, call(offset, inverse, cu_seqlens));
+  return functional::rotary_(query, key, places_of(query, positions, offset), text_,
+                             call(offset.number(), inverse, cu_seqlens));
 }
 
 torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,

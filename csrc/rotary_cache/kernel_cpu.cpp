@@ -204,7 +204,6 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   kernel::Turns<T> turns;
   kernel::Angles<T> angles;
   kernel::order_turns<T, interleaved>(rotary, &turns);
-  kernel::order_axes<T, interleaved>(rotary, &turns);
   const Walk<T, float8> walk = plan_walk<T, interleaved, float8>(arguments);
   const kernel::TokenOrder order(rotary);
   for (int64_t number = begin; number < end; ++number) {

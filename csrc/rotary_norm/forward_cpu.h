@@ -69,7 +69,6 @@ class Forward {
         rotation_(arguments.rotation),
         tile_(kernel::choose_tile<T>(rotation_, tile_for_runs)) {
     kernel::order_turns<T, interleaved>(rotation_, &turns_);
-    kernel::order_axes<T, interleaved>(rotation_, &turns_);
     for (int64_t r = 0; r < 2; ++r) {
       set_weights(r);
       const Rows& rows = rotation_.rows[r];

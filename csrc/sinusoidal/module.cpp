@@ -71,8 +71,9 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(
-    const torch::Tensor& x, const std::optional<torch::Tensor>& positions, int64_t offset) {
-  return functional::sinusoidal(x, positions, text_, offset, learned_scale());
+    const torch::Tensor& x, const std::optional<torch::Tensor>& positions, const Offset& offset) {
+  const auto places = offset.positions(positions, x, x.dim() - 3, x.dim() - 2);
+  return functional::sinusoidal(x, places, text_, offset.number(), learned_scale());
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,

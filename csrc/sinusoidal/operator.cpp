@@ -76,18 +76,6 @@ void check_encode(const Tensor& positions, const MaybeTensor& scale, int64_t ord
 
 // ------------------------------------------------------------------------------------ the kernels
 
-PositionView position_view(const Tensor& positions) {
-  PositionView view;
-  view.data = positions.const_data_ptr();
-  view.floating = positions.is_floating_point();
-  if (view.floating) {
-    view.scalar = dispatcher::scalar_of(positions);
-  } else {
-    view.index = dispatcher::index_view(positions).type;
-  }
-  return view;
-}
-
 Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
   if (scale.has_value()) {
     sinusoid.learned_scale = scale->const_data_ptr();
@@ -137,7 +125,7 @@ Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& sca
   copy_strides(out, call.out_stride);
   call.offset = offset;
   if (positions.has_value()) {
-    call.positions = position_view(*positions);
+    call.positions = dispatcher::position_view(*positions);
     const bool one_row = positions->dim() == 1 || positions->size(0) == 1;
     call.position_stride[0] = one_row ? 0 : positions->stride(0);
     call.position_stride[1] = positions->stride(-1);
@@ -162,7 +150,7 @@ Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int6
   call.batch = 1;
   call.seq = positions.numel();
   call.out_stride[1] = spec.spec.embedding_dim;
-  call.positions = position_view(places);
+  call.positions = dispatcher::position_view(places);
   call.position_stride[1] = 1;
   launch(call, out);
   return out;
@@ -196,7 +184,7 @@ Tensor shift_matrix(double distance, Text text) {
   const Specification& spec = specification(text);
   const int64_t dim = spec.layout.columns;
   Tensor matrix = at::zeros({dim, dim}, at::kDouble);
-  const Position position = split(distance);
+  const Position position = core::split(distance);
   TORCH_CHECK_VALUE(position.scale == 1.0, "distance: expected a finite number below 2^63, got ",
                     distance);
   for (size_t pair = 0; pair < spec.wide_turns.size(); ++pair) {

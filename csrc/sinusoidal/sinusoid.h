@@ -3,11 +3,10 @@
 // 3.5.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
-#include "core/index.h"
 #include "core/macros.h"
+#include "core/position.h"
 #include "core/scalar.h"
 #include "core/turn.h"
 
@@ -35,37 +34,10 @@ struct Sinusoid {
   int64_t order = 0;  // order of the derivative by the position
 };
 
+using core::Position;
+using core::PositionView;
 using core::TurnOf;
 using core::turns_of;
-
-/// Positions in int32, int64 or a floating type; without data, offset, offset + 1, …
-struct PositionView {
-  const void* data = nullptr;
-  bool floating = false;
-  core::Index index = core::Index::int64;
-  core::Scalar scalar = core::Scalar::float32;
-};
-
-/// A position in fixed point: whole + part * 2^-64.
-struct Position {
-  int64_t whole = 0;
-  uint64_t part = 0;
-  double scale = 1.0;  // NaN if the position is not finite or too large for `whole`
-};
-
-POSEMBED_INLINE Position split(double position) {
-  const double whole = floor(position);
-  if (!(fabs(whole) < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
-  const double part = position - whole;
-  // Just below a whole number, the difference rounds up to 1, which does not fit into 64 bits.
-  if (part == 1.0) return {static_cast<int64_t>(whole) + 1, 0, 1.0};
-  return {static_cast<int64_t>(whole), static_cast<uint64_t>(part * 0x1p64), 1.0};
-}
-
-POSEMBED_INLINE Position read(const PositionView& view, int64_t place) {
-  if (!view.floating) return {core::read({view.data, view.index}, place), 0, 1.0};
-  return split(core::read_floating<double>(view.data, view.scalar, place));
-}
 
 /// The position of the row at `seq`; `place` is its index among given positions.
 POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, int64_t seq,
@@ -73,20 +45,13 @@ POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, i
   return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, place);
 }
 
-/// The phase of a pair at a position. Each derivative adds a quarter turn: sin' = cos, cos' = -sin.
-POSEMBED_INLINE core::Turn64 phase(const Position& position, core::Turn64 turn, int64_t order) {
-  return core::phase(position.whole, turn) + core::multiply_high(position.part, turn) +
-         (static_cast<uint64_t>(order) << 62);
+/// `turn` and a quarter more for each derivative: sin' = cos, cos' = -sin.
+POSEMBED_INLINE core::Turn64 derived(core::Turn64 turn, int64_t order) {
+  return turn + (static_cast<uint64_t>(order) << 62);
 }
 
-POSEMBED_INLINE core::Turn128 phase(const Position& position, core::Turn128 turn, int64_t order) {
-  const core::Turn128 whole = core::phase(position.whole, turn);
-  // part * turn / 2^64, where the product with turn.low only gives a carry.
-  const uint64_t carried = core::multiply_high(position.part, turn.low);
-  const uint64_t low = position.part * turn.high + carried;
-  const uint64_t high = core::multiply_high(position.part, turn.high) + (low < carried);
-  const uint64_t sum = whole.low + low;
-  return {whole.high + high + (sum < low) + (static_cast<uint64_t>(order) << 62), sum};
+POSEMBED_INLINE core::Turn128 derived(core::Turn128 turn, int64_t order) {
+  return {derived(turn.high, order), turn.low};
 }
 
 /// The factor of every value.
@@ -116,7 +81,7 @@ template <typename C, typename Turn>
 POSEMBED_INLINE void sincos_at(const Position& position, Turn turn, int64_t order, C amplitude,
                                C* sine, C* cosine) {
   C s, c;
-  core::sincos_turn(phase(position, turn, order), &s, &c);
+  core::sincos_turn(derived(core::phase(position, turn), order), &s, &c);
   *sine = s * amplitude;
   *cosine = c * amplitude;
 }

@@ -359,7 +359,7 @@ class InputEmbedding(ModuleWrapper):
         positions: Tensor | None = None,
         types: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
@@ -367,7 +367,9 @@ class InputEmbedding(ModuleWrapper):
 
 class LearnedPositionalEmbedding(ModuleWrapper):
     def __init__(self, max_positions: int, embedding_dim: int, *, first_row: int = 0) -> None: ...
-    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor: ...
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+    ) -> Tensor: ...
     def encode(self, positions: Tensor) -> Tensor: ...
     def extend(self, max_positions: int, method: str = "linear") -> None: ...
 
@@ -386,7 +388,7 @@ class RotaryEmbedding(ModuleWrapper):
         key: Tensor | None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -396,7 +398,7 @@ class RotaryEmbedding(ModuleWrapper):
         key: Tensor | None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -422,7 +424,9 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         scale: float = 1.0,
         learned_scale: bool = False,
     ) -> None: ...
-    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor: ...
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+    ) -> Tensor: ...
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor: ...
     def shift_matrix(self, distance: float) -> Tensor: ...
 

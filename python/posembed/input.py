@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._offset import positions_from
 from posembed._validation import finite
 from posembed.functional import Device, Gradient
 from posembed.learned import LearnedPositionalEmbedding
@@ -148,7 +149,7 @@ class InputEmbedding(nn.Module):
         positions: Tensor | None = None,
         types: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
@@ -161,7 +162,8 @@ class InputEmbedding(nn.Module):
                 so on, or as ``position_rule`` counts from ``offset``.
             types: int32 or int64 [batch, seq]; None: type 0.
             offset: The position of the first token, without ``positions``: the number of tokens in
-                a cache.
+                a cache. int32 or int64 [batch]: that of each sample, unless ``position_rule``
+                counts padding.
             attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
                 ``position_rule="opt"``. None: there is no padding.
             seed: The seed of dropout: int64 with one element on the device of ``ids``; None: drawn
@@ -178,6 +180,13 @@ class InputEmbedding(nn.Module):
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
         """
+        if isinstance(offset, Tensor):
+            if self.position_rule == "roberta" or attention_mask is not None:
+                raise ValueError(
+                    f"offset: expected a number where padding is counted, got {list(offset.shape)}"
+                )
+            positions = positions_from(offset, positions, ids.shape[0], ids.shape[-1])
+            offset = 0
         positions = self._positions(ids, positions, attention_mask, offset)
         rows, token = self._token(ids)
         table = self._tables()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import _C, functional
+from posembed._offset import positions_from
 from posembed._sharding import zero_row
 from posembed._validation import whole
 from posembed.functional import Device
@@ -65,18 +66,26 @@ class LearnedPositionalEmbedding(nn.Module):
         if self._padding_row is not None:
             zero_row(self.weight, self._padding_row)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+    ) -> Tensor:
         """Adds the rows of the positions to x [batch, seq, embedding_dim].
 
         Args:
             x: The embeddings to add to.
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
                 so on.
-            offset: The position of the first token, without ``positions``.
+            offset: The position of the first token, without ``positions``; int32 or int64
+                [batch]: that of each sample.
 
         Raises:
             IndexError: A position is past the end; the message names it.
         """
+        if isinstance(offset, Tensor):
+            positions = positions_from(
+                offset, positions, x.shape[-3] if x.dim() > 2 else None, x.shape[-2]
+            )
+            offset = 0
         return functional.learned_add(
             x, self.weight, positions, offset=offset, first_row=self.first_row
         )

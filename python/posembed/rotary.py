@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from typing_extensions import Self
 
 from posembed import functional
+from posembed._offset import positions_from
 from posembed._sharding import set_values
 from posembed._validation import flag
 from posembed.functional import Device, Layout
@@ -213,6 +214,13 @@ class RotaryEmbedding(nn.Module):
             refuse_narrow(frequencies)
         return frequencies
 
+    def _positions_from(self, offset: Tensor, positions: Tensor | None, query: Tensor) -> Tensor:
+        """Positions [batch, seq] that begin at the offset of each sample."""
+        if self.layout == "thd":
+            return positions_from(offset, positions, None, query.shape[0])
+        batch, seq = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0)}[self.layout]
+        return positions_from(offset, positions, query.shape[batch], query.shape[seq])
+
     @overload
     def forward(
         self,
@@ -220,7 +228,7 @@ class RotaryEmbedding(nn.Module):
         key: None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
@@ -233,7 +241,7 @@ class RotaryEmbedding(nn.Module):
         key: Tensor,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
@@ -245,13 +253,14 @@ class RotaryEmbedding(nn.Module):
         key: Tensor | None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
 
+        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
         ``seq_len``, the length of the whole sequence, is for specifications whose frequencies
         depend on it (dynamic NTK, LongRoPE). All calls that share a key cache need the same
         resolved specification.
@@ -262,6 +271,9 @@ class RotaryEmbedding(nn.Module):
             frequencies = self.frequencies
         if frequencies is not None:
             refuse_narrow(frequencies)
+        if isinstance(offset, Tensor):
+            positions = self._positions_from(offset, positions, query)
+            offset = 0
         return rotated(
             query,
             key,
@@ -281,7 +293,7 @@ class RotaryEmbedding(nn.Module):
         key: None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
@@ -294,7 +306,7 @@ class RotaryEmbedding(nn.Module):
         key: Tensor,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
@@ -306,7 +318,7 @@ class RotaryEmbedding(nn.Module):
         key: Tensor | None = None,
         positions: Tensor | None = None,
         *,
-        offset: int = 0,
+        offset: int | Tensor = 0,
         cu_seqlens: Tensor | None = None,
         inverse: bool = False,
         seq_len: int | None = None,
@@ -315,6 +327,9 @@ class RotaryEmbedding(nn.Module):
 
         See :func:`posembed.functional.rotary_`.
         """
+        if isinstance(offset, Tensor):
+            positions = self._positions_from(offset, positions, query)
+            offset = 0
         return functional.rotary_(
             query,
             key,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._offset import positions_from
 from posembed._validation import flag
 from posembed.functional import Device
 from posembed.specification import SinusoidalSpec
@@ -72,8 +73,18 @@ class SinusoidalPositionalEmbedding(nn.Module):
         if self.scale is not None:
             nn.init.constant_(self.scale, self.initial_scale)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None, *, offset: int = 0) -> Tensor:
-        """Adds encodings to x; see :func:`posembed.functional.sinusoidal`."""
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, offset: int | Tensor = 0
+    ) -> Tensor:
+        """Adds encodings to x; see :func:`posembed.functional.sinusoidal`.
+
+        ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
+        """
+        if isinstance(offset, Tensor):
+            positions = positions_from(
+                offset, positions, x.shape[-3] if x.dim() > 2 else None, x.shape[-2]
+            )
+            offset = 0
         return functional.sinusoidal(x, positions, self.scale, spec=self.spec, offset=offset)
 
     def encode(self, positions: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

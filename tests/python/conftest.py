@@ -29,6 +29,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a build of ``make test-cuda-on-cpu``, only tests that name a device can tell it apart."""
+    if not CUDA_ON_CPU:
+        return
+    chosen, others = [], []
+    for item in items:
+        call = getattr(item, "callspec", None)
+        on_gpu = call is not None and call.params.get("device") == "cuda"
+        names = {"device", "cuda"} & set(getattr(item, "fixturenames", ()))
+        (chosen if names and not on_gpu else others).append(item)
+    items[:] = chosen
+    config.hook.pytest_deselected(items=others)
+
+
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)

@@ -73,7 +73,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
         lambda: rotate(1, 4, 2, 128, positions=torch.tensor([0, 1, -2, 3])),
     ),
     TypeError: (
-        lambda: rotate(1, 4, 2, 128, positions=torch.arange(4.0)),
+        lambda: rotate(1, 4, 2, 128, positions=torch.arange(4.0).bfloat16()),
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([1.0])),
         lambda: pe.RotaryEmbedding(128)(torch.ones(1, 4, 2, 128, dtype=torch.int32)),
         lambda: rotate(1, 4, 2, 128, key=torch.ones(1, 4, 2, 128, dtype=torch.bfloat16)),

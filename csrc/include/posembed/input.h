@@ -18,6 +18,7 @@
 
 #include "posembed/export.h"
 #include "posembed/learned.h"
+#include "posembed/offset.h"
 #include "posembed/sinusoidal.h"
 #include "posembed/token.h"
 
@@ -184,7 +185,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   torch::Tensor forward(const torch::Tensor& ids,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
                         const std::optional<torch::Tensor>& types = std::nullopt,
-                        int64_t offset = 0,
+                        const Offset& offset = 0,
                         const std::optional<torch::Tensor>& attention_mask = std::nullopt,
                         const std::optional<torch::Tensor>& seed = std::nullopt,
                         int64_t first_token = 0);
@@ -200,7 +201,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {2, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {3, torch::nn::AnyValue(int64_t{0})},
+                           {3, torch::nn::AnyValue(Offset())},
                            {4, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {5, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {6, torch::nn::AnyValue(int64_t{0})})
@@ -209,7 +210,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   std::optional<torch::Tensor> count_positions(const torch::Tensor& ids,
                                                const std::optional<torch::Tensor>& positions,
                                                const std::optional<torch::Tensor>& attention_mask,
-                                               int64_t offset) const;
+                                               const Offset& offset) const;
 };
 
 TORCH_MODULE(InputEmbedding);

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "posembed/export.h"
+#include "posembed/offset.h"
 
 namespace posembed {
 
@@ -98,7 +99,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   ///     without a row
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0);
+                        const Offset& offset = 0);
   /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
@@ -114,7 +115,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(int64_t{0})})
+                           {2, torch::nn::AnyValue(Offset())})
 };
 
 TORCH_MODULE(LearnedPositionalEmbedding);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "posembed/export.h"
+#include "posembed/offset.h"
 #include "posembed/rotary_specification.h"
 
 namespace posembed {
@@ -78,9 +79,10 @@ struct RotaryCall {
 /// Rotates `query`; gradients flow.
 /// @param query  floating, in `call.layout`
 /// @param no_key  std::nullopt: a second tensor would be the key
-/// @param positions  int32/int64 [seq], [batch, seq] or [tokens]; with sections also
-///     [axes, batch, seq] or [axes, tokens]. -1 on any axis leaves the token as it is. None:
-///     offset, offset + 1, …
+/// @param positions  int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with
+///     sections also [axes, batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the
+///     token as it is. Floating positions may have fractions, as exact as whole numbers, and
+///     negative ones rotate backwards; none of them leaves a token. None: offset, offset + 1, …
 /// @param spec  RotarySpec::to_json()
 /// @throws c10::ValueError shapes, options, cu_seqlens; c10::TypeError dtypes; c10::IndexError
 ///     positions
@@ -187,24 +189,24 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   /// Rotates query; see functional::rotary for shapes and errors.
   torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0,
+                        const Offset& offset = 0,
                         const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
                         bool inverse = false);
   /// Rotates query and key in one launch.
   std::tuple<torch::Tensor, torch::Tensor> forward(
       const torch::Tensor& query, const torch::Tensor& key,
-      const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+      const std::optional<torch::Tensor>& positions = std::nullopt, const Offset& offset = 0,
       const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
   /// forward() in place, for inference; returns its tensors. See functional::rotary_.
   torch::Tensor rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0,
+                        const Offset& offset = 0,
                         const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
                         bool inverse = false);
   std::tuple<torch::Tensor, torch::Tensor> rotate_(
       const torch::Tensor& query, const torch::Tensor& key,
-      const std::optional<torch::Tensor>& positions = std::nullopt, int64_t offset = 0,
+      const std::optional<torch::Tensor>& positions = std::nullopt, const Offset& offset = 0,
       const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
 
   /// Learned frequencies stay in float32 or float64 when the module is cast, because positions
@@ -233,6 +235,9 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
  private:
   functional::RotaryCall call(int64_t offset, bool inverse,
                               const std::optional<torch::Tensor>& cu_seqlens) const;
+  std::optional<torch::Tensor> places_of(const torch::Tensor& query,
+                                         const std::optional<torch::Tensor>& positions,
+                                         const Offset& offset) const;
   torch::Dtype wide(torch::Dtype dtype) const;
 
   std::string text_;  // options.spec().to_json(), which the operator reads

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "posembed/export.h"
+#include "posembed/offset.h"
 
 namespace posembed {
 
@@ -108,7 +109,7 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   /// Adds encodings to x; see functional::sinusoidal for shapes and errors.
   torch::Tensor forward(const torch::Tensor& x,
                         const std::optional<torch::Tensor>& positions = std::nullopt,
-                        int64_t offset = 0);
+                        const Offset& offset = 0);
 
   /// The encodings of positions; see functional::sinusoidal_encode.
   torch::Tensor encode(const torch::Tensor& positions,
@@ -124,7 +125,7 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(int64_t{0})})
+                           {2, torch::nn::AnyValue(Offset())})
 
  private:
   std::optional<torch::Tensor> learned_scale() const;

@@ -72,9 +72,11 @@ def rotary(
             with ``spec.for_keys()`` for xPos. If head_dim is ``spec.rotary_dim``, a tensor has only
             the rotated components, like the shared key in multi-head latent attention (DeepSeek-AI,
             "DeepSeek-V2", arXiv:2405.04434).
-        positions: int32 or int64 [seq], [batch, seq] or [tokens]; with sections also
-            [axes, batch, seq] or [axes, tokens]; -1 on any axis leaves a token as it is.
-            None: ``offset``, ``offset + 1``, and so on.
+        positions: int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections
+            also [axes, batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves a token
+            as it is. Floating positions may have fractions, as exact as whole numbers, and negative
+            ones rotate backwards; none of them leaves a token. None: ``offset``, ``offset + 1``,
+            and so on.
         spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
         offset: The position of the first token, without ``positions``.
@@ -94,7 +96,7 @@ def rotary(
         ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
             grad in grad mode or tensors overlap in memory.
         TypeError: A dtype is not supported.
-        IndexError: A position is below -1.
+        IndexError: An integer position is below -1.
 
     Examples:
         >>> import torch, posembed as pe

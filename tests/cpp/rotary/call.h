@@ -49,16 +49,31 @@ inline double ulp(Scalar scalar, double value) {
                     : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
 }
 
+/// Whether a token with these positions stays as it is.
+inline bool leaves_token(const Arguments& arguments, const std::vector<core::Position>& positions) {
+  return std::any_of(positions.begin(), positions.end(), [&](const core::Position& position) {
+    return leaves_token(arguments, position);
+  });
+}
+
+/// Sine and cosine of a pair at a position.
+inline void sincos_of(const Arguments& arguments, int64_t pair, const core::Position& position,
+                      double* sine, double* cosine) {
+  const core::Turn128 turn = arguments.wide_turns[pair];
+  const int64_t whole = core::whole_turns(arguments.radians[pair].high, turn);
+  core::sincos_turn(core::phase(position, turn, whole), sine, cosine);
+}
+
 /// Rotates the window of a row in float64, with a position for each axis.
-inline void rotate_row(const Arguments& arguments, const std::vector<int64_t>& positions,
+inline void rotate_row(const Arguments& arguments, const std::vector<core::Position>& positions,
                        double* row) {
-  if (std::count(positions.begin(), positions.end(), -1) > 0) return;
+  if (leaves_token(arguments, positions)) return;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     double* first = row + arguments.start + (arguments.interleaved ? 2 * i : i);
     double* second = arguments.interleaved ? first + 1 : first + arguments.pairs;
-    const int64_t position = positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]];
     double sine, cosine;
-    core::sincos_turn(core::phase(position, arguments.wide_turns[i]), &sine, &cosine);
+    sincos_of(arguments, i, positions[arguments.axes == 1 ? 0 : arguments.axis_of_pair[i]], &sine,
+              &cosine);
     const double c = cosine * arguments.amplitude;
     const double s = (arguments.reverse ? -sine : sine) * arguments.amplitude;
     const double x = *first, y = *second;
@@ -75,6 +90,7 @@ struct Problem {
   bool interleaved = false, reverse = false, in_place = false;
   bool window_only = false;  // the key's rows
   double amplitude = 1.0;
+  double base = 1e4;
   double decay_base = 0.0;  // xPos: positions; 0: without
   double magnitude = 1.0;   // of the data
   Order order = Order::bshd;
@@ -82,6 +98,7 @@ struct Problem {
   int64_t shift = 0;    // elements before the first row: misaligns every row
   int64_t offset = 0;
   std::vector<int64_t> positions;  // [batch, seq], [axes, batch, seq], or empty
+  std::vector<double> fractions;   // the same as float64, instead
   int64_t axes = 1;                // taken in turns by the pairs
   core::Index index = core::Index::int64;
   std::vector<int64_t> documents;  // cu_seqlens, or empty
@@ -103,11 +120,14 @@ class Call {
  public:
   explicit Call(const Problem& problem, uint64_t seed = 5) : problem_(problem) {
     if (problem.frequencies.empty()) {
-      for (const auto& frequency : geometric_frequencies(1e4, 2 * problem.pairs)) {
-        wide_turns_.push_back(core::turn_from_radians(frequency));
-      }
+      radians_ = geometric_frequencies(problem.base, 2 * problem.pairs);
     } else {
-      set_frequencies();
+      arguments.frequencies = {problem.frequencies.data(), Scalar::float32};
+      radians_.assign(problem.frequencies.begin(), problem.frequencies.end());
+    }
+    for (const core::DoubleDouble& frequency : radians_) {
+      wide_turns_.push_back(core::turn_from_radians(frequency));
+      turns_.push_back(core::round_to_turn64(wide_turns_.back()));
     }
     arguments.scalar = problem.scalar;
     arguments.batch = problem.batch;
@@ -120,11 +140,9 @@ class Call {
     arguments.amplitude = problem.amplitude;
     arguments.offset = problem.offset;
     arguments.tangent = problem.tangent;
-    for (const core::Turn128& turn : wide_turns_) {
-      turns_.push_back(core::round_to_turn64(turn));
-    }
     arguments.turns = turns_.data();
     arguments.wide_turns = wide_turns_.data();
+    arguments.radians = radians_.data();
     arguments.count = problem.heads[1] > 0 ? 2 : 1;
     set_positions();
     set_documents();
@@ -141,21 +159,20 @@ class Call {
     return problem_.shift + b * stride[0] + s * stride[1] + h * stride[2];
   }
 
-  int64_t position(int64_t axis, int64_t b, int64_t s) const {
-    const int64_t row = axis * problem_.batch + b;
-    if (!problem_.positions.empty()) {
-      return problem_.positions[static_cast<size_t>(row * problem_.seq + s)];
-    }
+  core::Position position(int64_t axis, int64_t b, int64_t s) const {
+    const auto place = static_cast<size_t>((axis * problem_.batch + b) * problem_.seq + s);
+    if (!problem_.fractions.empty()) return core::split(problem_.fractions[place]);
+    if (!problem_.positions.empty()) return {problem_.positions[place], 0, 1.0};
     int64_t start = 0;
     for (const int64_t document : problem_.documents) {
       if (document <= s) start = document;
     }
-    return problem_.offset + s - start;
+    return {problem_.offset + s - start, 0, 1.0};
   }
 
   /// A token's position on each axis.
-  std::vector<int64_t> positions(int64_t b, int64_t s) const {
-    std::vector<int64_t> result;
+  std::vector<core::Position> positions(int64_t b, int64_t s) const {
+    std::vector<core::Position> result;
     for (int64_t axis = 0; axis < problem_.axes; ++axis) result.push_back(position(axis, b, s));
     return result;
   }
@@ -185,29 +202,27 @@ class Call {
 
  private:
   void set_positions() {
+    arguments.position_stride[0] = problem_.seq;
+    arguments.position_stride[1] = 1;
+    if (!problem_.fractions.empty()) {
+      arguments.positions.data = problem_.fractions.data();
+      arguments.positions.floating = true;
+      arguments.positions.scalar = Scalar::float64;
+    }
     if (problem_.positions.empty()) return;
-    arguments.positions.type = problem_.index;
+    arguments.positions.index = problem_.index;
     if (problem_.index == core::Index::int32) {
       narrow_.assign(problem_.positions.begin(), problem_.positions.end());
       arguments.positions.data = narrow_.data();
     } else {
       arguments.positions.data = problem_.positions.data();
     }
-    arguments.position_stride[0] = problem_.seq;
-    arguments.position_stride[1] = 1;
   }
 
   void set_documents() {
     if (problem_.documents.empty()) return;
     arguments.documents.starts = {problem_.documents.data(), core::Index::int64};
     arguments.documents.count = static_cast<int64_t>(problem_.documents.size()) - 1;
-  }
-
-  void set_frequencies() {
-    arguments.frequencies = {problem_.frequencies.data(), Scalar::float32};
-    for (const float frequency : problem_.frequencies) {
-      wide_turns_.push_back(core::turn_from_radians(core::DoubleDouble(frequency)));
-    }
   }
 
   void set_axes() {
@@ -231,9 +246,10 @@ class Call {
   }
 
   /// The factor of a pair of tensor `r`.
-  long double amplitude(int64_t r, int64_t pair, int64_t position) const {
+  long double amplitude(int64_t r, int64_t pair, const core::Position& position) const {
     if (decay_.empty()) return problem_.amplitude;
-    const long double distance = static_cast<long double>(position) - arguments.decay_center;
+    const long double distance =
+        static_cast<long double>(core::to_double(position)) - arguments.decay_center;
     const double sign = r == 0 ? arguments.decay_sign : -arguments.decay_sign;
     return problem_.amplitude * std::exp2(sign * distance * decay_[static_cast<size_t>(pair)]);
   }
@@ -262,7 +278,7 @@ class Call {
   /// Checks the rotated window and copies the row into `expected`, so that a later comparison
   /// accepts it.
   void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
-                 char* expected, int64_t place, const std::vector<int64_t>& positions) {
+                 char* expected, int64_t place, const std::vector<core::Position>& positions) {
     const Scalar scalar = problem_.scalar;
     const Rows& rows = arguments.rows[r];
     const int64_t start = window_start(arguments, rows);
@@ -272,19 +288,19 @@ class Call {
       memcpy(expected + begin, before + begin,
              static_cast<size_t>(row_dim(arguments, rows)) * size);
     }
-    if (std::count(positions.begin(), positions.end(), -1) > 0) return;
+    if (leaves_token(arguments, positions)) return;
     memcpy(expected + begin + static_cast<size_t>(start) * size,
            after + begin + static_cast<size_t>(start) * size,
            static_cast<size_t>(2 * problem_.pairs) * size);
     for (int64_t i = 0; i < problem_.pairs; ++i) {
       const int64_t first = place + start + (problem_.interleaved ? 2 * i : i);
       const int64_t second = problem_.interleaved ? first + 1 : first + problem_.pairs;
-      const int64_t position = positions[axis_of_pair_[static_cast<size_t>(i)]];
+      const core::Position& position = positions[axis_of_pair_[static_cast<size_t>(i)]];
       double sine, cosine;
-      core::sincos_turn(core::phase(position, wide_turns_[static_cast<size_t>(i)]), &sine, &cosine);
+      sincos_of(arguments, i, position, &sine, &cosine);
       const long double size_of_pair = amplitude(r, i, position);
       if (problem_.tangent) {
-        sine = static_cast<double>(position) * problem_.frequencies[static_cast<size_t>(i)];
+        sine = core::to_double(position) * problem_.frequencies[static_cast<size_t>(i)];
         cosine = 0;
       }
       const long double c = cosine * size_of_pair;
@@ -301,13 +317,15 @@ class Call {
         double allowed = (wide ? decay_.empty() ? 1e-15 : 1e-13 : 2.5e-7) * length;
         if (scalar == Scalar::bfloat16 || scalar == Scalar::float16)
           allowed += 0.5 * ulp(scalar, results[k]);
-        ASSERT_NEAR(got, results[k], allowed) << variant.name << ", pair " << i << ", position "
-                                              << position << ", " << problem_.text();
+        ASSERT_NEAR(got, results[k], allowed)
+            << variant.name << ", pair " << i << ", position " << core::to_double(position) << ", "
+            << problem_.text();
       }
     }
   }
 
   Problem problem_;
+  std::vector<core::DoubleDouble> radians_;
   std::vector<core::Turn64> turns_;
   std::vector<core::Turn128> wide_turns_;
   std::vector<uint8_t> axis_of_pair_;

@@ -129,6 +129,8 @@ TEST(RotaryGpuSource, TurnsByTablesInSteps) {
   }
 }
 
+TEST(RotaryGpuSource, FractionalPositions) { check_each(fractional_positions()); }
+
 TEST(RotaryGpuSource, AKeyThatIsTheWindowAlone) { check_each(keys_of_the_window_alone()); }
 
 TEST(RotaryGpuSource, LargestWindow) {

@@ -43,8 +43,8 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
   std::vector<Expected> result(static_cast<size_t>(problem.pairs));
   for (int64_t b = 0; b < problem.batch; ++b)
     for (int64_t s = 0; s < problem.seq; ++s) {
-      const std::vector<int64_t> positions = call.positions(b, s);
-      if (std::count(positions.begin(), positions.end(), -1) > 0) continue;
+      const std::vector<core::Position> positions = call.positions(b, s);
+      if (leaves_token(call.arguments, positions)) continue;
       for (int64_t h = 0; h < problem.heads[0]; ++h)
         for (int64_t i = 0; i < problem.pairs; ++i) {
           const auto value = [&](int64_t r, int64_t member) -> long double {
@@ -53,7 +53,8 @@ std::vector<Expected> reference(const Problem& problem, Call& call) {
             return element(call.input(r).data(), problem.scalar,
                            call.place(r, b, s, h) + problem.start + component);
           };
-          const long double position = positions[static_cast<size_t>(i % problem.axes)];
+          const long double position =
+              core::to_double(positions[static_cast<size_t>(i % problem.axes)]);
           const long double up = value(1, 1) * value(0, 0), down = value(1, 0) * value(0, 1);
           Expected& expected = result[static_cast<size_t>(i)];
           expected.sum += (problem.reverse ? -position : position) * (up - down);
@@ -136,6 +137,13 @@ TEST(RotaryFrequencyGradient, AnAxisForEachPair) {
   problem.seq = 3;
   problem.axes = 3;
   problem.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
+  ASSERT_NO_FATAL_FAILURE(check(problem));
+}
+
+TEST(RotaryFrequencyGradient, FractionalPositions) {
+  Problem problem;
+  problem.heads[1] = problem.heads[0];
+  problem.fractions = {0.5, -0.25, 1e-3, 131071.75, -1, 1e6 + 0.1, -7, 1.0 / 3, 2, 0};
   ASSERT_NO_FATAL_FAILURE(check(problem));
 }
 

@@ -109,6 +109,8 @@ TEST(RotaryKernel, TurnsByTablesInSteps) {
   }
 }
 
+TEST(RotaryKernel, FractionalPositions) { check_each(fractional_positions()); }
+
 TEST(RotaryKernel, AKeyThatIsTheWindowAlone) { check_each(keys_of_the_window_alone()); }
 
 TEST(RotaryKernel, LargestWindow) {

@@ -56,6 +56,33 @@ inline std::vector<Problem> learned_frequencies() {
   });
 }
 
+/// Fractions and negative numbers, and frequencies of several turns and of minus one.
+inline std::vector<Problem> fractional_positions() {
+  const std::vector<double> fractions = {0.5,          -0.25, 1e-3,    131071.75, -1,
+                                         2147483646.5, -7,    1.0 / 3, 2,         0};
+  std::vector<Problem> problems = in_every_form([&](Problem& problem) {
+    problem.fractions = fractions;
+    problem.base = 0.01;
+    problem.start = 3;
+    problem.in_place = problem.interleaved;
+  });
+  for (Problem& problem : in_every_form([&](Problem& problem) {
+         problem.fractions = fractions;
+         for (int i = 0; i < 29; ++i) problem.frequencies.push_back(0.75f * float(i - 4));
+       })) {
+    problems.push_back(problem);
+  }
+  for (Problem& problem : in_every_form([&](Problem& problem) {
+         problem.seq = 1;
+         problem.axes = 4;
+         problem.fractions = {0.5, -0.25, 1e-3, 11.75, -1, 6.5, -7, 1.0 / 3};
+         problem.decay_base = 2048;
+       })) {
+    problems.push_back(problem);
+  }
+  return problems;
+}
+
 inline std::vector<Problem> tangents() {
   return in_every_form([](Problem& problem) {
     problem.tangent = true;

@@ -192,6 +192,10 @@ TEST(RotaryCacheKernel, RotatesAndKeeps) {
       paged.rotary.positions = {0, 131071, -1, 2147483647, -1, 5, 1048576, 3, 2, 1};
       ASSERT_NO_FATAL_FAILURE(check_all(paged));
     }
+    Paged fractional;
+    fractional.rotary.scalar = scalar;
+    fractional.rotary.fractions = {0.5, -0.25, 1e-3, 131071.75, -1, 1e6 + 0.1, -7, 1.0 / 3, 2, 0};
+    ASSERT_NO_FATAL_FAILURE(check_all(fractional));
   }
 }
 

@@ -116,7 +116,7 @@ void check_forward(const Problem& problem) {
     const std::vector<char> before[2] = {call.rotary().input(0), call.rotary().input(1)};
     const int64_t tokens = problem.batch * problem.seq;
     variant.forward(call.arguments, 0, tokens);
-    call.for_rows([&](int64_t r, int64_t place, const std::vector<int64_t>& positions) {
+    call.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
       std::vector<double> row = call.row(before[r], place);
       call.norm(&row);
       for (int64_t i = 0; i < problem.head_dim; ++i) row[size_t(i)] *= call.weight(r, i);
@@ -162,7 +162,7 @@ void check_backward(const Problem& problem) {
 
     std::vector<double> expected[2] = {std::vector<double>(size_t(dim)),
                                        std::vector<double>(size_t(dim))};
-    call.for_rows([&](int64_t r, int64_t place, const std::vector<int64_t>& positions) {
+    call.for_rows([&](int64_t r, int64_t place, const std::vector<core::Position>& positions) {
       std::vector<double> x = call.row(normed[r], place);
       const double rstd = call.norm(&x);
       std::vector<double> gradient = call.row(call.rotary().input(r), place);
@@ -235,6 +235,10 @@ std::vector<Problem> problems() {
     axes.axes = 3;
     axes.positions = {0, 131071, -1, 7, 5, 1, 9, 8, 3, 7, -1, 2, 6, 2147483647, 5, 4, 3, 2};
     result.push_back(axes);
+    Problem fractional;
+    fractional.scalar = scalar;
+    fractional.fractions = {0.5, -0.25, 1e-3, 131071.75, -1, 1e6 + 0.1, -7, 1.0 / 3, 2, 0};
+    result.push_back(fractional);
   }
   return result;
 }

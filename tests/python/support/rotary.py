@@ -92,7 +92,8 @@ def rotate(
         rotated = torch.stack(turned, -1).flatten(-2)
     else:
         rotated = torch.cat(turned, -1)
-    untouched = (positions < 0)[..., None, None]
+    marked = torch.zeros_like(positions).bool() if positions.is_floating_point() else positions < 0
+    untouched = marked[..., None, None]
     if untouched.dim() == 5:
         untouched = untouched.any(0)
     result = torch.cat(

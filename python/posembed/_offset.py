@@ -1,0 +1,27 @@
+"""Positions of sequences that begin at unlike places, as caches of unlike lengths have them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.int32, torch.int64)
+
+
+def positions_from(offset: Tensor, positions: Tensor | None, batch: int | None, seq: int) -> Tensor:
+    """Positions [batch, seq] that begin at ``offset`` [batch].
+
+    Raises:
+        ValueError: There are positions too, or the offsets are not [batch].
+        TypeError: The offsets are not int32 or int64.
+    """
+    shape = list(offset.shape)
+    if positions is not None:
+        raise ValueError(f"offset: expected 0 where positions are given, got {shape}")
+    if offset.dtype not in INTEGERS:
+        raise TypeError(f"offset: expected int32 or int64, got {offset.dtype}")
+    if batch is None:
+        raise ValueError(f"offset: expected a number where there is no batch, got {shape}")
+    if offset.dim() != 1 or offset.shape[0] != batch:
+        raise ValueError(f"offset: expected a number or [batch] with batch {batch}, got {shape}")
+    return offset.unsqueeze(-1) + torch.arange(seq, dtype=offset.dtype, device=offset.device)
