@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -157,8 +157,15 @@ wheels:
 	done; done
 
 # Packaging from scratch: the wheel and a project that includes posembed compile all of it (20 minutes on two cores).
+# .ci/packaging-tested keeps which packaging files passed; CI repeats the test only for others.
+packaging_files := CMakeLists.txt setup.py pyproject.toml scripts/build_wheel.py $(sort $(wildcard cmake/*))
+packaging = $(firstword $(shell cat $(packaging_files) | sha256sum))
 test-packaging: build-tests
 	POSEMBED_PACKAGING_FROM_SCRATCH=1 $(python) -m pytest tests/install/test_wheel.py tests/install/test_install.py $(PYTEST_ARGS)
+	echo $(packaging) > .ci/packaging-tested
+
+test-changed-packaging:
+	test "$$(cat .ci/packaging-tested)" = $(packaging) || $(MAKE) --no-print-directory test-packaging
 
 clean:
 	rm -rf build dist python/posembed/lib python/posembed/include python/posembed/_C.*.so python/*.egg-info
