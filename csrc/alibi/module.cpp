@@ -89,13 +89,13 @@ ALiBiOptions::ALiBiOptions(int64_t num_heads) : num_heads_(num_heads) {}
 ALiBiOptions ALiBiOptions::preset(const std::string& name, int64_t total_heads,
                                   std::optional<int64_t> head_dim) {
   const ALiBiOptions options(total_heads);
-  for (const char* plain : {"bloom", "mpt", "baichuan", "jais"}) {
+  for (const char* plain : {"bloom", "mpt", "baichuan", "jais", "btlm", "refact"}) {
     if (name == plain) return options;
   }
-  if (name == "mosaicbert") return ALiBiOptions(options).causal(false);
+  if (name == "mosaicbert" || name == "jina") return ALiBiOptions(options).causal(false);
   TORCH_CHECK_VALUE(name == "falcon",
-                    "name: expected 'bloom', 'mpt', 'falcon', 'baichuan', 'jais' or 'mosaicbert', ",
-                    "got '", name, "'");
+                    "name: expected 'bloom', 'mpt', 'falcon', 'baichuan', 'jais', 'btlm', ",
+                    "'refact', 'mosaicbert' or 'jina', got '", name, "'");
   TORCH_CHECK_VALUE(head_dim.has_value(), "head_dim: expected a number for 'falcon', got none");
   const torch::Tensor slopes = functional::alibi_slopes(total_heads).to(torch::kBFloat16);
   return ALiBiOptions(options)

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <optional>
 
 #include "dispatcher/tensors.h"
@@ -89,6 +90,12 @@ inline void check_positions_shape(const at::Tensor& positions, const char* argum
 inline void check_dense_rows(const at::Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(has_dense_rows(tensor), argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
+}
+
+/// Accepts what a norm can add to a variance or a mean square.
+inline void check_eps(double eps) {
+  TORCH_CHECK_VALUE(std::isfinite(eps) && eps >= 0,
+                    "eps: expected a finite number of at least 0, got ", eps);
 }
 
 /// Throws if an argument that is written in place requires a gradient or has a tangent.

@@ -47,9 +47,10 @@ inline core::PositionView position_view(const at::Tensor& positions) {
   return view;
 }
 
-/// Whether the last dimension is contiguous, as kernels require.
+/// Whether the last dimension is contiguous, as kernels require. Strides of a tensor without
+/// elements mean nothing: numpy sets all of them to 0.
 inline bool has_dense_rows(const at::Tensor& tensor) {
-  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1;
+  return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 || tensor.numel() == 0;
 }
 
 /// `tensor`, copied if its last dimension is not contiguous.

@@ -81,6 +81,7 @@ void check_norm(const Input& in) {
                     "norm_bias: expected none unless norm is 'layer'");
   TORCH_CHECK_VALUE(in.norm_weight.has_value() || !in.norm_bias.has_value(),
                     "norm_bias: expected none without norm_weight");
+  dispatcher::check_eps(in.eps);
   if (in.norm_weight.has_value()) {
     dispatcher::check_rank(*in.norm_weight, "norm_weight", 1, "[embedding_dim]");
     check_like_token(*in.norm_weight, "norm_weight", in.token);

@@ -1,10 +1,13 @@
 // InputEmbedding: submodules hold the tables, one operator computes.
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
+#include <c10/util/accumulate.h>
 #include <torch/nn/init.h>
 
 #include <ostream>
 
+#include "dispatcher/checks.h"
 #include "input/operator.h"
 #include "posembed/input.h"
 
@@ -49,13 +52,18 @@ void check(const InputOptions& options) {
   check_size("output_dim", options.output_dim().value_or(0));
   TORCH_CHECK_VALUE(options.dropout() >= 0 && options.dropout() <= 1,
                     "dropout: expected 0 to 1, got ", options.dropout());
+  dispatcher::check_eps(options.eps());
 }
 
 void check_rule(const InputOptions& options) {
   const PositionRule rule = options.position_rule();
-  TORCH_CHECK_VALUE(rule == PositionRule::consecutive || options.positions() == Positions::learned,
-                    "position_rule: expected 'consecutive' without learned positions, got '",
+  const Positions positions = options.positions();
+  TORCH_CHECK_VALUE(rule == PositionRule::consecutive || positions != Positions::none,
+                    "position_rule: expected 'consecutive' without positions, got '",
                     rule_name(rule), "'");
+  TORCH_CHECK_VALUE(rule != PositionRule::opt || positions == Positions::learned,
+                    "position_rule: expected 'consecutive' or 'roberta' without learned ",
+                    "positions, got 'opt'");
   TORCH_CHECK_VALUE(rule != PositionRule::roberta || options.padding_idx().has_value(),
                     "padding_idx: expected an id where position_rule is 'roberta', got none");
   TORCH_CHECK_VALUE(!options.token_dim().has_value() || !options.output_dim().has_value(),
@@ -77,13 +85,39 @@ torch::Tensor draw_seed(const torch::Tensor& ids) {
   return at::randint(int64_t{1} << 62, {1}, ids.options().dtype(torch::kLong));
 }
 
-/// Replaces the token table by a table of projected rows, one for each token.
-void project_tokens(input::Input& in, TokenEmbeddingImpl& token, InputProjectionImpl& projection) {
-  in.token = projection.forward(token.forward(in.ids)).flatten(0, -2);
-  in.ids = at::arange(in.ids.numel(), in.ids.options()).view(in.ids.sizes());
+/// Replaces the token table by a table of `rows` [batch, seq, components], one for each token.
+void take_rows(input::Input& in, const torch::Tensor& rows) {
+  const at::IntArrayRef shape = rows.sizes().slice(0, static_cast<size_t>(rows.dim() - 1));
+  in.token = rows.flatten(0, -2);
+  in.ids =
+      at::arange(c10::multiply_integers(shape), rows.options().dtype(torch::kLong)).view(shape);
   in.scale = 1.0;
   in.padding_idx = -1;
   in.gradient = "own";
+}
+
+SinusoidalPositionalEmbedding sinusoids(const InputOptions& options) {
+  SinusoidalOptions wanted(options.embedding_dim());
+  if (options.position_rule() == PositionRule::roberta) {
+    wanted.preset("fairseq").padding_idx(first_row_of(options) - 1);
+  }
+  return SinusoidalPositionalEmbedding(wanted);
+}
+
+/// Checks that either ids or inputs_embeds are given, and the shape and dtype of the latter.
+void check_inputs(const torch::Tensor& ids, const std::optional<torch::Tensor>& inputs_embeds,
+                  const torch::Tensor& table, const InputOptions& options) {
+  const bool given = inputs_embeds.has_value();
+  TORCH_CHECK_VALUE(ids.defined() != given, "inputs_embeds: expected either ids or inputs_embeds, ",
+                    "got ", given ? "both" : "neither");
+  if (!given) return;
+  dispatcher::check_floating(*inputs_embeds, "inputs_embeds");
+  const int64_t width = options.token_dim().value_or(options.embedding_dim());
+  TORCH_CHECK_VALUE(inputs_embeds->dim() == 3 && inputs_embeds->size(2) == width,
+                    "inputs_embeds: expected [batch, seq, ", width, "], got ",
+                    inputs_embeds->sizes());
+  if (at::autocast::is_autocast_enabled(inputs_embeds->device().type())) return;
+  dispatcher::check_same_dtype(*inputs_embeds, "inputs_embeds", table, "the tables");
 }
 
 }  // namespace
@@ -116,6 +150,7 @@ torch::Tensor functional::input_embedding(const torch::Tensor& ids, const torch:
 
 InputNormImpl::InputNormImpl(InputNorm kind, int64_t embedding_dim, double eps)
     : kind(kind), embedding_dim(embedding_dim), eps(eps) {
+  dispatcher::check_eps(eps);
   InputNormImpl::reset();
 }
 
@@ -153,7 +188,7 @@ void InputEmbeddingImpl::reset() {
         LearnedPositionalEmbedding(
             LearnedOptions(*options.max_positions(), dim).first_row(first_row_of(options))));
   } else if (options.positions() == Positions::sinusoidal) {
-    sinusoidal = register_module("position", SinusoidalPositionalEmbedding(dim));
+    sinusoidal = register_module("position", sinusoids(options));
   }
   if (options.num_types() > 0) {
     token_type =
@@ -171,7 +206,7 @@ void InputEmbeddingImpl::reset() {
     projection = register_module("projection",
                                  std::make_shared<InputProjectionImpl>(dim, *options.output_dim()));
   }
-  if (options.position_rule() == PositionRule::roberta) {
+  if (learned && options.position_rule() == PositionRule::roberta) {
     const torch::NoGradGuard no_grad;
     learned->weight[learned->options.first_row() - 1].zero_();
   }
@@ -179,14 +214,16 @@ void InputEmbeddingImpl::reset() {
 
 void InputEmbeddingImpl::pretty_print(std::ostream& stream) const { stream << "InputEmbedding"; }
 
+/// @param known  whether ids are the tokens' and not those of rows
 std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
-    const torch::Tensor& ids, const std::optional<torch::Tensor>& positions,
+    const torch::Tensor& ids, bool known, const std::optional<torch::Tensor>& positions,
     const std::optional<torch::Tensor>& attention_mask, const Offset& offset) const {
   const PositionRule rule = options.position_rule();
   TORCH_CHECK_VALUE(
       !attention_mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
       "attention_mask: expected none unless position_rule is 'opt' and positions ", "are counted");
-  const bool counts_padding = attention_mask.has_value() || rule == PositionRule::roberta;
+  const bool counts_padding =
+      attention_mask.has_value() || (known && rule == PositionRule::roberta);
   TORCH_CHECK_VALUE(!offset.of_samples().has_value() || !counts_padding,
                     "offset: expected a number where padding is counted, got ",
                     offset.of_samples()->sizes());
@@ -204,23 +241,28 @@ std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
   return functional::roberta_positions(ids, first_row_of(options) - 1, number);
 }
 
-torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
-                                          const std::optional<torch::Tensor>& positions,
-                                          const std::optional<torch::Tensor>& types,
-                                          const Offset& offset,
-                                          const std::optional<torch::Tensor>& attention_mask,
-                                          const std::optional<torch::Tensor>& seed,
-                                          int64_t first_token) {
+torch::Tensor InputEmbeddingImpl::forward(
+    const torch::Tensor& ids, const std::optional<torch::Tensor>& positions,
+    const std::optional<torch::Tensor>& types, const Offset& offset,
+    const std::optional<torch::Tensor>& attention_mask, const std::optional<torch::Tensor>& seed,
+    int64_t first_token, const std::optional<torch::Tensor>& inputs_embeds) {
+  check_inputs(ids, inputs_embeds, token->weight, options);
   input::Input in;
   in.token = token->weight;
   in.ids = ids;
-  in.positions = count_positions(ids, positions, attention_mask, offset);
-  in.types = types;
-  in.offset = in.positions.has_value() ? 0 : offset.number();
   in.scale = token->options.scale();
   in.padding_idx = token->options.padding_idx().value_or(-1);
   in.gradient = posembed::name(token->options.gradient());
-  if (options.token_dim().has_value()) project_tokens(in, *token, *projection);
+  if (options.token_dim().has_value()) {
+    take_rows(
+        in, projection->forward(inputs_embeds.has_value() ? *inputs_embeds : token->forward(ids)));
+  } else if (inputs_embeds.has_value()) {
+    take_rows(in, *inputs_embeds);
+  }
+  const bool known = ids.defined();
+  in.positions = count_positions(known ? ids : in.ids, known, positions, attention_mask, offset);
+  in.types = types;
+  in.offset = in.positions.has_value() ? 0 : offset.number();
   if (learned) {
     in.position = learned->weight;
     in.first_row = learned->options.first_row();
@@ -238,7 +280,7 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids,
   }
   if (is_training() && options.dropout() > 0) {
     in.dropout = options.dropout();
-    in.seed = seed.has_value() ? *seed : draw_seed(ids);
+    in.seed = seed.has_value() ? *seed : draw_seed(in.ids);
     in.first_token = first_token;
   }
   const torch::Tensor result = input::call_input_embedding(in);

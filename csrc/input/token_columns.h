@@ -107,9 +107,9 @@ template <typename T>
 __device__ Wave<T> wave_at(const sinusoidal::Sinusoid& sinusoid, const Turns<T>& turns,
                            int64_t position, int64_t pair) {
   Compute<T> sine, cosine;
-  const core::Position place{position, 0, 1.0};
-  sinusoidal::sincos_at(place, turns.turn[pair], 0, static_cast<Compute<T>>(scale_of(sinusoid)),
-                        &sine, &cosine);
+  const core::Position place = sinusoidal::placed(sinusoid, {position, 0, 1.0});
+  const auto scale = static_cast<Compute<T>>(scale_of(sinusoid) * place.scale);
+  sinusoidal::sincos_at(place, turns.turn[pair], 0, scale, &sine, &cosine);
   return sinusoid.layout.cos_first ? Wave<T>{cosine, sine} : Wave<T>{sine, cosine};
 }
 

@@ -113,8 +113,9 @@ class Wave {
   void fill(int64_t position) {
     const sinusoidal::Layout& layout = sinusoid_.layout;
     C *row = memory_.row(1), *sines = memory_.row(2), *cosines = memory_.row(3);
-    sinusoidal::fill_waves(position, sinusoidal::turns_of<T>(sinusoid_), sinusoid_.pairs,
-                           static_cast<C>(scale_of(sinusoid_)), sines, cosines);
+    const core::Position place = sinusoidal::placed(sinusoid_, {position, 0, 1.0});
+    sinusoidal::fill_waves(place.whole, sinusoidal::turns_of<T>(sinusoid_), sinusoid_.pairs,
+                           static_cast<C>(scale_of(sinusoid_) * place.scale), sines, cosines);
     const C* first = layout.cos_first ? cosines : sines;
     const C* second = layout.cos_first ? sines : cosines;
     const int64_t columns = core::round_up_to_runs(layout.columns);

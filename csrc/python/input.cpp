@@ -52,6 +52,15 @@ std::shared_ptr<InputEmbeddingImpl> make_input(
                                                   .gradient(table_gradient(gradient)));
 }
 
+torch::Tensor input_forward(InputEmbeddingImpl& self, const MaybeTensor& ids,
+                            const MaybeTensor& positions, const MaybeTensor& types,
+                            const MaybeTensor& inputs_embeds, const Offset& offset,
+                            const MaybeTensor& attention_mask, const MaybeTensor& seed,
+                            int64_t first_token) {
+  return self.forward(ids.value_or(torch::Tensor()), positions, types, offset, attention_mask, seed,
+                      first_token, inputs_embeds);
+}
+
 torch::Tensor input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
                               const MaybeTensor& position, const MaybeTensor& positions,
                               const MaybeTensor& token_type, const MaybeTensor& types,
@@ -123,10 +132,11 @@ void bind_input(py::module_& module) {
            py::arg("eps") = 1e-5, py::arg("dropout") = 0.0, py::arg("padding_idx") = py::none(),
            py::arg("position_rule") = "consecutive", py::arg("token_dim") = py::none(),
            py::arg("output_dim") = py::none(), py::arg("gradient") = "dense")
-      .def("forward", &InputEmbeddingImpl::forward, py::arg("ids"),
+      .def("forward", &input_forward, py::arg("ids") = py::none(),
            py::arg("positions") = py::none(), py::arg("types") = py::none(), py::kw_only(),
-           py::arg("offset") = 0, py::arg("attention_mask") = py::none(),
-           py::arg("seed") = py::none(), py::arg("first_token") = 0, without_gil());
+           py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
+           py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
+           py::arg("first_token") = 0, without_gil());
 }
 
 }  // namespace posembed::python

@@ -11,13 +11,14 @@ using Module = SinusoidalPositionalEmbeddingImpl;
 std::shared_ptr<Module> make_sinusoidal(int64_t embedding_dim, double base,
                                         const std::string& preset, std::optional<bool> cos_first,
                                         std::optional<double> shift, double scale,
-                                        bool learned_scale) {
+                                        std::optional<int64_t> padding_idx, bool learned_scale) {
   return std::make_shared<Module>(SinusoidalOptions(embedding_dim)
                                       .base(base)
                                       .preset(preset)
                                       .cos_first(cos_first)
                                       .shift(shift)
                                       .scale(scale)
+                                      .padding_idx(padding_idx)
                                       .learned_scale(learned_scale));
 }
 
@@ -43,7 +44,7 @@ void bind_sinusoidal(py::module_& module) {
       .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
            py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
            py::arg("cos_first") = py::none(), py::arg("shift") = py::none(), py::arg("scale") = 1.0,
-           py::arg("learned_scale") = false)
+           py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false)
       .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, without_gil())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),

@@ -48,11 +48,19 @@ void check_position_type(const Tensor& positions, const char* argument) {
                     ": requires grad, but rotations have no gradient for positions; detach them");
 }
 
-void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where, int64_t axes,
-                     const c10::SymInt& offset, const Names& names) {
+/// Accepts the axes in use, and those after them that the specification declares.
+void check_axes(const c10::SymInt& axes, const Specification& spec, const char* argument) {
+  const int64_t least = std::max<int64_t>(2, spec.used_axes);
+  if (least == spec.axes) return dispatcher::check_size(axes, least, argument, "axes");
+  TORCH_CHECK_VALUE(axes >= least && axes <= spec.axes, argument, ": expected axes ", least, " to ",
+                    spec.axes, ", got ", axes);
+}
+
+void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where,
+                     const Specification& spec, const c10::SymInt& offset, const Names& names) {
   // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
-  const bool by_axis = axes > 1 && has_axes(all, where);
-  if (by_axis) dispatcher::check_size(all.sym_size(0), axes, names.positions, "axes");
+  const bool by_axis = spec.axes > 1 && has_axes(all, where);
+  if (by_axis) check_axes(all.sym_size(0), spec, names.positions);
   const Tensor positions = by_axis ? all.select(0, 0) : all;
   check_position_type(positions, names.positions);
   dispatcher::check_same_device(positions, names.positions, query, names.query);
@@ -102,7 +110,7 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
   result->position_stride[1] = positions.stride(-1);
   if (has_axes(positions, where)) {
     result->position_stride[2] = positions.stride(0);
-    result->axes = spec.axes;
+    result->axes = positions.size(0);
     result->axis_of_pair = spec.axis_of_pair.data();
   }
 }
@@ -143,7 +151,7 @@ void check(const Tensor& query, const Tensor* key, const Rotation& by, const Nam
   }
   TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
   if (by.positions.has_value()) {
-    check_positions(*by.positions, query, where, found.axes, by.offset, names);
+    check_positions(*by.positions, query, where, found, by.offset, names);
   }
   if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
   if (by.cu_seqlens.has_value()) {

@@ -133,7 +133,9 @@ json write(Scaling scaling) {
 
 json write(const std::optional<Sections>& sections) {
   if (!sections.has_value()) return {};
-  return {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
+  json object = {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
+  if (sections->position_axes() != sections->used_axes()) object["axes"] = *sections->axes;
+  return object;
 }
 
 // ----------------------------------------------------------------------------------------- reading
@@ -185,7 +187,7 @@ class Reader {
     if (from.is_null()) {
       given = std::nullopt;
     } else {
-      given = from.get<T>();
+      read(from, given.emplace());
     }
   }
 
@@ -250,6 +252,7 @@ std::optional<Sections> read_sections(const json& object) {
   Reader reader("sections", object);
   reader("axis_of_pair", sections.axis_of_pair);
   reader("restart", sections.restart);
+  reader("axes", sections.axes);
   reader.done();
   return sections;
 }

@@ -25,6 +25,10 @@ void check_sections(const RotarySpec& spec) {
     TORCH_CHECK_VALUE(axis >= 0 && axis < rotary::max_axes, "sections: expected axes 0 to ",
                       rotary::max_axes - 1, ", got ", axis);
   }
+  const int64_t used = spec.sections->used_axes(), declared = spec.sections->position_axes();
+  TORCH_CHECK_VALUE(declared >= used && declared <= rotary::max_axes,
+                    "sections: expected axes of positions, ", used, " to ", rotary::max_axes,
+                    ", got ", declared);
 }
 
 void check_custom_frequencies(const RotarySpec& spec) {
@@ -97,6 +101,11 @@ RotarySpec RotarySpec::for_keys() const {
   return result;
 }
 
+int64_t Sections::used_axes() const {
+  if (axis_of_pair.empty()) return 1;
+  return 1 + *std::max_element(axis_of_pair.begin(), axis_of_pair.end());
+}
+
 Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool restart) {
   const auto axes = static_cast<int64_t>(sizes.size());
   Sections result{{}, restart};
@@ -105,13 +114,13 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
     TORCH_CHECK_VALUE(size >= 0, "sections: expected sizes of 0 or more, got ", size);
     result.axis_of_pair.insert(result.axis_of_pair.end(), static_cast<size_t>(size), axis);
   }
-  if (!interleaved) return result;
   const auto pairs = static_cast<int64_t>(result.axis_of_pair.size());
-  for (int64_t pair = 0; pair < pairs; ++pair) {
+  for (int64_t pair = 0; interleaved && pair < pairs; ++pair) {
     const int64_t axis = pair % axes;
     const bool taken = pair / axes < sizes[static_cast<size_t>(axis)];
     result.axis_of_pair[static_cast<size_t>(pair)] = taken ? axis : 0;
   }
+  if (axes > result.used_axes()) result.axes = axes;
   return result;
 }
 
@@ -132,8 +141,9 @@ Specification::Specification(std::string_view text)
   if (spec.sections.has_value()) {
     for (const int64_t axis : spec.sections->axis_of_pair) {
       axis_of_pair.push_back(static_cast<uint8_t>(axis));
-      axes = std::max(axes, axis + 1);
     }
+    axes = spec.sections->position_axes();
+    used_axes = spec.sections->used_axes();
   }
 }
 

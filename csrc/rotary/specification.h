@@ -22,7 +22,8 @@ struct Specification {
   std::vector<core::Turn128> wide_turns;
   double attention_factor = 1.0;      // multiplies rotated pairs
   std::vector<uint8_t> axis_of_pair;  // empty: positions have one axis
-  int64_t axes = 1;                   // of positions
+  int64_t axes = 1;                   // of positions, at most
+  int64_t used_axes = 1;              // of positions, at least
   std::vector<double> decay;          // xPos: see Arguments; empty otherwise
   double decay_center = 0.0;
   std::string for_keys;  // the text for rotating keys without a query

@@ -41,8 +41,7 @@ void check(const Call& call) {
                     head_dim);
   check_weight(call.query_weight, "query_weight", call);
   check_weight(call.key_weight, "key_weight", call);
-  TORCH_CHECK_VALUE(std::isfinite(call.eps) && call.eps >= 0,
-                    "eps: expected a finite number of at least 0, got ", call.eps);
+  dispatcher::check_eps(call.eps);
   TORCH_CHECK_VALUE(std::isfinite(call.weight_offset),
                     "weight_offset: expected a finite number, got ", call.weight_offset);
 }

@@ -15,8 +15,8 @@ enum class Preset : int8_t {
   vaswani,
   /// Marian, Pegasus: the same frequencies in halves. An odd dim has one more sine than cosines.
   marian,
-  /// tensor2tensor, fairseq and diffusion models ("ddpm"): halves, frequency base^(-i / (dim / 2 -
-  /// 1)), from 1 to 1 / base inclusive. An odd dim ends with a zero.
+  /// tensor2tensor, "fairseq" and diffusion models ("ddpm"): halves, frequency
+  /// base^(-i / (dim / 2 - 1)), from 1 to 1 / base inclusive. An odd dim ends with a zero.
   tensor2tensor,
 };
 

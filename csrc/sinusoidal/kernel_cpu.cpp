@@ -276,7 +276,8 @@ void encode_range(const Arguments& arguments, int64_t begin, int64_t end) {
     const int64_t first = group * arguments.batch / groups;
     const int64_t last = (group + 1) * arguments.batch / groups;
     const int64_t place = first * arguments.position_stride[0] + seq * arguments.position_stride[1];
-    const Position position = position_of(arguments.positions, arguments.offset, seq, place);
+    const Position position =
+        placed(arguments.sinusoid, position_of(arguments.positions, arguments.offset, seq, place));
     const Rows<T> rows = rows_of<T>(arguments, first, seq, last - first);
     encode(arguments.sinusoid, turns, position, rows, streamed);
   }

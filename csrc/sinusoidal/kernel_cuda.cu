@@ -97,9 +97,9 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   const int64_t shared_end = arguments.batch * (blockIdx.z + 1) / gridDim.z;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t batch = row / arguments.seq, seq = row - batch * arguments.seq;
+    const int64_t index = batch * arguments.position_stride[0] + seq * arguments.position_stride[1];
     const Position position =
-        position_of(arguments.positions, arguments.offset, seq,
-                    batch * arguments.position_stride[0] + seq * arguments.position_stride[1]);
+        placed(sinusoid, position_of(arguments.positions, arguments.offset, seq, index));
     C values[2][width];
 #pragma unroll
     for (int i = 0; i < width; ++i) {

@@ -35,6 +35,7 @@ SinusoidalSpec SinusoidalOptions::spec() const {
   spec.cos_first = cos_first_;
   spec.shift = shift_;
   spec.scale = scale_;
+  spec.padding_idx = padding_idx_;
   spec.check();
   return spec;
 }
@@ -66,6 +67,7 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   }
   if (const auto shift = options.shift()) stream << ", shift=" << *shift;
   if (options.scale() != 1.0) stream << ", scale=" << options.scale();
+  if (const auto padding = options.padding_idx()) stream << ", padding_idx=" << *padding;
   if (options.learned_scale()) stream << ", learned_scale=True";
   stream << ")";
 }

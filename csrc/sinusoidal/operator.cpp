@@ -223,11 +223,12 @@ std::string canonical_text(Text text) { return specification(text).spec.to_json(
 Tensor permutation(Text text, Text other_text) {
   const Specification& spec = specification(text);
   const Specification& other = specification(other_text);
-  const bool same_values = spec.turns == other.turns && spec.spec.scale == other.spec.scale;
+  const bool same_values =
+      spec.turns == other.turns && spec.spec.scale == other.spec.scale && spec.first == other.first;
   const std::vector<Content> from = contents(spec), to = contents(other);
   TORCH_CHECK_VALUE(
       same_values && std::is_permutation(from.begin(), from.end(), to.begin(), to.end()),
-      "other: expected the frequencies and the scale of ", text,
+      "other: expected the frequencies, the scale and the padding of ", text,
       " in another order of columns, got ", other_text);
   Tensor result = at::empty({spec.layout.columns}, at::kLong);
   int64_t* column = result.mutable_data_ptr<int64_t>();

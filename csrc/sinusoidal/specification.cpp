@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dispatcher/text_cache.h"
@@ -10,6 +11,9 @@
 
 namespace posembed {
 namespace {
+
+/// A table's last row, in any program.
+constexpr int64_t most_padding_idx = std::numeric_limits<int32_t>::max();
 
 /// Reads a field; if it is absent or null, the value stays.
 template <typename T>
@@ -20,6 +24,15 @@ void read(const nlohmann::json& object, const char* key, T& value) {
 template <typename T>
 void read(const nlohmann::json& object, const char* key, std::optional<T>& value) {
   if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();
+}
+
+/// get() alone would truncate fractions.
+void read_whole(const nlohmann::json& object, const char* key, std::optional<int64_t>& value) {
+  if (!object.contains(key) || object.at(key).is_null()) return;
+  const nlohmann::json& given = object.at(key);
+  TORCH_CHECK_VALUE(given.is_number_integer(), key, ": expected a whole number, got ",
+                    given.dump());
+  value = given.get<int64_t>();
 }
 
 template <typename T>
@@ -38,6 +51,7 @@ SinusoidalSpec parse(const std::string& text) {
   read(object, "cos_first", spec.cos_first);
   read(object, "shift", spec.shift);
   read(object, "scale", spec.scale);
+  read_whole(object, "padding_idx", spec.padding_idx);
   const nlohmann::json known = nlohmann::json::parse(spec.to_json());
   for (const auto& entry : object.items()) {
     TORCH_CHECK_VALUE(known.contains(entry.key()), "SinusoidalSpec: unknown key '", entry.key(),
@@ -49,15 +63,23 @@ SinusoidalSpec parse(const std::string& text) {
 sinusoidal::Preset preset_of(const std::string& name) {
   if (name == "vaswani") return sinusoidal::Preset::vaswani;
   if (name == "marian") return sinusoidal::Preset::marian;
-  if (name == "tensor2tensor" || name == "ddpm") return sinusoidal::Preset::tensor2tensor;
-  TORCH_CHECK_VALUE(false, "preset: expected 'vaswani', 'marian', 'tensor2tensor' or 'ddpm', got '",
-                    name, "'");
+  if (name == "tensor2tensor" || name == "ddpm" || name == "fairseq") {
+    return sinusoidal::Preset::tensor2tensor;
+  }
+  TORCH_CHECK_VALUE(false, "preset: expected 'vaswani', 'marian', 'tensor2tensor', 'ddpm' or ",
+                    "'fairseq', got '", name, "'");
 }
 
 double divisor_of(const SinusoidalSpec& spec) {
   const sinusoidal::Preset preset = preset_of(spec.preset);
   const double usual = preset == sinusoidal::Preset::tensor2tensor ? 1.0 : 0.0;
   return sinusoidal::divisor_of(preset, spec.embedding_dim, spec.shift.value_or(usual));
+}
+
+/// The place of position 0 in the series; 0 without padding.
+int64_t first_of(const SinusoidalSpec& spec) {
+  if (spec.padding_idx.has_value()) return *spec.padding_idx + 1;
+  return spec.preset == "fairseq" ? 2 : 0;
 }
 
 }  // namespace
@@ -72,6 +94,9 @@ void SinusoidalSpec::check() const {
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
   TORCH_CHECK_VALUE(std::isfinite(shift.value_or(0.0)), "shift: expected a finite number, got ",
                     shift.value_or(0.0));
+  TORCH_CHECK_VALUE(padding_idx.value_or(0) >= 0 && padding_idx.value_or(0) <= most_padding_idx,
+                    "padding_idx: expected 0 to ", most_padding_idx, ", got ",
+                    padding_idx.value_or(0));
   // A single frequency is 1 and needs no divisor.
   TORCH_CHECK_VALUE(embedding_dim <= 3 || divisor_of(*this) > 0,
                     "shift: expected less than half of embedding_dim, ", embedding_dim, ", got ",
@@ -85,7 +110,8 @@ std::string SinusoidalSpec::to_json() const {
                         {"preset", preset},
                         {"cos_first", or_null(cos_first)},
                         {"shift", or_null(shift)},
-                        {"scale", scale}}
+                        {"scale", scale},
+                        {"padding_idx", or_null(padding_idx)}}
       .dump();
 }
 
@@ -109,6 +135,7 @@ namespace sinusoidal {
 Specification::Specification(std::string_view text)
     : spec(SinusoidalSpec::from_json(std::string(text))) {
   layout = layout_of(preset_of(spec.preset), spec.embedding_dim, spec.cos_first.value_or(false));
+  first = first_of(spec);
   frequencies = sinusoidal::frequencies(spec.base, posembed::divisor_of(spec), pairs_of(layout));
   for (const core::DoubleDouble& frequency : frequencies) {
     wide_turns.push_back(core::turn_from_radians(frequency));
@@ -123,6 +150,7 @@ Sinusoid Specification::sinusoid(int64_t order) const {
   result.turns = turns.data();
   result.wide_turns = wide_turns.data();
   result.scale = spec.scale;
+  result.first = first;
   result.order = order;
   return result;
 }

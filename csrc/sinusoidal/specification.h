@@ -21,6 +21,7 @@ struct Specification {
   std::vector<core::DoubleDouble> frequencies;  // [pairs], radians per position
   std::vector<core::Turn64> turns;              // the same as fractions of a turn
   std::vector<core::Turn128> wide_turns;
+  int64_t first = 0;  // see Sinusoid
 
   /// The numbers that kernels read; points into this specification.
   Sinusoid sinusoid(int64_t order = 0) const;

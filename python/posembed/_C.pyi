@@ -355,10 +355,11 @@ class InputEmbedding(ModuleWrapper):
     ) -> None: ...
     def forward(
         self,
-        ids: Tensor,
+        ids: Tensor | None = None,
         positions: Tensor | None = None,
         types: Tensor | None = None,
         *,
+        inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
@@ -422,6 +423,7 @@ class SinusoidalPositionalEmbedding(ModuleWrapper):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        padding_idx: int | None = None,
         learned_scale: bool = False,
     ) -> None: ...
     def forward(

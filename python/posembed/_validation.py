@@ -41,6 +41,14 @@ def finite(name: str, value: Any) -> float:
     return number
 
 
+def not_negative(name: str, value: Any) -> float:
+    """``value`` as a finite float of at least 0."""
+    number = finite(name, value)
+    if number < 0:
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {number:g}")
+    return number
+
+
 def fields_of(specification: Any) -> dict[str, Any]:
     """The fields of a dataclass, without ``asdict``, whose copies torch.compile cannot trace."""
     fields = dataclasses.fields(specification)

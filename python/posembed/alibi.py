@@ -20,14 +20,20 @@ from posembed.configuration import alibi as presets
 from posembed.functional import Device
 from posembed.places import Places, complete, lengths
 
-# Options of model families that differ from the paper. Falcon's are in from_preset.
+# Options of model families that differ from the paper. Falcon's are in from_preset. Refact's bias,
+# slope * (j + 1), differs from the paper's by a constant along a row, which softmax ignores.
+# Sources: modeling_gpt_refact.py of smallcloudai/Refact-1_6B-fim, modeling_btlm.py of
+# cerebras/btlm-3b-8k-base, modeling_bert.py of jinaai/jina-bert-implementation.
 _PRESETS: dict[str, dict[str, Any]] = {
     "bloom": {},
     "mpt": {},
     "falcon": {},
     "baichuan": {},
     "jais": {},
+    "btlm": {},
+    "refact": {},
     "mosaicbert": {"causal": False},
+    "jina": {"causal": False},
 }
 
 
@@ -46,9 +52,9 @@ class ALiBi(AlibiSlopes):
             ``-slope * abs(i - j)``.
         total_heads: Heads of the whole model, if this module has only some of them.
         head_start: The index of this module's first head in the whole model.
-        factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS).
+        factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS and BTLM).
         train_length: With more keys than this, slopes are divided by ``key_length / train_length``
-            (``alibi_scaling={"train_seq_len": …}`` of JAIS).
+            (``alibi_scaling={"train_seq_len": …}`` of JAIS and BTLM).
         learned: Slopes are a parameter, ``slopes``.
         device, dtype: Of learned slopes, and of the bias that :meth:`forward` returns.
 
@@ -98,10 +104,12 @@ class ALiBi(AlibiSlopes):
         """ALiBi with the options of a family of models.
 
         Args:
-            name: "bloom", "mpt" (give ``max_bias=alibi_bias_max``), "baichuan" (13B), "jais" (give
-                ``factor`` or ``train_length`` of its ``alibi_scaling``), "mosaicbert" (symmetric),
-                or "falcon": bfloat16 slopes, divided by ``sqrt(head_dim)`` because Falcon adds the
-                bias before it scales scores.
+            name: "bloom", "refact", "baichuan" (13B): the paper's. "mpt": give
+                ``max_bias=alibi_bias_max``. "jais", "btlm": give ``factor`` or ``train_length`` of
+                their ``alibi_scaling``; with ``mup_scale_qk_dot_by_d`` these models scale scores by
+                ``1 / head_dim``, which is :meth:`attention`'s ``scale``. "mosaicbert", "jina"
+                (jina-embeddings-v2): symmetric. "falcon": bfloat16 slopes, divided by
+                ``sqrt(head_dim)`` because Falcon adds the bias before it scales scores.
             num_heads: As in ALiBi.
             head_dim: Needed for "falcon".
             **options: As in ALiBi.
@@ -128,7 +136,10 @@ class ALiBi(AlibiSlopes):
 
     @classmethod
     def from_config(cls, config: Any, *, num_heads: int | None = None, **options: Any) -> ALiBi:
-        """ALiBi of a model's configuration: Bloom, MPT, Falcon-RW, Baichuan-13B or JAIS.
+        """ALiBi of a model's configuration.
+
+        Models: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT and
+        jina-embeddings-v2.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed._offset import positions_from
-from posembed._validation import finite
+from posembed._validation import finite, not_negative
 from posembed.functional import Device, Gradient
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
@@ -57,8 +57,9 @@ class InputEmbedding(nn.Module):
         padding_idx: The token row that starts as zeros and gets no gradient.
         position_rule: How tokens get positions if none are given. "consecutive": ``offset``,
             ``offset + 1``, and so on. "roberta": padding is not counted; it has position -1, the
-            row before the others, which starts as zeros and gets no gradient. "opt": the same from
-            an attention mask, but the row of padding is trained; two rows precede position 0.
+            row before the others, which starts as zeros and gets no gradient; sinusoids are
+            fairseq's then (M2M100). "opt", for learned positions: the same from an attention mask,
+            but the row of padding is trained; two rows precede position 0.
         token_dim: Components of a token's row, if not ``embedding_dim``: ``projection``, a Linear
             without a bias, maps them to it (OPT-350m).
         output_dim: Components of the result, if not ``embedding_dim``: ``projection``, a Linear
@@ -67,9 +68,9 @@ class InputEmbedding(nn.Module):
         device, dtype: Of all parameters.
 
     Raises:
-        ValueError: A negative size, an unknown name, a ``dropout`` outside 0 to 1; learned
-            positions without ``max_positions``, or the reverse; a ``position_rule`` without learned
-            positions, or "roberta" without ``padding_idx``; ``token_dim`` and ``output_dim``.
+        ValueError: A negative size or ``eps``, an unknown name, a ``dropout`` outside 0 to 1;
+            learned positions without ``max_positions``, or the reverse; a ``position_rule`` without
+            such positions, or "roberta" without ``padding_idx``; ``token_dim`` and ``output_dim``.
 
     Examples:
         >>> import torch, posembed as pe
@@ -108,7 +109,7 @@ class InputEmbedding(nn.Module):
         _check_rule(position_rule, positions, padding_idx)
         if token_dim is not None and output_dim is not None:
             raise ValueError(f"output_dim: expected none beside token_dim, got {output_dim}")
-        finite("eps", eps)
+        not_negative("eps", eps)
         if not 0 <= finite("dropout", dropout) <= 1:
             raise ValueError(f"dropout: expected 0 to 1, got {dropout}")
         if norm not in ("layer", "rms", None):
@@ -145,22 +146,27 @@ class InputEmbedding(nn.Module):
 
     def forward(
         self,
-        ids: Tensor,
+        ids: Tensor | None = None,
         positions: Tensor | None = None,
         types: Tensor | None = None,
         *,
+        inputs_embeds: Tensor | None = None,
         offset: int | Tensor = 0,
         attention_mask: Tensor | None = None,
         seed: Tensor | None = None,
         first_token: int = 0,
     ) -> Tensor:
-        """Embeds ids.
+        """Embeds ids, or finishes vectors that take the place of token rows.
 
         Args:
-            ids: int32 or int64 [batch, seq].
+            ids: int32 or int64 [batch, seq]; None with ``inputs_embeds``.
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
                 so on, or as ``position_rule`` counts from ``offset``.
             types: int32 or int64 [batch, seq]; None: type 0.
+            inputs_embeds: Instead of ids: floating [batch, seq, embedding_dim], or ``token_dim``
+                components, in the dtype of the tables. Take the place of the scaled token rows, as
+                in transformers; gradients flow to them. ``position_rule="roberta"`` counts all of
+                them, because no id says which are padding.
             offset: The position of the first token, without ``positions``: the number of tokens in
                 a cache. int32 or int64 [batch]: that of each sample, unless ``position_rule``
                 counts padding.
@@ -175,20 +181,31 @@ class InputEmbedding(nn.Module):
             [batch, seq, embedding_dim], or ``output_dim`` components.
 
         Raises:
-            ValueError: Shapes do not fit, or a replaced submodule has an option that the kernel
-                lacks.
+            ValueError: Shapes do not fit, a replaced submodule has an option that the kernel
+                lacks, or ids and ``inputs_embeds`` are both given or both missing.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
+
+        Examples:
+            >>> import torch, posembed as pe
+            >>> embed = pe.InputEmbedding(10, 8, max_positions=4)
+            >>> ids = torch.tensor([[1, 2]])
+            >>> torch.equal(embed(inputs_embeds=embed.token(ids)), embed(ids))
+            True
         """
+        if ids is not None and inputs_embeds is None:
+            rows, token = self._token(ids)
+        else:
+            rows, token = self._given(ids, inputs_embeds)
         if isinstance(offset, Tensor):
-            if self.position_rule == "roberta" or attention_mask is not None:
+            counted = self.position_rule == "roberta" and ids is not None
+            if counted or attention_mask is not None:
                 raise ValueError(
                     f"offset: expected a number where padding is counted, got {list(offset.shape)}"
                 )
-            positions = positions_from(offset, positions, ids.shape[0], ids.shape[-1])
+            positions = positions_from(offset, positions, rows.shape[0], rows.shape[-1])
             offset = 0
-        positions = self._positions(ids, positions, attention_mask, offset)
-        rows, token = self._token(ids)
+        positions = self._positions(rows, ids, positions, attention_mask, offset)
         table = self._tables()
         layer = self.norm
         norm = {} if layer is None else _norm(layer, token["token"])
@@ -237,7 +254,12 @@ class InputEmbedding(nn.Module):
         return 2 if self.position_rule == "opt" else 0
 
     def _positions(
-        self, ids: Tensor, positions: Tensor | None, attention_mask: Tensor | None, offset: int
+        self,
+        rows: Tensor,
+        ids: Tensor | None,
+        positions: Tensor | None,
+        attention_mask: Tensor | None,
+        offset: int,
     ) -> Tensor | None:
         """The given positions, or those of the rule; None: consecutive ones."""
         if attention_mask is not None and (self.position_rule != "opt" or positions is not None):
@@ -250,14 +272,14 @@ class InputEmbedding(nn.Module):
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
             return positions
         if attention_mask is not None:
-            tokens = offset + ids.shape[-1]
+            tokens = offset + rows.shape[-1]
             if attention_mask.dim() == 0 or attention_mask.shape[-1] != tokens:
                 raise ValueError(
                     f"attention_mask: expected [batch, offset + seq] with offset + seq {tokens}, "
                     f"got {list(attention_mask.shape)}"
                 )
             return functional.opt_positions(attention_mask, past_length=offset)
-        if self.position_rule == "roberta":
+        if self.position_rule == "roberta" and ids is not None:
             padding = self.token.padding_idx
             return functional.roberta_positions(ids, padding, past_length=offset)  # type: ignore[arg-type]
         return None
@@ -278,9 +300,20 @@ class InputEmbedding(nn.Module):
                 "gradient": token.gradient if ours else "dense",
             }
             return ids, table
-        projected = self.projection(self.token(ids))  # type: ignore[misc]
-        rows = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
-        return rows, {"token": projected.flatten(0, -2), "gradient": "own"}
+        return _own_rows(self.projection(self.token(ids)))  # type: ignore[misc]
+
+    def _given(
+        self, ids: Tensor | None, inputs_embeds: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The same for vectors instead of ids."""
+        if inputs_embeds is None or ids is not None:
+            got = "neither" if inputs_embeds is None else "both"
+            raise ValueError(f"inputs_embeds: expected either ids or inputs_embeds, got {got}")
+        width = self.embedding_dim if self.token_dim is None else self.token_dim
+        _check_vectors(inputs_embeds, width, self.token.weight.dtype)
+        if self.token_dim is None:
+            return _own_rows(inputs_embeds)
+        return _own_rows(self.projection(inputs_embeds))  # type: ignore[misc]
 
     def _tables(self) -> dict[str, Any]:
         """The kernel's arguments for positions and token types."""
@@ -306,10 +339,11 @@ class InputEmbedding(nn.Module):
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
         """The input layer of a ``transformers`` model, with copied parameters and equal results.
 
-        Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT.
-        The module's ``position_rule`` counts positions among padding as RoBERTa and OPT do; pass
-        OPT's attention mask to ``forward``. Token types of GPT-2, which are rows of its token
-        table, are not supported.
+        Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT,
+        M2M100 (NLLB), NLLB-MoE, FSMT; of those with an encoder and a decoder the encoder's layer.
+        The module's ``position_rule`` counts positions among padding as RoBERTa, fairseq and OPT
+        do; pass OPT's attention mask to ``forward``. Token types of GPT-2, which are rows of its
+        token table, are not supported.
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that
@@ -337,12 +371,38 @@ class InputEmbedding(nn.Module):
 def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:
     if rule not in ("consecutive", "roberta", "opt"):
         raise ValueError(f"position_rule: expected 'consecutive', 'roberta' or 'opt', got {rule!r}")
-    if rule != "consecutive" and positions != "learned":
+    if rule != "consecutive" and positions is None:
+        raise ValueError(f"position_rule: expected 'consecutive' without positions, got {rule!r}")
+    if rule == "opt" and positions != "learned":
         raise ValueError(
-            f"position_rule: expected 'consecutive' without learned positions, got {rule!r}"
+            "position_rule: expected 'consecutive' or 'roberta' without learned positions, "
+            "got 'opt'"
         )
     if rule == "roberta" and padding_idx is None:
         raise ValueError("padding_idx: expected an id where position_rule is 'roberta', got none")
+
+
+def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
+    """Raises for a shape or a dtype that inputs_embeds cannot have; autocast casts the tables."""
+    if vectors.dim() != 3 or vectors.shape[-1] != width:
+        found = list(vectors.shape)
+        raise ValueError(f"inputs_embeds: expected [batch, seq, {width}], got {found}")
+    found_dtype = vectors.dtype
+    if not found_dtype.is_floating_point:
+        raise TypeError(
+            f"inputs_embeds: expected float32, float64, bfloat16 or float16, got {found_dtype}"
+        )
+    if found_dtype != dtype and not torch.is_autocast_enabled(vectors.device.type):
+        raise TypeError(
+            f"inputs_embeds: expected the dtype of the tables, {dtype}, got {found_dtype}"
+        )
+
+
+def _own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """The ids and the table of vectors [..., components], in which each token has its own row."""
+    shape = vectors.shape[:-1]
+    rows = torch.arange(shape.numel(), device=vectors.device).view(shape)
+    return rows, {"token": vectors.flatten(0, -2), "gradient": "own"}
 
 
 def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
@@ -395,4 +455,9 @@ def _position(
         raise ValueError(
             f"max_positions: expected none without learned positions, got {max_positions}"
         )
-    return SinusoidalPositionalEmbedding(embedding_dim, **place) if kind else None
+    if kind is None:
+        return None
+    fairseq: dict[str, Any] = {}
+    if rows["_padding_row"] is not None:
+        fairseq = {"preset": "fairseq", "padding_idx": rows["_padding_row"]}
+    return SinusoidalPositionalEmbedding(embedding_dim, **fairseq, **place)

@@ -29,7 +29,7 @@ class _Parts:
     """The modules of a model's input layer."""
 
     token: nn.Embedding
-    position: nn.Embedding
+    position: nn.Embedding | None = None
     token_type: nn.Embedding | None = None
     norm: nn.LayerNorm | None = None
     projection: nn.Linear | None = None
@@ -37,11 +37,13 @@ class _Parts:
 
 def _copied(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputEmbedding:
     """An InputEmbedding with these parts' sizes and values."""
-    rows, dim = parts.position.weight.shape
+    dim = parts.token.embedding_dim
+    if parts.position is not None:
+        rows, dim = parts.position.weight.shape
+        options["max_positions"] = rows - first_row
     embed = InputEmbedding(
         parts.token.num_embeddings,
         dim,
-        max_positions=rows - first_row,
         num_types=parts.token_type.num_embeddings if parts.token_type is not None else 0,
         norm="layer" if parts.norm is not None else None,
         eps=parts.norm.eps if parts.norm is not None else 1e-5,
@@ -111,6 +113,19 @@ def _opt(model: Any) -> InputEmbedding:
     return _copied(parts, first_row=2, position_rule="opt", token_dim=token_dim)
 
 
+def _fairseq(model: Any) -> InputEmbedding:
+    stack = getattr(model, "encoder", model)  # the model may be the encoder or the decoder itself
+    token = stack.embed_tokens
+    return _copied(
+        _Parts(token),
+        positions="sinusoidal",
+        position_rule="roberta",
+        # FSMT's stack scales, the others' table does.
+        scale=stack.embed_scale if hasattr(stack, "embed_scale") else token.embed_scale,
+        dropout=stack.dropout,
+    )
+
+
 FAMILIES = {
     "bert": _bert,
     "roberta": _roberta,
@@ -121,4 +136,7 @@ FAMILIES = {
     "albert": _albert,
     "gpt2": _gpt2,
     "opt": _opt,
+    "m2m_100": _fairseq,
+    "nllb-moe": _fairseq,
+    "fsmt": _fairseq,
 }

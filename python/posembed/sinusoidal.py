@@ -29,9 +29,14 @@ class SinusoidalPositionalEmbedding(nn.Module):
         preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
             ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
+            ``"fairseq"``: the same, with padding_idx 1 (M2M100, NLLB).
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
+        padding_idx: The row of padding in fairseq's table, whose tokens follow it: position 0 has
+            the sinusoid of ``padding_idx + 1``, and position -1, which
+            :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 with
+            "fairseq", otherwise None: every position has its own sinusoid.
         learned_scale: Learn it: the attribute ``scale`` is then a parameter [1] that starts at that
             value. Otherwise it is None, and the number is ``spec.scale``.
         device, dtype: Of the learned scale.
@@ -40,6 +45,10 @@ class SinusoidalPositionalEmbedding(nn.Module):
         >>> import torch, posembed as pe
         >>> position = pe.SinusoidalPositionalEmbedding(512)
         >>> y = position(torch.randn(2, 16, 512), offset=100)
+        >>> ids = torch.tensor([[5, 6, 1]])  # 1 is padding
+        >>> places = pe.functional.fairseq_positions(ids, padding_idx=1)
+        >>> pe.SinusoidalPositionalEmbedding(4, preset="fairseq").encode(places)[0, 2].abs()
+        tensor([0., 0., 0., 0.])
     """
 
     def __init__(
@@ -51,13 +60,20 @@ class SinusoidalPositionalEmbedding(nn.Module):
         cos_first: bool | None = None,
         shift: float | None = None,
         scale: float = 1.0,
+        padding_idx: int | None = None,
         learned_scale: bool = False,
         device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         spec = SinusoidalSpec(
-            embedding_dim, base=base, preset=preset, cos_first=cos_first, shift=shift, scale=scale
+            embedding_dim,
+            base=base,
+            preset=preset,
+            cos_first=cos_first,
+            shift=shift,
+            scale=scale,
+            padding_idx=padding_idx,
         )
         self.initial_scale = spec.scale
         self.scale: nn.Parameter | None = None
@@ -92,7 +108,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         return functional.sinusoidal_encode(positions, self.scale, spec=self.spec, dtype=dtype)
 
     def shift_matrix(self, distance: float) -> Tensor:
-        """The matrix M with ``encode(p + distance) == encode(p) @ M.T`` for every p.
+        """The matrix M with ``encode(p + distance) == encode(p) @ M.T``, except for padding.
 
         Args:
             distance: In positions, whole or fractional.
@@ -115,6 +131,8 @@ class SinusoidalPositionalEmbedding(nn.Module):
             parts.append(f"shift={spec.shift:g}")
         if self.initial_scale != 1.0:
             parts.append(f"scale={self.initial_scale:g}")
+        if spec.padding_idx is not None:
+            parts.append(f"padding_idx={spec.padding_idx}")
         if self.scale is not None:
             parts.append("learned_scale=True")
         return ", ".join(parts)

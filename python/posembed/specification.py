@@ -23,14 +23,17 @@ class Sections:
     """Positions with several axes (time, height, width): the axis that turns each pair.
 
     Args:
-        sizes: Number of pairs of each axis, one axis after the other (Qwen2-VL).
+        sizes: Number of pairs of each axis, one axis after the other (Qwen2-VL); 0 for an axis of
+            positions that turns no pair.
         interleaved: Axes take turns instead; left-over pairs belong to axis 0 (Qwen3-VL).
         restart: Each axis has the whole series of frequencies (vision towers).
         axis_of_pair: The axis of each pair in any other order, instead of ``sizes``.
+        axes: The axes of positions beside ``axis_of_pair``, if the last ones turn no pair; None:
+            those up to the last that turns one. Positions may leave such axes out.
 
     Raises:
-        ValueError: Not one of ``sizes`` and ``axis_of_pair``, ``interleaved`` beside the latter, a
-            negative size, or no whole numbers.
+        ValueError: Not one of ``sizes`` and ``axis_of_pair``, ``interleaved`` beside the latter,
+            ``axes`` beside the former, a negative size, or no whole numbers.
 
     Examples:
         >>> import posembed as pe
@@ -40,6 +43,7 @@ class Sections:
 
     axis_of_pair: tuple[int, ...]
     restart: bool
+    axes: int | None
 
     def __init__(
         self,
@@ -48,18 +52,25 @@ class Sections:
         restart: bool = False,
         *,
         axis_of_pair: Iterable[int] | None = None,
+        axes: int | None = None,
     ) -> None:
         if (sizes is None) == (axis_of_pair is None):
             raise ValueError("Sections: expected either sizes or axis_of_pair")
         if sizes is not None:
             whole_sizes = [whole("sizes", size) for size in sizes]
             axis_of_pair = torch.ops.posembed.rotary_sections(whole_sizes, interleaved)
+            if axes is not None:
+                raise ValueError(f"axes: expected none beside sizes, got {axes}")
+            axes = max(1, len(whole_sizes))
         elif interleaved:
             raise ValueError("interleaved: expected False beside axis_of_pair")
         assert axis_of_pair is not None
-        axes = tuple(whole("axis_of_pair", axis) for axis in axis_of_pair)
-        object.__setattr__(self, "axis_of_pair", axes)
+        axis_of = tuple(whole("axis_of_pair", axis) for axis in axis_of_pair)
+        used = 1 + max(axis_of, default=0)
+        declared = used if axes is None else whole("axes", axes)
+        object.__setattr__(self, "axis_of_pair", axis_of)
         object.__setattr__(self, "restart", bool(restart))
+        object.__setattr__(self, "axes", None if declared == used else declared)
 
 
 def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:
@@ -341,12 +352,14 @@ class SinusoidalSpec:
     Args:
         embedding_dim: Components of an encoding.
         base: About the ratio of the longest to the shortest wavelength.
-        preset: "vaswani", "marian", "tensor2tensor" or "ddpm"; see
+        preset: "vaswani", "marian", "tensor2tensor", "ddpm" or "fairseq"; see
             :class:`posembed.SinusoidalPositionalEmbedding`.
         cos_first: Cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
             preset's.
         scale: Multiplies the encoding.
+        padding_idx: Position 0 has the sinusoid of ``padding_idx + 1``, and position -1, padding,
+            is zero. Default: 1 with "fairseq", otherwise None.
 
     Raises:
         ValueError: The numbers do not fit together; the message names the field.
@@ -365,6 +378,7 @@ class SinusoidalSpec:
     cos_first: bool | None = None
     shift: float | None = None
     scale: float = 1.0
+    padding_idx: int | None = None
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -373,6 +387,8 @@ class SinusoidalSpec:
             object.__setattr__(self, name, finite(name, getattr(self, name)))
         if self.shift is not None:
             object.__setattr__(self, "shift", finite("shift", self.shift))
+        if self.padding_idx is not None:
+            object.__setattr__(self, "padding_idx", whole("padding_idx", self.padding_idx))
         if self.cos_first is not None:
             object.__setattr__(self, "cos_first", flag("cos_first", self.cos_first))
         object.__setattr__(self, "text", canonical_text("sinusoidal", fields_of(self)))
@@ -398,12 +414,13 @@ class SinusoidalSpec:
         table and of weights that read or write embeddings) into this order.
 
         Raises:
-            ValueError: Frequencies or scales differ, so that no order makes the encodings equal.
+            ValueError: Frequencies, scales or paddings differ, so that no order makes the encodings
+                equal.
 
         Examples:
             >>> import torch, posembed as pe
-            >>> fairseq_like = pe.SinusoidalSpec(8, preset="marian")
-            >>> order = pe.SinusoidalSpec(8).permutation_to(fairseq_like)
+            >>> halves = pe.SinusoidalSpec(8, preset="marian")
+            >>> order = pe.SinusoidalSpec(8).permutation_to(halves)
             >>> order.tolist()
             [0, 2, 4, 6, 1, 3, 5, 7]
         """

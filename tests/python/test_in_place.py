@@ -140,3 +140,88 @@ def test_return_what_they_write_compiled(name: str) -> None:
     call, written = CALLS[name]()
     with torch.no_grad():
         check(torch.compile(call, fullgraph=True, backend="aot_eager"), written)
+
+
+# ------------------------------------------------------------------------- tensors without elements
+
+
+def without_elements(*shape: int) -> Tensor:
+    """As numpy makes it: all strides are 0."""
+    assert 0 in shape
+    return torch.empty(0).as_strided(shape, (0,) * len(shape))
+
+
+def rows(batch: int, seq: int, heads: int, dim: int = 16) -> Tensor:
+    return without_elements(batch, seq, heads, dim)
+
+
+NO_PLACES = torch.empty(0, dtype=torch.int64)
+ONES = torch.ones(16)
+
+EMPTY: dict[str, Callable[[], Any]] = {
+    "rotary_, no batch": lambda: functional.rotary_(rows(0, 3, 2), spec=SPEC),
+    "rotary_, no tokens": lambda: functional.rotary_(rows(2, 0, 2), rows(2, 0, 1), spec=SPEC),
+    "rotary_, no heads": lambda: functional.rotary_(rows(2, 3, 0), rows(2, 3, 0), spec=SPEC),
+    "rotary_, learned": lambda: functional.rotary_(
+        rows(0, 3, 2), spec=SPEC, frequencies=SPEC.frequencies().float()
+    ),
+    "rotary_, float32": lambda: functional.rotary_(
+        rows(0, 3, 2), spec=pe.RotarySpec(16, numerics="float32")
+    ),
+    "rotary, out": lambda: functional.rotary(rows(0, 3, 2), spec=SPEC, out=rows(0, 3, 2)),
+    "rotary, pair, out": lambda: functional.rotary(
+        rows(2, 0, 2), rows(2, 0, 1), spec=SPEC, out=(rows(2, 0, 2), rows(2, 0, 1))
+    ),
+    "rerotate_": lambda: functional.rerotate_(rows(2, 0, 1), NO_PLACES, NO_PLACES, spec=SPEC),
+    "norm_rotary_": lambda: functional.norm_rotary_(
+        rows(2, 0, 2), rows(2, 0, 1), ONES, ONES, spec=SPEC
+    ),
+    "norm_rotary_, no heads": lambda: functional.norm_rotary_(
+        rows(2, 3, 0), rows(2, 3, 0), ONES, ONES, spec=SPEC
+    ),
+    "rotary_cache_": lambda: functional.rotary_cache_(
+        without_elements(0, 4, 16),
+        without_elements(0, 2, 16),
+        without_elements(0, 2, 16),
+        without_elements(0, 4, 2, 16),
+        without_elements(0, 4, 2, 16),
+        NO_PLACES,
+        spec=SPEC,
+        query_out=without_elements(0, 4, 16),
+        rotate_key=True,
+    ),
+    "mla_rotary_cache_": lambda: functional.mla_rotary_cache_(
+        without_elements(0, 4, 24),
+        without_elements(0, 32),
+        without_elements(0, 8),
+        without_elements(0, 4, 40),
+        NO_PLACES,
+        spec=MLA,
+    ),
+    "alibi_bias, out": lambda: functional.alibi_bias(
+        functional.alibi_slopes(2), 0, 3, out=without_elements(2, 0, 3)
+    ),
+    "alibi_add_": lambda: functional.alibi_add_(
+        without_elements(0, 2, 3, 3), functional.alibi_slopes(2)
+    ),
+    "alibi_softmax_": lambda: functional.alibi_softmax_(
+        without_elements(1, 2, 0, 3), functional.alibi_slopes(2)
+    ),
+    "alibi_softmax_, no keys": lambda: functional.alibi_softmax_(
+        without_elements(1, 2, 3, 0), functional.alibi_slopes(2), query_offset=0
+    ),
+    "RotaryEmbedding.rotate_": lambda: ROPE.rotate_(rows(0, 3, 2), rows(0, 3, 1)),
+    "ALiBi.add_": lambda: pe.ALiBi(2).add_(without_elements(0, 2, 3, 3)),
+    "ALiBi.softmax_": lambda: pe.ALiBi(2).softmax_(without_elements(0, 2, 3, 3)),
+    "ALiBi, out": lambda: pe.ALiBi(2)(0, 3, out=without_elements(2, 0, 3)),
+    "cpp.RotaryEmbedding.rotate_": lambda: pe.cpp.RotaryEmbedding(16).rotate_(rows(2, 0, 2)),
+    "cpp.ALiBi.add_": lambda: pe.cpp.ALiBi(2).add_(without_elements(0, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_take_tensors_without_elements(name: str) -> None:
+    with torch.no_grad():
+        returned = EMPTY[name]()
+    for result in returned if isinstance(returned, tuple) else (returned,):
+        assert result.numel() == 0

@@ -117,8 +117,8 @@ struct POSEMBED_API ALiBiOptions {
   /* implicit */ ALiBiOptions(int64_t num_heads);
 
   /// The options that a family of models was trained with: "bloom", "mpt", "falcon", "baichuan",
-  /// "jais", "mosaicbert". The result covers the whole model; for a shard, set its num_heads,
-  /// total_heads and head_start.
+  /// "jais", "btlm", "refact", "mosaicbert", "jina". The result covers the whole model; for a
+  /// shard, set its num_heads, total_heads and head_start.
   /// @param head_dim  needed for falcon, which adds the bias before scaling by 1 / sqrt(head_dim)
   /// @throws c10::ValueError an unknown name, or falcon without head_dim
   static ALiBiOptions preset(const std::string& name, int64_t total_heads,
@@ -137,7 +137,7 @@ struct POSEMBED_API ALiBiOptions {
   TORCH_ARG(std::optional<int64_t>, total_heads) = std::nullopt;
   /// The first head of this module among them.
   TORCH_ARG(int64_t, head_start) = 0;
-  /// Slopes are divided by factor (JAIS's alibi_scaling).
+  /// Slopes are divided by factor (alibi_scaling of JAIS and BTLM).
   TORCH_ARG(double, factor) = 1.0;
   /// With more keys than this, slopes are divided by key_length / train_length.
   TORCH_ARG(std::optional<int64_t>, train_length) = std::nullopt;

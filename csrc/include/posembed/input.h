@@ -30,8 +30,10 @@ enum class Positions { none, learned, sinusoidal };
 /// How tokens get positions if none are given.
 enum class PositionRule {
   consecutive,  ///< offset, offset + 1, … for every token
-  roberta,      ///< padding is not counted: it has position -1, whose row gets no gradient
-  opt,          ///< the same, but an attention mask marks padding, and its row is trained
+  /// Padding is not counted: it has position -1, whose row gets no gradient. With sinusoids, which
+  /// then are fairseq's, its encoding is zero.
+  roberta,
+  opt,  ///< the same, but an attention mask marks padding, and its row is trained
 };
 
 /// How InputEmbedding normalises the sum.
@@ -106,7 +108,8 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(double, dropout) = 0.0;
   /// A token row that starts as zeros and gets no gradient.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
-  /// How tokens get positions. The row of position 0 is padding_idx + 1 with roberta, 2 with opt.
+  /// How tokens get positions. The row of position 0 is padding_idx + 1 with roberta, 2 with opt,
+  /// which is for learned positions alone.
   TORCH_ARG(PositionRule, position_rule) = PositionRule::consecutive;
   /// Components of a row of the token table, if not embedding_dim: `projection`, a Linear without
   /// bias, maps them to embedding_dim (OPT-350m).
@@ -169,7 +172,7 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param ids  int32/int64 [batch, seq]
+  /// @param ids  int32/int64 [batch, seq]; an undefined tensor if inputs_embeds are given
   /// @param positions  int32/int64 [seq] or [batch, seq]; default: counted from `offset` as
   ///     position_rule says
   /// @param types  int32/int64 [batch, seq]; default: type 0
@@ -179,6 +182,9 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   /// @param seed  of dropout, int64 with one element; default: drawn from torch's generator
   /// @param first_token  index of the first of these tokens in dropout's mask: parts with one seed
   ///     draw the mask of the whole
+  /// @param inputs_embeds  instead of ids: floating [batch, seq, embedding_dim], or token_dim
+  ///     components, in the dtype of the tables; take the place of the scaled token rows. roberta
+  ///     counts all of them, because no id says which are padding.
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
   ///     positions, types
@@ -188,7 +194,8 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
                         const Offset& offset = 0,
                         const std::optional<torch::Tensor>& attention_mask = std::nullopt,
                         const std::optional<torch::Tensor>& seed = std::nullopt,
-                        int64_t first_token = 0);
+                        int64_t first_token = 0,
+                        const std::optional<torch::Tensor>& inputs_embeds = std::nullopt);
 
   InputOptions options;
   TokenEmbedding token{nullptr};
@@ -204,10 +211,11 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
                            {3, torch::nn::AnyValue(Offset())},
                            {4, torch::nn::AnyValue(std::optional<torch::Tensor>())},
                            {5, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {6, torch::nn::AnyValue(int64_t{0})})
+                           {6, torch::nn::AnyValue(int64_t{0})},
+                           {7, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
-  std::optional<torch::Tensor> count_positions(const torch::Tensor& ids,
+  std::optional<torch::Tensor> count_positions(const torch::Tensor& ids, bool known,
                                                const std::optional<torch::Tensor>& positions,
                                                const std::optional<torch::Tensor>& attention_mask,
                                                const Offset& offset) const;

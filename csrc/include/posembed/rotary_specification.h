@@ -109,9 +109,17 @@ POSEMBED_API const char* name(Numerics numerics);
 struct POSEMBED_API Sections {
   std::vector<int64_t> axis_of_pair = {};  ///< [rotary_dim / 2]
   bool restart = false;                    ///< each axis has the whole series of frequencies
+  /// The axes of positions, if more than used_axes(): the last ones rotate no pair.
+  std::optional<int64_t> axes = std::nullopt;
 
-  /// Gives sizes[a] pairs to axis a, one axis after another. If `interleaved`, the axes take turns
-  /// and the remaining pairs belong to axis 0.
+  /// The number of axes up to the last that rotates a pair.
+  int64_t used_axes() const;
+  /// `axes`, or used_axes() by default. Positions may have fewer, but at least those in use.
+  int64_t position_axes() const { return axes.value_or(used_axes()); }
+
+  /// Gives sizes[a] pairs to axis a, one axis after another; 0 for an axis of positions that
+  /// rotates no pair. If `interleaved`, the axes take turns and the remaining pairs belong to
+  /// axis 0.
   static Sections of(const std::vector<int64_t>& sizes, bool interleaved = false,
                      bool restart = false);
 };

@@ -26,11 +26,14 @@ struct POSEMBED_API SinusoidalSpec {
 
   int64_t embedding_dim;           ///< components of an encoding
   double base = 10000.0;           ///< about longest / shortest wavelength
-  std::string preset = "vaswani";  ///< vaswani, marian, tensor2tensor or ddpm
+  std::string preset = "vaswani";  ///< vaswani, marian, tensor2tensor, ddpm or fairseq
   std::optional<bool> cos_first;   ///< cosines before sines; default: false
   /// Frequency i is base^(-i / (embedding_dim / 2 - shift)); default: the preset's shift.
   std::optional<double> shift;
   double scale = 1.0;  ///< multiplies the encoding
+  /// The row of padding in fairseq's table: position 0 has the sinusoid of padding_idx + 1, and
+  /// position -1, padding, is zero. Default: 1 with fairseq, otherwise positions are as they are.
+  std::optional<int64_t> padding_idx;
 
   /// Throws c10::ValueError, which names the field, if the numbers do not fit together.
   void check() const;
@@ -40,7 +43,7 @@ struct POSEMBED_API SinusoidalSpec {
 
   /// The column order p, int64 [embedding_dim], that turns this specification's encodings into
   /// those of `other`: encoding.index_select(-1, p). Throws c10::ValueError if there is none,
-  /// because their frequencies or scales differ.
+  /// because their frequencies, scales or paddings differ.
   torch::Tensor permutation_to(const SinusoidalSpec& other) const;
 
   bool operator==(const SinusoidalSpec& other) const;
@@ -77,7 +80,8 @@ struct POSEMBED_API SinusoidalOptions {
   /// About longest / shortest wavelength.
   TORCH_ARG(double, base) = 10000.0;
   /// "vaswani": sines and cosines alternate. "marian": all sines, then all cosines.
-  /// "tensor2tensor" and its synonym "ddpm": as marian, with shift 1.
+  /// "tensor2tensor" and its synonym "ddpm": as marian, with shift 1. "fairseq": the same with
+  /// padding_idx 1.
   TORCH_ARG(std::string, preset) = "vaswani";
   /// Cosines before sines.
   TORCH_ARG(std::optional<bool>, cos_first) = std::nullopt;
@@ -85,6 +89,9 @@ struct POSEMBED_API SinusoidalOptions {
   TORCH_ARG(std::optional<double>, shift) = std::nullopt;
   /// Multiplies the encoding.
   TORCH_ARG(double, scale) = 1.0;
+  /// Position 0 has the sinusoid of padding_idx + 1, and position -1, padding, is zero; default: 1
+  /// with fairseq, otherwise none.
+  TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
   /// Learn the scale: a parameter [1] that starts at `scale`.
   TORCH_ARG(bool, learned_scale) = false;
 

@@ -32,7 +32,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--positions", type=common.positive, default=100, help="default: 100")
     parser.add_argument("--dim", type=common.positive, default=512, help="default: 512")
     parser.add_argument("--base", type=float, default=10000.0, help="default: 10000")
-    parser.add_argument("--preset", default="vaswani", help="vaswani, marian, tensor2tensor, ddpm")
+    parser.add_argument(
+        "--preset", default="vaswani", help="vaswani, marian, tensor2tensor, ddpm, fairseq"
+    )
     parser.add_argument("--binary", action="store_true", help="draw binary codes beside them")
     parser.add_argument(
         "--bits", type=common.positive, help="of a binary code (default: as many as are needed)"

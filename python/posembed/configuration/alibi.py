@@ -69,11 +69,16 @@ def baichuan(config: Keys) -> Preset:
     return Preset("baichuan", heads_of(config), {})
 
 
-def jais(config: Keys) -> Preset:
-    """JAIS may scale its slopes."""
+def check_kind(config: Keys) -> None:
+    """Raises where the key for the kind of positions names another."""
     kind = config.need("position_embedding_type")
     if kind != "alibi":
         raise ValueError(f"position_embedding_type: expected 'alibi', got {kind!r}")
+
+
+def scaled(name: str, config: Keys) -> Preset:
+    """JAIS and BTLM, whose code JAIS has, may scale their slopes."""
+    check_kind(config)
     scaling = Keys(config.take("alibi_scaling", {}), "alibi_scaling")
     if scaling.take("type", "linear") != "linear":
         raise ValueError(f"alibi_scaling: expected type 'linear', got {scaling.take('type')!r}")
@@ -82,7 +87,30 @@ def jais(config: Keys) -> Preset:
     options: dict[str, Any] = {} if factor is None else {"factor": float(factor)}
     if length is not None and factor is None:
         options["train_length"] = int(length)
-    return Preset("jais", heads_of(config), options)
+    return Preset(name, heads_of(config), options)
+
+
+def jais(config: Keys) -> Preset:
+    """JAIS may scale its slopes."""
+    return scaled("jais", config)
+
+
+def btlm(config: Keys) -> Preset:
+    """BTLM may scale its slopes."""
+    return scaled("btlm", config)
+
+
+def refact(config: Keys) -> Preset:
+    """Refact has ALiBi always."""
+    return Preset("refact", heads_of(config), {})
+
+
+def bert(config: Keys) -> Preset:
+    """MosaicBERT and jina-embeddings-v2, which have BERT's model type."""
+    if config.take("alibi_starting_size") is not None:  # of the table that MosaicBERT starts with
+        return Preset("mosaicbert", heads_of(config), {})
+    check_kind(config)
+    return Preset("jina", heads_of(config), {})
 
 
 READERS = {
@@ -93,4 +121,7 @@ READERS = {
     "RefinedWebModel": falcon,
     "baichuan": baichuan,
     "jais": jais,
+    "btlm": btlm,
+    "gpt_refact": refact,
+    "bert": bert,
 }

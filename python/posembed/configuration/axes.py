@@ -16,7 +16,7 @@ def in_turns(sizes: Sequence[int], pairs: int) -> Sections:
     """Qwen3-VL's: pairs that no later axis takes are the first axis's, however many there are."""
     first_size = max(sizes[0], pairs - sum(sizes[1:]))
     axes = Sections((first_size, *sizes[1:]), interleaved=True).axis_of_pair
-    return Sections(axis_of_pair=axes[:pairs])
+    return Sections(axis_of_pair=axes[:pairs], axes=len(sizes))
 
 
 def time_last(sizes: Sequence[int], pairs: int) -> Sections:
@@ -27,7 +27,7 @@ def time_last(sizes: Sequence[int], pairs: int) -> Sections:
     height, width, time = sizes
     if height != width or height + width + time != pairs:
         raise ValueError(f"mrope_section: expected (n, n, t) of {pairs} pairs, got {sizes}")
-    return Sections(axis_of_pair=(1, 2) * height + (0,) * time)
+    return Sections(axis_of_pair=(1, 2) * height + (0,) * time, axes=3)
 
 
 def of_text(rope: Keys, model_type: str, pairs: int) -> Sections | None:

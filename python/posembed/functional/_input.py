@@ -59,8 +59,8 @@ def input_embedding(
         padding_idx: The token row that gets no gradient.
         position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
         gradient: Form of the token table's gradient, "dense" or "rows". "own", for
-            :class:`posembed.InputEmbedding` with ``token_dim``: ``token`` has a row for each id,
-            and ids count up from 0.
+            :class:`posembed.InputEmbedding` with ``token_dim`` or ``inputs_embeds``: ``token`` has
+            a row for each id, and ids count up from 0.
         seed: The seed of dropout's mask: int64 with one element, on the device of ``ids``; None:
             drawn from torch's generator for that device.
         first_token: Index of the first of these tokens in the mask. Parts of a batch that pass the

@@ -111,7 +111,10 @@ TEST(ALiBiModule, PresetsAreOptions) {
   ALiBi falcon(ALiBiOptions::preset("falcon", 8, 64));
   EXPECT_TRUE(torch::equal(falcon->slopes(), posembed::functional::alibi_slopes(8) / 8));
   EXPECT_FALSE(ALiBiOptions::preset("mosaicbert", 12).causal());
-  EXPECT_TRUE(ALiBiOptions::preset("bloom", 12).causal());
+  EXPECT_FALSE(ALiBiOptions::preset("jina", 12).causal());
+  for (const char* name : {"bloom", "btlm", "refact"}) {
+    EXPECT_TRUE(ALiBiOptions::preset(name, 12).causal()) << name;
+  }
   EXPECT_THROW(ALiBiOptions::preset("gpt", 12), c10::ValueError);
   EXPECT_THROW(ALiBiOptions::preset("falcon", 12), c10::ValueError);
 }

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <cmath>
 #include <sstream>
 
 #include "posembed/input.h"
@@ -146,11 +147,46 @@ TEST(InputModule, StandsInASequential) {
   EXPECT_TRUE(torch::equal(model->forward(some_ids()), embed->forward(some_ids())));
 }
 
+TEST(InputModule, TakesVectorsInsteadOfIds) {
+  InputEmbedding embed(bert());
+  const auto none = std::nullopt;
+  const torch::Tensor vectors = embed->token->forward(some_ids()).detach().requires_grad_();
+  const torch::Tensor result = embed->forward({}, none, none, 1, none, none, 0, vectors);
+  EXPECT_TRUE(torch::equal(result, embed->forward(some_ids(), none, none, 1)));
+  result.square().sum().backward();
+  EXPECT_TRUE(vectors.grad().any().item<bool>());
+  EXPECT_THROW(embed->forward({}), c10::ValueError);
+  EXPECT_THROW(embed->forward(some_ids(), none, none, 0, none, none, 0, vectors), c10::ValueError);
+  const torch::Tensor narrow = vectors.detach().slice(2, 0, 4);
+  EXPECT_THROW(embed->forward({}, none, none, 0, none, none, 0, narrow), c10::ValueError);
+  const torch::Tensor half = vectors.detach().to(torch::kHalf);
+  EXPECT_THROW(embed->forward({}, none, none, 0, none, none, 0, half), c10::TypeError);
+}
+
+TEST(InputModule, SinusoidsOfFairseqSkipPadding) {
+  InputEmbedding embed(InputOptions(11, 8)
+                           .positions(Positions::sinusoidal)
+                           .padding_idx(0)
+                           .position_rule(posembed::PositionRule::roberta));
+  const torch::Tensor result = embed->forward(some_ids());
+  EXPECT_FALSE(result[0][2].any().item<bool>());
+  const torch::Tensor places = torch::tensor({{0, 1, -1, 2}, {0, 1, 2, -1}}, torch::kLong);
+  EXPECT_TRUE(
+      torch::equal(result, embed->sinusoidal->forward(embed->token->forward(some_ids()), places)));
+  EXPECT_THROW(InputEmbedding(InputOptions(11, 8)
+                                  .positions(Positions::sinusoidal)
+                                  .position_rule(posembed::PositionRule::opt)),
+               c10::ValueError);
+}
+
 TEST(InputModule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(InputEmbedding(InputOptions(11, 8)), c10::ValueError);
   EXPECT_THROW(InputEmbedding(InputOptions(11, 8).positions(Positions::none).max_positions(3)),
                c10::ValueError);
   EXPECT_THROW(InputEmbedding(bert().dropout(2.0)), c10::ValueError);
+  EXPECT_THROW(InputEmbedding(bert().eps(-1e-5)), c10::ValueError);
+  EXPECT_THROW(InputEmbedding(bert().eps(NAN)), c10::ValueError);
+  EXPECT_THROW(posembed::InputNormImpl(InputNorm::rms, 8, -1.0), c10::ValueError);
   InputEmbedding embed(bert());
   EXPECT_THROW(embed->forward(some_ids()[0]), c10::ValueError);
   EXPECT_THROW(embed->forward(some_ids() + 1), c10::IndexError);

@@ -157,6 +157,20 @@ TEST(RotaryModule, ClonesOfLearnedFrequenciesLearnApart) {
   EXPECT_FALSE(torch::equal(copy->forward(query), rope->forward(query)));
 }
 
+TEST(RotaryModule, RotatesTensorsWithoutElementsInPlace) {
+  RotaryEmbedding rope(RotaryOptions(8));
+  const torch::Tensor query = torch::empty({0}).as_strided({0, 3, 2, 8}, {0, 0, 0, 0});
+  EXPECT_EQ(rope->rotate_(query).numel(), 0);
+}
+
+TEST(RotaryModule, PositionsMayHaveAxesWithoutAPair) {
+  RotaryEmbedding rope(RotaryOptions(8).sections(posembed::Sections::of({1, 3, 0})));
+  const torch::Tensor query = torch::randn({2, 3, 2, 8});
+  const torch::Tensor positions = torch::randint(100, {3, 2, 3}, torch::kLong);
+  EXPECT_TRUE(torch::equal(rope->forward(query, std::nullopt, positions),
+                           rope->forward(query, std::nullopt, positions.slice(0, 0, 2))));
+}
+
 TEST(RotaryModule, DocumentsRestartPositions) {
   RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
   const torch::Tensor query = torch::randn({7, 2, 8});

@@ -26,6 +26,21 @@ TEST(RotarySpec, SectionsOneAfterTheOtherOrInTurns) {
   EXPECT_EQ(Sections::of({3, 1, 1}, true).axis_of_pair, (std::vector<int64_t>{0, 1, 2, 0, 0}));
 }
 
+TEST(RotarySpec, SectionsDeclareAxesWithoutAPair) {
+  EXPECT_EQ(Sections::of({1, 1}).position_axes(), 2);
+  EXPECT_EQ(Sections::of({1, 1, 0}).position_axes(), 3);
+  EXPECT_EQ(Sections::of({1, 1, 0}).used_axes(), 2);
+  RotarySpec spec(4), used(4);
+  spec.sections = Sections::of({1, 1, 0});
+  used.sections = Sections::of({1, 1});
+  EXPECT_EQ(RotarySpec::from_json(spec.to_json()), spec);
+  EXPECT_NE(spec, used);
+  used.sections->axes = 2;
+  EXPECT_EQ(used.to_json().find("axes"), std::string::npos);
+  spec.sections->axes = 5;
+  EXPECT_THROW(spec.check(), c10::ValueError);
+}
+
 TEST(RotarySpec, ResolvesForLengths) {
   RotarySpec spec(64);
   spec.scaling = DynamicNtkScaling{2.0, 100};

@@ -90,10 +90,10 @@ TYPED_TEST(SinusoidalGpuSource, MorePairsThanOneLaunchCarries) {
 
 TYPED_TEST(SinusoidalGpuSource, PositionsOfEveryTypeSharedOrNot) {
   const Encoding encoding(Preset::vaswani, 40, 10000, 0, false);
-  const int32_t narrow[] = {7, -3, 0, 1000, 2147483647, 5};
-  const int64_t whole[] = {7, -3, 0, int64_t{1} << 40, 2147483647, 5};
+  const int32_t narrow[] = {7, -3, 0, 1000, 2147483647, -1};
+  const int64_t whole[] = {7, -3, 0, int64_t{1} << 40, 2147483647, -1};
   const float single[] = {0.5f, NAN, -0.25f, INFINITY, 998.3897f, 1e30f};
-  const double fractional[] = {0.5, 1e6 + 1.0 / 3, -0.25, 3, 1e19, 7};
+  const double fractional[] = {0.5, 1e6 + 1.0 / 3, -0.25, 3, 1e19, -1};
   const core::BFloat16 bfloat[] = {{0x3f40}, {0}, {0xc120}, {0x7f80}, {0x4479}, {1}};
   const PositionView views[] = {{narrow, false, core::Index::int32, {}},
                                 {whole, false, core::Index::int64, {}},
@@ -106,6 +106,7 @@ TYPED_TEST(SinusoidalGpuSource, PositionsOfEveryTypeSharedOrNot) {
         Arguments arguments;
         arguments.sinusoid = encoding.sinusoid;
         arguments.sinusoid.order = order;
+        arguments.sinusoid.first = shared ? 0 : 2;
         arguments.positions = view;
         arguments.position_stride[0] = shared ? 0 : 3;
         arguments.position_stride[1] = 1;

@@ -186,6 +186,27 @@ TYPED_TEST(SinusoidalKernel, StreamedSumsAreThoseOfSmallParts) {
   }
 }
 
+TEST(SinusoidalKernel, PaddingIsZeroAndOthersFollow) {
+  constexpr int64_t dim = 70;
+  const Encoding encoding(Preset::tensor2tensor, dim, 10000, 1, false);
+  const int64_t positions[] = {-1, 0, 41, -2, -1}, places[] = {0, 3, 44, 1, 0};
+  for (const auto& [name, encode] : copies()) {
+    std::vector<float> out, plain;
+    Arguments padded = rows(encoding.sinusoid, 1, 5, out);
+    padded.sinusoid.first = 3;
+    padded.positions = {positions, false, core::Index::int64, core::Scalar::float32};
+    Arguments others = rows(encoding.sinusoid, 1, 5, plain);
+    others.positions = {places, false, core::Index::int64, core::Scalar::float32};
+    padded.position_stride[1] = others.position_stride[1] = 1;
+    encode(padded, 0, 5);
+    encode(others, 0, 5);
+    for (size_t place = 0; place < out.size(); ++place) {
+      const bool padding = positions[place / dim] == -1;
+      ASSERT_EQ(out[place], padding ? 0.0f : plain[place]) << name << " place " << place;
+    }
+  }
+}
+
 TEST(SinusoidalKernel, IsExactAtLargeIntegerPositions) {
   constexpr int64_t dim = 128;
   const Encoding encoding(Preset::vaswani, dim, 10000, 0, false);

@@ -88,6 +88,25 @@ TEST(SinusoidalModule, PermutesBetweenPresets) {
   EXPECT_TRUE(torch::equal(order, torch::tensor({0, 2, 1, 3}, torch::kLong)));
 }
 
+TEST(SinusoidalModule, FairseqsPaddingIsZero) {
+  SinusoidalPositionalEmbedding fairseq(SinusoidalOptions(8).preset("fairseq").padding_idx(3));
+  SinusoidalPositionalEmbedding plain(SinusoidalOptions(8).preset("tensor2tensor"));
+  const torch::Tensor places = torch::tensor({-1, 0, 1, 100}, torch::kLong);
+  const torch::Tensor found = fairseq->encode(places);
+  EXPECT_FALSE(found[0].any().item<bool>());
+  EXPECT_TRUE(torch::equal(found.slice(0, 1), plain->encode(places.slice(0, 1) + 4)));
+  const torch::Tensor x = torch::randn({2, 3, 8});
+  EXPECT_TRUE(torch::equal(SinusoidalPositionalEmbedding(SinusoidalOptions(8).preset("fairseq"))
+                               ->forward(x, std::nullopt, 5),
+                           plain->forward(x, std::nullopt, 7)));
+  std::ostringstream text;
+  text << fairseq;
+  EXPECT_EQ(text.str(),
+            "SinusoidalPositionalEmbedding(8, base=10000, preset='fairseq', padding_idx=3)");
+  EXPECT_THROW(SinusoidalPositionalEmbedding(SinusoidalOptions(8).padding_idx(-1)),
+               c10::ValueError);
+}
+
 TEST(SinusoidalModule, PrintsItsOptions) {
   std::ostringstream text;
   text << SinusoidalPositionalEmbedding(SinusoidalOptions(512).preset("ddpm").cos_first(true));

@@ -131,12 +131,61 @@ def test_mosaicbert(heads: int) -> None:
     assert_close(found, -slopes[:, None, None] * distances(), 1.2e-7)
 
 
+@pytest.mark.parametrize("heads", HEADS)
+def test_jina(heads: int) -> None:
+    """JinaBertEncoder.rebuild_alibi_tensor: the paper's slopes times the distance on both sides."""
+    slopes = torch.tensor(paper_slopes(heads)) * -1
+    found = pe.ALiBi.from_preset("jina", heads)(SEQ)
+    assert_close(found, slopes[:, None, None] * distances(), 1.2e-7)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_refact(heads: int) -> None:
+    """Refact adds slope * (number of keys up to this one) to scaled scores, then hides the future.
+
+    Its get_alibi_biases takes the running sum of the causal mask as the distance.
+    """
+    scores = scores_of(heads)
+    visible = torch.ones(SEQ, SEQ).tril()
+    slopes = torch.tensor(paper_slopes(heads))
+    theirs = slopes[:, None, None] * visible.cumsum(-1)
+    ours = pe.ALiBi.from_preset("refact", heads).softmax(scores)
+    hidden = (scores + theirs).masked_fill(visible == 0, -10000.0)
+    assert_close(ours, hidden.softmax(-1), 4e-6)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(
+    ("options", "divisor"), [({}, 1.0), ({"factor": 2.5}, 2.5), ({"train_length": 8}, SEQ / 8)]
+)
+def test_btlm(heads: int, options: dict[str, float], divisor: float) -> None:
+    """BTLM divides scores by head_dim and adds (slope / -scale) * distance."""
+    query, key, value = torch.randn(
+        3, 2, heads, SEQ, 16, generator=torch.Generator().manual_seed(0)
+    )
+    slopes = torch.tensor(paper_slopes(heads))
+    scores = query @ key.mT / 16 + (slopes / -divisor)[:, None, None] * distances()
+    past = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
+    expected = scores.masked_fill(~past, float("-inf")).softmax(-1) @ value
+    alibi = pe.ALiBi.from_preset("btlm", heads, **options)
+    assert_close(alibi.attention(query, key, value, scale=1 / 16), expected, 4e-6)
+
+
 @pytest.mark.parametrize("heads", [8, 12])
 def test_heads_of_a_tensor_parallel_shard(heads: int) -> None:
     """Bloom's own shards take parts of the whole model's slopes."""
     theirs = bloom_alibi(torch.ones(1, SEQ), heads, torch.float32)[heads // 2 :]
     shard = pe.ALiBi(heads // 2, total_heads=heads, head_start=heads // 2)
     assert_close(shard.slopes, theirs[:, 0, 1], 1.2e-7)
+
+
+JINA = {
+    "model_type": "bert",
+    "_name_or_path": "jinaai/jina-bert-implementation",
+    "position_embedding_type": "alibi",
+    "num_attention_heads": 12,
+    "max_position_embeddings": 8192,
+}
 
 
 def jais_config(**changed: object) -> dict[str, object]:
@@ -168,8 +217,22 @@ def jais_config(**changed: object) -> dict[str, object]:
             jais_config(alibi_scaling={"type": "linear", "train_seq_len": 8}),
             pe.ALiBi.from_preset("jais", 12, train_length=8),
         ),
+        (
+            jais_config(model_type="btlm", mup_scale_qk_dot_by_d=True),
+            pe.ALiBi.from_preset("btlm", 12),
+        ),
+        (
+            jais_config(model_type="btlm", alibi_scaling={"type": "linear", "factor": 2.0}),
+            pe.ALiBi.from_preset("btlm", 12, factor=2.0),
+        ),
+        ({"model_type": "gpt_refact", "n_head": 32}, pe.ALiBi.from_preset("refact", 32)),
+        (JINA, pe.ALiBi.from_preset("jina", 12)),
+        (
+            {"model_type": "bert", "num_attention_heads": 12, "alibi_starting_size": 512},
+            pe.ALiBi.from_preset("mosaicbert", 12),
+        ),
     ],
-    ids=["bloom", "mpt", "falcon", "baichuan", "jais", "jais-factor", "jais-length"],
+    ids=str,
 )
 def test_from_config(config: object, same: pe.ALiBi) -> None:
     alibi = pe.ALiBi.from_config(config)
@@ -205,6 +268,8 @@ def test_from_the_file_of_a_configuration(tmp_path: Path) -> None:
             "max_position_embeddings: Baichuan-7B",
         ),
         (jais_config(position_embedding_type="learned"), "expected 'alibi', got 'learned'"),
+        ({**JINA, "position_embedding_type": "absolute"}, "expected 'alibi', got 'absolute'"),
+        ({"model_type": "bert", "num_attention_heads": 8}, "position_embedding_type: missing"),
         (jais_config(alibi_scaling={"type": "dynamic"}), "expected type 'linear', got 'dynamic'"),
         (jais_config(alibi_scaling={"power": 2}), r"unknown keys \['power'\]"),
     ],

@@ -31,6 +31,19 @@ OPT: dict[str, Any] = {
     "ffn_dim": 16,
     "max_position_embeddings": 24,
 }
+FAIRSEQ: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 24,
+    "pad_token_id": PADDING,
+    "dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SMALL),
     "roberta": ("Roberta", SMALL),
@@ -58,6 +71,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPT", {**OPT, "word_embed_proj_dim": 32}),
     "opt-projected": ("OPT", {**OPT, "word_embed_proj_dim": 16}),
+    "m2m_100": ("M2M100", {**FAIRSEQ, "vocab_size": ROWS}),
+    "m2m_100-unscaled": ("M2M100", {**FAIRSEQ, "vocab_size": ROWS, "scale_embedding": False}),
+    "nllb-moe": ("NllbMoe", {**FAIRSEQ, "vocab_size": ROWS, "num_experts": 2}),
+    "fsmt": ("FSMT", {**FAIRSEQ, "src_vocab_size": ROWS, "tgt_vocab_size": 31}),
 }
 
 
@@ -70,6 +87,9 @@ def small(name: str) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
+    for module in model.modules():  # FSMT's sinusoids are a parameter
+        if type(module).__name__ == "SinusoidalPositionalEmbedding":
+            module.make_weight(*module.weight.shape, module.padding_idx)
     return model
 
 
@@ -80,8 +100,11 @@ def batch() -> tuple[Tensor, Tensor]:
     return ids, ids.ne(PADDING).long()
 
 
-def theirs(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    """The input of the first block in the family's own code."""
+def theirs(model: Any, ids: Tensor | None, mask: Tensor, **options: Any) -> Tensor:
+    """The input of the first block, or of the encoder's, in the family's own code."""
+    family = model.config.model_type
+    if model.config.is_encoder_decoder:
+        model = model.encoder
     taken: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
@@ -89,8 +112,9 @@ def theirs(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
     block = next(module for name, module in model.named_modules() if name.endswith(BLOCKS))
     with block.register_forward_pre_hook(take, with_kwargs=True):
-        model(ids, attention_mask=mask)
-    return taken[0]
+        model(ids, attention_mask=mask, **options)
+    # FSMT has the sequence first.
+    return taken[0].transpose(0, 1) if family == "fsmt" else taken[0]
 
 
 BLOCKS = ("layer.0", "layers.0", "h.0", "albert_layer_groups.0")
@@ -144,7 +168,7 @@ def test_gradients_of_padding_rows_are_those_of_the_family() -> None:
     assert opt.position.weight.grad[1].any()
 
 
-@pytest.mark.parametrize("name", ["roberta", "opt"])
+@pytest.mark.parametrize("name", ["roberta", "opt", "m2m_100"])
 def test_decoding_with_a_cache_counts_on(name: str) -> None:
     embed = pe.InputEmbedding.from_huggingface(small(name)).eval()
     ids = torch.randint(2, ROWS, (2, 6))
@@ -155,6 +179,36 @@ def test_decoding_with_a_cache_counts_on(name: str) -> None:
     options = {"attention_mask": mask} if name == "opt" else {}
     step = embed(ids[:, 5:], offset=5, **options)
     assert torch.equal(step, whole[:, 5:])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "fsmt"])
+def test_vectors_instead_of_ids(name: str) -> None:
+    """FSMT alone scales them."""
+    model = small(name).eval()
+    embed = pe.InputEmbedding.from_huggingface(model)
+    _, mask = batch()
+    if embed.position_rule != "opt":
+        mask = torch.ones_like(mask)
+    width = embed.token.embedding_dim
+    vectors = torch.randn(4, 9, width, generator=torch.Generator().manual_seed(2))
+    mine, other = vectors.clone().requires_grad_(), vectors.clone().requires_grad_()
+    expected = theirs(model, None, mask, inputs_embeds=other)
+    options = {"attention_mask": mask} if embed.position_rule == "opt" else {}
+    result = embed(inputs_embeds=mine, **options)
+    assert_close(result, expected, 4e-6)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient), result.backward(gradient)
+    assert_close(mine.grad, other.grad, 4e-6)
+
+
+def test_sinusoids_of_fairseq_follow_the_padding() -> None:
+    embed = pe.InputEmbedding(
+        ROWS, 8, positions="sinusoidal", padding_idx=-1, position_rule="roberta"
+    )
+    assert embed.position.spec == pe.SinusoidalSpec(8, preset="fairseq", padding_idx=ROWS - 1)
+    with_dropout = small("m2m_100")
+    with_dropout.encoder.dropout = 0.25
+    assert pe.InputEmbedding.from_huggingface(with_dropout).dropout == 0.25
 
 
 def test_second_derivatives_leave_padding_out() -> None:
@@ -203,7 +257,7 @@ def test_other_families_are_refused() -> None:
     model = transformers.T5EncoderModel(
         transformers.T5Config(vocab_size=ROWS, d_model=8, num_layers=1, num_heads=1, d_kv=8, d_ff=8)
     )
-    with pytest.raises(ValueError, match="albert, gpt2, opt, got 't5'"):
+    with pytest.raises(ValueError, match="opt, m2m_100, nllb-moe, fsmt, got 't5'"):
         pe.InputEmbedding.from_huggingface(model)
 
 
@@ -256,8 +310,12 @@ def test_opt_without_a_mask_counts_all() -> None:
         ("position_rule: expected 'consecutive', 'roberta'", {"position_rule": "bert"}),
         ("padding_idx: expected an id", {"position_rule": "roberta"}),
         (
-            "position_rule: expected 'consecutive' without learned positions, got 'opt'",
+            "position_rule: expected 'consecutive' or 'roberta' without learned positions, got 'opt'",
             {"position_rule": "opt", "positions": "sinusoidal", "max_positions": None},
+        ),
+        (
+            "position_rule: expected 'consecutive' without positions, got 'roberta'",
+            {"position_rule": "roberta", "positions": None, "max_positions": None},
         ),
         ("max_positions: expected none without learned positions, got 5", {"positions": None}),
         ("token_dim: expected 0 or more, got -2", {"token_dim": -2}),

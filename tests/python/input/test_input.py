@@ -184,7 +184,15 @@ def test_an_empty_batch_has_zero_gradients() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("spec", [{}, {"preset": "marian"}, {"preset": "ddpm", "cos_first": True}])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"preset": "marian"},
+        {"preset": "ddpm", "cos_first": True},
+        {"preset": "fairseq", "scale": 2.0},
+    ],
+)
 def test_sinusoids_have_the_bits_of_the_operator(
     dtype: torch.dtype, spec: dict, device: torch.device
 ) -> None:
@@ -192,6 +200,7 @@ def test_sinusoids_have_the_bits_of_the_operator(
     token = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
     ids = torch.randint(0, ROWS, (3, 9), device=device)
     positions = torch.randint(0, 2**40, (3, 9), device=device)
+    positions[1, 2:4] = -1
     for places in ({"offset": 7}, {"positions": positions}):
         result = pe.functional.input_embedding(ids, token, sinusoid=sinusoid, **places)
         expected = pe.functional.sinusoidal(token[ids], spec=sinusoid, **places)
@@ -694,3 +703,127 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
         torch.ops.posembed.input_embedding_backward(
             torch.zeros(1, 4, 8), none, none, token, ids, norm="layer"
         )
+
+
+# ------------------------------------------------------------------------------ vectors instead of ids
+
+
+@kinds
+def test_vectors_take_the_place_of_token_rows(options: dict, device: torch.device) -> None:
+    """Values, and gradients of vectors and parameters."""
+    embed, ids, types = make({**options, "gradient": "dense"}, device)
+    other = copy.deepcopy(embed)
+    vectors = embed.token(ids).detach().requires_grad_()
+    rows = vectors.detach().clone().requires_grad_()
+    result = embed(inputs_embeds=vectors, types=types, offset=2)
+    x = rows if types is None else rows + other.token_type(types)
+    x = x if other.position is None else other.position(x, offset=2)
+    expected = x if other.norm is None else other.norm(x)
+    assert_close(result, expected, 2e-6)
+    assert_close(result, embed(ids, types=types, offset=2), 2e-6)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient)
+    assert_close(vectors.grad, rows.grad, 4e-6)
+    assert embed.token.weight.grad is None
+    for (name, ours), theirs in zip(embed.named_parameters(), other.parameters(), strict=True):
+        if name != "token.weight":
+            assert_close(ours.grad, theirs.grad, 4e-6)
+
+
+def test_vectors_are_not_scaled_and_not_padding(device: torch.device) -> None:
+    embed = pe.InputEmbedding(
+        ROWS, 8, positions="sinusoidal", padding_idx=0, position_rule="roberta", scale="sqrt_dim"
+    ).to(device)
+    vectors = torch.zeros(2, 5, 8, device=device)  # as the row of padding
+    expected = embed.position.encode(torch.arange(5, device=device))
+    assert torch.equal(embed(inputs_embeds=vectors), expected.expand(2, 5, 8))
+    ids = torch.tensor([[3, 0, 4]], device=device)
+    places = torch.tensor([[0, -1, 1]], device=device)
+    assert torch.equal(embed(ids), embed.position(embed.token(ids), places))
+    assert not embed(ids)[0, 1].any()
+
+
+@pytest.mark.parametrize("dims", [{"token_dim": 6}, {"output_dim": 6}], ids=str)
+def test_vectors_are_projected(dims: dict, device: torch.device) -> None:
+    embed = pe.InputEmbedding(ROWS, 8, max_positions=9, norm="rms", device=device, **dims)
+    ids = torch.randint(0, ROWS, (2, 5), device=device)
+    vectors = embed.token(ids)
+    assert_close(embed(inputs_embeds=vectors), embed(ids), 2e-6)
+
+
+def test_vectors_draw_the_mask_of_ids(device: torch.device) -> None:
+    embed, ids, types = make(KINDS[2], device, dropout=0.4)
+    seed = torch.tensor([7], device=device)
+    call = {"types": types, "seed": seed, "first_token": 3}
+    found = embed(inputs_embeds=embed.token(ids), **call)
+    assert torch.equal(found == 0, embed(ids, **call) == 0)
+    torch.manual_seed(1)
+    drawn = embed(inputs_embeds=embed.token(ids), types=types)
+    torch.manual_seed(1)
+    assert torch.equal(drawn == 0, embed(ids, types=types) == 0)
+
+
+@pytest.mark.parametrize("dims", [{}, {"token_dim": 6}], ids=str)
+def test_vectors_compile(dims: dict) -> None:
+    embed = pe.InputEmbedding(ROWS, 8, max_positions=50, norm="layer", **dims)
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(embed, backend=graphs, fullgraph=True, dynamic=True)
+    compiled_at_first = 0
+    for batch, seq in ((2, 11), (3, 13), (5, 17)):
+        vectors = torch.randn(batch, seq, dims.get("token_dim", 8), requires_grad=True)
+        result, expected = compiled(inputs_embeds=vectors), embed(inputs_embeds=vectors)
+        assert torch.equal(result, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), vectors)[0] for y in (result, expected)]
+        assert torch.equal(*gradients)
+        compiled_at_first = compiled_at_first or graphs.frame_count
+    assert graphs.frame_count == compiled_at_first
+
+
+def test_vectors_under_autocast(device: torch.device) -> None:
+    """Tables take the dtype of the vectors, as they take that of token rows."""
+    embed = pe.InputEmbedding(ROWS, 8, max_positions=9, norm="layer", device=device)
+    vectors = torch.randn(2, 5, 8, device=device, dtype=torch.bfloat16)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        result = embed(inputs_embeds=vectors)
+    assert result.dtype == torch.bfloat16
+    assert_close(result, embed.norm(embed.position(vectors.float())), 2.0**-6)
+
+
+@pytest.mark.parametrize("kind", [pe.InputEmbedding, pe.cpp.InputEmbedding])
+def test_vectors_that_do_not_fit(kind) -> None:
+    embed = kind(ROWS, 8, max_positions=9)
+    ids, vectors = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 8)
+    with pytest.raises(ValueError, match=r"inputs_embeds: expected either .*, got both"):
+        embed(ids, inputs_embeds=vectors)
+    with pytest.raises(ValueError, match=r"inputs_embeds: expected either .*, got neither"):
+        embed()
+    for wrong in (vectors[0], vectors[..., :6]):
+        with pytest.raises(ValueError, match=r"inputs_embeds: expected \[batch, seq, 8\], got"):
+            embed(inputs_embeds=wrong)
+    with pytest.raises(TypeError, match=r"inputs_embeds: expected float32, .*, got"):
+        embed(inputs_embeds=vectors.int())
+    with pytest.raises(TypeError, match="inputs_embeds: expected the dtype of the tables"):
+        embed(inputs_embeds=vectors.half())
+    with pytest.raises(ValueError, match="types: expected none"):
+        embed(inputs_embeds=vectors, types=ids)
+
+
+# ---------------------------------------------------------------------------------------------- eps
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_an_eps_that_no_norm_has(eps: float, norm: str) -> None:
+    message = "eps: expected a finite number"
+    for kind in (pe.InputEmbedding, pe.cpp.InputEmbedding):
+        with pytest.raises(ValueError, match=message):
+            kind(3, 8, positions=None, norm=norm, eps=eps)
+    ids, token = torch.tensor([[0, 2]]), torch.randn(3, 8)
+    with pytest.raises(ValueError, match=message):
+        pe.functional.input_embedding(ids, token, norm=norm, eps=eps)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.posembed.input_embedding(token.to("meta"), ids.to("meta"), norm=norm, eps=eps)
+    embed = pe.InputEmbedding(3, 8, positions=None, norm=norm)
+    embed.norm.eps = eps
+    with pytest.raises(ValueError, match=message):
+        embed(ids)

@@ -139,6 +139,31 @@ def test_positions_of_each_axis(rows: tuple[int, ...], device: torch.device) -> 
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("numerics", ["exact", "float32"])
+@pytest.mark.parametrize("sizes", [(3, 5, 0), (8, 0, 0), (8, 0), (3, 5, 0, 0), (0, 8, 0)], ids=str)
+def test_axes_without_a_pair(sizes: tuple[int, ...], numerics: str, device: torch.device) -> None:
+    """Positions may have them, or leave out those after the last in use."""
+    query, key = make(device=device)
+    rope = pe.RotaryEmbedding(16, sections=pe.Sections(sizes), numerics=numerics)
+    positions = torch.randint(0, 1000, (len(sizes), 2, 6), device=device)
+    used = 1 + max(axis for axis, size in enumerate(sizes) if size)
+    if used == 1:
+        plain = pe.RotaryEmbedding(16, numerics=numerics)
+        expected = plain(query, key, positions[0])
+    else:
+        expected = rope(query, key, positions[:used])
+    for axes in range(max(2, used), len(sizes) + 1):
+        for found, wanted in zip(rope(query, key, positions[:axes]), expected, strict=True):
+            assert torch.equal(found, wanted)
+    thd = pe.RotaryEmbedding(16, sections=pe.Sections(sizes), numerics=numerics, layout="thd")
+    flat = thd(query.flatten(0, 1), positions=positions.flatten(1))
+    assert torch.equal(flat.view_as(query), expected[0])
+    positions[-1, 1, 2] = -1  # on any axis
+    assert torch.equal(rope(query, positions=positions)[1, 2], query[1, 2])
+    with pytest.raises(ValueError, match="positions: expected axes"):
+        rope(query, positions=positions.repeat(3, 1, 1))
+
+
 def test_one_row_of_positions_serves_the_batch(device: torch.device) -> None:
     query, key = make(device=device)
     positions = torch.tensor([7, 5, 3, -1, 0, 900], device=device)

@@ -85,6 +85,28 @@ def test_integers_and_floats_make_equal_specifications() -> None:
     assert pe.Sections((1, 1, 2)) == pe.Sections(axis_of_pair=[0, 1, 2, 2])
 
 
+def test_axes_without_a_pair_belong_to_the_specification() -> None:
+    declared, used = pe.Sections((1, 1, 0)), pe.Sections((1, 1))
+    assert (declared.axes, used.axes) == (3, None)
+    assert declared != used
+    assert declared == pe.Sections(axis_of_pair=[0, 1], axes=3)
+    assert used == pe.Sections(axis_of_pair=[0, 1], axes=2)
+    spec = pe.RotarySpec(4, sections=declared)
+    assert pe.RotarySpec.from_json(spec.to_json()) == spec != pe.RotarySpec(4, sections=used)
+    assert pe.Sections((1, 1, 0), interleaved=True) == declared
+    assert pe.Sections((0, 0, 1), interleaved=True).axes == 3  # the pair is the first axis's turn
+    config = {
+        "model_type": "qwen2_vl_text",
+        "hidden_size": 64,
+        "num_attention_heads": 1,
+        "rope_theta": 1e4,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 16, 0]},
+    }
+    assert pe.RotarySpec.from_huggingface(config).sections == pe.Sections((16, 16, 0))
+    assert "axes" not in pe.RotarySpec(4, sections=used).to_json()
+    torch.testing.assert_close(spec.frequencies(), pe.RotarySpec(4).frequencies(), rtol=0, atol=0)
+
+
 def test_attention_factor_multiplies_and_its_inverse_divides(device: torch.device) -> None:
     torch.manual_seed(0)
     query = torch.randn(1, 5, 2, 32, dtype=torch.float64, device=device, requires_grad=True)
@@ -235,6 +257,25 @@ def test_eva_tower_in_a_larger_grid() -> None:
             "sections: expected axes 0 to 3, got 9",
         ),
         (lambda: pe.Sections((1,), axis_of_pair=(0,)), "expected either sizes or axis_of_pair"),
+        (lambda: pe.Sections((1,), axes=2), "axes: expected none beside sizes, got 2"),
+        (
+            lambda: pe.Sections(axis_of_pair=(0,), axes=1.5),
+            "axes: expected a whole number, got 1.5",
+        ),
+        (
+            lambda: pe.RotarySpec(2, sections=pe.Sections((1, 0, 0, 0, 0))),
+            "sections: expected axes of positions, 1 to 4, got 5",
+        ),
+        (
+            lambda: pe.RotarySpec(4, sections=pe.Sections(axis_of_pair=(0, 2), axes=2)),
+            "sections: expected axes of positions, 3 to 4, got 2",
+        ),
+        (
+            lambda: pe.RotarySpec.from_json(
+                '{"head_dim":2,"sections":{"axis_of_pair":[0],"axes":1.5}}'
+            ),
+            "sections: axes: expected a whole number, got 1.5",
+        ),
         (
             lambda: pe.RotarySpec(8, custom_frequencies=[1.0]),
             "custom_frequencies: expected rotary_dim / 2 = 4 numbers, got 1",

@@ -15,7 +15,7 @@ import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close
 from support.sinusoidal import encode
 
-PRESETS = ["vaswani", "marian", "tensor2tensor", "ddpm"]
+PRESETS = ["vaswani", "marian", "tensor2tensor", "ddpm", "fairseq"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -188,7 +188,10 @@ def test_module_holds_nothing_that_can_rot() -> None:
         (lambda m, x: pe.SinusoidalPositionalEmbedding(7).shift_matrix(1), ValueError, "expected an even embedding_dim, .*, got 7"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(0), ValueError, "embedding_dim: expected a positive number, got 0"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(8, base=0.5), ValueError, "base: expected a finite number of at least 1, got 0.5"),
-        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, preset="bert"), ValueError, "preset: expected 'vaswani', 'marian', 'tensor2tensor' or 'ddpm', got 'bert'"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, preset="bert"), ValueError, "preset: expected 'vaswani', 'marian', 'tensor2tensor', 'ddpm' or 'fairseq', got 'bert'"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, padding_idx=-1), ValueError, "padding_idx: expected 0 to 2147483647, got -1"),
+        (lambda m, x: pe.SinusoidalPositionalEmbedding(8, padding_idx=1.5), ValueError, "padding_idx: expected a whole number, got 1.5"),
+        (lambda m, x: pe.SinusoidalSpec.from_json('{"embedding_dim":8,"padding_idx":1.5}'), ValueError, "padding_idx: expected a whole number, got 1.5"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(8, shift=4), ValueError, "shift: expected less than half of embedding_dim, 8, got 4"),
         (lambda m, x: pe.SinusoidalPositionalEmbedding(8, scale=float("inf")), ValueError, "scale: expected a finite number, got inf"),
         (lambda m, x: pe.SinusoidalSpec(8, base=None), ValueError, "base: expected a number, got None"),
@@ -289,8 +292,70 @@ def test_permutation_refuses_other_values() -> None:
         pe.SinusoidalSpec(8, base=100.0),
         pe.SinusoidalSpec(8, scale=2.0),
         pe.SinusoidalSpec(10),
+        pe.SinusoidalSpec(8, padding_idx=1),
     ):
-        with pytest.raises(ValueError, match="other: expected the frequencies and the scale of"):
+        with pytest.raises(ValueError, match="other: expected the frequencies, the scale and the"):
             spec.permutation_to(other)
     with pytest.raises(ValueError, match="other: expected"):
         pe.SinusoidalSpec(7).permutation_to(pe.SinusoidalSpec(7, preset="marian", cos_first=True))
+
+
+# ------------------------------------------------------------------------------------------ fairseq
+
+
+@pytest.mark.parametrize("dim", [8, 9, 64])
+@pytest.mark.parametrize("padding", [0, 1, 5])
+def test_m2m100s_positions(dim: int, padding: int, device: torch.device) -> None:
+    """Padding has zeros, and tokens among it are counted from the row after it."""
+    m2m_100 = pytest.importorskip("transformers.models.m2m_100.modeling_m2m_100")
+    theirs = m2m_100.M2M100SinusoidalPositionalEmbedding(20, dim, padding)
+    ids = torch.randint(6, 50, (4, 9), generator=torch.Generator().manual_seed(0))
+    ids[0, 6:] = ids[1, :3] = ids[2, 4] = padding
+    position = pe.SinusoidalPositionalEmbedding(dim, preset="fairseq", padding_idx=padding)
+    for past in (0, 3):
+        places = pe.functional.roberta_positions(ids, padding, past_length=past).to(device)
+        found = position.encode(places)
+        assert_close(found, theirs(ids, past_key_values_length=past), 4e-6)  # float32 angles
+        assert not found[places == -1].any()
+        x = torch.randn(4, 9, dim, device=device)
+        counted = theirs(inputs_embeds=x.cpu(), past_key_values_length=past).to(device)
+        assert_close(position(x, offset=past), x + counted, 4e-6)
+
+
+@pytest.mark.parametrize("preset", ["vaswani", "marian", "fairseq"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_padding_of_any_preset(preset: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Floating positions too; the sum with padding is the input."""
+    padded = pe.SinusoidalPositionalEmbedding(70, preset=preset, padding_idx=4, scale=2.0)
+    other = "tensor2tensor" if preset == "fairseq" else preset
+    plain = pe.SinusoidalPositionalEmbedding(70, preset=other, scale=2.0)
+    positions = torch.tensor([0.0, -1.0, 2.5, -0.5, 7.0, -1.0], device=device)
+    x = torch.randn(3, 6, 70, device=device, dtype=dtype)
+    expected = plain(x, positions + 5)
+    expected[:, positions == -1] = x[:, positions == -1]
+    assert torch.equal(padded(x, positions), expected)
+    assert torch.equal(padded(x, offset=-1)[:, 1:], plain(x[:, 1:], offset=5))
+    assert torch.equal(padded(x, offset=-1)[:, 0], x[:, 0])
+
+
+def test_fairseqs_padding_is_1() -> None:
+    fairseq, given = pe.SinusoidalSpec(8, preset="fairseq"), pe.SinusoidalSpec(8, padding_idx=1)
+    assert fairseq.padding_idx is None
+    assert pe.SinusoidalSpec.from_json(given.to_json()) == given != pe.SinusoidalSpec(8)
+    encode = pe.functional.sinusoidal_encode
+    same = pe.SinusoidalSpec(8, preset="ddpm", padding_idx=1)
+    assert torch.equal(
+        encode(torch.arange(-2, 5), spec=fairseq), encode(torch.arange(-2, 5), spec=same)
+    )
+    assert fairseq.permutation_to(same).tolist() == list(range(8))
+
+
+def test_derivatives_of_padding_are_zero(device: torch.device) -> None:
+    spec = pe.SinusoidalSpec(8, preset="fairseq")
+    positions = torch.tensor([3.0, -1.0], dtype=torch.float64, device=device, requires_grad=True)
+    encoded = pe.functional.sinusoidal_encode(positions, spec=spec)
+    (first,) = torch.autograd.grad(encoded.sum(), positions, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), positions)
+    assert first[0] != 0
+    assert second[0] != 0
+    assert first[1] == second[1] == 0

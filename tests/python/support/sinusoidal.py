@@ -25,14 +25,18 @@ def encode(
     numbers = json.loads(spec)
     dim, preset = numbers["embedding_dim"], numbers.get("preset", "vaswani")
     halves = preset != "vaswani"
-    usual = 1.0 if preset in ("tensor2tensor", "ddpm") else 0.0
+    even_only = preset in ("tensor2tensor", "ddpm", "fairseq")
+    usual = 1.0 if even_only else 0.0
     shift = usual if numbers.get("shift") is None else numbers["shift"]
-    even_only = preset in ("tensor2tensor", "ddpm")
     half = (dim // 2 if even_only else dim / 2) - shift
     pairs = dim // 2 if even_only else (dim + 1) // 2
     exponents = torch.arange(pairs, dtype=torch.float64, device=positions.device)
     frequencies = numbers.get("base", 10000.0) ** -(exponents / (half if pairs > 1 else 1.0))
-    angles = positions.double().unsqueeze(-1) * frequencies + order * math.pi / 2
+    padding = numbers.get("padding_idx")
+    if padding is None:
+        padding = 1 if preset == "fairseq" else -1
+    places = positions.double().unsqueeze(-1)
+    angles = (places + padding + 1) * frequencies + order * math.pi / 2
     first, second = angles.sin() * frequencies**order, angles.cos() * frequencies**order
     if numbers.get("cos_first"):
         first, second = second, first
@@ -41,7 +45,9 @@ def encode(
     )
     if columns.shape[-1] < dim:
         columns = torch.nn.functional.pad(columns, (0, 1))
-    return columns[..., :dim] * numbers.get("scale", 1.0) * (1.0 if scale is None else scale)
+    factor = numbers.get("scale", 1.0) * (1.0 if scale is None else scale)
+    result = columns[..., :dim] * factor
+    return result if padding < 0 else result.masked_fill(places == -1, 0.0)
 
 
 def add(
@@ -92,6 +98,7 @@ def scaled(sample: Any) -> Any:
 PLAIN = '{"embedding_dim":6}'
 DDPM = '{"base":100.0,"cos_first":true,"embedding_dim":7,"preset":"ddpm","scale":0.5}'
 MARIAN = '{"embedding_dim":5,"preset":"marian","shift":0.25}'
+FAIRSEQ = '{"embedding_dim":7,"preset":"fairseq","padding_idx":3}'
 OPERATORS = torch.ops.posembed
 
 CASES = [
@@ -103,6 +110,18 @@ CASES = [
         OPERATORS.sinusoidal_add.default,
         add_sample("integer", 5, spec=MARIAN),
         add,
+    ),
+    OperatorCase(
+        "sinusoidal_add-padding",
+        OPERATORS.sinusoidal_add.default,
+        add_sample("integer", 7, spec=FAIRSEQ),
+        add,
+    ),
+    OperatorCase(
+        "sinusoidal_encode-fairseq",
+        OPERATORS.sinusoidal_encode.default,
+        encode_sample(spec=FAIRSEQ),
+        encode,
     ),
     OperatorCase(
         "sinusoidal_add-row", OPERATORS.sinusoidal_add.default, add_sample("row", spec=PLAIN), add
