@@ -84,8 +84,8 @@ sanitize-gpu: build-tests
 	    $(BUILD)/tests/cpp/test_modules --gtest_filter='*Cuda*' || exit 1; \
 	done
 
-# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (2 minutes
-# on two cores), and under ThreadSanitizer (7 minutes).
+# Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (6 minutes
+# on two cores), and under ThreadSanitizer.
 check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
