@@ -90,7 +90,7 @@ check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
-# the Python sources (6 minutes on two cores). A build without CUDA kernels has no such half.
+# the Python sources (7 minutes on two cores). A build without CUDA kernels has no such half.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
 test-cuda-on-cpu: build-tests
 	cmake --build $(BUILD) --target posembed_cuda_on_cpu
