@@ -27,6 +27,7 @@ ARGUMENTS = {
     "interleaved=True": "--interleaved",
     "interleaved=False": "--half-split",
     "pass interleaved=": "pass --interleaved or --half-split",
+    "pass ignore=": "pass --ignore with each of ",
 }
 
 
@@ -87,6 +88,13 @@ def add_rotation_options(parser: argparse.ArgumentParser) -> None:
         help="pairs (i, i + rotary_dim / 2), for model types that are not known",
     )
     parser.add_argument("--base", type=float, help="where the configuration has no rope_theta")
+    parser.add_argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="an unknown key that does not concern positions; may be repeated",
+    )
 
 
 def add_part_option(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +120,7 @@ def add_length_option(parser: argparse.ArgumentParser) -> None:
 def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None:
     """Raises ValueError for options that would be ignored because another argument is missing."""
     for option in options:
-        if getattr(arguments, option.removeprefix("--").replace("-", "_")) not in (None, False):
+        if getattr(arguments, option.removeprefix("--").replace("-", "_")) not in (None, False, []):
             raise ValueError(f"{option}: expected {wanted} only")
 
 
@@ -130,6 +138,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
             part=getattr(arguments, "part", None),
             interleaved=arguments.interleaved,
             base=arguments.base,
+            ignore=arguments.ignore,
         )
 
     try:
@@ -160,7 +169,7 @@ def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, R
         several = len(paths) > 1
         specs = {path: read_spec(path, arguments, compared=several) for path in paths}
     else:
-        only_with(arguments, "with CONFIG", "--layer-type", "--part")
+        only_with(arguments, "with CONFIG", "--layer-type", "--part", "--ignore")
         spec = spec_from_numbers(arguments)
         specs = {spec.describe(): spec}
     if arguments.seq_len is None:

@@ -161,14 +161,14 @@ def look_through(source: Path, permutation: Permutation) -> Plan:
 
 
 def verify(
-    plan: Plan, fields: dict[str, Any], permutation: Permutation, interleaved: bool | None
+    plan: Plan, fields: dict[str, Any], permutation: Permutation, arguments: argparse.Namespace
 ) -> None:
     """Raises unless a small model of the same type, with such tensors, stays as it is."""
     try:
         verification.verify(
             fields,
             permutation,
-            lambda small: specs_of_kinds(small, interleaved, None),
+            lambda small: specs_of_kinds(small, arguments.interleaved, None, arguments.ignore),
             [name for names in plan.values() for name in names],
         )
     except verification.UnverifiedError as error:
@@ -191,7 +191,7 @@ def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], P
     try:
         whole = load(config)
         fields = typed(whole, None)
-        specs = specs_of_kinds(fields, arguments.interleaved, arguments.base)
+        specs = specs_of_kinds(fields, arguments.interleaved, arguments.base, arguments.ignore)
     except ValueError as error:
         raise ValueError(f"{config}: {common.in_options(str(error))}") from error
     return fields, Permutation(specs, fields, arguments.to)
@@ -207,7 +207,7 @@ def run(arguments: argparse.Namespace) -> int:
     companions = model_folder.companions(source) if source.is_dir() else []
     if arguments.verify:
         try:
-            verify(plan, fields, permutation, arguments.interleaved)
+            verify(plan, fields, permutation, arguments)
         except verification.CorruptionError as error:
             print(f"posembed convert: {error}; nothing was written", file=sys.stderr)
             return 1

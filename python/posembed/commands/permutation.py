@@ -178,7 +178,10 @@ class Permutation:
 
 
 def specs_of_kinds(
-    fields: dict[str, Any], interleaved: bool | None, base: float | None
+    fields: dict[str, Any],
+    interleaved: bool | None,
+    base: float | None,
+    ignore: Iterable[str] = (),
 ) -> dict[str | None, RotarySpec]:
     """The rotation of each kind of layer that a configuration has.
 
@@ -193,7 +196,7 @@ def specs_of_kinds(
     for kind in dict.fromkeys((None, *named, "full_attention", "sliding_attention")):
         try:
             specs[kind] = RotarySpec.from_huggingface(
-                fields, kind, interleaved=interleaved, base=base
+                fields, kind, interleaved=interleaved, base=base, ignore=ignore
             )
         except ValueError as error:
             if not str(error).startswith("layer_type:"):  # there is no such kind, or only such

@@ -141,6 +141,19 @@ def test_explain_takes_what_a_configuration_does_not_say(
     )
 
 
+def test_unknown_keys_are_ignored_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"model_type": "llama", "head_dim": 8, "rope_theta": 1e4, "rope_new": 2, "odd": 3}
+    path = write(tmp_path / "config.json", fields)
+    message = refusal(capsys, "explain", path)
+    assert "pass --ignore with each of [" in message
+    assert "rope_new" in message
+    known = printed_json(capsys, "explain", path, "--ignore", "rope_new", "--ignore", "odd")
+    assert known["specification"]["base"] == 1e4
+    assert "with CONFIG only" in refusal(capsys, "wavelengths", "--head-dim", 8, "--ignore", "odd")
+
+
 @pytest.fixture
 def two_parts(tmp_path: Path) -> str:
     """A model of text and pictures with a rotation for each."""
