@@ -59,7 +59,7 @@ def losses(text: str) -> dict[str, list[float]]:
 def check_losses(at: dict[str, list[float]]) -> None:
     """Checks the text's claims: at the trained length, twice and four times as long."""
     assert at["rope"][0] < min(at["alibi"][0], at["sinusoidal"][0])
-    assert at["sinusoidal"][2] > at["sinusoidal"][0] + 0.3
+    assert at["sinusoidal"][2] > at["sinusoidal"][0] + 0.2
     assert at["rope"][2] > at["rope"][0] + 0.1
     assert abs(at["alibi"][2] - at["alibi"][0]) < 0.05
     assert at["unscaled"] == at["rope"]
