@@ -27,6 +27,7 @@ struct Position {
   double scale = 1.0;  // NaN if the position is not finite or too large for `whole`
 };
 
+/// The position in fixed point, its magnitude truncated to a multiple of 2^-64.
 POSEMBED_INLINE Position split(double position) {
   const double size = fabs(position), floored = floor(size);
   if (!(floored < 0x1p63)) return {0, 0, static_cast<double>(NAN)};
@@ -49,9 +50,10 @@ POSEMBED_INLINE double to_double(const Position& position) {
 }
 
 /// The whole turns per position that a turn lacks: no whole position needs them, but a fraction of
-/// one does. 0 for frequencies in [0, 2 pi).
+/// one does. 0 for frequencies in [0, 2 pi), in radians per position.
 POSEMBED_INLINE int64_t whole_turns(double radians, Turn64 turn) {
-  const double turns = radians * 0.15915494309189535 - static_cast<double>(turn) * 0x1p-64;
+  constexpr double turn_of_radian = 0.15915494309189535;  // 1 / (2 pi)
+  const double turns = radians * turn_of_radian - static_cast<double>(turn) * 0x1p-64;
   return static_cast<int64_t>(turns < 0 ? turns - 0.5 : turns + 0.5);
 }
 

@@ -1,5 +1,6 @@
 #include "posembed/offset.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
 #include <algorithm>

@@ -38,7 +38,8 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
 
-/// 16-bit types are refused, because they lack whole numbers from 257 or 2049 on.
+/// Refuses 16-bit types, which lack whole numbers from 257 or 2049 on, and positions that ask for a
+/// gradient.
 void check_position_type(const Tensor& positions, const char* argument) {
   const at::ScalarType type = positions.scalar_type();
   TORCH_CHECK_TYPE(

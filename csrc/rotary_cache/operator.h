@@ -36,7 +36,7 @@ struct Call {
   Tensor key_cache;       // in `cache_layout`: the data's dtype or float8_e4m3fn
   Tensor value_cache;     // the same
   Tensor slot_mapping;    // int [tokens] or [batch, seq]; -1: not written
-  MaybeTensor positions;  // int [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
+  MaybeTensor positions;  // [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
   MaybeTensor query_out;  // none: query in place
   std::string spec;       // RotarySpec::to_json()
   std::string layout = "thd";

@@ -26,7 +26,7 @@ struct Call {
   Tensor key;             // the same with any number of heads
   Tensor query_weight;    // [head_dim]
   Tensor key_weight;      // [head_dim]
-  MaybeTensor positions;  // int [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
+  MaybeTensor positions;  // [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
   std::string spec;       // RotarySpec::to_json()
   std::string layout = "bshd";
   c10::SymInt offset = 0;

@@ -203,7 +203,7 @@ class InputEmbedding(nn.Module):
                 raise ValueError(
                     f"offset: expected a number where padding is counted, got {list(offset.shape)}"
                 )
-            positions = positions_from(offset, positions, rows.shape[0], rows.shape[-1])
+            positions = positions_from(offset, positions, rows, 0, 1)
             offset = 0
         positions = self._positions(rows, ids, positions, attention_mask, offset)
         table = self._tables()

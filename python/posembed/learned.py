@@ -82,9 +82,7 @@ class LearnedPositionalEmbedding(nn.Module):
             IndexError: A position is past the end; the message names it.
         """
         if isinstance(offset, Tensor):
-            positions = positions_from(
-                offset, positions, x.shape[-3] if x.dim() > 2 else None, x.shape[-2]
-            )
+            positions = positions_from(offset, positions, x)
             offset = 0
         return functional.learned_add(
             x, self.weight, positions, offset=offset, first_row=self.first_row

@@ -216,10 +216,8 @@ class RotaryEmbedding(nn.Module):
 
     def _positions_from(self, offset: Tensor, positions: Tensor | None, query: Tensor) -> Tensor:
         """Positions [batch, seq] that begin at the offset of each sample."""
-        if self.layout == "thd":
-            return positions_from(offset, positions, None, query.shape[0])
-        batch, seq = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0)}[self.layout]
-        return positions_from(offset, positions, query.shape[batch], query.shape[seq])
+        places = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
+        return positions_from(offset, positions, query, *places[self.layout])
 
     @overload
     def forward(

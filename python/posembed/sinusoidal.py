@@ -97,9 +97,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
         """
         if isinstance(offset, Tensor):
-            positions = positions_from(
-                offset, positions, x.shape[-3] if x.dim() > 2 else None, x.shape[-2]
-            )
+            positions = positions_from(offset, positions, x)
             offset = 0
         return functional.sinusoidal(x, positions, self.scale, spec=self.spec, offset=offset)
 

@@ -17,9 +17,10 @@ namespace posembed {
 ///     position->forward(x, std::nullopt, torch::tensor({17, 4}));  // x [2, seq, dim]
 class POSEMBED_API Offset {
  public:
-  Offset(int64_t number = 0) : number_(number) {}  // NOLINT: converts
-  Offset(at::Tensor of_samples)
-      : of_samples_(std::move(of_samples)) {}  // NOLINT: int32/int64 [batch]
+  /// One position for all samples.
+  /* implicit */ Offset(int64_t number = 0) : number_(number) {}
+  /// @param of_samples  int32/int64 [batch]
+  /* implicit */ Offset(at::Tensor of_samples) : of_samples_(std::move(of_samples)) {}
 
   /// The number; 0 if each sample has its own.
   int64_t number() const { return number_; }

@@ -136,7 +136,7 @@ def test_fused_operators_take_them(device: torch.device) -> None:
     wanted = pe.functional.rotary(*normed, positions, spec=spec)
     found = pe.functional.norm_rotary(query, key, weight, weight, positions, spec=spec)
     for one, other in zip(found, wanted, strict=True):
-        assert_close(one, other, 1e-5)
+        assert_close(one, other, 1e-5)  # the two roundings of a norm apart
 
 
 def test_in_compiled_functions(device: torch.device) -> None:
