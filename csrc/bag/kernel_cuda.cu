@@ -22,6 +22,12 @@ using core::item_of_lane;
 using core::threads;
 using core::warps;
 
+// The division of rows among lanes.
+struct Pieces {
+  int64_t of_row;  // for a warp each
+  unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
+};
+
 int64_t pieces_of(int64_t embedding_dim, int width) {
   return divide_up(embedding_dim, int64_t{warp_size} * width);
 }
@@ -50,16 +56,49 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-// The row of a place, or nullptr if the place does not count.
+// The row of a place's id, or nullptr if it does not count.
 template <typename T>
-__device__ const T* row_of(const PoolArguments& a, int64_t place, bool records) {
-  const int64_t id = read(a.bags.ids, place);
+__device__ const T* row_of(const PoolArguments& a, int64_t id, int64_t place, bool records) {
   if (id < 0 || id >= a.rows) {
     if (records) record_error(a.error, core::ErrorKind::token_id, id, place, a.rows);
     return nullptr;
   }
   if (id == a.bags.padding_idx) return nullptr;
   return static_cast<const T*>(a.table) + id * a.table_stride;
+}
+
+// A lane's vectors of several rows of a bag, whose loads are all issued before the first is used.
+template <typename T, int width>
+struct RowsInFlight {
+  static constexpr int count = 8;
+
+  const T* row[count];  // nullptr: does not count
+  Vector<T, width> vector[count];
+
+  __device__ void read(const PoolArguments& a, int64_t first, int64_t last, int64_t column,
+                       bool records) {
+    int64_t ids[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (first + i < last) ids[i] = core::read(a.bags.ids, first + i);
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      row[i] = first + i < last ? row_of<T>(a, ids[i], first + i, records) : nullptr;
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (row[i] != nullptr) vector[i] = read_vector<T, width>(row[i] + column);
+    }
+  }
+};
+
+// The bag and the first column of a lane: a warp takes several bags of narrow rows.
+template <int width>
+__device__ Item bag_of_lane(const Pieces& pieces) {
+  if (pieces.lanes == warp_size) return item_of_lane<width>(pieces.of_row, 1);
+  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
+  return {thread / pieces.lanes, thread % pieces.lanes * width};
 }
 
 template <typename T, int width>
@@ -73,9 +112,9 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t pieces) {
+__global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, Pieces pieces) {
   using C = Compute<T>;
-  const Item item = item_of_lane<width>(pieces, 1);
+  const Item item = bag_of_lane<width>(pieces);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -85,15 +124,17 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t p
   for (int64_t first = range.begin; first < range.end; first += span) {
     const int64_t last = first + span < range.end ? first + span : range.end;
     C part[width] = {};
-#pragma unroll 4
-    for (int64_t place = first; place < last; ++place) {
-      const T* row = row_of<T>(a, place, records);
-      if (row == nullptr) continue;
-      const auto vector = read_vector<T, width>(row + item.column);
-      const C factor = weights != nullptr ? load(weights[place]) : C(1);
+    for (int64_t place = first; place < last; place += RowsInFlight<T, width>::count) {
+      RowsInFlight<T, width> rows;
+      rows.read(a, place, last, item.column, records);
 #pragma unroll
-      for (int i = 0; i < width; ++i) part[i] += load(vector.values[i]) * factor;
-      ++kept;
+      for (int r = 0; r < rows.count; ++r) {
+        if (rows.row[r] == nullptr) continue;
+        const C factor = weights != nullptr ? load(weights[place + r]) : C(1);
+#pragma unroll
+        for (int i = 0; i < width; ++i) part[i] += load(rows.vector[r].values[i]) * factor;
+        ++kept;
+      }
     }
 #pragma unroll
     for (int i = 0; i < width; ++i) total[i] += part[i];
@@ -105,9 +146,9 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, int64_t p
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64_t pieces) {
+__global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, Pieces pieces) {
   using C = Compute<T>;
-  const Item item = item_of_lane<width>(pieces, 1);
+  const Item item = bag_of_lane<width>(pieces);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -115,16 +156,19 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64
   int64_t at[width];
 #pragma unroll
   for (int i = 0; i < width; ++i) at[i] = -1;
-  for (int64_t place = range.begin; place < range.end; ++place) {
-    const T* row = row_of<T>(a, place, records);
-    if (row == nullptr) continue;
-    const auto vector = read_vector<T, width>(row + item.column);
+  for (int64_t place = range.begin; place < range.end; place += RowsInFlight<T, width>::count) {
+    RowsInFlight<T, width> rows;
+    rows.read(a, place, range.end, item.column, records);
 #pragma unroll
-    for (int i = 0; i < width; ++i) {
-      const C value = load(vector.values[i]);
-      const bool greater = at[i] < 0 || value > best[i] || value != value;
-      best[i] = greater ? value : best[i];
-      at[i] = greater ? place : at[i];
+    for (int r = 0; r < rows.count; ++r) {
+      if (rows.row[r] == nullptr) continue;
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const C value = load(rows.vector[r].values[i]);
+        const bool greater = at[i] < 0 || value > best[i] || value != value;
+        best[i] = greater ? value : best[i];
+        at[i] = greater ? place + r : at[i];
+      }
     }
   }
   write_row<T, width>(a, item, best);
@@ -136,9 +180,11 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, int64
 
 template <typename T, int width>
 void launch_pool(const PoolArguments& a, cudaStream_t stream) {
-  const int64_t pieces = pieces_of(a.embedding_dim, width);
+  Pieces pieces{pieces_of(a.embedding_dim, width), 1};
+  while (pieces.lanes < warp_size && pieces.lanes * width < a.embedding_dim) pieces.lanes *= 2;
   const auto kernel = a.mode == Mode::max ? compare_kernel<T, width> : add_kernel<T, width>;
-  core::launch(kernel, blocks_for(a.bags.bags * pieces), threads, stream, a, pieces);
+  const int64_t lanes = a.bags.bags * pieces.of_row * pieces.lanes;
+  core::launch(kernel, divide_up(lanes, threads), threads, stream, a, pieces);
 }
 
 // ---- backward ----

@@ -24,6 +24,16 @@ struct alignas(sizeof(T) * width) Vector {
 template <typename T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
+/// The address of an array among a kernel's arguments, for loads through the data cache. Lanes that
+/// read different elements through the constant cache wait for each other.
+template <typename T>
+__device__ const T* through_data_cache(const T* argument) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+l"(argument));  // the compiler no longer knows that it is an argument
+#endif
+  return argument;
+}
+
 /// `width` values that a thread keeps in shared memory move 16 bytes at a time. Single accesses by
 /// neighbouring threads would conflict in the same banks.
 template <typename C, int width>
@@ -66,6 +76,33 @@ inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / 
 /// launch fails.
 inline unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(std::min<int64_t>(blocks, UINT32_MAX));
+}
+
+/// Lets a short kernel be set up while the one before it ends (programmatic dependent launch). The
+/// kernel must call wait_for_previous_kernel() before it touches memory. Without effect on GPUs
+/// before compute capability 9.0.
+inline void launch_early(cudaLaunchConfig_t* config) {
+  static cudaLaunchAttribute attribute = [] {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    return early;
+  }();
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (major < 9) return;
+  config->attrs = &attribute;
+  config->numAttrs = 1;
+}
+
+/// Waits until the kernel before has ended and its writes are visible; lets the next kernel be set
+/// up. See launch_early().
+__device__ inline void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 /// Runs `kernel` in `blocks` blocks of `threads` threads with `shared_bytes` of

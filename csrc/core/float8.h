@@ -30,6 +30,17 @@ POSEMBED_INLINE uint32_t float8_bits(float value) {
   return (magnitude > infinity ? 0x7fu : result) | (bits >> 24 & 0x80u);
 }
 
+/// The bits of two numbers, the first in the lower byte. On a GPU a NaN loses its sign.
+POSEMBED_INLINE uint16_t float8_pair(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+#else
+  return static_cast<uint16_t>(float8_bits(first) | float8_bits(second) << 8);
+#endif
+}
+
 POSEMBED_INLINE void store(float value, Float8* out) {
   out->bits = static_cast<uint8_t>(float8_bits(value));
 }

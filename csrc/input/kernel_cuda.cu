@@ -1,10 +1,11 @@
-// Forward: a block sums a token's rows once, keeps the sum in shared memory, and reduces mean and
-// variance in two passes. Backward: each of a fixed number of blocks processes its share of the
-// tokens and has its own partial sums of the norm's gradients, which a second kernel adds in order.
-// No atomics.
+// Forward: a team of one warp or a block keeps the sum of a token's rows in registers, and the row
+// of a position for all the sequences that share it. Backward: each of a fixed number of blocks
+// processes its share of the tokens and has its own partial sums of the norm's gradients, which a
+// second kernel adds in order. No atomics.
 #include <algorithm>
 
 #include "core/device_vector.h"
+#include "core/divisor.h"
 #include "core/philox.h"
 #include "input/kernel.h"
 #include "input/token_columns.h"
@@ -16,8 +17,7 @@ using core::divide_up;
 using core::warp_size;
 
 constexpr int max_threads = 256;
-// Shared memory that a block may use without opting in. Wider rows are summed again when needed.
-constexpr int64_t row_cache_bytes = 16 * 1024;
+// Shared memory that a block may use without opting in.
 constexpr int64_t part_cache_bytes = 31 * 1024;
 
 /// The sum of `value` over the block, returned to every thread; its order is fixed.
@@ -68,64 +68,206 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
 
 // ---- forward ----
 
+/// The most vectors of a row that a thread keeps in registers.
+constexpr int most_kept = 4;
+
+/// The division of tokens among teams of threads: a team takes one place in the sequences of a
+/// slice of the batch.
+struct Teams {
+  int threads;  // of a team: one warp, with several teams in a block, or a block
+  core::Divisor<int64_t> seq;
+  int64_t slices, batch_of_slice;
+  bool share_positions;  // all sequences have the same positions
+};
+
+/// The sum of `value` over a team, returned to every thread; its order is fixed.
+template <typename C>
+__device__ C team_sum(const Teams& teams, C value) {
+  if (teams.threads > warp_size) return block_sum(value);
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+/// Normalises columns and applies the norm's weight and bias and dropout.
+template <typename T, int width>
+__device__ void finish_columns(const Arguments& a, const core::Dropout& dropout, int64_t token,
+                               int64_t column, Compute<T> mean, Compute<T> rstd,
+                               Columns<T, width>* columns) {
+#pragma unroll
+  for (int k = 0; k < width; ++k) columns->values[k] = (columns->values[k] - mean) * rstd;
+  if (a.norm_weight != nullptr) {
+    const auto weight = load_columns<T, width>(static_cast<const T*>(a.norm_weight), column);
+#pragma unroll
+    for (int k = 0; k < width; ++k) columns->values[k] *= weight.values[k];
+  }
+  add_columns<T, width>(static_cast<const T*>(a.norm_bias), column, columns);
+  if (a.seed != nullptr) {
+    drop_columns<T, width>(dropout, mask_index(a, token, column), columns);
+  }
+}
+
+template <typename C>
+__device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C rstd) {
+  if (f.rstd != nullptr) static_cast<C*>(f.rstd)[token] = rstd;
+  if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
+}
+
+/// A team's columns of a row, in registers.
+template <typename T, int width, int kept>
+struct KeptRow {
+  using C = Compute<T>;
+  Columns<T, width> vector[kept];
+  int64_t first, step, dim;  // columns
+
+  /// Calls function(vector, column) for the thread's vectors.
+  template <typename Function>
+  __device__ void for_each(const Function& function) {
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      const int64_t column = first + i * step;
+      if (column < dim) function(&vector[i], column);
+    }
+  }
+
+  __device__ C sum() {
+    C total = 0;
+    for_each([&](const Columns<T, width>* columns, int64_t) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) total += columns->values[k];
+    });
+    return total;
+  }
+
+  __device__ C squares(C mean) {
+    C total = 0;
+    for_each([&](const Columns<T, width>* columns, int64_t) {
+#pragma unroll
+      for (int k = 0; k < width; ++k)
+        total += (columns->values[k] - mean) * (columns->values[k] - mean);
+    });
+    return total;
+  }
+};
+
+template <typename T, int width, int kept, typename Waves>
+__global__ void __launch_bounds__(max_threads, 2)
+    forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns,
+                   const __grid_constant__ Teams teams) {
+  using C = Compute<T>;
+  using Row = KeptRow<T, width, kept>;
+  const Arguments& a = f.input;
+  const int in_block = static_cast<int>(blockDim.x) / teams.threads;
+  const int team = static_cast<int>(threadIdx.x) / teams.threads;
+  const int rank = static_cast<int>(threadIdx.x) - team * teams.threads;
+  const auto at = core::divide(int64_t{blockIdx.x} * in_block + team, teams.seq);
+  const int64_t begin = at.quotient * teams.batch_of_slice;
+  const int64_t end = min(a.batch, begin + teams.batch_of_slice);
+  if (begin >= end) return;
+
+  const bool records = rank == 0;
+  const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
+  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
+  const int64_t first = int64_t{rank} * width, step = int64_t{teams.threads} * width;
+  Row position{{}, first, step, a.embedding_dim};
+  Rows<T> place_rows;
+  const auto read_position = [&](const Place& place) {
+    place_rows = {};
+    find_position(a, place, records, &place_rows);
+    if (!place_rows.valid) return;
+    position.for_each([&](Columns<T, width>* columns, int64_t column) {
+      *columns = {};
+      add_position<T, width>(a, turns, place_rows, column, columns);
+    });
+  };
+
+  int64_t next_id = index_of(a.token, begin, at.remainder);
+  for (int64_t batch = begin; batch < end; ++batch) {
+    const Place place{batch, at.remainder, batch * a.seq + at.remainder};
+    const int64_t id = next_id;
+    if (batch + 1 < end) next_id = index_of(a.token, batch + 1, at.remainder);
+    const Rows<T> rows = token_rows<T>(a, place, id, records);
+    Row row{{}, first, step, a.embedding_dim};
+    if (rows.valid) {
+      row.for_each([&](Columns<T, width>* columns, int64_t column) {
+        *columns = load_columns<T, width>(rows.token, column);
+      });
+    }
+    if (batch == begin || !teams.share_positions) read_position(place);
+    T* out = static_cast<T*>(f.out) + place.token * a.embedding_dim;
+    if (!rows.valid || !place_rows.valid) {
+      row.for_each([&](Columns<T, width>*, int64_t column) {
+        store_columns<T, width>({}, out, column);
+      });
+      continue;
+    }
+    row.for_each([&](Columns<T, width>* columns, int64_t) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) columns->values[k] *= scale;
+    });
+    if (rows.type != nullptr) {
+      row.for_each([&](Columns<T, width>* columns, int64_t column) {
+        add_columns<T, width>(rows.type, column, columns);
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) row.vector[i].values[k] += position.vector[i].values[k];
+    }
+    C mean = 0, rstd = 1;
+    if (a.norm != Norm::none) {
+      if (a.norm == Norm::layer) mean = team_sum(teams, row.sum()) * inverse;
+      rstd = C(1) / sqrt(team_sum(teams, row.squares(mean)) * inverse + static_cast<C>(a.eps));
+      if (records) save_moments(f, place.token, mean, rstd);
+    }
+    row.for_each([&](Columns<T, width>* columns, int64_t column) {
+      finish_columns<T, width>(a, dropout, place.token, column, mean, rstd, columns);
+      store_columns<T, width>(*columns, out, column);
+    });
+  }
+}
+
+/// Rows wider than a block's registers: a block sums a token's rows again when it needs them.
 template <typename T, int width, typename Waves>
 __global__ void __launch_bounds__(max_threads)
-    forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns, bool cached) {
+    wide_forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns) {
   using C = Compute<T>;
   const Arguments& a = f.input;
   const int64_t token = blockIdx.x, dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   T* out = static_cast<T*>(f.out) + token * dim;
-  const Rows<T> rows = rows_of<T>(a, token);
+  const Rows<T> rows = rows_of<T>(a, {token / a.seq, token % a.seq, token}, threadIdx.x == 0);
   if (!rows.valid) {
     for (int64_t i = begin; i < dim; i += step) store_columns<T, width>({}, out, i);
     return;
   }
-
-  // A thread only reads what it has written itself.
-  C* row = reinterpret_cast<C*>(core::dynamic_shared_memory());
-  const auto sum_at = [&](int64_t column) {
-    if (!cached) return sum_columns<T, width>(a, turns, rows, column);
-    Columns<T, width> columns;
-    core::load_values<width>(row + column, columns.values);
-    return columns;
-  };
-  C total = 0;
-  for (int64_t i = begin; i < dim; i += step) {
-    const auto columns = sum_columns<T, width>(a, turns, rows, i);
-    if (cached) core::store_values<width>(columns.values, row + i);
-#pragma unroll
-    for (int k = 0; k < width; ++k) total += columns.values[k];
-  }
   C mean = 0, rstd = 1;
+  if (a.norm == Norm::layer) {
+    C total = 0;
+    for (int64_t i = begin; i < dim; i += step) {
+      const auto columns = sum_columns<T, width>(a, turns, rows, i);
+#pragma unroll
+      for (int k = 0; k < width; ++k) total += columns.values[k];
+    }
+    mean = block_sum(total) / static_cast<C>(dim);
+  }
   if (a.norm != Norm::none) {
-    if (a.norm == Norm::layer) mean = block_sum(total) / static_cast<C>(dim);
     C squares = 0;
     for (int64_t i = begin; i < dim; i += step) {
-      const auto columns = sum_at(i);
+      const auto columns = sum_columns<T, width>(a, turns, rows, i);
 #pragma unroll
       for (int k = 0; k < width; ++k)
         squares += (columns.values[k] - mean) * (columns.values[k] - mean);
     }
     rstd = C(1) / sqrt(block_sum(squares) / static_cast<C>(dim) + static_cast<C>(a.eps));
-    if (threadIdx.x == 0) {
-      if (f.rstd != nullptr) static_cast<C*>(f.rstd)[token] = rstd;
-      if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
-    }
+    if (threadIdx.x == 0) save_moments(f, token, mean, rstd);
   }
-
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   for (int64_t i = begin; i < dim; i += step) {
-    auto columns = sum_at(i);
-#pragma unroll
-    for (int k = 0; k < width; ++k) columns.values[k] = (columns.values[k] - mean) * rstd;
-    if (a.norm_weight != nullptr) {
-      const auto weight = load_columns<T, width>(static_cast<const T*>(a.norm_weight), i);
-#pragma unroll
-      for (int k = 0; k < width; ++k) columns.values[k] *= weight.values[k];
-    }
-    add_columns<T, width>(static_cast<const T*>(a.norm_bias), i, &columns);
-    if (a.seed != nullptr) drop_columns<T, width>(dropout, mask_index(a, token, i), &columns);
+    auto columns = sum_columns<T, width>(a, turns, rows, i);
+    finish_columns<T, width>(a, dropout, token, i, mean, rstd, &columns);
     store_columns<T, width>(columns, out, i);
   }
 }
@@ -207,7 +349,7 @@ __device__ void backward_token(const BackwardArguments& b, const Waves& turns, i
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  const Rows<T> rows = rows_of<T>(a, token);
+  const Rows<T> rows = rows_of<T>(a, {token / a.seq, token % a.seq, token}, threadIdx.x == 0);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);
@@ -348,15 +490,35 @@ void with_turns(const sinusoidal::Sinusoid& sinusoid, const Launch& launch) {
   launch(turns);
 }
 
+/// The fewest teams that keep a large GPU busy.
+constexpr int64_t busy_teams = 8192;
+
+Teams teams_for(const Arguments& a, int threads) {
+  const int64_t slices = std::min(a.batch, divide_up(busy_teams, a.seq));
+  const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
+  return {threads, core::Divisor<int64_t>::of(a.seq), slices, divide_up(a.batch, slices),
+          share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
+}
+
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  const int64_t bytes = a.embedding_dim * static_cast<int64_t>(sizeof(Compute<T>));
-  const bool cached = bytes <= row_cache_bytes;
+  const int64_t vectors = divide_up(a.embedding_dim, width);
+  const int64_t warps = divide_up(vectors, most_kept * warp_size);
+  const int64_t kept = divide_up(vectors, warps * warp_size);
   with_turns<T>(a.sinusoid, [&](const auto& turns) {
-    core::launch_with(forward_kernel<T, width, std::decay_t<decltype(turns)>>,
-                      core::grid_of(a.batch * a.seq), threads_for(a.embedding_dim, width),
-                      cached ? static_cast<size_t>(bytes) : 0, stream, f, turns, cached);
+    using Waves = std::decay_t<decltype(turns)>;
+    if (warps * warp_size > max_threads) {
+      return core::launch(wide_forward_kernel<T, width, Waves>, a.batch * a.seq, max_threads,
+                          stream, f, turns);
+    }
+    const Teams teams = teams_for(a, static_cast<int>(warps) * warp_size);
+    const int in_block = warps == 1 ? max_threads / warp_size : 1;
+    const auto kernel = kept <= 2   ? forward_kernel<T, width, 2, Waves>
+                        : kept == 3 ? forward_kernel<T, width, 3, Waves>
+                                    : forward_kernel<T, width, most_kept, Waves>;
+    core::launch(kernel, divide_up(a.seq * teams.slices, in_block), in_block * teams.threads,
+                 stream, f, turns, teams);
   });
 }
 

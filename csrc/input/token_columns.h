@@ -10,12 +10,13 @@ namespace {
 using core::Compute;
 using core::load;
 using core::store;
+using core::TurnOf;
 using core::Vector;
 
 /// Turns passed as kernel arguments, which avoids a table in memory.
 template <typename T>
 struct Turns {
-  sinusoidal::TurnOf<T> turn[turn_bytes_cuda / sizeof(sinusoidal::TurnOf<T>)];
+  TurnOf<T> turn[turn_bytes_cuda / sizeof(TurnOf<T>)];
 };
 
 /// For sums without a sinusoid.
@@ -33,36 +34,53 @@ struct Rows {
   bool valid = true;
 };
 
-/// The row of one table; nullptr for an index outside it, which one thread records.
+/// A token's place in its tensors.
+struct Place {
+  int64_t batch, seq, token;
+};
+
+/// The row of one table; nullptr for an index outside it, which the thread that `records` records.
 template <typename T>
-__device__ const T* table_row(const Arguments& a, const Table& table, int64_t index, int64_t place,
-                              bool* valid) {
+__device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
+                              const Place& place, bool records, bool* valid) {
   if (table.data == nullptr) return nullptr;
   const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
   if (row >= static_cast<uint64_t>(table.rows)) {
     *valid = false;
-    if (threadIdx.x == 0) {
-      record_error(a.error, table.kind, index, place, table.rows - table.first_row);
+    if (records) {
+      record_error(a.error, table.kind, index, place.token, table.rows - table.first_row);
     }
     return nullptr;
   }
   return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.stride;
 }
 
+/// The rows of token and type, for a token whose id is known.
 template <typename T>
-__device__ Rows<T> rows_of(const Arguments& a, int64_t token) {
-  const int64_t batch = token / a.seq, place = token % a.seq;
+__device__ Rows<T> token_rows(const Arguments& a, const Place& place, int64_t id, bool records) {
   Rows<T> rows;
-  const int64_t id = index_of(a.token, batch, place);
-  rows.token = table_row<T>(a, a.token, id, token, &rows.valid);
-  if (a.type.data != nullptr) rows.type_index = index_of(a.type, batch, place);
-  rows.type = table_row<T>(a, a.type, rows.type_index, token, &rows.valid);
-  rows.position_index = index_of(a.position, batch, place);
-  rows.position = table_row<T>(a, a.position, rows.position_index, token, &rows.valid);
-  if (a.encoding != nullptr) {
-    rows.encoding = static_cast<const Compute<T>*>(a.encoding) + batch * a.encoding_stride[0] +
-                    place * a.encoding_stride[1];
-  }
+  rows.token = table_row<T>(a, a.token, id, place, records, &rows.valid);
+  if (a.type.data != nullptr) rows.type_index = index_of(a.type, place.batch, place.seq);
+  rows.type = table_row<T>(a, a.type, rows.type_index, place, records, &rows.valid);
+  return rows;
+}
+
+/// Adds the row of the position.
+template <typename T>
+__device__ void find_position(const Arguments& a, const Place& place, bool records, Rows<T>* rows) {
+  rows->position_index = index_of(a.position, place.batch, place.seq);
+  rows->position =
+      table_row<T>(a, a.position, rows->position_index, place, records, &rows->valid);
+  if (a.encoding == nullptr) return;
+  rows->encoding = static_cast<const Compute<T>*>(a.encoding) +
+                   place.batch * a.encoding_stride[0] + place.seq * a.encoding_stride[1];
+}
+
+template <typename T>
+__device__ Rows<T> rows_of(const Arguments& a, const Place& place, bool records) {
+  const int64_t id = index_of(a.token, place.batch, place.seq);
+  Rows<T> rows = token_rows<T>(a, place, id, records);
+  find_position(a, place, records, &rows);
   return rows;
 }
 
@@ -97,70 +115,68 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// A pair's values at a position; `first` belongs to its first column.
-template <typename T>
-struct Wave {
-  Compute<T> first, second;
+/// A column's pair, and whether it holds the pair's second value.
+struct WaveColumn {
+  int64_t pair;
+  bool is_second;
 };
 
-template <typename T>
-__device__ Wave<T> wave_at(const sinusoidal::Sinusoid& sinusoid, const Turns<T>& turns,
-                           int64_t position, int64_t pair) {
-  Compute<T> sine, cosine;
-  const core::Position place = sinusoidal::placed(sinusoid, {position, 0, 1.0});
-  const auto scale = static_cast<Compute<T>>(scale_of(sinusoid) * place.scale);
-  sinusoidal::sincos_at(place, turns.turn[pair], 0, scale, &sine, &cosine);
-  return sinusoid.layout.cos_first ? Wave<T>{cosine, sine} : Wave<T>{sine, cosine};
+__device__ inline WaveColumn wave_column(const sinusoidal::Layout& layout, int64_t column) {
+  if (layout.interleaved) return {column / 2, column % 2 == 1};
+  const bool is_second = column >= layout.half;
+  return {is_second ? column - layout.half : column, is_second};
 }
 
-/// One column of a sinusoid.
-template <typename T>
-__device__ Compute<T> wave_column(const sinusoidal::Sinusoid& sinusoid, const Turns<T>& turns,
-                                  int64_t position, int64_t column) {
-  const sinusoidal::Layout& layout = sinusoid.layout;
-  if (column >= layout.filled) return 0;
-  const bool second = layout.interleaved ? column % 2 == 1 : column >= layout.half;
-  const int64_t pair = layout.interleaved ? column / 2 : second ? column - layout.half : column;
-  const Wave<T> wave = wave_at(sinusoid, turns, position, pair);
-  return second ? wave.second : wave.first;
-}
-
+/// Adds the sinusoid of a position.
 template <typename T, int width>
 __device__ void add_wave(const Arguments& a, const Turns<T>& turns, int64_t position,
                          int64_t column, Columns<T, width>* sum) {
-  if (width % 2 == 0 && a.sinusoid.layout.interleaved) {
-#pragma unroll
-    for (int k = 0; k + 1 < width; k += 2) {
-      const Wave<T> wave = wave_at(a.sinusoid, turns, position, (column + k) / 2);
-      sum->values[k] += wave.first;
-      sum->values[k + 1] += wave.second;
-    }
-    return;
-  }
+  const sinusoidal::Layout& layout = a.sinusoid.layout;
+  const core::Position place = sinusoidal::placed(a.sinusoid, {position, 0, 1.0});
+  const auto scale = static_cast<Compute<T>>(scale_of(a.sinusoid) * place.scale);
+  const TurnOf<T>* turn = core::through_data_cache(turns.turn);
 #pragma unroll
   for (int k = 0; k < width; ++k) {
-    sum->values[k] += wave_column(a.sinusoid, turns, position, column + k);
+    if (column + k >= layout.filled) break;
+    const WaveColumn at = wave_column(layout, column + k);
+    Compute<T> sine, cosine;
+    core::sincos_turn(core::phase(place.whole, turn[at.pair]), &sine, &cosine);
+    sum->values[k] += scale * (at.is_second == layout.cos_first ? sine : cosine);
   }
 }
 
 template <typename T, int width>
 __device__ void add_wave(const Arguments&, const NoTurns&, int64_t, int64_t, Columns<T, width>*) {}
 
-/// The sum of token, type and position, in BERT's order.
+/// Adds the position's row or sinusoid.
 template <typename T, int width, typename Waves>
-__device__ Columns<T, width> sum_columns(const Arguments& a, const Waves& turns,
-                                         const Rows<T>& rows, int64_t column) {
+__device__ void add_position(const Arguments& a, const Waves& turns, const Rows<T>& rows,
+                             int64_t column, Columns<T, width>* sum) {
+  add_columns<T, width>(rows.position, column, sum);
+  add_wave<T, width>(a, turns, rows.position_index, column, sum);
+  if (rows.encoding == nullptr) return;
+#pragma unroll
+  for (int k = 0; k < width; ++k) sum->values[k] += rows.encoding[column + k];
+}
+
+/// The scaled row of the token.
+template <typename T, int width>
+__device__ Columns<T, width> token_columns(const Arguments& a, const Rows<T>& rows,
+                                           int64_t column) {
   Columns<T, width> sum = load_columns<T, width>(rows.token, column);
   const auto scale = static_cast<Compute<T>>(a.scale);
 #pragma unroll
   for (int k = 0; k < width; ++k) sum.values[k] *= scale;
+  return sum;
+}
+
+/// The sum of token, type and position, in BERT's order.
+template <typename T, int width, typename Waves>
+__device__ Columns<T, width> sum_columns(const Arguments& a, const Waves& turns,
+                                         const Rows<T>& rows, int64_t column) {
+  Columns<T, width> sum = token_columns<T, width>(a, rows, column);
   add_columns<T, width>(rows.type, column, &sum);
-  add_columns<T, width>(rows.position, column, &sum);
-  add_wave<T, width>(a, turns, rows.position_index, column, &sum);
-  if (rows.encoding != nullptr) {
-#pragma unroll
-    for (int k = 0; k < width; ++k) sum.values[k] += rows.encoding[column + k];
-  }
+  add_position<T, width>(a, turns, rows, column, &sum);
   return sum;
 }
 

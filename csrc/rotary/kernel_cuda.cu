@@ -14,25 +14,28 @@ struct Tables {
   Compute<T> sine[count][capacity], cosine[count][capacity];
   Compute<T> outer[count][decaying ? capacity : 1];
 
-  __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token, int pair,
-                       const core::Position& position) {
+  __device__ void fill(const LaunchOf<T, capacity, form>& launch, const Token& token,
+                       const PairAt<T>& at) {
+    const int pair = at.pair;
     if constexpr (form == Form::table) {
       const int64_t row = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1];
       sine[0][pair] = launch.sines[row + pair];
       cosine[0][pair] = launch.cosines[row + pair];
     } else {
-      angle_of(launch, pair, position, &sine[0][pair], &cosine[0][pair]);
+      angle_of(launch, at, &sine[0][pair], &cosine[0][pair]);
     }
-    if constexpr (decaying) decay(launch, pair, position);
+    if constexpr (decaying) decay(launch, pair, at.position);
   }
 
-  template <int size>
-  __device__ void read(int r, int pair, Angles<T, size, form>* angles) const {
+  template <int size, bool interleaved>
+  __device__ void read(int r, const Places<size, interleaved>& places,
+                       Angles<T, size, form>* angles) const {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      angles->sine[i] = sine[r][pair + i];
-      angles->cosine[i] = cosine[r][pair + i];
-      if constexpr (decaying) angles->outer[i] = outer[r][pair + i];
+      const int pair = places.pair(i);
+      angles->sine[i] = sine[r][pair];
+      angles->cosine[i] = cosine[r][pair];
+      if constexpr (decaying) angles->outer[i] = outer[r][pair];
     }
   }
 
@@ -44,7 +47,8 @@ struct Tables {
 #pragma unroll
     for (int r = 0; r < count; ++r) {
       const double sign = r == 0 ? launch.decay_sign : -launch.decay_sign;
-      const Amplitude amplitude = amplitude_at<Compute<T>>(launch.decay[pair], sign * distance);
+      const Amplitude amplitude = amplitude_at<Compute<T>>(
+          core::through_data_cache(launch.decay)[pair], sign * distance);
       sine[r][pair] = static_cast<Compute<T>>(s * amplitude.inner);
       cosine[r][pair] = static_cast<Compute<T>>(c * amplitude.inner);
       outer[r][pair] = static_cast<Compute<T>>(amplitude.outer);
@@ -75,10 +79,9 @@ __global__ void __launch_bounds__(most_threads<size>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
+  core::wait_for_previous_kernel();
   const Owners owners(launch.owners);
-  const int owner = owners.owner;
-  const int first_place = owner * size * (interleaved ? 2 : 1);
-  const int second_place = first_place + (interleaved ? size : launch.pairs);
+  const Places<size, interleaved> places(owners.owner, launch.pairs);
 
   const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
@@ -86,45 +89,44 @@ __global__ void __launch_bounds__(most_threads<size>)
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const TokenRows<T, capacity> rows(launch, token);
+    const TokenRows<T, size, capacity> rows(launch, token);
     Owned owned[heads_in_flight];
     const auto read_heads = [&](int head) {
 #pragma unroll
       for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         const Row<T> row = rows.row(head);
-        owned[i].first = Pack<T, size>::read(row.in + first_place);
-        owned[i].second = Pack<T, size>::read(row.in + second_place);
+        owned[i].first = Pack<T, size>::read(row.in + places.first);
+        owned[i].second = Pack<T, size>::read(row.in + places.second);
       }
     };
     // Issue loads of the first rows before the position is known.
     int head = owns_heads ? begin + owners.group : end;
     read_heads(head);
 
-    const bool rotated = fill_angles(launch, token, [&](int pair, const core::Position& position) {
-      tables.fill(launch, token, pair, position);
-    });
+    const bool rotated = fill_angles(
+        launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
     Angles<T, size, form> angles;
-    tables.read(0, owner * size, &angles);
+    tables.read(0, places, &angles);
 
     while (head < end) {
 #pragma unroll
       for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         if constexpr (form == Form::decaying) {
-          tables.read(head >= launch.query_heads, owner * size, &angles);
+          tables.read(head >= launch.query_heads, places, &angles);
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
         const Row<T> row = rows.row(head);
         if (!rotated && (row.in == row.out || launch.tangent)) continue;
-        owned[i].first.write(row.out + first_place);
-        owned[i].second.write(row.out + second_place);
+        owned[i].first.write(row.out + places.first);
+        owned[i].second.write(row.out + places.second);
       }
       read_heads(head);
     }
     if (launch.tangent) continue;
-    copy_outside<T, capacity, size>(launch, rows, 0, begin, min(end, launch.query_heads));
-    copy_outside<T, capacity, size>(launch, rows, 1, max(begin, launch.query_heads), end);
+    copy_outside(launch, rows, 0, begin, min(end, launch.query_heads));
+    copy_outside(launch, rows, 1, max(begin, launch.query_heads), end);
   }
 }
 

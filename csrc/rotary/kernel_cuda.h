@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "core/device_vector.h"
@@ -156,6 +157,25 @@ struct Pairs {
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
+/// The places of a thread's two packs in a window, and the pairs that they hold. Threads that share a
+/// row read neighbouring packs, whether pairs are interleaved or not.
+template <int size, bool interleaved>
+struct Places {
+  static constexpr bool alone = interleaved && size == 1;  // a pair is two packs
+
+  int first, second;
+
+  __device__ Places(int owner, int pairs)
+      : first(alone ? 2 * owner : owner * size), second(first + (alone ? 1 : pairs)) {}
+
+  /// The pair that is number `i` of the thread's.
+  __device__ int pair(int i) const {
+    if constexpr (alone) return first / 2;
+    if constexpr (!interleaved) return first + i;
+    return i < size / 2 ? first / 2 + i : second / 2 + i - size / 2;
+  }
+};
+
 /// The address of a row's window.
 template <typename T>
 struct Row {
@@ -178,9 +198,15 @@ __device__ inline int64_t place_of(const Token& token, int64_t head, const int64
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
-/// The rows of a token. Computes common offsets once, because 64-bit products take many
-/// instructions.
-template <typename T, int capacity>
+/// The offset of a head, at a stride that fits in 32 bits where packs are used: a product of 64-bit
+/// numbers takes four instructions, this one.
+template <int size>
+__device__ int64_t head_offset(int head, int64_t stride) {
+  return int64_t{head} * (size > 1 ? static_cast<int>(stride) : stride);
+}
+
+/// The rows of a token. Computes common offsets once.
+template <typename T, int size, int capacity>
 class TokenRows {
  public:
   __device__ TokenRows(const Launch<T, capacity>& launch, const Token& token) : launch_(launch) {
@@ -196,10 +222,10 @@ class TokenRows {
   /// The row of a head; the query's heads come first.
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
-    const int64_t place = is_key ? head - launch_.query_heads : head;
+    const int place = is_key ? head - launch_.query_heads : head;
     const Rows& rows = launch_.rows[is_key];
-    return {(is_key ? in_[1] : in_[0]) + place * rows.in_stride[2],
-            (is_key ? out_[1] : out_[0]) + place * rows.out_stride[2]};
+    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, rows.in_stride[2]),
+            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, rows.out_stride[2])};
   }
 
  private:
@@ -211,9 +237,12 @@ class TokenRows {
 /// The threads that share a head, and this thread among them.
 struct Owners {
   int count, owner;
-  int group;  // index of the head among those that the block covers at a time
+  int group;         // index of the head among those that the block covers at a time
+  bool are_in_warp;  // every head's threads stand in one warp, in number a power of two
 
-  __device__ explicit Owners(const core::Divisor<int>& owners) : count(owners.value) {
+  __device__ explicit Owners(const core::Divisor<int>& owners)
+      : count(owners.value),
+        are_in_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
     const auto place = core::divide(static_cast<int>(threadIdx.x), owners);
     group = place.quotient;
     owner = place.remainder;
@@ -237,9 +266,9 @@ constexpr int copies_in_flight = 2;  // per thread, like heads_in_flight
 
 /// Copies, in packs, the components outside the window of heads [begin, end) of the query (r = 0)
 /// or the key.
-template <typename T, int capacity, int size>
-__device__ void copy_outside(const Launch<T, capacity>& launch, const TokenRows<T, capacity>& rows,
-                             int r, int begin, int end) {
+template <typename T, int size, int capacity>
+__device__ void copy_outside(const Launch<T, capacity>& launch,
+                             const TokenRows<T, size, capacity>& rows, int r, int begin, int end) {
   const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
   const int count = (end - begin) * (launch.outside[r] / size);
   const int threads = static_cast<int>(blockDim.x);
@@ -290,11 +319,23 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent,
   core::sincos_turn(core::phase(position, turn, core::whole_turns(radians, turn)), sine, cosine);
 }
 
-/// Calls fill(pair, position) for the pairs of a token and makes its writes visible to the block.
-/// Returns whether the token is rotated.
+/// A pair of a token, with what gives its angle.
+template <typename T>
+struct PairAt {
+  int pair;
+  core::Position position;
+  TurnOf<T> turn;  // unless frequencies are learned
+};
+
+/// Calls fill(at) for the pairs of a token and makes its writes visible to the block. Returns
+/// whether the token is rotated.
 template <typename T, int capacity, typename Fill>
 __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& token,
                             const Fill& fill) {
+  const TurnOf<T>* turns = core::through_data_cache(launch.turns);
+  const int threads = static_cast<int>(blockDim.x), first = static_cast<int>(threadIdx.x);
+  TurnOf<T> turn = {};
+  if (first < launch.pairs) turn = turns[first];  // issued before the position is known
   const core::Position first_position = position_of(launch, token.batch, token.seq, 0);
   bool rotated = is_rotated(launch, first_position, token);
   for (int axis = 1; axis < launch.axes; ++axis) {
@@ -302,10 +343,14 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
         is_rotated(launch, position_of(launch, token.batch, token.seq, axis), token) && rotated;
   }
   __syncthreads();  // until the previous token's angles have been read
-  for (int pair = threadIdx.x; pair < launch.pairs; pair += blockDim.x) {
-    fill(pair, launch.axes == 1
-                   ? first_position
-                   : position_of(launch, token.batch, token.seq, launch.axis_of_pair[pair]));
+  for (int pair = first; pair < launch.pairs; pair += threads) {
+    if (pair != first) turn = turns[pair];
+    if (launch.axes == 1) {
+      fill(PairAt<T>{pair, first_position, turn});
+    } else {
+      const int axis = core::through_data_cache(launch.axis_of_pair)[pair];
+      fill(PairAt<T>{pair, position_of(launch, token.batch, token.seq, axis), turn});
+    }
   }
   __syncthreads();
   return rotated;
@@ -313,15 +358,17 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
 
 /// Sine and cosine of a pair, times the common amplitude.
 template <typename T, int capacity>
-__device__ void angle_of(const Launch<T, capacity>& launch, int pair,
-                         const core::Position& position, Compute<T>* sine, Compute<T>* cosine) {
-  if (launch.frequencies.data == nullptr) {
-    const auto turn = core::phase(position, launch.turns[pair], launch.whole_turns[pair]);
-    core::sincos_turn(turn, sine, cosine);
+__device__ void angle_of(const Launch<T, capacity>& launch, const PairAt<T>& at,
+                         Compute<T>* sine, Compute<T>* cosine) {
+  if (launch.frequencies.data != nullptr) {
+    learned_sincos<T>(launch.frequencies, launch.tangent, at.position, at.pair, sine, cosine);
+  } else if (launch.positions.floating) {
+    const int64_t whole_turns = core::through_data_cache(launch.whole_turns)[at.pair];
+    core::sincos_turn(core::phase(at.position, at.turn, whole_turns), sine, cosine);
   } else {
-    learned_sincos<T>(launch.frequencies, launch.tangent, position, pair, sine, cosine);
+    core::sincos_turn(core::phase(at.position.whole, at.turn), sine, cosine);
   }
-  const auto scale = static_cast<Compute<T>>(position.scale);  // NaN if it is not finite
+  const auto scale = static_cast<Compute<T>>(at.position.scale);  // NaN if it is not finite
   *sine *= launch.sine_amplitude * scale;
   *cosine *= launch.amplitude * scale;
 }
@@ -330,12 +377,13 @@ __device__ void angle_of(const Launch<T, capacity>& launch, int pair,
 template <typename T, int capacity>
 __device__ bool begin_token(const Launch<T, capacity>& launch, const Token& token,
                             Compute<T>* sines, Compute<T>* cosines) {
-  return fill_angles(launch, token, [&](int pair, const core::Position& position) {
-    angle_of(launch, pair, position, sines + pair, cosines + pair);
+  return fill_angles(launch, token, [&](const PairAt<T>& at) {
+    angle_of(launch, at, sines + at.pair, cosines + at.pair);
   });
 }
 
-/// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths.
+/// Whether all rows and their windows begin at multiples of 16 bytes and have such lengths, and
+/// heads are less than 2^31 elements apart.
 template <typename T>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
@@ -348,6 +396,8 @@ bool can_use_vectors(const Arguments& arguments) {
            reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
     for (int i = 0; i < 3; ++i)
       fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
+    fits = fits && std::abs(rows.in_stride[2]) <= INT32_MAX &&
+           std::abs(rows.out_stride[2]) <= INT32_MAX;
   }
   return fits;
 }
@@ -440,18 +490,19 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
            static_cast<unsigned>(core::divide_up(launch->heads, launch->heads_of_block)));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream;
+  if (launch->tokens < wanted) core::launch_early(&config);
   return config;
 }
 
-/// The angles of an owner's pairs.
-template <typename T, int size>
-__device__ Angles<T, size> angles_of(int owner, const Compute<T>* sines,
-                                     const Compute<T>* cosines) {
+/// The angles of a thread's pairs.
+template <typename T, int size, bool interleaved>
+__device__ Angles<T, size> angles_of(const Places<size, interleaved>& places,
+                                     const Compute<T>* sines, const Compute<T>* cosines) {
   Angles<T, size> angles;
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    angles.sine[i] = sines[owner * size + i];
-    angles.cosine[i] = cosines[owner * size + i];
+    angles.sine[i] = sines[places.pair(i)];
+    angles.cosine[i] = cosines[places.pair(i)];
   }
   return angles;
 }

@@ -18,15 +18,42 @@ struct Keeping {
   Cache key_cache, value_cache;
   core::IndexView slots;
   int64_t slot_stride[2];
-  int64_t page_size, slot_count;
+  core::Divisor<int64_t> page_size;
+  int64_t slot_count;
   int value_dim;
   core::Divisor<int> value_packs;  // of a head
 };
 
-/// `size` elements of a cache, stored in one instruction.
+/// A token's place in the caches.
+struct Slot {
+  bool is_kept = false;
+  int64_t page = 0, place = 0;
+};
+
+/// `size` float8 elements of a cache, stored in one instruction.
 template <int size>
 struct alignas(size) Float8Pack {
-  core::Float8 element[size];
+  uint16_t pair[size / 2];
+};
+
+/// Divides by a scale, as exactly as a division does for all quotients that float8 can tell apart,
+/// in three instructions.
+class Scale {
+ public:
+  __device__ explicit Scale(float scale)
+      : scale_(scale), inverse_(1.0f / scale), is_moderate_(scale > 0x1p-80f && scale < 0x1p80f) {}
+
+  __device__ float divide(float value) const {
+    if (!is_moderate_) return value / scale_;
+    const float quotient = value * inverse_;
+    const float corrected =
+        core::fma(core::fma(-quotient, scale_, value), inverse_, quotient);
+    return fabsf(quotient) < 0x1p100f ? corrected : quotient;  // infinity and NaN stay
+  }
+
+ private:
+  float scale_, inverse_;
+  bool is_moderate_;
 };
 
 /// The place of one token in a cache; stores packs of T there.
@@ -36,20 +63,26 @@ struct Keeper {
 
   Kept* token;
   int64_t head_stride;
-  float scale;
+  Scale scale;
 
-  __device__ Keeper(const Cache& cache, int64_t slot, int64_t page_size)
-      : token(static_cast<Kept*>(cache.data) + slot_offset(cache, slot, page_size)),
+  __device__ Keeper(const Cache& cache, const Slot& slot)
+      : token(static_cast<Kept*>(cache.data) + slot.page * cache.stride[0] +
+              slot.place * cache.stride[1]),
         head_stride(cache.stride[2]),
         scale(!float8 || cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
 
-  __device__ void keep(const Pack<T, size>& pack, int64_t head, int place) const {
-    Kept* out = token + head * head_stride + place;
-    if constexpr (float8) {
+  __device__ void keep(const Pack<T, size>& pack, int head, int place) const {
+    Kept* out = token + rotary::head_offset<size>(head, head_stride) + place;
+    const auto scaled = [&](int i) {
+      return scale.divide(static_cast<float>(core::load(pack.element[i])));
+    };
+    if constexpr (float8 && size == 1) {
+      core::store(scaled(0), out);
+    } else if constexpr (float8) {
       Float8Pack<size> kept;
 #pragma unroll
-      for (int i = 0; i < size; ++i) {
-        core::store(static_cast<float>(core::load(pack.element[i])) / scale, kept.element + i);
+      for (int i = 0; i < size / 2; ++i) {
+        kept.pair[i] = core::float8_pair(scaled(2 * i), scaled(2 * i + 1));
       }
       *reinterpret_cast<Float8Pack<size>*>(out) = kept;
     } else {
@@ -58,26 +91,29 @@ struct Keeper {
   }
 };
 
-/// The token's slot; -1 if it is not written. Records a slot outside the cache.
-__device__ inline int64_t slot_of(const Keeping& keeping, const Token& token,
-                                  core::DeviceError* error) {
+/// The token's slot. Records a slot outside the cache.
+__device__ inline Slot slot_of(const Keeping& keeping, const Token& token,
+                               core::DeviceError* error) {
   const int64_t slot = core::read(
       keeping.slots, token.batch * keeping.slot_stride[0] + token.seq * keeping.slot_stride[1]);
-  if (slot >= -1 && slot < keeping.slot_count) return slot;
-  if (threadIdx.x == 0) {
+  if (slot >= 0 && slot < keeping.slot_count) {
+    const auto place = core::divide(slot, keeping.page_size);
+    return {true, place.quotient, place.remainder};
+  }
+  if (slot != -1 && threadIdx.x == 0) {
     core::record_error(error, core::ErrorKind::slot, slot, token.number, keeping.slot_count);
   }
-  return -1;
+  return {};
 }
 
 /// Copies the components outside the window of keys [begin, end) to the rotated keys and the cache.
 template <typename T, int size, bool float8, int capacity>
 __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
-                             const rotary::TokenRows<T, capacity>& rows, int64_t slot, int begin,
-                             int end) {
+                             const rotary::TokenRows<T, size, capacity>& rows, const Slot& slot,
+                             int begin, int end) {
   const int before = launch.start[1] / size, window = 2 * launch.pairs / size;
   const int count = (end - begin) * (launch.outside[1] / size);
-  const Keeper<T, size, float8> keeper(keeping.key_cache, slot, keeping.page_size);
+  const Keeper<T, size, float8> keeper(keeping.key_cache, slot);
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const auto at = core::divide(i, launch.packs_outside[1]);
     const int head = begin + at.quotient;
@@ -86,7 +122,7 @@ __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& k
     const auto pack = Pack<T, size>::read(row.in + column - launch.start[1]);
     const bool moves = launch.rows[1].out != nullptr && row.in != row.out;
     if (moves) pack.write(row.out + column - launch.start[1]);
-    if (slot >= 0) keeper.keep(pack, head, column);
+    if (slot.is_kept) keeper.keep(pack, head, column);
   }
 }
 
@@ -133,10 +169,9 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   using Owned = rotary::Pairs<T, size, interleaved>;
   constexpr int in_flight = rotary::heads_in_flight;
   __shared__ core::Compute<T> sines[capacity], cosines[capacity];
+  core::wait_for_previous_kernel();
   const rotary::Owners owners(launch.owners);
-  const int owner = owners.owner;
-  const int first_place = owner * size * (interleaved ? 2 : 1);
-  const int second_place = first_place + (interleaved ? size : launch.pairs);
+  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
 
   const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
@@ -147,15 +182,15 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const rotary::TokenRows<T, capacity> rows(launch, token);
+    const rotary::TokenRows<T, size, capacity> rows(launch, token);
     Owned owned[in_flight];
     const auto read_heads = [&](int head) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         const rotary::Row<T> row = rows.row(head);
-        owned[i].first = Pack<T, size>::read(row.in + first_place);
-        owned[i].second = Pack<T, size>::read(row.in + second_place);
+        owned[i].first = Pack<T, size>::read(row.in + places.first);
+        owned[i].second = Pack<T, size>::read(row.in + places.second);
       }
     };
     // Issue loads of the first rows and values before position and slot are known.
@@ -164,10 +199,10 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
     const Values<T, size> values(keeping, token, value_heads * split / splits,
                                  value_heads * (split + 1) / splits);
 
-    const int64_t slot = slot_of(keeping, token, launch.error);
+    const Slot slot = slot_of(keeping, token, launch.error);
     const bool rotated = begin_token(launch, token, sines, cosines);
-    const auto angles = rotary::angles_of<T, size>(owner, sines, cosines);
-    const Keeper<T, size, float8> keeper(keeping.key_cache, slot, keeping.page_size);
+    const auto angles = rotary::angles_of<T>(places, sines, cosines);
+    const Keeper<T, size, float8> keeper(keeping.key_cache, slot);
     while (head < end) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
@@ -176,23 +211,23 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
         const bool is_key = head >= launch.query_heads;
         const rotary::Row<T> row = rows.row(head);
         if ((!is_key || key_moves) && (rotated || row.in != row.out)) {
-          owned[i].first.write(row.out + first_place);
-          owned[i].second.write(row.out + second_place);
+          owned[i].first.write(row.out + places.first);
+          owned[i].second.write(row.out + places.second);
         }
-        if (is_key && slot >= 0) {
-          const int place = launch.start[1];
-          keeper.keep(owned[i].first, head - launch.query_heads, place + first_place);
-          keeper.keep(owned[i].second, head - launch.query_heads, place + second_place);
+        if (is_key && slot.is_kept) {
+          const int start = launch.start[1];
+          keeper.keep(owned[i].first, head - launch.query_heads, start + places.first);
+          keeper.keep(owned[i].second, head - launch.query_heads, start + places.second);
         }
       }
       read_heads(head);
     }
     const int queries = launch.query_heads;
-    rotary::copy_outside<T, capacity, size>(launch, rows, 0, begin, min(end, queries));
+    rotary::copy_outside(launch, rows, 0, begin, min(end, queries));
     keep_outside<T, size, float8>(launch, keeping, rows, slot, max(begin - queries, 0),
                                   end - queries);
-    if (slot < 0) continue;
-    values.keep(Keeper<T, size, float8>(keeping.value_cache, slot, keeping.page_size));
+    if (!slot.is_kept) continue;
+    values.keep(Keeper<T, size, float8>(keeping.value_cache, slot));
   }
 }
 
@@ -202,7 +237,7 @@ bool fits_vectors(const Cache& cache) {
   constexpr uintptr_t alignment = float8 ? size : rotary::vector_bytes;
   bool fits = reinterpret_cast<uintptr_t>(cache.data) % alignment == 0;
   for (const int64_t stride : cache.stride) fits = fits && stride % size == 0;
-  return fits;
+  return fits && std::abs(cache.stride[2]) <= INT32_MAX;
 }
 
 template <typename T, bool float8>
@@ -225,7 +260,7 @@ Keeping make_keeping(const Arguments& arguments) {
   keeping.value_cache = arguments.value_cache;
   keeping.slots = arguments.slots;
   std::copy(arguments.slot_stride, arguments.slot_stride + 2, keeping.slot_stride);
-  keeping.page_size = arguments.page_size;
+  keeping.page_size = core::Divisor<int64_t>::of(arguments.page_size);
   keeping.slot_count = arguments.slot_count;
   keeping.value_dim = static_cast<int>(arguments.value_dim);
   keeping.value_packs = core::Divisor<int>::of(std::max(1, keeping.value_dim / size));

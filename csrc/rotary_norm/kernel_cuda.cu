@@ -78,12 +78,39 @@ __device__ void multiply(const Pack<C, size>& factor, Pack<C, size>* pack) {
 }
 
 template <typename T, int size>
-__device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column) {
-  auto pack = load_wide<T, size>(static_cast<const T*>(norms.weight[r]) + column);
+__device__ Pack<Compute<T>, size> with_offset(const Norms& norms, const Pack<T, size>& weight) {
+  auto pack = widen(weight);
 #pragma unroll
   for (int i = 0; i < size; ++i) pack.element[i] += static_cast<Compute<T>>(norms.weight_offset);
   return pack;
 }
+
+template <typename T, int size>
+__device__ Pack<T, size> read_weights(const Norms& norms, int r, int column) {
+  return Pack<T, size>::read(static_cast<const T*>(norms.weight[r]) + column);
+}
+
+template <typename T, int size>
+__device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column) {
+  return with_offset(norms, read_weights<T, size>(norms, r, column));
+}
+
+/// The weights of a thread's share of the window, of query and of key, as they are in memory.
+template <typename T, int size>
+class WindowWeights {
+ public:
+  __device__ WindowWeights(const Norms& norms, int first, int second, bool has_window) {
+    for (int r = 0; has_window && r < 2; ++r) {
+      weights_[r] = {read_weights<T, size>(norms, r, first),
+                     read_weights<T, size>(norms, r, second)};
+    }
+  }
+
+  __device__ Window<T, size> of(int r) const { return r == 0 ? weights_[0] : weights_[1]; }
+
+ private:
+  Window<T, size> weights_[2] = {};
+};
 
 /// Calls function(column) for this thread's packs of a row outside the window.
 template <int size, typename T, int capacity, typename Function>
@@ -100,6 +127,12 @@ __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& own
 /// block must call it, and never twice in a row with the same `buffer`.
 template <typename C>
 __device__ C head_sum(const Owners& owners, C value, bool buffer) {
+  if (owners.are_in_warp) {
+    for (int offset = owners.count / 2; offset > 0; offset /= 2) {
+      value += __shfl_xor_sync(0xffffffffu, value, offset);
+    }
+    return value;
+  }
   __shared__ C values[2][rotary::max_pairs];
   values[buffer][threadIdx.x] = value;
   __syncthreads();
@@ -127,16 +160,18 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
                 const __grid_constant__ Norms norms) {
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
+  core::wait_for_previous_kernel();
   const Owners owners(launch.owners);
-  const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
-  const int second = first + (interleaved ? size : launch.pairs);
+  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
+  const int first = launch.start[0] + places.first, second = launch.start[0] + places.second;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
   bool buffer = false;
+  const WindowWeights<T, size> window_weights(norms, first, second, launch.pairs > 0);
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const rotary::TokenRows<T, capacity> rows(launch, token);
+    const rotary::TokenRows<T, size, capacity> rows(launch, token);
     const auto is_active = [&](int pass) {
       return owners.group < launch.heads_per_pass && pass + owners.group < end;
     };
@@ -153,7 +188,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
     // before the threads wait for each other's squares.
     Window<T, size> next = read_pass(begin);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines)
                                          : rotary::Angles<C, size>{};
     for (int pass = begin; pass < end; pass += launch.heads_per_pass, buffer = !buffer) {
       const bool active = is_active(pass);
@@ -177,20 +212,21 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       if (norms.rstd[head.r] != nullptr && owners.owner == 0) {
         static_cast<C*>(norms.rstd[head.r])[head.rstd_at] = rstd;
       }
-      const auto norm = [&](Pack<C, size>* pack, int column) {
+      const auto norm = [&](Pack<C, size>* pack, const Pack<T, size>& weight) {
         multiply(rstd, pack);
-        multiply(weights<T, size>(norms, head.r, column), pack);
+        multiply(with_offset(norms, weight), pack);
       };
       if (launch.pairs > 0) {
-        norm(&owned.first, first);
-        norm(&owned.second, second);
+        const Window<T, size> weight = window_weights.of(head.r);
+        norm(&owned.first, weight.first);
+        norm(&owned.second, weight.second);
         if (rotated) owned.rotate(angles);
         store_narrow<T, size>(owned.first, out + first);
         store_narrow<T, size>(owned.second, out + second);
       }
       for_outside<size>(launch, owners, [&](int column) {
         auto pack = load_wide<T, size>(in + column);
-        norm(&pack, column);
+        norm(&pack, read_weights<T, size>(norms, head.r, column));
         store_narrow<T, size>(pack, out + column);
       });
     }
@@ -211,8 +247,8 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   __shared__ C sines[capacity], cosines[capacity];
   alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
   const Owners owners(launch.owners);
-  const int first = launch.start[0] + owners.owner * size * (interleaved ? 2 : 1);
-  const int second = first + (interleaved ? size : launch.pairs);
+  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
+  const int first = launch.start[0] + places.first, second = launch.start[0] + places.second;
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
   for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
   bool buffer = false;
@@ -222,7 +258,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
     const Token token = token_of(launch, number);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C, size>(owners.owner, sines, cosines)
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines)
                                          : rotary::Angles<C, size>{};
     for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
       const bool active = pass + owners.group < launch.heads;

@@ -74,8 +74,9 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
     }
     return;
   }
+  const double scale = scale_of(sinusoid);
   for (int64_t i = 0; i < count; ++i) {
-    const auto factor = static_cast<C>(position.scale * amplitude(sinusoid, turns[i]));
+    const auto factor = static_cast<C>(position.scale * amplitude(scale, sinusoid.order, turns[i]));
     sincos_at(position, turns[i], sinusoid.order, factor, block.sines + i, block.cosines + i);
   }
 }

@@ -10,10 +10,11 @@ namespace {
 
 using core::Compute;
 
-constexpr int block_size = 128;
+constexpr int most_threads = 128;
 constexpr int64_t most_row_blocks = 4096;
 constexpr int64_t busy_row_blocks = 1024;  // fewer leave parts of a large GPU idle
 constexpr int64_t argument_bytes = 16384;
+constexpr int rows_in_flight = 2;  // per thread: four 16-byte loads
 
 /// The pairs of one launch.
 template <typename T>
@@ -24,56 +25,63 @@ struct TurnBlock {
   TurnOf<T> turns[most_pairs<T>];
 };
 
+/// A thread's columns of a row: those of `width` pairs, one run if interleaved, otherwise two.
 template <typename T, int width>
-__device__ void apply(const Compute<T>* values, const T* in, T* out) {
-  core::Vector<T, width> vector;
-  if (in != nullptr) vector = *reinterpret_cast<const core::Vector<T, width>*>(in);
+struct PairColumns {
+  core::Vector<T, width> first, second;
+};
+
+/// The columns of a thread's pairs. Without packs (width 1) the second may lie outside the encoding.
+struct PairPlaces {
+  int64_t first, second;
+  bool has_second;
+};
+
+template <int width>
+__device__ PairPlaces places_of(const Layout& layout, int64_t pair) {
+  const int64_t first = layout.interleaved ? 2 * pair : pair;
+  const int64_t second = layout.interleaved ? first + width : second_column(layout, pair);
+  return {first, second, width > 1 || second < layout.filled};
+}
+
+template <typename T, int width>
+__device__ PairColumns<T, width> read_columns(const T* row, const PairPlaces& places) {
+  using Vector = core::Vector<T, width>;
+  PairColumns<T, width> columns = {};
+  if (row == nullptr) return columns;
+  columns.first = *reinterpret_cast<const Vector*>(row + places.first);
+  if (places.has_second) columns.second = *reinterpret_cast<const Vector*>(row + places.second);
+  return columns;
+}
+
+/// Adds values in the order of the columns, or writes them.
+template <typename T, int width>
+__device__ void apply(const Compute<T> (&values)[2][width], bool adds, const PairPlaces& places,
+                      PairColumns<T, width> columns, T* row) {
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    const Compute<T> value = in == nullptr ? values[i] : core::load(vector.values[i]) + values[i];
-    core::store(value, vector.values + i);
+    T &first = columns.first.values[i], &second = columns.second.values[i];
+    core::store(adds ? core::load(first) + values[0][i] : values[0][i], &first);
+    core::store(adds ? core::load(second) + values[1][i] : values[1][i], &second);
   }
-  core::write_vector<T, width>(vector, out);
+  core::write_vector<T, width>(columns.first, row + places.first);
+  if (places.has_second) core::write_vector<T, width>(columns.second, row + places.second);
 }
 
-/// Adds to `count` columns one by one, for columns that are not whole packs.
-template <typename T>
-__device__ void apply(const Compute<T>* values, int64_t count, const T* in, T* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const Compute<T> before = in == nullptr ? Compute<T>(0) : core::load(in[i]);
-    core::store(in == nullptr ? values[i] : before + values[i], out + i);
-  }
-}
-
-/// Writes the values of `width` pairs to one row: one run of columns if interleaved, otherwise two.
-template <typename T, int width>
-__device__ void apply_pairs(const Layout& layout, int64_t pair,
-                            const Compute<T> (&values)[2][width], const T* in, T* out) {
-  const auto at = [](auto* row, int64_t column) { return row == nullptr ? nullptr : row + column; };
-  const int64_t second = second_column(layout, pair);
-  if (layout.interleaved) {
-    Compute<T> mixed[2 * width];
+/// Interleaves the values of `width` pairs.
+template <typename C, int width>
+__device__ void interleave(C (&values)[2][width]) {
+  C mixed[2 * width];
 #pragma unroll
-    for (int i = 0; i < width; ++i) {
-      mixed[2 * i] = values[0][i];
-      mixed[2 * i + 1] = values[1][i];
-    }
-    if constexpr (width > 1) {
-      apply<T, width>(mixed, at(in, 2 * pair), out + 2 * pair);
-      apply<T, width>(mixed + width, at(in, 2 * pair + width), out + 2 * pair + width);
-    } else {
-      apply(mixed, min(int64_t{2}, layout.filled - 2 * pair), at(in, 2 * pair), out + 2 * pair);
-    }
-  } else if constexpr (width > 1) {
-    apply<T, width>(values[0], at(in, pair), out + pair);
-    apply<T, width>(values[1], at(in, second), out + second);
-  } else {
-    apply(values[0], 1, at(in, pair), out + pair);
-    if (second < layout.filled) apply(values[1], 1, at(in, second), out + second);
+  for (int i = 0; i < width; ++i) {
+    mixed[2 * i] = values[0][i];
+    mixed[2 * i + 1] = values[1][i];
   }
+#pragma unroll
+  for (int i = 0; i < 2 * width; ++i) values[i / width][i % width] = mixed[i];
 }
 
-/// A block processes `width` * block_size pairs, from pair `begin` of the model on, of every
+/// A block processes `width` pairs for each thread, from pair `begin` of the model on, of every
 /// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
 /// `count` pairs.
 template <typename T, int width>
@@ -82,15 +90,17 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   using C = Compute<T>;
   const Sinusoid& sinusoid = arguments.sinusoid;
   const Layout& layout = sinusoid.layout;
-  const int64_t place = (int64_t{blockIdx.y} * block_size + threadIdx.x) * width;
+  const int64_t place = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   if (place >= count) return;
   TurnOf<T> turns[width];
   C factors[width];
+  const double scale = scale_of(sinusoid);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
-    turns[i] = block.turns[place + i];
-    factors[i] = static_cast<C>(amplitude(sinusoid, turns[i]));
+    turns[i] = core::through_data_cache(block.turns)[place + i];
+    factors[i] = static_cast<C>(amplitude(scale, sinusoid.order, turns[i]));
   }
+  const PairPlaces places = places_of<width>(layout, begin + place);
   const bool shared = arguments.position_stride[0] == 0;
   const int64_t rows = shared ? arguments.seq : arguments.batch * arguments.seq;
   const int64_t shared_begin = arguments.batch * blockIdx.z / gridDim.z;
@@ -98,6 +108,21 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     const int64_t batch = row / arguments.seq, seq = row - batch * arguments.seq;
     const int64_t index = batch * arguments.position_stride[0] + seq * arguments.position_stride[1];
+    const int64_t last = shared ? shared_end : batch + 1;
+    const auto in = [&](int64_t b) {
+      const T* data = static_cast<const T*>(arguments.in);
+      return data == nullptr || b >= last
+                 ? nullptr
+                 : data + b * arguments.in_stride[0] + seq * arguments.in_stride[1];
+    };
+    // Loads of the first rows are issued before the encoding is computed.
+    int64_t b = shared ? shared_begin : batch;
+    PairColumns<T, width> columns[rows_in_flight];
+    const auto read_rows = [&] {
+#pragma unroll
+      for (int i = 0; i < rows_in_flight; ++i) columns[i] = read_columns<T, width>(in(b + i), places);
+    };
+    read_rows();
     const Position position =
         placed(sinusoid, position_of(arguments.positions, arguments.offset, seq, index));
     C values[2][width];
@@ -109,13 +134,17 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
       values[0][i] = layout.cos_first ? cosine : sine;
       values[1][i] = layout.cos_first ? sine : cosine;
     }
-    const int64_t last = shared ? shared_end : batch + 1;
-    for (int64_t b = shared ? shared_begin : batch; b < last; ++b) {
-      const T* in = static_cast<const T*>(arguments.in);
-      if (in != nullptr) in += b * arguments.in_stride[0] + seq * arguments.in_stride[1];
-      T* out = static_cast<T*>(arguments.out) + b * arguments.out_stride[0] +
-               seq * arguments.out_stride[1];
-      apply_pairs<T, width>(layout, begin + place, values, in, out);
+    if (layout.interleaved) interleave(values);
+    while (b < last) {
+#pragma unroll
+      for (int i = 0; i < rows_in_flight; ++i) {
+        if (b + i >= last) break;
+        T* out = static_cast<T*>(arguments.out) + (b + i) * arguments.out_stride[0] +
+                 seq * arguments.out_stride[1];
+        apply<T, width>(values, arguments.in != nullptr, places, columns[i], out);
+      }
+      b += rows_in_flight;
+      read_rows();
     }
   }
 }
@@ -125,8 +154,8 @@ template <typename T>
 __global__ void rest_kernel(Arguments arguments) {
   const Layout& layout = arguments.sinusoid.layout;
   const int64_t rows = arguments.batch * arguments.seq;
-  const int64_t step = int64_t{gridDim.x} * block_size;
-  for (int64_t row = int64_t{blockIdx.x} * block_size + threadIdx.x; row < rows; row += step) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows; row += step) {
     const int64_t batch = row / arguments.seq, seq = row - batch * arguments.seq;
     const T* in = static_cast<const T*>(arguments.in) + batch * arguments.in_stride[0] +
                   seq * arguments.in_stride[1];
@@ -168,17 +197,19 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
   for (int64_t begin = 0; begin < sinusoid.pairs; begin += most_pairs<T>) {
     const int64_t count = std::min(most_pairs<T>, sinusoid.pairs - begin);
     std::copy_n(turns_of<T>(sinusoid) + begin, count, block.turns);
+    const int64_t warps = core::divide_up(count, width * core::warp_size);
+    const auto threads = std::min<int64_t>(warps * core::warp_size, most_threads);
     const dim3 grid(static_cast<unsigned>(std::min(encodings(arguments), most_row_blocks)),
-                    static_cast<unsigned>(core::divide_up(count, width * block_size)),
+                    static_cast<unsigned>(core::divide_up(count, width * threads)),
                     parts_of_batch(arguments));
-    core::launch_with(encode_kernel<T, width>, grid, block_size, 0, stream, arguments, block, begin,
+    core::launch_with(encode_kernel<T, width>, grid, static_cast<unsigned>(threads), 0, stream, arguments, block, begin,
                       count);
   }
 }
 
 template <typename T>
 const char* launch(const Arguments& arguments, core::CudaStream stream) {
-  constexpr int width = 4;
+  constexpr int width = core::vector_width<T>;
   if (arguments.batch * arguments.seq == 0) return nullptr;
   if (in_packs<T, width>(arguments)) {
     launch_pairs<T, width>(arguments, stream);
@@ -187,8 +218,8 @@ const char* launch(const Arguments& arguments, core::CudaStream stream) {
   }
   if (arguments.sinusoid.layout.filled < arguments.sinusoid.layout.columns) {
     const int64_t rows = arguments.batch * arguments.seq;
-    const int64_t blocks = std::min(core::divide_up(rows, block_size), most_row_blocks);
-    core::launch(rest_kernel<T>, blocks, block_size, stream, arguments);
+    const int64_t blocks = std::min(core::divide_up(rows, most_threads), most_row_blocks);
+    core::launch(rest_kernel<T>, blocks, most_threads, stream, arguments);
   }
   return core::launch_error();
 }

@@ -73,9 +73,9 @@ POSEMBED_INLINE double scale_of(const Sinusoid& sinusoid) {
 }
 
 /// The factor of a pair's sine and cosine: the scale, times the frequency for each derivative.
-POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
-  double result = scale_of(sinusoid);
-  for (int64_t i = 0; i < sinusoid.order; ++i) {
+POSEMBED_INLINE double amplitude(double scale, int64_t order, core::Turn128 turn) {
+  double result = scale;
+  for (int64_t i = 0; i < order; ++i) {
     const double turns =
         static_cast<double>(turn.high) * 0x1p-64 + static_cast<double>(turn.low) * 0x1p-128;
     result *= 6.283185307179586 * turns;
@@ -83,8 +83,8 @@ POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn128 turn) {
   return result;
 }
 
-POSEMBED_INLINE double amplitude(const Sinusoid& sinusoid, core::Turn64 turn) {
-  return amplitude(sinusoid, core::Turn128{turn, 0});
+POSEMBED_INLINE double amplitude(double scale, int64_t order, core::Turn64 turn) {
+  return amplitude(scale, order, core::Turn128{turn, 0});
 }
 
 /// Sine and cosine of a pair, or their derivative.

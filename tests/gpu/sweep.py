@@ -81,7 +81,11 @@ def check(case: OperatorCase, size: tuple[int, int], dtype: torch.dtype, shifted
         actual = results(case, moved(sample, DEVICE, shifted), backward)
         for ours, wanted in zip(actual, expected, strict=True):
             if ours.is_floating_point():
-                assert_close(ours, wanted, roundings * max(TOLERANCE[dtype], TOLERANCE[ours.dtype]))
+                tolerance = max(TOLERANCE[dtype], TOLERANCE[ours.dtype])
+                if "float32" in case.name:  # sines as torch computes them on each device
+                    tolerance = max(tolerance, TOLERANCE[torch.float32])
+                # In the result's dtype, where a large number is infinite.
+                assert_close(ours, wanted.to(ours.dtype), roundings * tolerance)
             else:
                 assert torch.equal(ours.cpu(), wanted)
     pe.check_errors()

@@ -51,12 +51,22 @@ struct alignas(16) uint4 {
 using cudaError_t = int;
 using cudaStream_t = struct CUstream_st*;
 inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
-inline constexpr int cudaDevAttrMultiProcessorCount = 0;
+inline constexpr int cudaDevAttrMultiProcessorCount = 0, cudaDevAttrComputeCapabilityMajor = 1;
+
+inline constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 0;
+struct cudaLaunchAttribute {
+  int id = 0;
+  struct {
+    int programmaticStreamSerializationAllowed = 0;
+  } val;
+};
 
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   size_t dynamicSmemBytes = 0;
   cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
 };
 
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
