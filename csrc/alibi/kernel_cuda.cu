@@ -4,8 +4,9 @@
 
 #include "alibi/bias.h"
 #include "alibi/kernel.h"
+#include "core/block_reduce.h"
 #include "core/device_store.h"
-#include "core/device_vector.h"
+#include "core/divisor.h"
 #include "core/exp.h"
 
 namespace posembed::alibi {
@@ -44,6 +45,12 @@ class Query {
     return seen(distances_, static_cast<int32_t>(distance));
   }
 
+  __device__ int32_t plain_distance(int64_t key) const {
+    return static_cast<int32_t>(key - position_);
+  }
+
+  __device__ bool is_causal() const { return distances_.causal; }
+
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
     if (!plain || !distances_.causal || !distances_.hide) return distances_.keys;
@@ -58,83 +65,127 @@ class Query {
   Keys document_;
 };
 
-struct Add {
-  template <typename V>
-  __device__ V operator()(V a, V b) const {
-    return a + b;
+/// Divides the numbers of rows without division instructions.
+struct RowNumbers {
+  core::Divisor<int64_t> heads, queries;
+
+  static RowNumbers of(int64_t heads, int64_t queries) {
+    return {core::Divisor<int64_t>::of(std::max<int64_t>(1, heads)),
+            core::Divisor<int64_t>::of(std::max<int64_t>(1, queries))};
+  }
+
+  __device__ Row row(int64_t number) const {
+    const auto plane = core::divide(number, queries);
+    const auto place = core::divide(plane.quotient, heads);
+    return {place.quotient, place.remainder, plane.remainder};
   }
 };
 
-struct Larger {
-  template <typename V>
-  __device__ V operator()(V a, V b) const {
-    return a > b ? a : b;
-  }
+/// The distances of `width` neighbouring keys on one side of the query, which need no checks:
+/// first, first + 1, and so on.
+template <typename C>
+struct OneSide {
+  bool holds = false;
+  C slope = 0, first = 0;
 };
 
-/// Combines the threads' values in a fixed order. Every thread must call it; all get the result.
-template <typename Join, typename V>
-__device__ V over_block(V value, Join join) {
-  __shared__ V values[block_size];
-  __syncthreads();
-  values[threadIdx.x] = value;
-  for (unsigned half = block_size / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      values[threadIdx.x] = join(values[threadIdx.x], values[threadIdx.x + half]);
+template <int width, typename C, bool plain>
+__device__ OneSide<C> one_side(const Query<plain>& query, const Line<C>& line, int64_t key) {
+  if constexpr (!plain || width == 1) return {};
+  const int32_t first = query.plain_distance(key), last = first + width - 1;
+  constexpr int32_t exact = 1 << 24;  // smaller whole numbers are floats
+  const bool before = last <= 0 && first > -exact, after = first > 0 && last < exact;
+  if (!before && (!after || query.is_causal())) return {};
+  return {true, before ? line.before : line.after, static_cast<C>(first)};
+}
+
+/// Adds biases to the scores of `width` keys.
+template <int width, typename C, bool plain>
+__device__ void add_biases(const Query<plain>& query, const Line<C>& line, int64_t key, C scale,
+                           C (&scores)[width]) {
+  const auto side = one_side<width>(query, line, key);
+  if (side.holds) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      scores[i] = core::fma(side.slope, side.first + static_cast<C>(i), scores[i] * scale);
     }
+    return;
   }
-  __syncthreads();
-  return values[0];
+#pragma unroll
+  for (int i = 0; i < width; ++i) {
+    scores[i] = biased(line, query.distance_to(key + i), scores[i], scale);
+  }
+}
+
+template <int width, typename C, bool plain>
+__device__ void fill_biases(const Query<plain>& query, const Line<C>& line, int64_t key,
+                            C (&biases)[width]) {
+  const auto side = one_side<width>(query, line, key);
+  if (side.holds) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) biases[i] = side.slope * (side.first + static_cast<C>(i));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < width; ++i) biases[i] = bias(line, query.distance_to(key + i));
+}
+
+template <int width, typename T>
+__device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
+  const auto pack = *reinterpret_cast<const Vector<T, width>*>(in);
+#pragma unroll
+  for (int i = 0; i < width; ++i) values[i] = core::load(pack.values[i]);
+}
+
+template <int width, typename T>
+__device__ void store_keys(const Compute<T> (&values)[width], T* out) {
+  Vector<T, width> pack;
+#pragma unroll
+  for (int i = 0; i < width; ++i) core::store(values[i], pack.values + i);
+  core::write_vector<T, width>(pack, out);
 }
 
 // ------------------------------------------------------------------------------------ fill and add
 
 template <typename T, int width, bool plain>
-__global__ void fill_kernel(FillArguments arguments) {
+__global__ void fill_kernel(FillArguments arguments, RowNumbers numbers) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
   const int64_t heads = arguments.slopes.heads;
   const int64_t rows = arguments.batch * heads * distances.queries;
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = row_at(number, heads, distances.queries);
+    const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
     const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
     T* out = elements<T>(arguments.out, row);
     for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
          key += block_size * width) {
-      Vector<T, width> pack;
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        core::store(bias(line, query.distance_to(key + i)), pack.values + i);
-      }
-      core::write_vector<T, width>(pack, out + key);
+      C biases[width];
+      fill_biases(query, line, key, biases);
+      store_keys<width>(biases, out + key);
     }
   }
 }
 
 template <typename T, int width, bool plain>
-__global__ void add_kernel(ScoreArguments arguments) {
+__global__ void add_kernel(ScoreArguments arguments, RowNumbers numbers) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
   const int64_t heads = arguments.slopes.heads;
   const int64_t rows = arguments.batch * heads * distances.queries;
   const C scale = static_cast<C>(arguments.scale);
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = row_at(number, heads, distances.queries);
+    const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
     const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
     const T* in = elements<const T>(arguments.in, row);
     T* out = elements<T>(arguments.out, row);
     for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
          key += block_size * width) {
-      auto pack = *reinterpret_cast<const Vector<T, width>*>(in + key);
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const C score = core::load(pack.values[i]);
-        core::store(biased(line, query.distance_to(key + i), score, scale), pack.values + i);
-      }
-      core::write_vector<T, width>(pack, out + key);
+      C scores[width];
+      load_keys<width>(in + key, scores);
+      add_biases(query, line, key, scale, scores);
+      store_keys<width>(scores, out + key);
     }
   }
 }
@@ -148,7 +199,7 @@ __device__ double exponential(double x) { return exp(x); }
 constexpr int64_t kept_bytes = 40 * 1024;
 
 template <typename T, int width, bool plain>
-__global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
+__global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int64_t kept_keys) {
   using C = Compute<T>;
   C* const kept = reinterpret_cast<C*>(core::dynamic_shared_memory());
   const Distances& distances = arguments.distances;
@@ -156,7 +207,7 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
   const int64_t rows = arguments.batch * heads * distances.queries;
   const C scale = static_cast<C>(arguments.scale);
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = row_at(number, heads, distances.queries);
+    const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
     const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
     const T* in = elements<const T>(arguments.in, row);
@@ -168,12 +219,9 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
         visit(key);
       }
     };
-    const auto read = [&](int64_t key, C* scores) {
-      const auto pack = *reinterpret_cast<const Vector<T, width>*>(in + key);
-#pragma unroll
-      for (int i = 0; i < width; ++i) {
-        scores[i] = biased(line, query.distance_to(key + i), C(core::load(pack.values[i])), scale);
-      }
+    const auto read = [&](int64_t key, C(&scores)[width]) {
+      load_keys<width>(in + key, scores);
+      add_biases(query, line, key, scale, scores);
     };
     C most = -static_cast<C>(INFINITY);
     each_pack([&](int64_t key) {
@@ -183,33 +231,34 @@ __global__ void softmax_kernel(ScoreArguments arguments, int64_t kept_keys) {
 #pragma unroll
       for (int i = 0; i < width; ++i) most = scores[i] > most ? scores[i] : most;
     });
-    most = over_block(most, Larger());
+    most = core::over_block(most, core::Larger());
     if (most == -static_cast<C>(INFINITY)) most = 0;
-    const auto exponentials = [&](int64_t key, C* values) {
+    C part = 0;
+    each_pack([&](int64_t key) {
+      C values[width];
       if (key < kept_keys) {
         core::load_values<width>(kept + key, values);
       } else {
         read(key, values);
       }
 #pragma unroll
-      for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
-    };
-    C part = 0;
-    each_pack([&](int64_t key) {
-      C values[width];
-      exponentials(key, values);
-#pragma unroll
-      for (int i = 0; i < width; ++i) part += values[i];
+      for (int i = 0; i < width; ++i) part += values[i] = exponential(values[i] - most);
+      if (key < kept_keys) core::store_values<width>(values, kept + key);
     });
-    const C sum = over_block(part, Add());
+    const C sum = core::over_block(part, core::Add());
     const C factor = sum == 0 ? C(0) : 1 / sum;  // all keys hidden: zeros
     each_pack([&](int64_t key) {
       C values[width];
-      exponentials(key, values);
-      Vector<T, width> pack;
+      if (key < kept_keys) {
+        core::load_values<width>(kept + key, values);
+      } else {
+        read(key, values);
 #pragma unroll
-      for (int i = 0; i < width; ++i) core::store(values[i] * factor, pack.values + i);
-      core::write_vector<T, width>(pack, out + key);
+        for (int i = 0; i < width; ++i) values[i] = exponential(values[i] - most);
+      }
+#pragma unroll
+      for (int i = 0; i < width; ++i) values[i] *= factor;
+      store_keys<width>(values, out + key);
     });
     const int64_t written = (end + width - 1) / width * width;
     for (int64_t key = written + threadIdx.x; key < distances.keys; key += block_size) {
@@ -234,48 +283,70 @@ struct SlopeSums {
 /// Stores the sums of row `number` out of `rows`; every thread must call it.
 __device__ void store_sums(const SlopeSums& sums, const SlopeGradient& gradient, int64_t number,
                            int64_t rows) {
-  const double before = over_block(sums.before, Add()), after = over_block(sums.after, Add());
+  const double before = core::over_block(sums.before, core::Add()),
+               after = core::over_block(sums.after, core::Add());
   if (threadIdx.x != 0) return;
   gradient.partial[number] = gradient.sides == 1 ? before + after : before;
   if (gradient.sides == 2) gradient.partial[rows + number] = after;
 }
 
-template <typename T, bool plain>
-__global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments) {
+template <typename T, int width, bool plain>
+__global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowNumbers numbers) {
   using C = Compute<T>;
   const Distances& distances = arguments.distances;
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t rows = arguments.batch * gradient.heads * distances.queries;
   const C scale = static_cast<C>(arguments.scale);
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = row_at(number, gradient.heads, distances.queries);
+    const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
     const T* grad = elements<const T>(arguments.grad, row);
     const T* weights = elements<const T>(arguments.weights, row);
     T* out = elements<T>(arguments.out, row);
     const int64_t end = query.visible_end();
+    const auto each_pack = [&](int64_t keys, auto visit) {
+      for (int64_t key = int64_t{threadIdx.x} * width; key < keys; key += block_size * width) {
+        visit(key);
+      }
+    };
     double dot = 0;
-    for (int64_t key = threadIdx.x; key < end; key += block_size) {
-      dot += static_cast<double>(core::load(grad[key])) * core::load(weights[key]);
-    }
-    const C mean = static_cast<C>(over_block(dot, Add()));
+    each_pack(end, [&](int64_t key) {
+      C g[width], w[width];
+      load_keys<width>(grad + key, g);
+      load_keys<width>(weights + key, w);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        if (key + i < end) dot += static_cast<double>(g[i]) * w[i];
+      }
+    });
+    const C mean = static_cast<C>(core::over_block(dot, core::Add()));
     SlopeSums sums;
-    for (int64_t key = threadIdx.x; key < distances.keys; key += block_size) {
-      const C change = key < end ? core::load(weights[key]) * (core::load(grad[key]) - mean) : C(0);
-      core::store(change * scale, out + key);
-      if (gradient.sides > 0 && key < end) sums.add(query.distance_to(key), change);
-    }
+    each_pack(distances.keys, [&](int64_t key) {
+      C g[width] = {}, w[width] = {};
+      if (key < end) {
+        load_keys<width>(grad + key, g);
+        load_keys<width>(weights + key, w);
+      }
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        const bool visible = key + i < end;
+        const C change = visible ? w[i] * (g[i] - mean) : C(0);
+        if (gradient.sides > 0 && visible) sums.add(query.distance_to(key + i), change);
+        g[i] = change * scale;
+      }
+      store_keys<width>(g, out + key);
+    });
     if (gradient.sides > 0) store_sums(sums, gradient, number, rows);
   }
 }
 
 template <typename T, bool plain>
-__global__ void reduce_rows_kernel(ReduceArguments arguments) {
+__global__ void reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers) {
   const Distances& distances = arguments.distances;
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t rows = arguments.batch * gradient.heads * distances.queries;
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const Row row = row_at(number, gradient.heads, distances.queries);
+    const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
     const T* grad = elements<const T>(arguments.grad, row);
     SlopeSums sums;
@@ -294,7 +365,7 @@ __global__ void reduce_heads_kernel(SlopeGradient gradient, int64_t batch, int64
       const int64_t plane = (side * batch + i / queries) * gradient.heads + head;
       part += gradient.partial[plane * queries + i % queries];
     }
-    return over_block(part, Add());
+    return core::over_block(part, core::Add());
   };
   const double before = sum_of(0), after = gradient.sides == 2 ? sum_of(1) : 0.0;
   if (threadIdx.x == 0) store_slope_gradient(before, after, gradient, head);
@@ -333,7 +404,8 @@ const char* launch_fill(const FillArguments& arguments, core::CudaStream stream)
   const bool vectors = in_vectors<T>(arguments.out, distances.keys);
   return with_form<T>(vectors, distances, [&](auto width, auto plain) {
     return core::checked_launch(fill_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments);
+                                arguments,
+                                RowNumbers::of(arguments.slopes.heads, distances.queries));
   });
 }
 
@@ -341,6 +413,10 @@ template <typename T>
 bool in_vectors(const ScoreArguments& arguments) {
   return in_vectors<T>(arguments.in, arguments.distances.keys) &&
          in_vectors<T>(arguments.out, arguments.distances.keys);
+}
+
+RowNumbers numbers_of(const ScoreArguments& arguments) {
+  return RowNumbers::of(arguments.slopes.heads, arguments.distances.queries);
 }
 
 unsigned blocks_for(const ScoreArguments& arguments) {
@@ -352,7 +428,7 @@ const char* launch_add(const ScoreArguments& arguments, core::CudaStream stream)
   const unsigned blocks = blocks_for(arguments);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
     return core::checked_launch(add_kernel<T, width(), plain()>, blocks, block_size, 0, stream,
-                                arguments);
+                                arguments, numbers_of(arguments));
   });
 }
 
@@ -364,7 +440,7 @@ const char* launch_softmax(const ScoreArguments& arguments, core::CudaStream str
   const size_t bytes = static_cast<size_t>(kept) * sizeof(C);
   return with_form<T>(in_vectors<T>(arguments), arguments.distances, [&](auto width, auto plain) {
     return core::checked_launch(softmax_kernel<T, width(), plain()>, blocks, block_size, bytes,
-                                stream, arguments, kept);
+                                stream, arguments, numbers_of(arguments), kept);
   });
 }
 
@@ -374,9 +450,14 @@ const char* launch_softmax_backward(const SoftmaxBackwardArguments& arguments,
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t queries = arguments.distances.queries;
   const unsigned blocks = blocks_for(arguments.batch * gradient.heads * queries);
-  const auto kernel = arguments.distances.plain() ? softmax_backward_kernel<T, true>
-                                                  : softmax_backward_kernel<T, false>;
-  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments);
+  const int64_t keys = arguments.distances.keys;
+  const bool vectors = in_vectors<T>(arguments.grad, keys) &&
+                       in_vectors<T>(arguments.weights, keys) && in_vectors<T>(arguments.out, keys);
+  const RowNumbers numbers = RowNumbers::of(gradient.heads, queries);
+  const char* error = with_form<T>(vectors, arguments.distances, [&](auto width, auto plain) {
+    return core::checked_launch(softmax_backward_kernel<T, width(), plain()>, blocks, block_size, 0,
+                                stream, arguments, numbers);
+  });
   if (error != nullptr || gradient.sides == 0) return error;
   return launch_reduce_heads(gradient, arguments.batch, queries, stream);
 }
@@ -387,7 +468,8 @@ const char* launch_reduce(const ReduceArguments& arguments, core::CudaStream str
   const unsigned blocks = blocks_for(arguments.batch * arguments.slopes.heads * queries);
   const auto kernel =
       arguments.distances.plain() ? reduce_rows_kernel<T, true> : reduce_rows_kernel<T, false>;
-  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments);
+  const char* error = core::checked_launch(kernel, blocks, block_size, 0, stream, arguments,
+                                           RowNumbers::of(arguments.slopes.heads, queries));
   if (error != nullptr) return error;
   return launch_reduce_heads(arguments.slopes, arguments.batch, queries, stream);
 }

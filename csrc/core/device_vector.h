@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -69,6 +70,19 @@ inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && dim % vector_width<T> == 0 &&
          stride % vector_width<T> == 0;
 }
+
+/// 1 / sqrt(x), to about one unit in the last place.
+__device__ inline float reciprocal_sqrt(float x) {
+#if defined(__CUDA_ARCH__)
+  const float guess = rsqrtf(x);
+  const float refined = fmaf(guess, fmaf(-0.5f * x * guess, guess, 0.5f), guess);
+  return x > 0 && x < INFINITY ? refined : guess;
+#else
+  return 1.0f / sqrtf(x);
+#endif
+}
+
+__device__ inline double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 

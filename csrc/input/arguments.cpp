@@ -165,9 +165,8 @@ void prepare_places(const Input& in, Prepared& prepared) {
 void prepare_sinusoid(const Input& in, Prepared& prepared) {
   if (in.sinusoid.empty()) return;
   Arguments& arguments = prepared.arguments;
-  const sinusoidal::Sinusoid sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
-  if (!dispatcher::on_cuda(in.token) || sinusoid.pairs <= most_pairs_cuda(arguments.scalar)) {
-    arguments.sinusoid = sinusoid;
+  if (!dispatcher::on_cuda(in.token)) {
+    arguments.sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
     return;
   }
   prepared.encoding = encoding(in).contiguous();

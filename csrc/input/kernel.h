@@ -33,16 +33,6 @@ POSEMBED_INLINE int64_t index_of(const Table& table, int64_t batch, int64_t plac
   return read(table.index, batch * table.index_stride[0] + place * table.index_stride[1]);
 }
 
-/// Bytes of a sinusoid's turns, which a CUDA launch passes by value.
-inline constexpr int64_t turn_bytes_cuda = 16384;
-
-/// The most pairs that fit into a launch's arguments.
-inline int64_t most_pairs_cuda(core::Scalar scalar) {
-  const bool wide = scalar == core::Scalar::float64;
-  return turn_bytes_cuda /
-         static_cast<int64_t>(wide ? sizeof(core::Turn128) : sizeof(core::Turn64));
-}
-
 enum class Norm : int8_t { none, layer, rms };
 
 /// Arguments of both forward and backward.
@@ -51,11 +41,10 @@ struct Arguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
   Table token, type, position;
   double scale = 1.0;  // of token rows
-  /// Replaces the position table, at the positions in `position.index`; without pairs there is
+  /// CPU: replaces the position table, at the positions in `position.index`; without pairs there is
   /// none.
   sinusoidal::Sinusoid sinusoid;
-  /// CUDA, if a row has more pairs than fit into a launch's arguments: the sinusoids, computed
-  /// beforehand in the compute type.
+  /// CUDA, instead of `sinusoid`: its values, computed beforehand in the compute type.
   const void* encoding = nullptr;
   int64_t encoding_stride[2] = {0, 0};  // batch, seq; in elements
   Norm norm = Norm::none;
@@ -86,7 +75,7 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
 /// Gradients that sum over tokens consist of a fixed number of partial sums, so that they have the
 /// same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 1024;
+inline constexpr int64_t parts_cuda = 512;
 
 /// Type tables with at most this many rows have a partial sum for each row.
 inline constexpr int64_t most_types = 8;

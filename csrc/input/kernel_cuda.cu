@@ -4,8 +4,10 @@
 // second kernel adds in order. No atomics.
 #include <algorithm>
 
+#include "core/block_reduce.h"
 #include "core/device_vector.h"
 #include "core/divisor.h"
+#include "core/part_sum.h"
 #include "core/philox.h"
 #include "input/kernel.h"
 #include "input/token_columns.h"
@@ -17,23 +19,14 @@ using core::divide_up;
 using core::warp_size;
 
 constexpr int max_threads = 256;
-// Shared memory that a block may use without opting in.
-constexpr int64_t part_cache_bytes = 31 * 1024;
 
-/// The sum of `value` over the block, returned to every thread; its order is fixed.
 template <typename C>
 __device__ C block_sum(C value) {
-  __shared__ C sums[max_threads / warp_size];
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  if (threadIdx.x % warp_size == 0) sums[threadIdx.x / warp_size] = value;
-  __syncthreads();
-  C total = 0;
-  for (unsigned warp = 0; warp < blockDim.x / warp_size; ++warp) total += sums[warp];
-  __syncthreads();  // before the next call writes
-  return total;
+  return core::over_block(value, core::Add());
 }
+
+constexpr int backward_teams = 4;  // of one warp each, in a block
+constexpr int64_t shared_bytes = 40 * 1024;  // for the sums of a block, less than it has
 
 /// Multiplies the columns by dropout's factors; the first column is element `first` of the mask.
 template <typename T, int width>
@@ -83,26 +76,37 @@ struct Teams {
 /// The sum of `value` over a team, returned to every thread; its order is fixed.
 template <typename C>
 __device__ C team_sum(const Teams& teams, C value) {
-  if (teams.threads > warp_size) return block_sum(value);
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
+  return teams.threads > warp_size ? block_sum(value) : core::over_warp(value, core::Add());
 }
 
-/// Normalises columns and applies the norm's weight and bias and dropout.
+/// A thread's place in its team, and its team's among those of the block.
+struct Member {
+  int in_block, team, rank;
+
+  __device__ explicit Member(const Teams& teams)
+      : in_block(static_cast<int>(blockDim.x) / teams.threads),
+        team(static_cast<int>(threadIdx.x) / teams.threads),
+        rank(static_cast<int>(threadIdx.x) - team * teams.threads) {}
+};
+
+/// Applies the norm's weight and bias, and dropout, to normalised columns.
 template <typename T, int width>
 __device__ void finish_columns(const Arguments& a, const core::Dropout& dropout, int64_t token,
-                               int64_t column, Compute<T> mean, Compute<T> rstd,
-                               Columns<T, width>* columns) {
+                               int64_t column, Columns<T, width>* columns) {
+  const T *weight = static_cast<const T*>(a.norm_weight), *bias = static_cast<const T*>(a.norm_bias);
+  if (weight != nullptr && bias != nullptr) {
+    const auto w = load_columns<T, width>(weight, column), b = load_columns<T, width>(bias, column);
 #pragma unroll
-  for (int k = 0; k < width; ++k) columns->values[k] = (columns->values[k] - mean) * rstd;
-  if (a.norm_weight != nullptr) {
-    const auto weight = load_columns<T, width>(static_cast<const T*>(a.norm_weight), column);
+    for (int k = 0; k < width; ++k) {
+      columns->values[k] = core::fma(columns->values[k], w.values[k], b.values[k]);
+    }
+  } else if (weight != nullptr) {
+    const auto w = load_columns<T, width>(weight, column);
 #pragma unroll
-    for (int k = 0; k < width; ++k) columns->values[k] *= weight.values[k];
+    for (int k = 0; k < width; ++k) columns->values[k] *= w.values[k];
+  } else {
+    add_columns<T, width>(bias, column, columns);
   }
-  add_columns<T, width>(static_cast<const T*>(a.norm_bias), column, columns);
   if (a.seed != nullptr) {
     drop_columns<T, width>(dropout, mask_index(a, token, column), columns);
   }
@@ -114,125 +118,141 @@ __device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C
   if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
 }
 
-/// A team's columns of a row, in registers.
+/// A thread's columns of a row, in registers.
 template <typename T, int width, int kept>
 struct KeptRow {
   using C = Compute<T>;
-  Columns<T, width> vector[kept];
-  int64_t first, step, dim;  // columns
+  Columns<T, width> vector[kept] = {};
+  int first, step, dim;  // columns
+
+  __device__ KeptRow(const Arguments& a, const Teams& teams, int rank)
+      : first(rank * width), step(teams.threads * width), dim(static_cast<int>(a.embedding_dim)) {}
 
   /// Calls function(vector, column) for the thread's vectors.
   template <typename Function>
   __device__ void for_each(const Function& function) {
 #pragma unroll
     for (int i = 0; i < kept; ++i) {
-      const int64_t column = first + i * step;
+      const int column = first + i * step;
       if (column < dim) function(&vector[i], column);
     }
   }
 
-  __device__ C sum() {
-    C total = 0;
-    for_each([&](const Columns<T, width>* columns, int64_t) {
+  /// Calls function(value, other's value) for all values.
+  template <typename Function>
+  __device__ void with(const KeptRow& other, const Function& function) {
 #pragma unroll
-      for (int k = 0; k < width; ++k) total += columns->values[k];
-    });
-    return total;
+    for (int i = 0; i < kept; ++i) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) function(vector[i].values[k], other.vector[i].values[k]);
+    }
   }
 
-  __device__ C squares(C mean) {
-    C total = 0;
-    for_each([&](const Columns<T, width>* columns, int64_t) {
+  /// The same for columns of the row alone; the rest stays 0.
+  template <typename Function>
+  __device__ void each_value(const Function& function) {
+    for_each([&](Columns<T, width>* columns, int) {
 #pragma unroll
-      for (int k = 0; k < width; ++k)
-        total += (columns->values[k] - mean) * (columns->values[k] - mean);
+      for (int k = 0; k < width; ++k) function(columns->values[k]);
     });
-    return total;
+  }
+
+  __device__ void read(const T* row) {
+    for_each([&](Columns<T, width>* columns, int column) {
+      *columns = load_columns<T, width>(row, column);
+    });
+  }
+
+  __device__ void write(T* row) {
+    for_each([&](Columns<T, width>* columns, int column) {
+      store_columns<T, width>(*columns, row, column);
+    });
+  }
+
+  __device__ void add(const T* row) {
+    if (row == nullptr) return;
+    for_each([&](Columns<T, width>* columns, int column) {
+      add_columns<T, width>(row, column, columns);
+    });
+  }
+
+  __device__ void add_position(const Rows<T>& rows) {
+    for_each([&](Columns<T, width>* columns, int column) {
+      input::add_position<T, width>(rows, column, columns);
+    });
+  }
+
+  __device__ void multiply(C factor) {
+    if (factor == 1) return;
+    each_value([&](C& value) { value *= factor; });
   }
 };
 
-template <typename T, int width, int kept, typename Waves>
+template <typename T, int width, int kept>
 __global__ void __launch_bounds__(max_threads, 2)
-    forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns,
-                   const __grid_constant__ Teams teams) {
+    forward_kernel(ForwardArguments f, const __grid_constant__ Teams teams) {
   using C = Compute<T>;
   using Row = KeptRow<T, width, kept>;
   const Arguments& a = f.input;
-  const int in_block = static_cast<int>(blockDim.x) / teams.threads;
-  const int team = static_cast<int>(threadIdx.x) / teams.threads;
-  const int rank = static_cast<int>(threadIdx.x) - team * teams.threads;
-  const auto at = core::divide(int64_t{blockIdx.x} * in_block + team, teams.seq);
+  const Member member(teams);
+  const auto at = core::divide(int64_t{blockIdx.x} * member.in_block + member.team, teams.seq);
   const int64_t begin = at.quotient * teams.batch_of_slice;
   const int64_t end = min(a.batch, begin + teams.batch_of_slice);
   if (begin >= end) return;
 
-  const bool records = rank == 0;
+  const bool records = member.rank == 0, one_type = a.type.index.data == nullptr;
   const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  const int64_t first = int64_t{rank} * width, step = int64_t{teams.threads} * width;
-  Row position{{}, first, step, a.embedding_dim};
-  Rows<T> place_rows;
-  const auto read_position = [&](const Place& place) {
-    place_rows = {};
-    find_position(a, place, records, &place_rows);
-    if (!place_rows.valid) return;
-    position.for_each([&](Columns<T, width>* columns, int64_t column) {
-      *columns = {};
-      add_position<T, width>(a, turns, place_rows, column, columns);
-    });
-  };
-
+  // The rows that tokens share: that of the position, and of the only type.
+  Row shared(a, teams, member.rank);
+  bool shared_is_valid = true;
   int64_t next_id = index_of(a.token, begin, at.remainder);
   for (int64_t batch = begin; batch < end; ++batch) {
     const Place place{batch, at.remainder, batch * a.seq + at.remainder};
     const int64_t id = next_id;
     if (batch + 1 < end) next_id = index_of(a.token, batch + 1, at.remainder);
-    const Rows<T> rows = token_rows<T>(a, place, id, records);
-    Row row{{}, first, step, a.embedding_dim};
-    if (rows.valid) {
-      row.for_each([&](Columns<T, width>* columns, int64_t column) {
-        *columns = load_columns<T, width>(rows.token, column);
-      });
+    Rows<T> rows = token_rows<T>(a, place, id, records);
+    Row row(a, teams, member.rank);
+    if (rows.valid) row.read(rows.token);
+    if (batch == begin || !teams.share_positions) {
+      find_position(a, place, records, &rows);
+      shared_is_valid = rows.valid;
+      shared = Row(a, teams, member.rank);
+      if (rows.valid && one_type) shared.add(rows.type);
+      if (rows.valid) shared.add_position(rows);
     }
-    if (batch == begin || !teams.share_positions) read_position(place);
     T* out = static_cast<T*>(f.out) + place.token * a.embedding_dim;
-    if (!rows.valid || !place_rows.valid) {
-      row.for_each([&](Columns<T, width>*, int64_t column) {
-        store_columns<T, width>({}, out, column);
-      });
+    if (!rows.valid || !shared_is_valid) {
+      Row(a, teams, member.rank).write(out);
       continue;
     }
-    row.for_each([&](Columns<T, width>* columns, int64_t) {
-#pragma unroll
-      for (int k = 0; k < width; ++k) columns->values[k] *= scale;
-    });
-    if (rows.type != nullptr) {
-      row.for_each([&](Columns<T, width>* columns, int64_t column) {
-        add_columns<T, width>(rows.type, column, columns);
-      });
-    }
-#pragma unroll
-    for (int i = 0; i < kept; ++i) {
-#pragma unroll
-      for (int k = 0; k < width; ++k) row.vector[i].values[k] += position.vector[i].values[k];
-    }
+    row.multiply(scale);
+    if (!one_type) row.add(rows.type);
+    row.with(shared, [](C& value, C addend) { value += addend; });
     C mean = 0, rstd = 1;
     if (a.norm != Norm::none) {
-      if (a.norm == Norm::layer) mean = team_sum(teams, row.sum()) * inverse;
-      rstd = C(1) / sqrt(team_sum(teams, row.squares(mean)) * inverse + static_cast<C>(a.eps));
+      if (a.norm == Norm::layer) {
+        C sum = 0;
+        row.each_value([&](C& value) { sum += value; });
+        mean = team_sum(teams, sum) * inverse;
+        row.each_value([&](C& value) { value -= mean; });
+      }
+      C squares = 0;
+      row.each_value([&](C& value) { squares = core::fma(value, value, squares); });
+      rstd = core::reciprocal_sqrt(team_sum(teams, squares) * inverse + static_cast<C>(a.eps));
+      row.multiply(rstd);
       if (records) save_moments(f, place.token, mean, rstd);
     }
-    row.for_each([&](Columns<T, width>* columns, int64_t column) {
-      finish_columns<T, width>(a, dropout, place.token, column, mean, rstd, columns);
-      store_columns<T, width>(*columns, out, column);
+    row.for_each([&](Columns<T, width>* columns, int column) {
+      finish_columns<T, width>(a, dropout, place.token, column, columns);
     });
+    row.write(out);
   }
 }
 
 /// Rows wider than a block's registers: a block sums a token's rows again when it needs them.
-template <typename T, int width, typename Waves>
-__global__ void __launch_bounds__(max_threads)
-    wide_forward_kernel(ForwardArguments f, const __grid_constant__ Waves turns) {
+template <typename T, int width>
+__global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArguments f) {
   using C = Compute<T>;
   const Arguments& a = f.input;
   const int64_t token = blockIdx.x, dim = a.embedding_dim;
@@ -247,7 +267,7 @@ __global__ void __launch_bounds__(max_threads)
   if (a.norm == Norm::layer) {
     C total = 0;
     for (int64_t i = begin; i < dim; i += step) {
-      const auto columns = sum_columns<T, width>(a, turns, rows, i);
+      const auto columns = sum_columns<T, width>(a, rows, i);
 #pragma unroll
       for (int k = 0; k < width; ++k) total += columns.values[k];
     }
@@ -256,7 +276,7 @@ __global__ void __launch_bounds__(max_threads)
   if (a.norm != Norm::none) {
     C squares = 0;
     for (int64_t i = begin; i < dim; i += step) {
-      const auto columns = sum_columns<T, width>(a, turns, rows, i);
+      const auto columns = sum_columns<T, width>(a, rows, i);
 #pragma unroll
       for (int k = 0; k < width; ++k)
         squares += (columns.values[k] - mean) * (columns.values[k] - mean);
@@ -266,26 +286,169 @@ __global__ void __launch_bounds__(max_threads)
   }
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   for (int64_t i = begin; i < dim; i += step) {
-    auto columns = sum_columns<T, width>(a, turns, rows, i);
-    finish_columns<T, width>(a, dropout, token, i, mean, rstd, &columns);
+    auto columns = sum_columns<T, width>(a, rows, i);
+#pragma unroll
+    for (int k = 0; k < width; ++k) columns.values[k] = (columns.values[k] - mean) * rstd;
+    finish_columns<T, width>(a, dropout, token, i, &columns);
     store_columns<T, width>(columns, out, i);
   }
 }
 
 // ---- backward ----
 
+/// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
+/// same columns, so threads need not wait for each other.
+template <typename C>
+struct Sums {
+  C* data = nullptr;  // nullptr: not needed
+  int64_t columns = 0;
+
+  __device__ C* row(int64_t number) const { return data + number * columns; }
+};
+
+template <typename T, int width>
+__device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
+  Columns<T, width> total;
+  core::load_values<width>(sum, total.values);
+#pragma unroll
+  for (int k = 0; k < width; ++k) total.values[k] += values.values[k];
+  core::store_values<width>(total.values, sum);
+}
+
+/// The moments that a token's forward pass has saved.
+template <typename C>
+struct Moments {
+  C mean = 0, rstd = 1;
+
+  __device__ Moments(const BackwardArguments& b, int64_t token) {
+    if (b.mean != nullptr) mean = static_cast<const C*>(b.mean)[token];
+    if (b.rstd != nullptr) rstd = static_cast<const C*>(b.rstd)[token];
+  }
+};
+
+/// A block takes a part of the tokens, its teams in turn. The sums of weight and bias are in
+/// registers; those of types in shared memory, one for each team, or in the part's own.
+template <typename T, int width, int kept>
+__global__ void __launch_bounds__(max_threads)
+    backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams,
+                    bool shares_types) {
+  using C = Compute<T>;
+  using Row = KeptRow<T, width, kept>;
+  const Arguments& a = b.input;
+  const Member member(teams);
+  const bool records = member.rank == 0;
+  const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
+  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
+  const int64_t tokens = a.batch * a.seq, part = blockIdx.x, columns = partial_columns(a.embedding_dim);
+  const int64_t types = b.type_gradient == nullptr ? 0 : a.type.rows;
+  C* const partial = static_cast<C*>(b.partial);  // nullptr: no sum is needed
+  const Sums<C> result{partial == nullptr ? nullptr : partial + part * sums_of(b) * columns,
+                       columns};
+  C* const memory = reinterpret_cast<C*>(core::dynamic_shared_memory());
+  const Sums<C> type_sums =
+      shares_types ? Sums<C>{memory + member.team * types * columns, columns}
+                   : Sums<C>{types == 0 ? nullptr : result.row(2), columns};
+  Row weight_sum(a, teams, member.rank), bias_sum = weight_sum;
+  for (int64_t type = 0; type < types; ++type) {
+    bias_sum.for_each([&](Columns<T, width>* zero, int column) {
+      core::store_values<width>(zero->values, type_sums.row(type) + column);
+    });
+  }
+
+  const int64_t end = (part + 1) * tokens / b.parts;
+  for (int64_t token = part * tokens / b.parts + member.team; token < end;
+       token += member.in_block) {
+    const auto at = core::divide(token, teams.seq);
+    const Place place{at.quotient, at.remainder, token};
+    const Rows<T> rows = rows_of<T>(a, place, records);
+    Row gradient(a, teams, member.rank);
+    if (rows.valid) {
+      gradient.read(static_cast<const T*>(b.gradient) + token * a.embedding_dim);
+      if (a.seed != nullptr) {
+        gradient.for_each([&](Columns<T, width>* values, int column) {
+          drop_columns<T, width>(dropout, mask_index(a, token, column), values);
+        });
+      }
+    }
+    if (rows.valid && a.norm != Norm::none) {
+      const Moments<C> moments(b, token);
+      Row row(a, teams, member.rank);
+      row.read(rows.token);
+      row.multiply(scale);
+      row.add(rows.type);
+      row.add_position(rows);
+      row.each_value([&](C& value) { value = (value - moments.mean) * moments.rstd; });
+      if (b.weight_gradient != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kept; ++i) {
+#pragma unroll
+          for (int k = 0; k < width; ++k) {
+            C& sum = weight_sum.vector[i].values[k];
+            sum = core::fma(gradient.vector[i].values[k], row.vector[i].values[k], sum);
+          }
+        }
+        bias_sum.with(gradient, [](C& sum, C value) { sum += value; });
+      }
+      if (a.norm_weight != nullptr) {
+        gradient.for_each([&](Columns<T, width>* values, int column) {
+          const auto weight =
+              load_columns<T, width>(static_cast<const T*>(a.norm_weight), column);
+#pragma unroll
+          for (int k = 0; k < width; ++k) values->values[k] *= weight.values[k];
+        });
+      }
+      C sum = 0, along = 0;
+      gradient.with(row, [&](C& value, C normalised) {
+        sum += value;
+        along = core::fma(value, normalised, along);
+      });
+      const C mean = a.norm == Norm::layer ? team_sum(teams, sum) * inverse : C(0);
+      along = team_sum(teams, along) * inverse;
+      gradient.with(row, [&](C& value, C normalised) {
+        value = moments.rstd * (value - mean - normalised * along);
+      });
+    }
+    if (types > 0 && rows.valid) {
+      gradient.for_each([&](Columns<T, width>* values, int column) {
+        add_to_sum<T, width>(*values, type_sums.row(rows.type_index) + column);
+      });
+    }
+    if (b.sum_gradient != nullptr) {
+      gradient.write(static_cast<T*>(b.sum_gradient) + token * a.embedding_dim);
+    }
+  }
+  if (b.partial == nullptr) return;
+  // The teams add their sums one after another.
+  for (int team = 0; team < member.in_block; ++team) {
+    __syncthreads();
+    if (member.team != team) continue;
+    const auto add = [&](int number, Columns<T, width>* values, int column) {
+      C* sum = result.row(number) + column;
+      if (team > 0) return add_to_sum<T, width>(*values, sum);
+      core::store_values<width>(values->values, sum);
+    };
+    weight_sum.for_each([&](auto* values, int column) { add(0, values, column); });
+    bias_sum.for_each([&](auto* values, int column) { add(1, values, column); });
+    for (int type = 0; shares_types && type < types; ++type) {
+      bias_sum.for_each([&](Columns<T, width>* values, int column) {
+        core::load_values<width>(type_sums.row(type) + column, values->values);
+        add(2 + static_cast<int>(type), values, column);
+      });
+    }
+  }
+}
+
 /// One token's row in the backward pass.
-template <typename T, int width, typename Waves>
+template <typename T, int width>
 struct BackwardRow {
   const BackwardArguments& b;
-  const Waves& turns;
   const Rows<T>& rows;
   const core::Dropout& dropout;
   int64_t token;
   Compute<T> mean, rstd;
 
   __device__ Columns<T, width> normalised(int64_t column) const {
-    auto columns = sum_columns<T, width>(b.input, turns, rows, column);
+    auto columns = sum_columns<T, width>(b.input, rows, column);
 #pragma unroll
     for (int k = 0; k < width; ++k) columns.values[k] = (columns.values[k] - mean) * rstd;
     return columns;
@@ -310,25 +473,6 @@ struct BackwardRow {
   }
 };
 
-/// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
-/// same columns, so threads need not wait for each other.
-template <typename C>
-struct Sums {
-  C* data = nullptr;  // nullptr: not needed
-  int64_t columns = 0;
-
-  __device__ C* row(int64_t number) const { return data + number * columns; }
-};
-
-template <typename T, int width>
-__device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
-  Columns<T, width> total;
-  core::load_values<width>(sum, total.values);
-#pragma unroll
-  for (int k = 0; k < width; ++k) total.values[k] += values.values[k];
-  core::store_values<width>(total.values, sum);
-}
-
 /// Writes the gradient of a token's sum and adds it to the sum of its type.
 template <typename T, int width>
 __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>>& sums,
@@ -342,8 +486,8 @@ __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>
                           column);
 }
 
-template <typename T, int width, typename Waves>
-__device__ void backward_token(const BackwardArguments& b, const Waves& turns, int64_t token,
+template <typename T, int width>
+__device__ void backward_token(const BackwardArguments& b, int64_t token,
                                const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
@@ -354,7 +498,7 @@ __device__ void backward_token(const BackwardArguments& b, const Waves& turns, i
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);
   const C rstd = normed ? static_cast<const C*>(b.rstd)[token] : C(1);
-  const BackwardRow<T, width, Waves> row{b, turns, rows, dropout, token, mean, rstd};
+  const BackwardRow<T, width> row{b, rows, dropout, token, mean, rstd};
   if (!normed) {
     for (int64_t i = begin; i < dim; i += step) {
       write_gradient<T, width>(b, sums, rows, token, i,
@@ -392,59 +536,35 @@ __device__ void backward_token(const BackwardArguments& b, const Waves& turns, i
   }
 }
 
-template <typename T, int width, typename Waves>
-__global__ void __launch_bounds__(max_threads)
-    backward_kernel(BackwardArguments b, const __grid_constant__ Waves turns, bool cached) {
+/// Rows wider than a block's registers: every sum is in the part's own memory.
+template <typename T, int width>
+__global__ void __launch_bounds__(max_threads) wide_backward_kernel(BackwardArguments b) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
                 part = blockIdx.x, columns = partial_columns(dim);
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   const int64_t count = b.partial == nullptr ? 0 : sums_of(b);
-  const Sums<C> result{static_cast<C*>(b.partial) + part * count * columns, columns};
-  const Sums<C> sums =
-      cached ? Sums<C>{reinterpret_cast<C*>(core::dynamic_shared_memory()), columns} : result;
+  const Sums<C> sums{static_cast<C*>(b.partial) + part * count * columns, columns};
   for (int64_t number = 0; number < count; ++number) {
     for (int64_t i = begin; i < dim; i += step) {
       for (int k = 0; k < width; ++k) sums.row(number)[i + k] = 0;
     }
   }
   for (int64_t token = part * tokens / b.parts; token < (part + 1) * tokens / b.parts; ++token) {
-    backward_token<T, width>(b, turns, token, sums);
-  }
-  if (!cached) return;
-  for (int64_t number = 0; number < count; ++number) {
-    for (int64_t i = begin; i < dim; i += step) {
-      for (int k = 0; k < width; ++k) result.row(number)[i + k] = sums.row(number)[i + k];
-    }
+    backward_token<T, width>(b, token, sums);
   }
 }
 
-constexpr int part_groups = 32;
-
-/// A warp's lanes take neighbouring columns of sum blockIdx.y; the block's warps share the parts.
+/// Adds the parts of sum blockIdx.y.
 template <typename T>
-__global__ void __launch_bounds__(warp_size* part_groups) add_parts_kernel(BackwardArguments b) {
+__global__ void __launch_bounds__(core::part_threads) add_parts_kernel(BackwardArguments b) {
   using C = Compute<T>;
-  __shared__ C totals[part_groups][warp_size];
   T* out = sum_target<T>(b, blockIdx.y);
   if (out == nullptr) return;
-  const int lane = threadIdx.x % warp_size, group = threadIdx.x / warp_size;
-  const int64_t dim = b.input.embedding_dim, column = int64_t{blockIdx.x} * warp_size + lane;
-  const int64_t columns = partial_columns(dim), stride = sums_of(b) * columns;
-  const C* from = static_cast<const C*>(b.partial) + blockIdx.y * columns + column;
-  C total = 0;
-  if (column < dim) {
-    const int64_t end = (group + 1) * b.parts / part_groups;
-#pragma unroll 8
-    for (int64_t part = group * b.parts / part_groups; part < end; ++part) {
-      total += from[part * stride];
-    }
-  }
-  totals[group][lane] = total;
-  __syncthreads();
-  if (group != 0 || column >= dim) return;
-  for (int other = 1; other < part_groups; ++other) total += totals[other][lane];
-  store(total, out + column);
+  const int64_t dim = b.input.embedding_dim, columns = partial_columns(dim);
+  const C* from = static_cast<const C*>(b.partial) + blockIdx.y * columns;
+  const C total = core::sum_of_parts(from, b.parts, sums_of(b) * columns, dim);
+  if (core::writes_parts() && core::part_column() < dim) store(total, out + core::part_column());
 }
 
 // ---- dropout alone ----
@@ -475,21 +595,6 @@ bool vectors_fit(const Arguments& a) {
          core::vectorizable<T>(a.norm_bias, dim, dim);
 }
 
-/// A thread for each vector of a row, in whole warps.
-unsigned threads_for(int64_t dim, int width) {
-  const int64_t warps = divide_up(dim, int64_t{width} * warp_size);
-  return static_cast<unsigned>(warps * warp_size < max_threads ? warps * warp_size : max_threads);
-}
-
-/// Calls launch(turns) with the turns of the kernel's sinusoid, if any.
-template <typename T, typename Launch>
-void with_turns(const sinusoidal::Sinusoid& sinusoid, const Launch& launch) {
-  if (sinusoid.pairs == 0) return launch(NoTurns{});
-  Turns<T> turns;
-  std::copy_n(sinusoidal::turns_of<T>(sinusoid), sinusoid.pairs, turns.turn);
-  launch(turns);
-}
-
 /// The fewest teams that keep a large GPU busy.
 constexpr int64_t busy_teams = 8192;
 
@@ -500,43 +605,60 @@ Teams teams_for(const Arguments& a, int threads) {
           share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
 }
 
+/// Threads and registers for a row.
+struct RowShape {
+  int64_t warps, kept;  // kept: vectors of a thread
+
+  RowShape(int64_t dim, int width) {
+    const int64_t vectors = divide_up(dim, width);
+    warps = divide_up(vectors, most_kept * warp_size);
+    kept = divide_up(vectors, warps * warp_size);
+  }
+
+  bool fits() const { return warps * warp_size <= max_threads; }
+  int threads() const { return static_cast<int>(warps) * warp_size; }
+};
+
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  const int64_t vectors = divide_up(a.embedding_dim, width);
-  const int64_t warps = divide_up(vectors, most_kept * warp_size);
-  const int64_t kept = divide_up(vectors, warps * warp_size);
-  with_turns<T>(a.sinusoid, [&](const auto& turns) {
-    using Waves = std::decay_t<decltype(turns)>;
-    if (warps * warp_size > max_threads) {
-      return core::launch(wide_forward_kernel<T, width, Waves>, a.batch * a.seq, max_threads,
-                          stream, f, turns);
-    }
-    const Teams teams = teams_for(a, static_cast<int>(warps) * warp_size);
-    const int in_block = warps == 1 ? max_threads / warp_size : 1;
-    const auto kernel = kept <= 2   ? forward_kernel<T, width, 2, Waves>
-                        : kept == 3 ? forward_kernel<T, width, 3, Waves>
-                                    : forward_kernel<T, width, most_kept, Waves>;
-    core::launch(kernel, divide_up(a.seq * teams.slices, in_block), in_block * teams.threads,
-                 stream, f, turns, teams);
-  });
+  const RowShape shape(a.embedding_dim, width);
+  if (!shape.fits()) {
+    return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
+  }
+  const Teams teams = teams_for(a, shape.threads());
+  const int in_block = shape.warps == 1 ? max_threads / warp_size : 1;
+  const auto kernel = shape.kept <= 2   ? forward_kernel<T, width, 2>
+                      : shape.kept == 3 ? forward_kernel<T, width, 3>
+                                        : forward_kernel<T, width, most_kept>;
+  core::launch(kernel, divide_up(a.seq * teams.slices, in_block), in_block * teams.threads, stream,
+               f, teams);
 }
 
 template <typename T, int width>
 void launch_backward(const BackwardArguments& b, cudaStream_t stream) {
   const int64_t dim = b.input.embedding_dim;
-  const int64_t bytes =
-      sums_of(b) * partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
-  const bool cached = b.partial != nullptr && bytes <= part_cache_bytes;
-  with_turns<T>(b.input.sinusoid, [&](const auto& turns) {
-    core::launch_with(backward_kernel<T, width, std::decay_t<decltype(turns)>>,
-                      static_cast<unsigned>(b.parts), threads_for(dim, width),
-                      cached ? static_cast<size_t>(bytes) : 0, stream, b, turns, cached);
-  });
+  const RowShape shape(dim, width);
+  if (shape.fits()) {
+    const int64_t row_bytes = partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
+    const int64_t bytes = b.type_gradient == nullptr ? 0 : b.input.type.rows * row_bytes;
+    const bool several = shape.warps == 1 && backward_teams * bytes <= shared_bytes;
+    const int in_block = several ? backward_teams : 1;
+    const bool shares_types = bytes > 0 && in_block * bytes <= shared_bytes;
+    const auto kernel = shape.kept <= 2   ? backward_kernel<T, width, 2>
+                        : shape.kept == 3 ? backward_kernel<T, width, 3>
+                                          : backward_kernel<T, width, most_kept>;
+    core::launch_with(kernel, static_cast<unsigned>(b.parts),
+                      static_cast<unsigned>(in_block * shape.threads()),
+                      shares_types ? static_cast<size_t>(in_block * bytes) : 0, stream, b,
+                      teams_for(b.input, shape.threads()), shares_types);
+  } else {
+    core::launch(wide_backward_kernel<T, width>, b.parts, max_threads, stream, b);
+  }
   if (b.partial == nullptr) return;
   const dim3 grid(static_cast<unsigned>(divide_up(dim, warp_size)),
                   static_cast<unsigned>(sums_of(b)));
-  core::launch_with(add_parts_kernel<T>, grid, warp_size * part_groups, 0, stream, b);
+  core::launch_with(add_parts_kernel<T>, grid, core::part_threads, 0, stream, b);
 }
 
 template <typename T, int width>

@@ -10,17 +10,7 @@ namespace {
 using core::Compute;
 using core::load;
 using core::store;
-using core::TurnOf;
 using core::Vector;
-
-/// Turns passed as kernel arguments, which avoids a table in memory.
-template <typename T>
-struct Turns {
-  TurnOf<T> turn[turn_bytes_cuda / sizeof(TurnOf<T>)];
-};
-
-/// For sums without a sinusoid.
-struct NoTurns {};
 
 /// The rows to sum for one token.
 template <typename T>
@@ -115,68 +105,33 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// A column's pair, and whether it holds the pair's second value.
-struct WaveColumn {
-  int64_t pair;
-  bool is_second;
-};
-
-__device__ inline WaveColumn wave_column(const sinusoidal::Layout& layout, int64_t column) {
-  if (layout.interleaved) return {column / 2, column % 2 == 1};
-  const bool is_second = column >= layout.half;
-  return {is_second ? column - layout.half : column, is_second};
-}
-
-/// Adds the sinusoid of a position.
-template <typename T, int width>
-__device__ void add_wave(const Arguments& a, const Turns<T>& turns, int64_t position,
-                         int64_t column, Columns<T, width>* sum) {
-  const sinusoidal::Layout& layout = a.sinusoid.layout;
-  const core::Position place = sinusoidal::placed(a.sinusoid, {position, 0, 1.0});
-  const auto scale = static_cast<Compute<T>>(scale_of(a.sinusoid) * place.scale);
-  const TurnOf<T>* turn = core::through_data_cache(turns.turn);
-#pragma unroll
-  for (int k = 0; k < width; ++k) {
-    if (column + k >= layout.filled) break;
-    const WaveColumn at = wave_column(layout, column + k);
-    Compute<T> sine, cosine;
-    core::sincos_turn(core::phase(place.whole, turn[at.pair]), &sine, &cosine);
-    sum->values[k] += scale * (at.is_second == layout.cos_first ? sine : cosine);
-  }
-}
-
-template <typename T, int width>
-__device__ void add_wave(const Arguments&, const NoTurns&, int64_t, int64_t, Columns<T, width>*) {}
-
 /// Adds the position's row or sinusoid.
-template <typename T, int width, typename Waves>
-__device__ void add_position(const Arguments& a, const Waves& turns, const Rows<T>& rows,
-                             int64_t column, Columns<T, width>* sum) {
+template <typename T, int width>
+__device__ void add_position(const Rows<T>& rows, int64_t column, Columns<T, width>* sum) {
   add_columns<T, width>(rows.position, column, sum);
-  add_wave<T, width>(a, turns, rows.position_index, column, sum);
   if (rows.encoding == nullptr) return;
+  Columns<T, width> encoding;
+  core::load_values<width>(rows.encoding + column, encoding.values);
 #pragma unroll
-  for (int k = 0; k < width; ++k) sum->values[k] += rows.encoding[column + k];
+  for (int k = 0; k < width; ++k) sum->values[k] += encoding.values[k];
 }
 
 /// The scaled row of the token.
 template <typename T, int width>
-__device__ Columns<T, width> token_columns(const Arguments& a, const Rows<T>& rows,
-                                           int64_t column) {
+__device__ Columns<T, width> token_columns(const Rows<T>& rows, Compute<T> scale, int64_t column) {
   Columns<T, width> sum = load_columns<T, width>(rows.token, column);
-  const auto scale = static_cast<Compute<T>>(a.scale);
+  if (scale == 1) return sum;
 #pragma unroll
   for (int k = 0; k < width; ++k) sum.values[k] *= scale;
   return sum;
 }
 
 /// The sum of token, type and position, in BERT's order.
-template <typename T, int width, typename Waves>
-__device__ Columns<T, width> sum_columns(const Arguments& a, const Waves& turns,
-                                         const Rows<T>& rows, int64_t column) {
-  Columns<T, width> sum = token_columns<T, width>(a, rows, column);
+template <typename T, int width>
+__device__ Columns<T, width> sum_columns(const Arguments& a, const Rows<T>& rows, int64_t column) {
+  auto sum = token_columns<T, width>(rows, static_cast<Compute<T>>(a.scale), column);
   add_columns<T, width>(rows.type, column, &sum);
-  add_position<T, width>(a, turns, rows, column, &sum);
+  add_position<T, width>(rows, column, &sum);
   return sum;
 }
 

@@ -23,9 +23,11 @@ __device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t pla
 
 template <typename T, int width>
 __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pieces) {
-  const auto [token, first_column] = core::item_of_lane<width>(pieces, vectors_per_lane);
-  if (token >= a.batch * a.seq) return;
-  const int64_t batch = token / a.seq, place = token % a.seq;
+  const auto [number, first_column] = core::item_of_lane<width>(pieces, vectors_per_lane);
+  if (number >= a.batch * a.seq) return;
+  // Tokens of one place follow each other, so that the row of its position stays in the cache.
+  const int64_t place = number / a.batch, batch = number % a.batch;
+  const int64_t token = batch * a.seq + place;
   const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
   Vector<T, width> vectors[vectors_per_lane] = {};
 #pragma unroll

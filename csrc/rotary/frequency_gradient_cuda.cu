@@ -1,27 +1,21 @@
-// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens, a thread one pair in
-// some of the heads; a second kernel adds the chunks. There are no atomics, so every run gives the
-// same bits.
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdint>
-
-#include "core/device_vector.h"
-#include "core/fma.h"
+// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens; a thread sums packs of
+// pairs over some of the tokens and heads. A second kernel adds the chunks. There are no atomics, so
+// every run gives the same bits.
+#include "core/part_sum.h"
 #include "rotary/frequency_gradient.h"
+#include "rotary/kernel_cuda.h"
 
 namespace posembed::rotary {
 namespace {
 
-using core::Compute;
-
-constexpr int threads_of_block = 256;
-
-struct Launch {
+struct SumLaunch {
   Arguments arguments;
   int64_t tokens, tokens_of_chunk;
+  core::Divisor<int64_t> seq;
   double* sums;
-  int columns;  // threads side by side, one for each pair
+  core::Divisor<int> owners;      // threads that share a head
+  core::Divisor<int> head_groups;  // heads that a block takes at a time
+  int token_groups;               // tokens, likewise
   uint8_t axis_of_pair[max_pairs];
 };
 
@@ -35,79 +29,116 @@ __device__ inline bool is_rotated(const Arguments& arguments, int64_t batch, int
   return rotated;
 }
 
-/// The moment of pair `pair` of a token over heads `head`, `head + step`, and so on.
-template <typename T, bool interleaved>
-__device__ Compute<T> moment_of(const Arguments& arguments, int64_t batch, int64_t seq, int pair,
-                                int head, int step) {
-  const Rows &x = arguments.rows[0], &g = arguments.rows[1];
-  const int64_t first = window_start(arguments, x) + (interleaved ? 2 * pair : pair);
-  const int64_t second = first + (interleaved ? 1 : arguments.pairs);
-  const T* x_row = static_cast<const T*>(x.in) + batch * x.in_stride[0] + seq * x.in_stride[1];
-  const T* g_row = static_cast<const T*>(g.in) + batch * g.in_stride[0] + seq * g.in_stride[1];
-  Compute<T> moment = 0;
-  for (int64_t h = head; h < x.heads; h += step) {
-    const T *in = x_row + h * x.in_stride[2], *gradient = g_row + h * g.in_stride[2];
-    moment = core::fma(core::load(gradient[second]), core::load(in[first]),
-                       core::fma(-core::load(gradient[first]), core::load(in[second]), moment));
-  }
-  return moment;
+/// Pairs of a head, which begins at `in`.
+template <typename T, int size, bool interleaved>
+__device__ Pairs<T, size, interleaved> read_pairs(const T* in,
+                                                  const Places<size, interleaved>& places) {
+  return {Pack<T, size>::read(in + places.first), Pack<T, size>::read(in + places.second)};
 }
 
-template <typename T, bool interleaved>
-__global__ void sum_kernel(const __grid_constant__ Launch launch) {
-  __shared__ double parts[max_pairs];  // of every thread
+/// The moments of a thread's pairs over heads `head`, `head + step`, and so on.
+template <typename T, int size, bool interleaved>
+__device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t seq, int head,
+                            int step, const Places<size, interleaved>& places,
+                            Compute<T> (&moments)[size]) {
+  const Rows &x = arguments.rows[0], &g = arguments.rows[1];
+  const int64_t start = window_start(arguments, x);
+  const T* x_row =
+      static_cast<const T*>(x.in) + batch * x.in_stride[0] + seq * x.in_stride[1] + start;
+  const T* g_row =
+      static_cast<const T*>(g.in) + batch * g.in_stride[0] + seq * g.in_stride[1] + start;
+#pragma unroll 2
+  for (int h = head; h < static_cast<int>(x.heads); h += step) {
+    auto in = read_pairs<T>(x_row + head_offset<size>(h, x.in_stride[2]), places);
+    auto gradient = read_pairs<T>(g_row + head_offset<size>(h, g.in_stride[2]), places);
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      moments[i] = core::fma(
+          core::load(gradient.b(i)), core::load(in.a(i)),
+          core::fma(-core::load(gradient.a(i)), core::load(in.b(i)), moments[i]));
+    }
+  }
+}
+
+template <typename T, int size, bool interleaved>
+__global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
+  auto* parts = reinterpret_cast<double*>(core::dynamic_shared_memory());  // [groups, pairs]
   const Arguments& arguments = launch.arguments;
-  const int pair = threadIdx.x % launch.columns, row = threadIdx.x / launch.columns;
-  const int rows = blockDim.x / launch.columns;
+  const int pairs = static_cast<int>(arguments.pairs), threads = static_cast<int>(blockDim.x);
+  const auto at = core::divide(static_cast<int>(threadIdx.x), launch.owners);
+  const Places<size, interleaved> places(at.remainder, pairs);
+  const auto group = core::divide(at.quotient, launch.head_groups);
   const int64_t begin = blockIdx.x * launch.tokens_of_chunk;
   const int64_t end = min(launch.tokens, begin + launch.tokens_of_chunk);
-  double sum = 0;
-  for (int64_t token = begin; token < end && pair < arguments.pairs; ++token) {
-    const int64_t batch = token / arguments.seq, seq = token % arguments.seq;
+  double sum[size] = {};
+  for (int64_t token = begin + group.quotient; token < end; token += launch.token_groups) {
+    const auto place = core::divide(token, launch.seq);
+    const int64_t batch = place.quotient, seq = place.remainder;
     if (!is_rotated(arguments, batch, seq)) continue;
-    const int axis = arguments.axes == 1 ? 0 : launch.axis_of_pair[pair];
-    const double position = core::to_double(position_of(arguments, batch, seq, axis));
-    const auto moment = moment_of<T, interleaved>(arguments, batch, seq, pair, row, rows);
-    sum = core::fma(position, static_cast<double>(moment), sum);
+    Compute<T> moments[size] = {};
+    add_moments<T>(arguments, batch, seq, group.remainder, launch.head_groups.value, places,
+                   moments);
+    double position = core::to_double(position_of(arguments, batch, seq, 0));
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+      if (arguments.axes > 1) {
+        const int axis = core::through_data_cache(launch.axis_of_pair)[places.pair(i)];
+        position = core::to_double(position_of(arguments, batch, seq, axis));
+      }
+      sum[i] = core::fma(position, static_cast<double>(moments[i]), sum[i]);
+    }
   }
-  parts[threadIdx.x] = arguments.reverse ? -sum : sum;
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    parts[at.quotient * pairs + places.pair(i)] = arguments.reverse ? -sum[i] : sum[i];
+  }
   __syncthreads();
-  if (row > 0 || pair >= arguments.pairs) return;
-  double total = 0;
-  for (int i = 0; i < rows; ++i) total += parts[i * launch.columns + pair];
-  launch.sums[blockIdx.x * arguments.pairs + pair] = total;
+  const int groups = launch.head_groups.value * launch.token_groups;
+  for (int pair = static_cast<int>(threadIdx.x); pair < pairs; pair += threads) {
+    double total = 0;
+    for (int i = 0; i < groups; ++i) total += parts[i * pairs + pair];
+    launch.sums[blockIdx.x * pairs + pair] = total;
+  }
 }
 
 template <typename Out>
-__global__ void add_kernel(const double* sums, int64_t chunks, int64_t pairs, Out* out) {
-  const int64_t pair = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (pair < pairs) out[pair] = static_cast<Out>(total_of(sums, chunks, pairs, pair));
+__global__ void __launch_bounds__(core::part_threads)
+    add_kernel(const double* sums, int64_t chunks, int64_t pairs, Out* out) {
+  const double total = core::sum_of_parts(sums, chunks, pairs, pairs);
+  const int64_t pair = core::part_column();
+  if (core::writes_parts() && pair < pairs) out[pair] = static_cast<Out>(total);
 }
 
-template <typename T, bool interleaved>
+template <typename T, int size, bool interleaved>
 void launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
-  Launch launch = {};
+  const int pairs = static_cast<int>(arguments.pairs), owners = pairs / size;
+  const int groups = std::max(1, threads_wanted / owners);
+  const int head_groups = static_cast<int>(std::clamp<int64_t>(arguments.rows[0].heads, 1, groups));
+  SumLaunch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;
-  launch.tokens_of_chunk = tokens_of_chunk(launch.tokens);
-  launch.sums = sums;
-  launch.columns = (static_cast<int>(arguments.pairs) + 31) / 32 * 32;
-  if (arguments.axes > 1) {
-    std::copy(arguments.axis_of_pair, arguments.axis_of_pair + arguments.pairs,
-              launch.axis_of_pair);
-  }
   if (launch.tokens == 0) return;
-  const int threads = launch.columns * std::max(1, threads_of_block / launch.columns);
-  core::launch(sum_kernel<T, interleaved>, chunks_of(launch.tokens), threads, stream, launch);
+  launch.tokens_of_chunk = tokens_of_chunk(launch.tokens);
+  launch.seq = core::Divisor<int64_t>::of(arguments.seq);
+  launch.sums = sums;
+  launch.owners = core::Divisor<int>::of(owners);
+  launch.head_groups = core::Divisor<int>::of(head_groups);
+  launch.token_groups = groups / head_groups;
+  if (arguments.axes > 1) {
+    std::copy(arguments.axis_of_pair, arguments.axis_of_pair + pairs, launch.axis_of_pair);
+  }
+  const int used = head_groups * launch.token_groups;
+  core::launch_with(sum_kernel<T, size, interleaved>, core::grid_of(chunks_of(launch.tokens)),
+                    static_cast<unsigned>(used * owners),
+                    static_cast<size_t>(used * pairs) * sizeof(double), stream, launch);
 }
 
 template <typename Out>
 void launch_add(const Arguments& arguments, const double* sums, void* out,
                 core::CudaStream stream) {
   const int64_t chunks = chunks_of(arguments.batch * arguments.seq);
-  constexpr int threads = 64;
-  core::launch(add_kernel<Out>, core::divide_up(arguments.pairs, threads), threads, stream, sums,
-               chunks, arguments.pairs, static_cast<Out*>(out));
+  core::launch(add_kernel<Out>, core::divide_up(arguments.pairs, core::warp_size),
+               core::part_threads, stream, sums, chunks, arguments.pairs, static_cast<Out*>(out));
 }
 
 }  // namespace
@@ -117,8 +148,12 @@ const char* sum_moments_cuda(const Arguments& arguments, double* sums, void* out
   if (arguments.pairs == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return arguments.interleaved ? launch_sum<T, true>(arguments, sums, stream)
-                                 : launch_sum<T, false>(arguments, sums, stream);
+    constexpr int size = vector_bytes / sizeof(T);
+    const bool vectors = can_use_vectors<T>(arguments);
+    const auto sum = arguments.interleaved
+                         ? (vectors ? launch_sum<T, size, true> : launch_sum<T, 1, true>)
+                         : (vectors ? launch_sum<T, size, false> : launch_sum<T, 1, false>);
+    sum(arguments, sums, stream);
   });
   const auto add = scalar == core::Scalar::float64 ? launch_add<double> : launch_add<float>;
   add(arguments, sums, out, stream);

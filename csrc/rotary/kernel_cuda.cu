@@ -75,7 +75,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__global__ void __launch_bounds__(most_threads<size>)
+__global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 4>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
@@ -91,18 +91,17 @@ __global__ void __launch_bounds__(most_threads<size>)
     const Token token = token_of(launch, number);
     const TokenRows<T, size, capacity> rows(launch, token);
     Owned owned[heads_in_flight];
-    const auto read_heads = [&](int head) {
-#pragma unroll
-      for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
-        if (head >= end) break;
-        const Row<T> row = rows.row(head);
-        owned[i].first = Pack<T, size>::read(row.in + places.first);
-        owned[i].second = Pack<T, size>::read(row.in + places.second);
-      }
+    const auto read_head = [&](int slot, int head) {
+      if (head >= end) return;
+      const Row<T> row = rows.row(head);
+      owned[slot].first = Pack<T, size>::read(row.in + places.first);
+      owned[slot].second = Pack<T, size>::read(row.in + places.second);
     };
-    // Issue loads of the first rows before the position is known.
+    // Issue loads of the first rows before the position is known, and of the next ones when a row is
+    // done.
     int head = owns_heads ? begin + owners.group : end;
-    read_heads(head);
+#pragma unroll
+    for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
     const bool rotated = fill_angles(
         launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
@@ -118,11 +117,12 @@ __global__ void __launch_bounds__(most_threads<size>)
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
         const Row<T> row = rows.row(head);
-        if (!rotated && (row.in == row.out || launch.tangent)) continue;
-        owned[i].first.write(row.out + places.first);
-        owned[i].second.write(row.out + places.second);
+        if (rotated || (row.in != row.out && !launch.tangent)) {
+          owned[i].first.write(row.out + places.first);
+          owned[i].second.write(row.out + places.second);
+        }
+        read_head(i, head + heads_in_flight * launch.heads_per_pass);
       }
-      read_heads(head);
     }
     if (launch.tangent) continue;
     copy_outside(launch, rows, 0, begin, min(end, launch.query_heads));

@@ -30,7 +30,13 @@ constexpr int threads_wanted = 256;
 template <int size>
 constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
 
+/// Blocks of so many threads that a multiprocessor must have room for, which limits registers: loads
+/// in flight hide the latency of memory.
+template <int size, int wanted>
+constexpr int least_blocks = size > 1 ? wanted : 1;
+
 constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
+constexpr int heads_of_thread = 5;  // the more, the less a token's own work costs
 
 /// Everything that a launch needs, by value, so that nothing on the device must be prepared or kept
 /// alive.
@@ -129,16 +135,18 @@ template <typename T, int size, bool interleaved>
 struct Pairs {
   Pack<T, size> first, second;
 
+  /// The members of pair `i`.
+  __device__ T& a(int i) { return interleaved ? member(2 * i) : first.element[i]; }
+  __device__ T& b(int i) { return interleaved ? member(2 * i + 1) : second.element[i]; }
+
   template <Form form>
   __device__ void rotate(const Angles<T, size, form>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      T& a = interleaved ? member(2 * i) : first.element[i];
-      T& b = interleaved ? member(2 * i + 1) : second.element[i];
-      const Compute<T> x = core::load(a), y = core::load(b);
+      const Compute<T> x = core::load(a(i)), y = core::load(b(i));
       const Compute<T> outer = form == Form::decaying ? angles.outer[i] : Compute<T>(1);
-      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])) * outer, &a);
-      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]) * outer, &b);
+      core::store(core::fma(x, angles.cosine[i], -(y * angles.sine[i])) * outer, &a(i));
+      core::store(core::fma(y, angles.cosine[i], x * angles.sine[i]) * outer, &b(i));
     }
   }
 
@@ -147,9 +155,8 @@ struct Pairs {
   __device__ void rotate_in_steps(const Angles<T, size, Form::table>& angles) {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      T& a = interleaved ? member(2 * i) : first.element[i];
-      T& b = interleaved ? member(2 * i + 1) : second.element[i];
-      rotary::rotate_in_steps<products>(T(a), T(b), angles.cosine[i], angles.sine[i], &a, &b);
+      rotary::rotate_in_steps<products>(T(a(i)), T(b(i)), angles.cosine[i], angles.sine[i], &a(i),
+                                        &b(i));
     }
   }
 
@@ -473,15 +480,18 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   for (int r = 0; r < 2; ++r) {
     launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
   }
-  const int passes_at_once = std::max(1, threads_wanted / owners);
   // With few tokens, several blocks share a token's heads, until every multiprocessor has two
   // blocks.
   const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
   const int64_t groups = core::divide_up(launch->heads, heads_in_flight);
   const int64_t splits = std::clamp<int64_t>(wanted / launch->tokens, 1, groups);
   launch->heads_of_block = static_cast<int>(core::divide_up(launch->heads, splits));
-  const int64_t passes = core::divide_up(launch->heads_of_block, heads_in_flight);
-  launch->heads_per_pass = static_cast<int>(std::min<int64_t>(passes_at_once, passes));
+  // Whole warps, if a thread then still has more than one head.
+  const int64_t passes = core::divide_up(launch->heads_of_block, heads_of_thread);
+  const int64_t in_warps = core::divide_up(passes * owners, core::warp_size) * core::warp_size / owners;
+  const int64_t at_once = std::min<int64_t>(in_warps, core::divide_up(launch->heads_of_block, 2));
+  launch->heads_per_pass = static_cast<int>(
+      std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / owners)));
   // A block of few heads still computes all angles.
   const int threads = std::max(owners * launch->heads_per_pass, angle_threads(launch->pairs));
   cudaLaunchConfig_t config = {};

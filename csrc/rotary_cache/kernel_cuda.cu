@@ -163,7 +163,7 @@ class Values {
 };
 
 template <typename T, int size, bool interleaved, bool float8, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>)
+__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
     cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
                  const __grid_constant__ Keeping keeping) {
   using Owned = rotary::Pairs<T, size, interleaved>;
@@ -184,18 +184,16 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
     const Token token = token_of(launch, number);
     const rotary::TokenRows<T, size, capacity> rows(launch, token);
     Owned owned[in_flight];
-    const auto read_heads = [&](int head) {
-#pragma unroll
-      for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
-        if (head >= end) break;
-        const rotary::Row<T> row = rows.row(head);
-        owned[i].first = Pack<T, size>::read(row.in + places.first);
-        owned[i].second = Pack<T, size>::read(row.in + places.second);
-      }
+    const auto read_head = [&](int at, int head) {
+      if (head >= end) return;
+      const rotary::Row<T> row = rows.row(head);
+      owned[at].first = Pack<T, size>::read(row.in + places.first);
+      owned[at].second = Pack<T, size>::read(row.in + places.second);
     };
     // Issue loads of the first rows and values before position and slot are known.
     int head = owns_heads ? begin + owners.group : end;
-    read_heads(head);
+#pragma unroll
+    for (int i = 0; i < in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
     const Values<T, size> values(keeping, token, value_heads * split / splits,
                                  value_heads * (split + 1) / splits);
 
@@ -219,8 +217,8 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
           keeper.keep(owned[i].first, head - launch.query_heads, start + places.first);
           keeper.keep(owned[i].second, head - launch.query_heads, start + places.second);
         }
+        read_head(i, head + in_flight * launch.heads_per_pass);
       }
-      read_heads(head);
     }
     const int queries = launch.query_heads;
     rotary::copy_outside(launch, rows, 0, begin, min(end, queries));

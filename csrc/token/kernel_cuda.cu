@@ -28,48 +28,85 @@ using core::threads;
 // ---- gather ----
 
 constexpr unsigned whole_warp = 0xffffffffu;
-constexpr int gather_vectors = 4;
+constexpr int gather_vectors = 4;  // per lane
+
+/// A warp's share of the table: a piece of a wide row, or several narrow rows.
+struct Shares {
+  int64_t pieces;    // of a row
+  int vectors_log2;  // of a piece, for each lane; fewer than gather_vectors: of several rows
+  int lanes_log2;    // of a row that needs no whole warp
+};
+
+Shares shares_of(int64_t dim, int width) {
+  const int64_t vectors = divide_up(dim, width);
+  Shares shares{divide_up(vectors, gather_vectors * warp_size), 0, 0};
+  while ((warp_size << shares.vectors_log2) < vectors && 1 << shares.vectors_log2 < gather_vectors) {
+    ++shares.vectors_log2;
+  }
+  while (1 << shares.lanes_log2 < std::min<int64_t>(vectors, warp_size)) ++shares.lanes_log2;
+  return shares;
+}
+
+/// The rows that a warp takes.
+POSEMBED_INLINE int rows_of_warp(const Shares& shares) {
+  return (gather_vectors >> shares.vectors_log2) << (5 - shares.lanes_log2);
+}
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces, gather_vectors);
-  const int64_t place = item.row, first_column = item.column;
-  if (place >= a.count) return;
-  const int64_t id = read(a.ids, place);
-  const auto row = static_cast<uint64_t>(id) + static_cast<uint64_t>(a.first_row);
-  const bool valid = row < static_cast<uint64_t>(a.rows);
-  if (!valid && first_column == 0) {
-    record_error(a.error, a.kind, id, place, a.rows - a.first_row);
-  }
-  const T* from =
-      static_cast<const T*>(a.weight) + (valid ? static_cast<int64_t>(row) : 0) * a.weight_stride;
-  T* to = static_cast<T*>(a.out) + place * a.embedding_dim;
-
-  Vector<T, width> vectors[gather_vectors] = {};
+__global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Shares shares) {
+  const int lane = threadIdx.x % warp_size;
+  const int64_t item = int64_t{blockIdx.x} * core::warps + threadIdx.x / warp_size;
+  const int64_t row = shares.pieces == 1 ? item : item / shares.pieces;
+  const int64_t piece = item - row * shares.pieces;
+  const int64_t first = row * rows_of_warp(shares) + (lane >> shares.lanes_log2);
+  const int first_vector = lane & ((1 << shares.lanes_log2) - 1);
+  const auto place_of = [&](int i) {
+    return first + (int64_t{i >> shares.vectors_log2} << (5 - shares.lanes_log2));
+  };
+  const auto column_of = [&](int i) {
+    const int vector = (i & ((1 << shares.vectors_log2) - 1)) * warp_size + first_vector;
+    return (piece * gather_vectors * warp_size + vector) * width;
+  };
+  int64_t ids[gather_vectors];
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    const int64_t column = first_column + i * warp_size * width;
-    if (valid && column < a.embedding_dim) {
-      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(from + column);
+    if (place_of(i) < a.count) ids[i] = read(a.ids, place_of(i));
+  }
+  Vector<T, width> vectors[gather_vectors] = {};
+  bool valid[gather_vectors];
+#pragma unroll
+  for (int i = 0; i < gather_vectors; ++i) {
+    valid[i] = false;
+    const int64_t place = place_of(i), column = column_of(i);
+    if (place >= a.count || column >= a.embedding_dim) continue;
+    const auto from = static_cast<uint64_t>(ids[i]) + static_cast<uint64_t>(a.first_row);
+    valid[i] = from < static_cast<uint64_t>(a.rows);
+    if (valid[i]) {
+      const T* data = static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
+      vectors[i] = *reinterpret_cast<const Vector<T, width>*>(data + column);
+    } else if (column == 0) {
+      record_error(a.error, a.kind, ids[i], place, a.rows - a.first_row);
     }
   }
   const auto scale = static_cast<Compute<T>>(a.scale);
 #pragma unroll
   for (int i = 0; i < gather_vectors; ++i) {
-    const int64_t column = first_column + i * warp_size * width;
-    if (column >= a.embedding_dim) continue;
-    if (valid && scale != 1) {
+    const int64_t place = place_of(i), column = column_of(i);
+    if (place >= a.count || column >= a.embedding_dim) continue;
+    if (valid[i] && scale != 1) {
 #pragma unroll
       for (T& value : vectors[i].values) store(load(value) * scale, &value);
     }
+    T* to = static_cast<T*>(a.out) + place * a.embedding_dim;
     core::write_vector<T, width>(vectors[i], to + column);
   }
 }
 
 template <typename T, int width>
 void launch_gather(const GatherArguments& a, cudaStream_t stream) {
-  const int64_t pieces = divide_up(a.embedding_dim, gather_vectors * warp_size * width);
-  core::launch(gather_kernel<T, width>, blocks_for(a.count * pieces), threads, stream, a, pieces);
+  const Shares shares = shares_of(a.embedding_dim, width);
+  const int64_t items = divide_up(a.count, rows_of_warp(shares)) * shares.pieces;
+  core::launch(gather_kernel<T, width>, blocks_for(items), threads, stream, a, shares);
 }
 
 // ---- backward ----
@@ -292,28 +329,32 @@ __device__ void add_rows(const BackwardArguments& a, const Place* places, int64_
 template <int width>
 constexpr int row_vectors = std::min(4, 16 / width);
 
-// One item per row of the output: zeros, or the sum of a group of one span.
+// `shares` items per row of the output: zeros, or the sum of a group of one span.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
-    row_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
-  const Item item = item_of_lane<width>(pieces, row_vectors<width>);
+    row_kernel(BackwardArguments a, Workspace w, int64_t shares) {
+  constexpr int vectors = row_vectors<width>;
+  const Item item = item_of_lane<width>(shares, vectors);
   if (item.row >= (a.row_ids != nullptr ? *a.groups : a.num_embeddings)) return;
   const int64_t begin = int64_t{w.firsts[item.row]} - 1;
   if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes this row
 
-  Compute<T> total[row_vectors<width>][width] = {};
   const int64_t end = begin < 0 ? begin : span_end(a, w.keys, begin);
-  add_rows<2, T>(a, w.places, begin, end, item.column, total);
   const Compute<T> factor = factor_of<T>(a, end - begin);
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
+  const int64_t lane_column = threadIdx.x % warp_size * width, step = shares * vectors * warp_size;
+  for (int64_t first = item.column - lane_column; first < a.embedding_dim; first += step * width) {
+    Compute<T> total[vectors][width] = {};
+    add_rows<2, T>(a, w.places, begin, end, first + lane_column, total);
 #pragma unroll
-  for (int i = 0; i < row_vectors<width>; ++i) {
-    const int64_t column = item.column + i * warp_size * width;
-    if (column >= a.embedding_dim) continue;
-    Vector<T, width> result = {};
+    for (int i = 0; i < vectors; ++i) {
+      const int64_t column = first + lane_column + i * warp_size * width;
+      if (column >= a.embedding_dim) continue;
+      Vector<T, width> result = {};
 #pragma unroll
-    for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
-    core::write_vector<T, width>(result, out + column);
+      for (int j = 0; j < width && begin >= 0; ++j) store(total[i][j] * factor, &result.values[j]);
+      core::write_vector<T, width>(result, out + column);
+    }
   }
 }
 
@@ -364,13 +405,17 @@ __global__ void __launch_bounds__(threads)
   core::write_vector<T, width>(result, out + column);
 }
 
+/// The fewest warps that keep a large GPU busy.
+constexpr int64_t busy_warps = 16384;
+
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
   const int64_t rows =
       a.row_ids == nullptr ? a.num_embeddings : std::min(a.num_embeddings, a.count);
+  // A warp takes a whole row, unless there are few: it finds the row's entries only once.
   const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
-  core::launch(row_kernel<T, width>, blocks_for(rows * row_pieces), threads, stream, a, w,
-               row_pieces);
+  const int64_t shares = std::min(row_pieces, divide_up(busy_warps, rows));
+  core::launch(row_kernel<T, width>, blocks_for(rows * shares), threads, stream, a, w, shares);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);
   const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);

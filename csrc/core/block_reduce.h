@@ -1,0 +1,49 @@
+// Values combined over the threads of a block in device code, in a fixed order: within warps by
+// shuffles, then over the warps in shared memory.
+#pragma once
+
+#include "core/device_vector.h"
+
+namespace posembed::core {
+
+struct Add {
+  template <typename V>
+  __device__ V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+
+struct Larger {
+  template <typename V>
+  __device__ V operator()(V a, V b) const {
+    return a > b ? a : b;
+  }
+};
+
+/// Combines the values of a warp's threads; all get the result.
+template <typename V, typename Join>
+__device__ V over_warp(V value, Join join) {
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    value = join(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  return value;
+}
+
+/// Combines the values of a block's threads, in whole warps; all get the result. Every thread must
+/// call it.
+template <typename V, typename Join>
+__device__ V over_block(V value, Join join) {
+  __shared__ V values[1024 / warp_size];
+  value = over_warp(value, join);
+  if (threadIdx.x % warp_size == 0) values[threadIdx.x / warp_size] = value;
+  __syncthreads();
+  V result = values[0];
+  for (unsigned warp = 1; warp < blockDim.x / warp_size; ++warp) {
+    result = join(result, values[warp]);
+  }
+  __syncthreads();  // before the next call writes
+  return result;
+}
+
+}  // namespace posembed::core

@@ -1,0 +1,42 @@
+// The sum of partial sums that blocks have left in memory, in a fixed order and without atomics: a
+// block's lanes take neighbouring columns, and its warps share the parts.
+#pragma once
+
+#include "core/device_vector.h"
+
+namespace posembed::core {
+
+inline constexpr int part_warps = 32;
+inline constexpr int part_threads = part_warps * warp_size;
+
+/// The calling thread's column.
+__device__ inline int64_t part_column() {
+  return int64_t{blockIdx.x} * warp_size + threadIdx.x % warp_size;
+}
+
+/// Whether the calling thread writes its column's sum.
+__device__ inline bool writes_parts() { return threadIdx.x < warp_size; }
+
+/// The sum over `parts` rows, `stride` elements apart, in the threads that write. All threads of the
+/// block must call it, once.
+template <typename C>
+__device__ C sum_of_parts(const C* sums, int64_t parts, int64_t stride, int64_t columns) {
+  __shared__ C totals[part_warps][warp_size];
+  const int lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  const int64_t column = part_column();
+  C total = 0;
+  if (column < columns) {
+    const int64_t end = (warp + 1) * parts / part_warps;
+#pragma unroll 8
+    for (int64_t part = warp * parts / part_warps; part < end; ++part) {
+      total += sums[part * stride + column];
+    }
+  }
+  totals[warp][lane] = total;
+  __syncthreads();
+  if (warp > 0) return total;
+  for (int other = 1; other < part_warps; ++other) total += totals[other][lane];
+  return total;
+}
+
+}  // namespace posembed::core
