@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -71,18 +71,10 @@ test-cpp: build-tests
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-# What needs a GPU and skips itself elsewhere. "slow" tests compile; PYTEST_ARGS='-m gpu' takes them too.
-test-gpu: build-tests
-	ctest --test-dir $(BUILD) --output-on-failure -L gpu $(CTEST_ARGS)
-	$(python) -m pytest -m 'gpu and not slow' $(PYTEST_ARGS)
-
-# Each module once forward and backward, under each of the toolkit's checkers; of races and barriers in posembed's own
-# kernels. What torch asks the CUDA runtime in vain is no fault: launches check their errors themselves.
-sanitize-gpu: build-tests
-	for tool in 'memcheck --report-api-errors no' 'racecheck --kernel-name kns=posembed' 'synccheck --kernel-name kns=posembed'; do \
-	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(BUILD)/tests/cpp/test_modules --gtest_filter='*Cuda*' || exit 1; \
-	done
+# What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
+test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests
+	BUILD=$(BUILD) PYTHON=$(python) PYTEST_ARGS='$(PYTEST_ARGS)' BENCHMARK_ARGS='$(BENCHMARK_ARGS)' \
+	  scripts/gpu.sh $(@:-gpu=)
 
 # Without a GPU: the CUDA kernels' sources, run on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer (6 minutes
 # on two cores), and under ThreadSanitizer.
@@ -130,10 +122,6 @@ benchmark: build
 	cmake -S . -B $(BUILD) --log-level=WARNING -DPOSEMBED_BENCHMARKS=ON
 	cmake --build $(BUILD) --target posembed_floors
 	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
-
-# override: else BENCHMARK_ARGS on the command line would send it back to the CPU.
-benchmark-gpu: override BENCHMARK_ARGS += --device cuda
-benchmark-gpu: benchmark
 
 benchmark-kernels: $(requirements)
 	cmake -S . -B $(BUILD) -G Ninja --log-level=STATUS -DPOSEMBED_PYTHON=$(python) -DPOSEMBED_BENCHMARKS=ON $(CMAKE_ARGS)

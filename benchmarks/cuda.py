@@ -71,6 +71,7 @@ def gradient(forward: Call, leaves: list[Tensor]) -> Call:
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.config.recompile_limit = 64  # a graph for every case
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
@@ -126,7 +127,9 @@ def learned_frequencies(batch: int, seq: int) -> Case:
         return {"posembed": gradient(lambda: rope(*leaves), [*leaves, *rope.parameters()])}
 
     moved = 3 * 2 * batch * seq * 40 * 128
-    return Case(f"rotary backward, learned frequencies [{batch},{seq},32+8,128]", moved, make, False)
+    return Case(
+        f"rotary backward, learned frequencies [{batch},{seq},32+8,128]", moved, make, False
+    )
 
 
 def norm_rotary(batch: int, seq: int, backward: bool) -> Case:
@@ -154,7 +157,9 @@ def norm_rotary(batch: int, seq: int, backward: bool) -> Case:
 def torch_norm_rotary(
     query: Tensor, key: Tensor, wq: Tensor, wk: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return rotate_half(F.rms_norm(query, (128,), wq, 1e-6), F.rms_norm(key, (128,), wk, 1e-6), cos, sin)
+    return rotate_half(
+        F.rms_norm(query, (128,), wq, 1e-6), F.rms_norm(key, (128,), wk, 1e-6), cos, sin
+    )
 
 
 def rotary_cache(tokens: int, dtype: torch.dtype) -> Case:
@@ -405,7 +410,9 @@ def cases() -> Iterator[Case]:
 
 
 def copy_of(moved: int) -> Call:
-    source, target = torch.empty(2, max(moved // 2, 16), device="cuda", dtype=torch.uint8).random_(255)
+    source, target = torch.empty(2, max(moved // 2, 16), device="cuda", dtype=torch.uint8).random_(
+        255
+    )
     return lambda: target.copy_(source)
 
 
@@ -467,12 +474,17 @@ def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
         for label in made[0]
         if compile_peers or label != "torch.compile"
     }
-    lines, floor = [f"### {case.name}", "", "| | time | GB/s | of copy |", "|---|---:|---:|---:|"], 0.0
+    lines, floor = (
+        [f"### {case.name}", "", "| | time | GB/s | of copy |", "|---|---:|---:|---:|"],
+        0.0,
+    )
     for label, calls in candidates.items():
         try:
             seconds = measure(calls, case.graph or label.startswith("copy"))
         except Exception as error:  # a peer that cannot run does not end the measurement
-            lines.append(f"| {label} | {type(error).__name__}: {str(error).splitlines()[0][:80]} | | |")
+            lines.append(
+                f"| {label} | {type(error).__name__}: {str(error).splitlines()[0][:80]} | | |"
+            )
             continue
         floor = floor or seconds
         speed = case.moved / seconds / 1e9
@@ -494,10 +506,14 @@ def once(chosen: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", default="", help="run the cases whose name contains this")
+    parser.add_argument("--list", action="store_true", help="print the names of cases and stop")
     parser.add_argument("--table", type=Path, help="write the table there as well")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     parser.add_argument("--once", action="store_true", help="one call of each, for a profiler")
     arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(case.name for case in cases()))
+        return
     if arguments.once:
         once(arguments.case)
         return

@@ -1,4 +1,4 @@
-"""Times posembed beside its peers and beside a copy of the same bytes, all in one run.
+"""Times posembed on the CPU beside its peers and beside a copy of the same bytes, all in one run.
 
 make benchmark                                  every case
 python benchmarks/run.py --case rotary          cases whose name contains "rotary"
@@ -6,6 +6,7 @@ python benchmarks/run.py --threads 1 --json out.json
 python benchmarks/run.py --allocator reusing    freed memory is kept: new outputs cost no faults
 
 Peers that are not installed are left out; pip install -r benchmarks/requirements.txt brings all.
+benchmarks/cuda.py times CUDA kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--case", default="", help="run the cases whose name contains this")
     parser.add_argument("--list", action="store_true", help="print the names of cases and stop")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7, help="turns that each candidate has")
     parser.add_argument("--allocator", default="default", choices=list(ALLOCATORS))
@@ -70,12 +70,11 @@ def restart_with(variables: dict[str, str]) -> None:
 
 def facts(arguments: argparse.Namespace) -> dict[str, str]:
     """Facts without which a result means nothing."""
-    cuda = arguments.device == "cuda"
     versions = {name: importlib.metadata.version(name) for name in peers.PACKAGES if has(name)}
     return {
         "command": "python benchmarks/run.py " + " ".join(map(quoted, sys.argv[1:])),
         "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if cuda else processor(),
+        "device": processor(),
         "threads": str(arguments.threads),
         "instruction set": pe.build_info()["instruction_set"],
         "allocator": arguments.allocator,
@@ -107,7 +106,7 @@ def processor() -> str:
 
 def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
     """Those that were asked for."""
-    setting = Setting(arguments.device, arguments.allocator, not arguments.no_compile)
+    setting = Setting("cpu", arguments.allocator, not arguments.no_compile)
     for family in FAMILIES:
         for plan in family.plans(setting):
             if arguments.case in plan.name:
@@ -118,9 +117,6 @@ def main() -> None:
     arguments = parse()
     if arguments.list:
         print("\n".join(plan.name for plan in plans(arguments)))
-        return
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("skipped: torch finds no CUDA device")
         return
     restart_with(ALLOCATORS[arguments.allocator])
     torch.set_num_threads(arguments.threads)

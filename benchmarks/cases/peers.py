@@ -13,7 +13,6 @@ from posembed.commands.peers import (
     transformers_tables,
 )
 from posembed.commands.peers import PACKAGES as ROTARY_PACKAGES
-from torch import Tensor
 
 __all__ = [
     "OTHERS",
@@ -25,22 +24,11 @@ __all__ = [
     "torchtune",
     "transformers",
     "transformers_tables",
-    "triton",
 ]
 
-PACKAGES = (*ROTARY_PACKAGES, "triton")
+PACKAGES = ROTARY_PACKAGES
 
 
 def installed(package: str) -> bool:
     """Whether it can be imported."""
     return imported(package) is not None
-
-
-def triton(query: Tensor, key: Tensor) -> dict[str, Call]:
-    """In place, on CUDA."""
-    if not installed("triton"):
-        return {}
-    from cases import triton_rotary
-
-    angles = triton_rotary.tables(query.shape[1], query.shape[-1], query.device)
-    return {"Triton, in place": lambda: triton_rotary.rotate_(query, key, *angles)}

@@ -13,7 +13,7 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
-from cases import floors, peers, rotary_cuda
+from cases import floors, peers
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
 COPY, CLONE = "copy_ into existing memory", "clone"
@@ -171,9 +171,6 @@ def forwards(
 
 
 def plans(setting: Setting) -> Iterator[Plan]:
-    if setting.device == "cuda":
-        yield from rotary_cuda.plans(setting)
-        return
     bfloat16, float32 = torch.bfloat16, torch.float32
     eager = dataclasses.replace(setting, compile_peers=False)
     with torch.no_grad():

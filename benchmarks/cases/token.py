@@ -11,8 +11,6 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor, nn
 
-from cases import token_cuda
-
 VOCABULARY, DIM, TOKENS = 50257, 768, 8192
 
 
@@ -85,9 +83,6 @@ def backward(name: str, dtype: torch.dtype, spread: str, setting: Setting) -> Ca
 
 
 def plans(setting: Setting) -> Iterator[Plan]:
-    if setting.device == "cuda":
-        yield from token_cuda.plans(setting)
-        return
     for dtype in (torch.float32, torch.bfloat16):
         kind = str(dtype).removeprefix("torch.")
         yield plan(f"token forward {TOKENS} x {DIM} {kind}", forward, dtype, setting)

@@ -17,8 +17,8 @@ __device__ inline int64_t part_column() {
 /// Whether the calling thread writes its column's sum.
 __device__ inline bool writes_parts() { return threadIdx.x < warp_size; }
 
-/// The sum over `parts` rows, `stride` elements apart, in the threads that write. All threads of the
-/// block must call it, once.
+/// The sum over `parts` rows, `stride` elements apart, in the threads that write. All threads of
+/// the block must call it, once.
 template <typename C>
 __device__ C sum_of_parts(const C* sums, int64_t parts, int64_t stride, int64_t columns) {
   __shared__ C totals[part_warps][warp_size];

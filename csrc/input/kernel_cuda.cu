@@ -25,8 +25,8 @@ __device__ C block_sum(C value) {
   return core::over_block(value, core::Add());
 }
 
-constexpr int backward_teams = 4;  // of one warp each, in a block
-constexpr int64_t shared_bytes = 40 * 1024;  // for the sums of a block, less than it has
+// Shared memory that a block may use without opting in.
+constexpr int64_t part_cache_bytes = 31 * 1024;
 
 /// Multiplies the columns by dropout's factors; the first column is element `first` of the mask.
 template <typename T, int width>
@@ -93,7 +93,8 @@ struct Member {
 template <typename T, int width>
 __device__ void finish_columns(const Arguments& a, const core::Dropout& dropout, int64_t token,
                                int64_t column, Columns<T, width>* columns) {
-  const T *weight = static_cast<const T*>(a.norm_weight), *bias = static_cast<const T*>(a.norm_bias);
+  const T *weight = static_cast<const T*>(a.norm_weight),
+          *bias = static_cast<const T*>(a.norm_bias);
   if (weight != nullptr && bias != nullptr) {
     const auto w = load_columns<T, width>(weight, column), b = load_columns<T, width>(bias, column);
 #pragma unroll
@@ -296,148 +297,6 @@ __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArgume
 
 // ---- backward ----
 
-/// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
-/// same columns, so threads need not wait for each other.
-template <typename C>
-struct Sums {
-  C* data = nullptr;  // nullptr: not needed
-  int64_t columns = 0;
-
-  __device__ C* row(int64_t number) const { return data + number * columns; }
-};
-
-template <typename T, int width>
-__device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
-  Columns<T, width> total;
-  core::load_values<width>(sum, total.values);
-#pragma unroll
-  for (int k = 0; k < width; ++k) total.values[k] += values.values[k];
-  core::store_values<width>(total.values, sum);
-}
-
-/// The moments that a token's forward pass has saved.
-template <typename C>
-struct Moments {
-  C mean = 0, rstd = 1;
-
-  __device__ Moments(const BackwardArguments& b, int64_t token) {
-    if (b.mean != nullptr) mean = static_cast<const C*>(b.mean)[token];
-    if (b.rstd != nullptr) rstd = static_cast<const C*>(b.rstd)[token];
-  }
-};
-
-/// A block takes a part of the tokens, its teams in turn. The sums of weight and bias are in
-/// registers; those of types in shared memory, one for each team, or in the part's own.
-template <typename T, int width, int kept>
-__global__ void __launch_bounds__(max_threads)
-    backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams,
-                    bool shares_types) {
-  using C = Compute<T>;
-  using Row = KeptRow<T, width, kept>;
-  const Arguments& a = b.input;
-  const Member member(teams);
-  const bool records = member.rank == 0;
-  const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
-  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  const int64_t tokens = a.batch * a.seq, part = blockIdx.x, columns = partial_columns(a.embedding_dim);
-  const int64_t types = b.type_gradient == nullptr ? 0 : a.type.rows;
-  C* const partial = static_cast<C*>(b.partial);  // nullptr: no sum is needed
-  const Sums<C> result{partial == nullptr ? nullptr : partial + part * sums_of(b) * columns,
-                       columns};
-  C* const memory = reinterpret_cast<C*>(core::dynamic_shared_memory());
-  const Sums<C> type_sums =
-      shares_types ? Sums<C>{memory + member.team * types * columns, columns}
-                   : Sums<C>{types == 0 ? nullptr : result.row(2), columns};
-  Row weight_sum(a, teams, member.rank), bias_sum = weight_sum;
-  for (int64_t type = 0; type < types; ++type) {
-    bias_sum.for_each([&](Columns<T, width>* zero, int column) {
-      core::store_values<width>(zero->values, type_sums.row(type) + column);
-    });
-  }
-
-  const int64_t end = (part + 1) * tokens / b.parts;
-  for (int64_t token = part * tokens / b.parts + member.team; token < end;
-       token += member.in_block) {
-    const auto at = core::divide(token, teams.seq);
-    const Place place{at.quotient, at.remainder, token};
-    const Rows<T> rows = rows_of<T>(a, place, records);
-    Row gradient(a, teams, member.rank);
-    if (rows.valid) {
-      gradient.read(static_cast<const T*>(b.gradient) + token * a.embedding_dim);
-      if (a.seed != nullptr) {
-        gradient.for_each([&](Columns<T, width>* values, int column) {
-          drop_columns<T, width>(dropout, mask_index(a, token, column), values);
-        });
-      }
-    }
-    if (rows.valid && a.norm != Norm::none) {
-      const Moments<C> moments(b, token);
-      Row row(a, teams, member.rank);
-      row.read(rows.token);
-      row.multiply(scale);
-      row.add(rows.type);
-      row.add_position(rows);
-      row.each_value([&](C& value) { value = (value - moments.mean) * moments.rstd; });
-      if (b.weight_gradient != nullptr) {
-#pragma unroll
-        for (int i = 0; i < kept; ++i) {
-#pragma unroll
-          for (int k = 0; k < width; ++k) {
-            C& sum = weight_sum.vector[i].values[k];
-            sum = core::fma(gradient.vector[i].values[k], row.vector[i].values[k], sum);
-          }
-        }
-        bias_sum.with(gradient, [](C& sum, C value) { sum += value; });
-      }
-      if (a.norm_weight != nullptr) {
-        gradient.for_each([&](Columns<T, width>* values, int column) {
-          const auto weight =
-              load_columns<T, width>(static_cast<const T*>(a.norm_weight), column);
-#pragma unroll
-          for (int k = 0; k < width; ++k) values->values[k] *= weight.values[k];
-        });
-      }
-      C sum = 0, along = 0;
-      gradient.with(row, [&](C& value, C normalised) {
-        sum += value;
-        along = core::fma(value, normalised, along);
-      });
-      const C mean = a.norm == Norm::layer ? team_sum(teams, sum) * inverse : C(0);
-      along = team_sum(teams, along) * inverse;
-      gradient.with(row, [&](C& value, C normalised) {
-        value = moments.rstd * (value - mean - normalised * along);
-      });
-    }
-    if (types > 0 && rows.valid) {
-      gradient.for_each([&](Columns<T, width>* values, int column) {
-        add_to_sum<T, width>(*values, type_sums.row(rows.type_index) + column);
-      });
-    }
-    if (b.sum_gradient != nullptr) {
-      gradient.write(static_cast<T*>(b.sum_gradient) + token * a.embedding_dim);
-    }
-  }
-  if (b.partial == nullptr) return;
-  // The teams add their sums one after another.
-  for (int team = 0; team < member.in_block; ++team) {
-    __syncthreads();
-    if (member.team != team) continue;
-    const auto add = [&](int number, Columns<T, width>* values, int column) {
-      C* sum = result.row(number) + column;
-      if (team > 0) return add_to_sum<T, width>(*values, sum);
-      core::store_values<width>(values->values, sum);
-    };
-    weight_sum.for_each([&](auto* values, int column) { add(0, values, column); });
-    bias_sum.for_each([&](auto* values, int column) { add(1, values, column); });
-    for (int type = 0; shares_types && type < types; ++type) {
-      bias_sum.for_each([&](Columns<T, width>* values, int column) {
-        core::load_values<width>(type_sums.row(type) + column, values->values);
-        add(2 + static_cast<int>(type), values, column);
-      });
-    }
-  }
-}
-
 /// One token's row in the backward pass.
 template <typename T, int width>
 struct BackwardRow {
@@ -473,6 +332,25 @@ struct BackwardRow {
   }
 };
 
+/// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
+/// same columns, so threads need not wait for each other.
+template <typename C>
+struct Sums {
+  C* data = nullptr;  // nullptr: not needed
+  int64_t columns = 0;
+
+  __device__ C* row(int64_t number) const { return data + number * columns; }
+};
+
+template <typename T, int width>
+__device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
+  Columns<T, width> total;
+  core::load_values<width>(sum, total.values);
+#pragma unroll
+  for (int k = 0; k < width; ++k) total.values[k] += values.values[k];
+  core::store_values<width>(total.values, sum);
+}
+
 /// Writes the gradient of a token's sum and adds it to the sum of its type.
 template <typename T, int width>
 __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>>& sums,
@@ -487,13 +365,14 @@ __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>
 }
 
 template <typename T, int width>
-__device__ void backward_token(const BackwardArguments& b, int64_t token,
+__device__ void backward_token(const BackwardArguments& b, const Place& place,
                                const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
-  const Rows<T> rows = rows_of<T>(a, {token / a.seq, token % a.seq, token}, threadIdx.x == 0);
+  const int64_t token = place.token;
+  const Rows<T> rows = rows_of<T>(a, place, threadIdx.x == 0);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);
@@ -536,22 +415,33 @@ __device__ void backward_token(const BackwardArguments& b, int64_t token,
   }
 }
 
-/// Rows wider than a block's registers: every sum is in the part's own memory.
+/// A block takes a part of the tokens. Its sums are `cached` in shared memory, or else in the
+/// part's own.
 template <typename T, int width>
-__global__ void __launch_bounds__(max_threads) wide_backward_kernel(BackwardArguments b) {
+__global__ void __launch_bounds__(max_threads)
+    backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq, bool cached) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
                 part = blockIdx.x, columns = partial_columns(dim);
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   const int64_t count = b.partial == nullptr ? 0 : sums_of(b);
-  const Sums<C> sums{static_cast<C*>(b.partial) + part * count * columns, columns};
+  const Sums<C> result{static_cast<C*>(b.partial) + part * count * columns, columns};
+  const Sums<C> sums =
+      cached ? Sums<C>{reinterpret_cast<C*>(core::dynamic_shared_memory()), columns} : result;
   for (int64_t number = 0; number < count; ++number) {
     for (int64_t i = begin; i < dim; i += step) {
       for (int k = 0; k < width; ++k) sums.row(number)[i + k] = 0;
     }
   }
   for (int64_t token = part * tokens / b.parts; token < (part + 1) * tokens / b.parts; ++token) {
-    backward_token<T, width>(b, token, sums);
+    const auto at = core::divide(token, seq);
+    backward_token<T, width>(b, {at.quotient, at.remainder, token}, sums);
+  }
+  if (!cached) return;
+  for (int64_t number = 0; number < count; ++number) {
+    for (int64_t i = begin; i < dim; i += step) {
+      for (int k = 0; k < width; ++k) result.row(number)[i + k] = sums.row(number)[i + k];
+    }
   }
 }
 
@@ -635,26 +525,21 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
                f, teams);
 }
 
+/// A thread for each vector of a row, in whole warps.
+unsigned threads_for(int64_t dim, int width) {
+  const int64_t warps = divide_up(dim, int64_t{width} * warp_size);
+  return static_cast<unsigned>(std::min<int64_t>(warps * warp_size, max_threads));
+}
+
 template <typename T, int width>
 void launch_backward(const BackwardArguments& b, cudaStream_t stream) {
   const int64_t dim = b.input.embedding_dim;
-  const RowShape shape(dim, width);
-  if (shape.fits()) {
-    const int64_t row_bytes = partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
-    const int64_t bytes = b.type_gradient == nullptr ? 0 : b.input.type.rows * row_bytes;
-    const bool several = shape.warps == 1 && backward_teams * bytes <= shared_bytes;
-    const int in_block = several ? backward_teams : 1;
-    const bool shares_types = bytes > 0 && in_block * bytes <= shared_bytes;
-    const auto kernel = shape.kept <= 2   ? backward_kernel<T, width, 2>
-                        : shape.kept == 3 ? backward_kernel<T, width, 3>
-                                          : backward_kernel<T, width, most_kept>;
-    core::launch_with(kernel, static_cast<unsigned>(b.parts),
-                      static_cast<unsigned>(in_block * shape.threads()),
-                      shares_types ? static_cast<size_t>(in_block * bytes) : 0, stream, b,
-                      teams_for(b.input, shape.threads()), shares_types);
-  } else {
-    core::launch(wide_backward_kernel<T, width>, b.parts, max_threads, stream, b);
-  }
+  const int64_t bytes =
+      sums_of(b) * partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
+  const bool cached = b.partial != nullptr && bytes <= part_cache_bytes;
+  core::launch_with(backward_kernel<T, width>, static_cast<unsigned>(b.parts),
+                    threads_for(dim, width), cached ? static_cast<size_t>(bytes) : 0, stream, b,
+                    core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)), cached);
   if (b.partial == nullptr) return;
   const dim3 grid(static_cast<unsigned>(divide_up(dim, warp_size)),
                   static_cast<unsigned>(sums_of(b)));

@@ -59,11 +59,10 @@ __device__ Rows<T> token_rows(const Arguments& a, const Place& place, int64_t id
 template <typename T>
 __device__ void find_position(const Arguments& a, const Place& place, bool records, Rows<T>* rows) {
   rows->position_index = index_of(a.position, place.batch, place.seq);
-  rows->position =
-      table_row<T>(a, a.position, rows->position_index, place, records, &rows->valid);
+  rows->position = table_row<T>(a, a.position, rows->position_index, place, records, &rows->valid);
   if (a.encoding == nullptr) return;
-  rows->encoding = static_cast<const Compute<T>*>(a.encoding) +
-                   place.batch * a.encoding_stride[0] + place.seq * a.encoding_stride[1];
+  rows->encoding = static_cast<const Compute<T>*>(a.encoding) + place.batch * a.encoding_stride[0] +
+                   place.seq * a.encoding_stride[1];
 }
 
 template <typename T>

@@ -1,6 +1,6 @@
-// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens; a thread sums packs of
-// pairs over some of the tokens and heads. A second kernel adds the chunks. There are no atomics, so
-// every run gives the same bits.
+// The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens; a thread sums packs
+// of pairs over some of the tokens and heads. A second kernel adds the chunks. There are no
+// atomics, so every run gives the same bits.
 #include "core/part_sum.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/kernel_cuda.h"
@@ -13,9 +13,9 @@ struct SumLaunch {
   int64_t tokens, tokens_of_chunk;
   core::Divisor<int64_t> seq;
   double* sums;
-  core::Divisor<int> owners;      // threads that share a head
+  core::Divisor<int> owners;       // threads that share a head
   core::Divisor<int> head_groups;  // heads that a block takes at a time
-  int token_groups;               // tokens, likewise
+  int token_groups;                // tokens, likewise
   uint8_t axis_of_pair[max_pairs];
 };
 
@@ -53,9 +53,9 @@ __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t s
     auto gradient = read_pairs<T>(g_row + head_offset<size>(h, g.in_stride[2]), places);
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      moments[i] = core::fma(
-          core::load(gradient.b(i)), core::load(in.a(i)),
-          core::fma(-core::load(gradient.a(i)), core::load(in.b(i)), moments[i]));
+      moments[i] =
+          core::fma(core::load(gradient.b(i)), core::load(in.a(i)),
+                    core::fma(-core::load(gradient.a(i)), core::load(in.b(i)), moments[i]));
     }
   }
 }

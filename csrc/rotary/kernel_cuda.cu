@@ -47,8 +47,8 @@ struct Tables {
 #pragma unroll
     for (int r = 0; r < count; ++r) {
       const double sign = r == 0 ? launch.decay_sign : -launch.decay_sign;
-      const Amplitude amplitude = amplitude_at<Compute<T>>(
-          core::through_data_cache(launch.decay)[pair], sign * distance);
+      const Amplitude amplitude =
+          amplitude_at<Compute<T>>(core::through_data_cache(launch.decay)[pair], sign * distance);
       sine[r][pair] = static_cast<Compute<T>>(s * amplitude.inner);
       cosine[r][pair] = static_cast<Compute<T>>(c * amplitude.inner);
       outer[r][pair] = static_cast<Compute<T>>(amplitude.outer);
@@ -75,7 +75,7 @@ __device__ void rotate_owned(const LaunchOf<T, capacity, form>& launch,
 }
 
 template <typename T, int size, bool interleaved, int capacity, Form form>
-__global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 4>)
+__global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
     rotate_kernel(const __grid_constant__ LaunchOf<T, capacity, form> launch) {
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
@@ -97,14 +97,14 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 4>)
       owned[slot].first = Pack<T, size>::read(row.in + places.first);
       owned[slot].second = Pack<T, size>::read(row.in + places.second);
     };
-    // Issue loads of the first rows before the position is known, and of the next ones when a row is
-    // done.
+    // Issue loads of the first rows before the position is known, and of the next ones when a row
+    // is done.
     int head = owns_heads ? begin + owners.group : end;
 #pragma unroll
     for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
-    const bool rotated = fill_angles(
-        launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
+    const bool rotated =
+        fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
     Angles<T, size, form> angles;
     tables.read(0, places, &angles);
 

@@ -30,8 +30,8 @@ constexpr int threads_wanted = 256;
 template <int size>
 constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
 
-/// Blocks of so many threads that a multiprocessor must have room for, which limits registers: loads
-/// in flight hide the latency of memory.
+/// Blocks of so many threads that a multiprocessor must have room for, which limits registers:
+/// loads in flight hide the latency of memory.
 template <int size, int wanted>
 constexpr int least_blocks = size > 1 ? wanted : 1;
 
@@ -164,8 +164,8 @@ struct Pairs {
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
-/// The places of a thread's two packs in a window, and the pairs that they hold. Threads that share a
-/// row read neighbouring packs, whether pairs are interleaved or not.
+/// The places of a thread's two packs in a window, and the pairs that they hold. Threads that share
+/// a row read neighbouring packs, whether pairs are interleaved or not.
 template <int size, bool interleaved>
 struct Places {
   static constexpr bool alone = interleaved && size == 1;  // a pair is two packs
@@ -248,8 +248,7 @@ struct Owners {
   bool are_in_warp;  // every head's threads stand in one warp, in number a power of two
 
   __device__ explicit Owners(const core::Divisor<int>& owners)
-      : count(owners.value),
-        are_in_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
+      : count(owners.value), are_in_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
     const auto place = core::divide(static_cast<int>(threadIdx.x), owners);
     group = place.quotient;
     owner = place.remainder;
@@ -365,8 +364,8 @@ __device__ bool fill_angles(const Launch<T, capacity>& launch, const Token& toke
 
 /// Sine and cosine of a pair, times the common amplitude.
 template <typename T, int capacity>
-__device__ void angle_of(const Launch<T, capacity>& launch, const PairAt<T>& at,
-                         Compute<T>* sine, Compute<T>* cosine) {
+__device__ void angle_of(const Launch<T, capacity>& launch, const PairAt<T>& at, Compute<T>* sine,
+                         Compute<T>* cosine) {
   if (launch.frequencies.data != nullptr) {
     learned_sincos<T>(launch.frequencies, launch.tangent, at.position, at.pair, sine, cosine);
   } else if (launch.positions.floating) {
@@ -487,11 +486,13 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   const int64_t splits = std::clamp<int64_t>(wanted / launch->tokens, 1, groups);
   launch->heads_of_block = static_cast<int>(core::divide_up(launch->heads, splits));
   // Whole warps, if a thread then still has more than one head.
-  const int64_t passes = core::divide_up(launch->heads_of_block, heads_of_thread);
-  const int64_t in_warps = core::divide_up(passes * owners, core::warp_size) * core::warp_size / owners;
+  const int share = launch->tokens > 4 * wanted ? heads_of_thread : heads_in_flight;
+  const int64_t passes = core::divide_up(launch->heads_of_block, share);
+  const int64_t in_warps =
+      core::divide_up(passes * owners, core::warp_size) * core::warp_size / owners;
   const int64_t at_once = std::min<int64_t>(in_warps, core::divide_up(launch->heads_of_block, 2));
-  launch->heads_per_pass = static_cast<int>(
-      std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / owners)));
+  launch->heads_per_pass =
+      static_cast<int>(std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / owners)));
   // A block of few heads still computes all angles.
   const int threads = std::max(owners * launch->heads_per_pass, angle_threads(launch->pairs));
   cudaLaunchConfig_t config = {};

@@ -46,9 +46,9 @@ class Scale {
   __device__ float divide(float value) const {
     if (!is_moderate_) return value / scale_;
     const float quotient = value * inverse_;
-    const float corrected =
-        core::fma(core::fma(-quotient, scale_, value), inverse_, quotient);
-    return fabsf(quotient) < 0x1p100f ? corrected : quotient;  // infinity and NaN stay
+    const float corrected = core::fma(core::fma(-quotient, scale_, value), inverse_, quotient);
+    const bool is_usual = quotient != 0 && fabsf(quotient) < 0x1p100f;
+    return is_usual ? corrected : quotient;  // -0, infinity and NaN stay
   }
 
  private:

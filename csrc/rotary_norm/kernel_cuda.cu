@@ -189,16 +189,15 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_pass(begin + i * launch.heads_per_pass);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines)
-                                         : rotary::Angles<C, size>{};
+    const auto angles =
+        launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines) : rotary::Angles<C, size>{};
     for (int pass = begin; pass < end;) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, pass += launch.heads_per_pass, buffer = !buffer) {
         if (pass >= end) break;
         const bool active = is_active(pass);
         const int number_of_head = active ? pass + owners.group : begin;
-        rotary::Pairs<C, size, interleaved> owned = {widen(ahead[i].first),
-                                                     widen(ahead[i].second)};
+        rotary::Pairs<C, size, interleaved> owned = {widen(ahead[i].first), widen(ahead[i].second)};
         ahead[i] = read_pass(pass + in_flight * launch.heads_per_pass);
         C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
         const rotary::Row<T> row = rows.row(number_of_head);
@@ -239,146 +238,96 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 
 // ---- backward ----
 
-/// Shared memory for a block's sums, one for each group of threads.
-constexpr int sums_bytes = 24 * 1024;
+/// Shared memory for a block's sums: for each group of threads, of query and of key.
+constexpr int sums_bytes = 32 * 1024;
 
-/// Threads of a block, with which a head's passes stay many.
-constexpr int backward_threads = 128;
-
-/// A thread's sums over the heads of its block for the gradient of its share of the window.
-template <typename C, int size>
-struct WindowSums {
-  Pack<C, size> first = {}, second = {};
-};
-
-/// sum += a * b
-template <typename C, int size>
-__device__ void add_products(const Pack<C, size>& a, const Pack<C, size>& b, Pack<C, size>* sum) {
-#pragma unroll
-  for (int i = 0; i < size; ++i) sum->element[i] += a.element[i] * b.element[i];
-}
-
-template <typename C, int size>
-__device__ void add_to_memory(const Pack<C, size>& addend, C* memory) {
-  Pack<C, size> sum;
-  core::load_values<size>(memory, sum.element);
-#pragma unroll
-  for (int i = 0; i < size; ++i) sum.element[i] += addend.element[i];
-  core::store_values<size>(sum.element, memory);
-}
-
-/// Blocks (x: part of the tokens, y: query or key). A thread always has the same columns, so that it
-/// sums those of the window in registers, and the others in shared memory without waiting.
 template <typename T, int size, bool interleaved, int capacity>
-__global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 2>)
+__global__ void __launch_bounds__(rotary::most_threads<size>)
     backward_kernel(const __grid_constant__ Launch<T, capacity> launch,
                     const __grid_constant__ Norms norms,
                     const __grid_constant__ Backward backward) {
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
-  __shared__ WindowWeights<C, capacity> window_weights;
-  alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, head_dim]
+  alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
   const Owners owners(launch.owners);
   const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
-  const int r = static_cast<int>(blockIdx.y), start = launch.start[r];
-  const int heads = r == 0 ? launch.query_heads : launch.heads - launch.query_heads;
+  const int first = launch.start[0] + places.first, second = launch.start[0] + places.second;
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
-  const C inverse_dim = C(1) / static_cast<C>(dim);
-  const Rows &rows = launch.rows[r], &normed = backward.normed[r];
-  C* const sum = sums + owners.group * dim;
-  for (int i = threadIdx.x; i < groups * dim; i += blockDim.x) sums[i] = 0;
-  WindowSums<C, size> window_sums;
+  for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
   bool buffer = false;
-  window_weights.fill(launch, norms, r);  // read after begin_token()'s barrier
 
   const int64_t part = blockIdx.x;
   const int64_t end = (part + 1) * launch.tokens / backward.parts;
   for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
     const Token token = token_of(launch, number);
-    const T* in = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride);
-    const T* x = static_cast<const T*>(normed.in) + place_of(token, 0, normed.in_stride);
-    T* out = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride);
-    const auto read_window = [&](const T* base, const int64_t* stride, int head) {
-      Window<T, size> window = {};
-      if (launch.pairs == 0 || head >= heads) return window;
-      const T* row = base + rotary::head_offset<size>(head, stride[2]) + start;
-      window.first = Pack<T, size>::read(row + places.first);
-      window.second = Pack<T, size>::read(row + places.second);
-      return window;
-    };
-    // Issue loads of the next heads before the threads wait for each other's sums.
-    Window<T, size> next_gradient = read_window(in, rows.in_stride, owners.group);
-    Window<T, size> next_row = read_window(x, normed.in_stride, owners.group);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines)
-                                         : rotary::Angles<C, size>{};
-    for (int pass = 0; pass < heads; pass += groups, buffer = !buffer) {
-      const int head = pass + owners.group;
-      const bool active = head < heads;
-      const int64_t rstd_at = token.number * heads + head;
-      const C rstd = active ? static_cast<const C*>(norms.rstd[r])[rstd_at] : C(0);
-      rotary::Pairs<C, size, interleaved> gradient = {widen(next_gradient.first),
-                                                      widen(next_gradient.second)};
-      Window<C, size> row = {widen(next_row.first), widen(next_row.second)};
-      next_gradient = read_window(in, rows.in_stride, head + groups);
-      next_row = read_window(x, normed.in_stride, head + groups);
-      const T* head_in = in + rotary::head_offset<size>(head, rows.in_stride[2]);
-      const T* head_x = x + rotary::head_offset<size>(head, normed.in_stride[2]);
-      T* head_out = out + rotary::head_offset<size>(head, rows.out_stride[2]);
+    const auto angles =
+        launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines) : rotary::Angles<C, size>{};
+    for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
+      const bool active = pass + owners.group < launch.heads;
+      const Head head(launch, token, active ? pass + owners.group : 0);
+      const Rows &rows = launch.rows[head.r], &normed = backward.normed[head.r];
+      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
+      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
+      const T* x =
+          static_cast<const T*>(normed.in) + place_of(token, head.number, normed.in_stride);
+      const C rstd = active ? static_cast<const C*>(norms.rstd[head.r])[head.rstd_at] : C(0);
+      C* sum = sums + (owners.group * 2 + head.r) * dim;
+      rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
       C along = 0;
+      // Adds to the weight's gradient; leaves the gradient of the normed row.
+      const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
+        multiply(rstd, n);
+        C total[size];
+        core::load_values<size>(sum + column, total);
+#pragma unroll
+        for (int i = 0; i < size; ++i) total[i] += g->element[i] * n->element[i];
+        core::store_values<size>(total, sum + column);
+        multiply(weights<T, size>(norms, head.r, column), g);
+        along = dot(*g, *n, along);
+      };
       if (active) {
         if (launch.pairs > 0) {
+          gradient.first = load_wide<T, size>(in + first);
+          gradient.second = load_wide<T, size>(in + second);
+          row.first = load_wide<T, size>(x + first);
+          row.second = load_wide<T, size>(x + second);
           if (rotated) gradient.rotate(angles);
-          multiply(rstd, &row.first);
-          multiply(rstd, &row.second);
-          add_products(gradient.first, row.first, &window_sums.first);
-          add_products(gradient.second, row.second, &window_sums.second);
-          multiply(window_weights.template read<size>(places.first), &gradient.first);
-          multiply(window_weights.template read<size>(places.second), &gradient.second);
-          along = dot(gradient.second, row.second, dot(gradient.first, row.first, along));
+          through_weight(&gradient.first, &row.first, first);
+          through_weight(&gradient.second, &row.second, second);
         }
         for_outside<size>(launch, owners, [&](int column) {
-          auto g = load_wide<T, size>(head_in + column), n = load_wide<T, size>(head_x + column);
-          multiply(rstd, &n);
-          Pack<C, size> product = {};
-          add_products(g, n, &product);
-          add_to_memory(product, sum + column);
-          multiply(weights<T, size>(norms, r, column), &g);
-          along = dot(g, n, along);
+          auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
+          through_weight(&g, &n, column);
         });
       }
-      along = head_sum(owners, along, buffer) * inverse_dim;
+      along = head_sum(owners, along, buffer) / static_cast<C>(dim);
       if (!active) continue;
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll
         for (int i = 0; i < size; ++i) {
           g->element[i] = rstd * (g->element[i] - n.element[i] * along);
         }
-        store_narrow<T, size>(*g, head_out + column);
+        store_narrow<T, size>(*g, out + column);
       };
       if (launch.pairs > 0) {
-        through_norm(&gradient.first, row.first, start + places.first);
-        through_norm(&gradient.second, row.second, start + places.second);
+        through_norm(&gradient.first, row.first, first);
+        through_norm(&gradient.second, row.second, second);
       }
       for_outside<size>(launch, owners, [&](int column) {
-        auto g = load_wide<T, size>(head_in + column), n = load_wide<T, size>(head_x + column);
+        auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
         multiply(rstd, &n);
-        multiply(weights<T, size>(norms, r, column), &g);
+        multiply(weights<T, size>(norms, head.r, column), &g);
         through_norm(&g, n, column);
       });
     }
   }
-  __syncthreads();  // until the sums are zero
-  if (launch.pairs > 0) {
-    core::store_values<size>(window_sums.first.element, sum + start + places.first);
-    core::store_values<size>(window_sums.second.element, sum + start + places.second);
-  }
   __syncthreads();
-  C* result = static_cast<C*>(backward.partial) + (part * 2 + r) * dim;
-  for (int column = threadIdx.x; column < dim; column += blockDim.x) {
-    C total = 0;
-    for (int group = 0; group < groups; ++group) total += sums[group * dim + column];
-    result[column] = total;
+  C* result = static_cast<C*>(backward.partial) + part * 2 * dim;
+  for (int column = threadIdx.x; column < 2 * dim; column += blockDim.x) {
+    C sum = 0;
+    for (int group = 0; group < groups; ++group) sum += sums[group * 2 * dim + column];
+    result[column] = sum;
   }
 }
 
@@ -435,19 +384,20 @@ struct BackwardPass {
     const int64_t dim = rotation().head_dim;
     const int owners = std::max(1, launch.pairs / size);
     launch.owners = core::Divisor<int>::of(owners);
-    const int64_t groups_that_fit = sums_bytes / (dim * static_cast<int64_t>(sizeof(Compute<T>)));
-    const int64_t key_heads = launch.heads - launch.query_heads;
+    const int64_t groups_that_fit =
+        sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
     const int64_t most = std::clamp<int64_t>(
-        std::min<int64_t>(std::max<int64_t>(launch.query_heads, key_heads),
-                          backward_threads / owners),
-        1, groups_that_fit);
-    launch.heads_per_pass = static_cast<int>(most);
+        std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit);
+    // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
+    const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
+    launch.heads_per_pass =
+        static_cast<int>(std::max<int64_t>(1, core::divide_up(launch.heads, passes)));
     Backward backward = {};
     std::copy(arguments.normed, arguments.normed + 2, backward.normed);
     backward.partial = arguments.partial;
     backward.parts = arguments.parts;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(arguments.parts), 2);
+    config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
     config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
     config.stream = stream;
     cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,

@@ -31,7 +31,8 @@ struct PairColumns {
   core::Vector<T, width> first, second;
 };
 
-/// The columns of a thread's pairs. Without packs (width 1) the second may lie outside the encoding.
+/// The columns of a thread's pairs. Without packs (width 1) the second may lie outside the
+/// encoding.
 struct PairPlaces {
   int64_t first, second;
   bool has_second;
@@ -120,7 +121,8 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
     PairColumns<T, width> columns[rows_in_flight];
     const auto read_rows = [&] {
 #pragma unroll
-      for (int i = 0; i < rows_in_flight; ++i) columns[i] = read_columns<T, width>(in(b + i), places);
+      for (int i = 0; i < rows_in_flight; ++i)
+        columns[i] = read_columns<T, width>(in(b + i), places);
     };
     read_rows();
     const Position position =
@@ -202,8 +204,8 @@ void launch_pairs(const Arguments& arguments, core::CudaStream stream) {
     const dim3 grid(static_cast<unsigned>(std::min(encodings(arguments), most_row_blocks)),
                     static_cast<unsigned>(core::divide_up(count, width * threads)),
                     parts_of_batch(arguments));
-    core::launch_with(encode_kernel<T, width>, grid, static_cast<unsigned>(threads), 0, stream, arguments, block, begin,
-                      count);
+    core::launch_with(encode_kernel<T, width>, grid, static_cast<unsigned>(threads), 0, stream,
+                      arguments, block, begin, count);
   }
 }
 

@@ -40,7 +40,8 @@ struct Shares {
 Shares shares_of(int64_t dim, int width) {
   const int64_t vectors = divide_up(dim, width);
   Shares shares{divide_up(vectors, gather_vectors * warp_size), 0, 0};
-  while ((warp_size << shares.vectors_log2) < vectors && 1 << shares.vectors_log2 < gather_vectors) {
+  while ((warp_size << shares.vectors_log2) < vectors &&
+         1 << shares.vectors_log2 < gather_vectors) {
     ++shares.vectors_log2;
   }
   while (1 << shares.lanes_log2 < std::min<int64_t>(vectors, warp_size)) ++shares.lanes_log2;
@@ -82,7 +83,8 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Shar
     const auto from = static_cast<uint64_t>(ids[i]) + static_cast<uint64_t>(a.first_row);
     valid[i] = from < static_cast<uint64_t>(a.rows);
     if (valid[i]) {
-      const T* data = static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
+      const T* data =
+          static_cast<const T*>(a.weight) + static_cast<int64_t>(from) * a.weight_stride;
       vectors[i] = *reinterpret_cast<const Vector<T, width>*>(data + column);
     } else if (column == 0) {
       record_error(a.error, a.kind, ids[i], place, a.rows - a.first_row);

@@ -13,7 +13,10 @@ import torch
 from support.halves import CUDA_ON_CPU
 from torch import Tensor
 
-pytestmark = pytest.mark.skipif(not CUDA_ON_CPU, reason="counted by make test-cuda-on-cpu")
+pytestmark = [
+    pytest.mark.skipif(not CUDA_ON_CPU, reason="counted by make test-cuda-on-cpu"),
+    pytest.mark.usefixtures("cuda"),
+]
 
 call = pe.functional
 SPEC = pe.RotarySpec(16)
@@ -38,8 +41,8 @@ def embed(width: int = 64, **options: Any) -> Tensor:
     return pe.InputEmbedding(10, width, norm="layer", **options)(IDS)
 
 
-# Launches forward and backward: more than one where the sums of several blocks are added, or ids
-# are sorted; the sort's own launches are extra.
+# Launches forward and backward: more than one where the sums of several blocks are added, ids are
+# sorted (the sort's own launches are extra), or the input's sinusoids are computed beforehand.
 DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
     "rotary": (lambda: call.rotary(tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), spec=SPEC), 1, 1),
     "mla_rotary": (lambda: call.mla_rotary(tensor(2, 4, 4, 24), tensor(2, 4, 8), spec=MLA), 1, 1),
@@ -58,9 +61,9 @@ DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
     "alibi_bias": (lambda: call.alibi_bias(tensor(4), 6, 6), 1, 2),
     "alibi_softmax": (lambda: call.alibi_softmax(tensor(2, 4, 6, 6), tensor(4)), 1, 2),
     "input_embedding": (lambda: embed(positions="learned", max_positions=9), 1, 6),
-    "input_embedding, sinusoids": (lambda: embed(positions="sinusoidal"), 1, 5),
+    "input_embedding, sinusoids": (lambda: embed(positions="sinusoidal"), 2, 6),
     "input_embedding, wide sinusoids": (lambda: embed(4104, positions="sinusoidal"), 3, 7),
-    "input_embedding, rows": (lambda: embed(positions="sinusoidal", gradient="rows"), 1, 6),
+    "input_embedding, rows": (lambda: embed(positions="sinusoidal", gradient="rows"), 2, 7),
 }
 
 IN_PLACE: dict[str, Callable[[], Any]] = {

@@ -97,7 +97,7 @@ def test_float8_equals_torch_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_float8_of_every_16_bit_number(dtype: torch.dtype, device: torch.device) -> None:
-    """Includes NaN, infinities and denormals."""
+    """Includes NaN, whose sign a GPU's conversion drops, infinities and denormals."""
     every = torch.arange(-32768, 32768, dtype=torch.int16, device=device).view(dtype)
     value = every.view(256, 1, 256)
     cache = torch.zeros(256, 1, 1, 256, device=device).to(FLOAT8)
@@ -106,7 +106,9 @@ def test_float8_of_every_16_bit_number(dtype: torch.dtype, device: torch.device)
     pe.functional.rotary_cache_(
         key.clone(), key, value, key_cache, cache, slots, spec=pe.RotarySpec(2), value_scale=0.5
     )
-    assert torch.equal(cache.view(torch.uint8).view(256, 1, 256), float8(value, 0.5))
+    found, expected = cache.view(torch.uint8).view(256, 1, 256), float8(value, 0.5)
+    nan = torch.tensor(0x7F, dtype=torch.uint8, device=device)
+    assert torch.equal(*(torch.where(bits & nan == nan, nan, bits) for bits in (found, expected)))
 
 
 def test_scale_is_a_number_or_a_tensor(device: torch.device) -> None:

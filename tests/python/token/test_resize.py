@@ -147,7 +147,10 @@ def test_optimizer_state_of_rows_that_stay(name: str, device: torch.device) -> N
             head(token(ids)).pow(2).sum().backward()
             optimizer.step()
         results.append(token.weight.detach())
-    assert torch.equal(*results)
+    if device.type == "cuda":  # torch adds sparse momenta with atomics, in any order
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+    else:
+        assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(
