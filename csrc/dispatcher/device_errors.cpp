@@ -4,9 +4,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <limits>
+#include <mutex>
 #include <string>
 
 #include "core/cuda_launch.h"
@@ -49,13 +51,28 @@ std::atomic<uint32_t>& state_of(core::DeviceError& error) {
   return reinterpret_cast<std::atomic<uint32_t>&>(error.state);
 }
 
-// Null until the first launch: a process that never uses CUDA must not start the driver.
-std::atomic<core::DeviceError*> record{nullptr};
+struct DeviceState {
+  std::once_flag is_made;
+  // Null until the first launch: a process that never uses CUDA must not start the driver.
+  std::atomic<core::DeviceError*> record{nullptr};
+  // Waiting for a device that is not in use would start the driver there, which takes memory.
+  std::atomic<bool> is_used{false};
+};
 
-// The devices in use. Waiting for another would start the driver there, which takes memory.
-std::array<std::atomic<bool>, std::numeric_limits<c10::DeviceIndex>::max() + 1> used{};
+constexpr size_t most_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
+std::array<DeviceState, most_devices> devices;
+std::atomic<size_t> devices_end{0};  // after the last that is in use
+
+/// A device without an index is the only one.
+DeviceState& state_of(c10::DeviceIndex device) {
+  const size_t index = static_cast<size_t>(std::max<c10::DeviceIndex>(device, 0));
+  size_t end = devices_end.load(std::memory_order_relaxed);
+  while (end <= index && !devices_end.compare_exchange_weak(end, index + 1)) continue;
+  return devices[index];
+}
 
 core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
+  core::DeviceError* record = nullptr;
   if constexpr (core::built_with_cuda) {
     const c10::DeviceGuard guard(device);  // otherwise the driver would start on the current one
     record = static_cast<core::DeviceError*>(core::allocate_pinned(sizeof(core::DeviceError)));
@@ -64,33 +81,38 @@ core::DeviceError* make_record([[maybe_unused]] c10::Device device) {
   return record;
 }
 
-}  // namespace
-
-core::DeviceError* device_error(c10::Device device) {
-  if (!on_cuda(device)) return nullptr;
-  static core::DeviceError* const made = make_record(device);
-  return made;
-}
-
-void mark_device_used(c10::DeviceIndex device) {
-  used[static_cast<size_t>(device)].store(true, std::memory_order_relaxed);
-}
-
-void raise_device_error() {
-  core::DeviceError* error = record.load();
+void raise_error_of(size_t device) {
+  core::DeviceError* error = devices[device].record.load();
   if (error == nullptr || state_of(*error).load(std::memory_order_relaxed) != 2) return;
   uint32_t complete = 2;  // becomes 3, being read, because other threads may ask too
   if (!state_of(*error).compare_exchange_strong(complete, 3, std::memory_order_acquire)) return;
   const core::DeviceError found = *error;
   state_of(*error).store(0, std::memory_order_release);
   TORCH_CHECK_INDEX(false, name(found.kind), " ", found.value, " at place ", found.place,
-                    " of an earlier CUDA call is out of range: expected ", expectation(found),
-                    ". Its row was written as zeros, or left as it was.");
+                    " of an earlier call on cuda:", device, " is out of range: expected ",
+                    expectation(found), ". Its row was written as zeros, or left as it was.");
 }
 
-void check_errors() {
-  for (size_t device = 0; device < used.size(); ++device) {
-    if (!used[device]) continue;
+}  // namespace
+
+core::DeviceError* device_error(c10::Device device) {
+  if (!on_cuda(device)) return nullptr;
+  DeviceState& state = state_of(device.index());
+  std::call_once(state.is_made, [&] { state.record = make_record(device); });
+  return state.record;
+}
+
+void mark_device_used(c10::DeviceIndex device) {
+  state_of(device).is_used.store(true, std::memory_order_relaxed);
+}
+
+void raise_device_error() {
+  for (size_t device = 0; device < devices_end; ++device) raise_error_of(device);
+}
+
+void check_errors(bool wait) {
+  for (size_t device = 0; wait && device < devices_end; ++device) {
+    if (!devices[device].is_used) continue;
     const c10::Device current(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
     // Waiting restores the device that was current before, which would start the driver there.
     const c10::DeviceGuard guard(current);
@@ -103,4 +125,4 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("check_error
 
 }  // namespace posembed::dispatcher
 
-void posembed::check_errors() { posembed::dispatcher::check_errors(); }
+void posembed::check_errors(bool wait) { posembed::dispatcher::check_errors(wait); }

@@ -9,12 +9,12 @@
 
 namespace posembed::dispatcher {
 
-/// The record that kernels on `device` write: pinned memory that every device can reach. Null on
-/// the CPU.
+/// The record that kernels on `device` write, one for each device: atomic operations on memory of
+/// the host hold among the kernels of one GPU. Null on the CPU.
 core::DeviceError* device_error(c10::Device device);
 
-/// Throws c10::IndexError for the recorded error, if there is one, and clears it. Does not wait for
-/// kernels that still run.
+/// Throws c10::IndexError for the recorded error of a device, if there is one, and clears it. Does
+/// not wait for kernels that still run.
 void raise_device_error();
 
 /// Throws if a launch returned the text of a CUDA error.
@@ -25,7 +25,8 @@ inline void check_launch(const char* error) {
 /// Notes that kernels were launched on a CUDA device.
 void mark_device_used(c10::DeviceIndex device);
 
-/// The operator posembed::check_errors: waits for every device in use, then throws as above.
-void check_errors();
+/// The operator posembed::check_errors: waits for every device in use, if asked to, then throws as
+/// above.
+void check_errors(bool wait);
 
 }  // namespace posembed::dispatcher

@@ -93,6 +93,6 @@ TORCH_LIBRARY(posembed, m) {
   define("input_embedding_backward_rows(Tensor output_gradient, Tensor mean, Tensor rstd, " + input + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("input_dropout(Tensor x, Tensor seed, *, float probability, SymInt first=0) -> Tensor");
 
-  define("check_errors() -> ()");
+  define("check_errors(bool wait=True) -> ()");
 }
 // clang-format on

@@ -411,6 +411,17 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
 
 
 @pytest.mark.gpu
+def test_errors_are_seen_without_waiting(cuda: torch.device) -> None:
+    table = pe.TokenEmbedding(ROWS, COLUMNS, device=cuda)
+    table(torch.tensor([ROWS], device=cuda))
+    if cuda.type == "cuda":
+        torch.cuda.synchronize()
+    with pytest.raises(IndexError, match=rf"token id {ROWS} at place 0 of an earlier call on cuda:0"):
+        pe.check_errors(wait=False)
+    pe.check_errors(wait=False)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("value", [ROWS, -1, 2**32 + 5, -(2**63), 2**63 - 1])
 def test_id_outside_the_table_cuda(value: int, cuda: torch.device) -> None:
     table = pe.TokenEmbedding(ROWS, COLUMNS, device=cuda)
