@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -96,6 +96,10 @@ run-cuda-on-cpu:
 	  $(python) -m pytest --numprocesses 2 -m 'not slow' \
 	  $(addprefix tests/python/,token bag learned sinusoidal rotary rotary_cache rotary_norm alibi input) \
 	  $(addprefix tests/python/test_,operators.py parity.py launches.py) $(PYTEST_ARGS)
+
+# Registers, local memory and wide loads of the hot CUDA kernels, beside what is recorded.
+check-machine-code: build-tests
+	$(python) scripts/machine_code.py $(BUILD)/csrc/libposembed.so
 
 cpp_sources = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu')
 

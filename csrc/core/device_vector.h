@@ -84,6 +84,14 @@ __device__ inline float reciprocal_sqrt(float x) {
 
 __device__ inline double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 
+/// Multiprocessors of the current device; 1 if unknown.
+inline int multiprocessors() {
+  int device = 0, count = 1;
+  if (cudaGetDevice(&device) != cudaSuccess) return count;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return std::max(1, count);
+}
+
 inline int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
 /// `blocks` as the width of a grid. A count that does not fit becomes UINT32_MAX, so that the

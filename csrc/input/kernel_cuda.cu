@@ -212,15 +212,16 @@ __global__ void __launch_bounds__(max_threads, 2)
     const Place place{batch, at.remainder, batch * a.seq + at.remainder};
     const int64_t id = next_id;
     if (batch + 1 < end) next_id = index_of(a.token, batch + 1, at.remainder);
-    Rows<T> rows = token_rows<T>(a, place, id, records);
+    const Rows<T> rows = token_rows<T>(a, place, id, records);
     Row row(a, teams, member.rank);
     if (rows.valid) row.read(rows.token);
     if (batch == begin || !teams.share_positions) {
-      find_position(a, place, records, &rows);
-      shared_is_valid = rows.valid;
+      Rows<T> position;
+      find_position(a, place, records, &position);
+      shared_is_valid = position.valid;
       shared = Row(a, teams, member.rank);
-      if (rows.valid && one_type) shared.add(rows.type);
-      if (rows.valid) shared.add_position(rows);
+      if (one_type) shared.add(rows.type);
+      if (position.valid) shared.add_position(position);
     }
     T* out = static_cast<T*>(f.out) + place.token * a.embedding_dim;
     if (!rows.valid || !shared_is_valid) {
@@ -485,11 +486,11 @@ bool vectors_fit(const Arguments& a) {
          core::vectorizable<T>(a.norm_bias, dim, dim);
 }
 
-/// The fewest teams that keep a large GPU busy.
-constexpr int64_t busy_teams = 8192;
+/// The fewest teams that keep a multiprocessor busy.
+constexpr int64_t busy_teams = 64;
 
 Teams teams_for(const Arguments& a, int threads) {
-  const int64_t slices = std::min(a.batch, divide_up(busy_teams, a.seq));
+  const int64_t slices = std::min(a.batch, divide_up(busy_teams * core::multiprocessors(), a.seq));
   const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
   return {threads, core::Divisor<int64_t>::of(a.seq), slices, divide_up(a.batch, slices),
           share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};

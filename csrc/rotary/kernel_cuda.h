@@ -456,14 +456,6 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   return launch;
 }
 
-/// Multiprocessors of the current device; 0 if unknown.
-inline int multiprocessors() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 /// A thread for each pair, in whole warps, up to a block's limit.
 inline int angle_threads(int pairs) {
   const int64_t warps = core::divide_up(pairs, core::warp_size);
@@ -481,7 +473,7 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   }
   // With few tokens, several blocks share a token's heads, until every multiprocessor has two
   // blocks.
-  const int64_t wanted = 2 * static_cast<int64_t>(multiprocessors());
+  const int64_t wanted = 2 * static_cast<int64_t>(core::multiprocessors());
   const int64_t groups = core::divide_up(launch->heads, heads_in_flight);
   const int64_t splits = std::clamp<int64_t>(wanted / launch->tokens, 1, groups);
   launch->heads_of_block = static_cast<int>(core::divide_up(launch->heads, splits));

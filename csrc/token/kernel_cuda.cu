@@ -407,8 +407,8 @@ __global__ void __launch_bounds__(threads)
   core::write_vector<T, width>(result, out + column);
 }
 
-/// The fewest warps that keep a large GPU busy.
-constexpr int64_t busy_warps = 16384;
+/// The fewest warps that keep a multiprocessor busy.
+constexpr int64_t busy_warps = 128;
 
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
@@ -416,7 +416,8 @@ void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t st
       a.row_ids == nullptr ? a.num_embeddings : std::min(a.num_embeddings, a.count);
   // A warp takes a whole row, unless there are few: it finds the row's entries only once.
   const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
-  const int64_t shares = std::min(row_pieces, divide_up(busy_warps, rows));
+  const int64_t shares =
+      std::min(row_pieces, divide_up(busy_warps * core::multiprocessors(), rows));
   core::launch(row_kernel<T, width>, blocks_for(rows * shares), threads, stream, a, w, shares);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);

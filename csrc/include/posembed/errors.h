@@ -10,11 +10,9 @@ namespace posembed {
 /// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
 /// continues; the error is raised here or at posembed's next CUDA call, and the CUDA context stays
 /// usable.
-/// @param wait whether to wait; without, errors of kernels that still run are not seen, as after
-/// the
-///     replay of a CUDA graph in a loop that must not stop
-/// @throws c10::IndexError names what was out of range, its value, its place, the device and the
-/// valid range
+/// @param wait whether to wait; without, errors of kernels that still run are not seen, for loops
+///     that replay a CUDA graph and must not stop
+/// @throws c10::IndexError names what was out of range, its value, its place, device and range
 ///
 ///     embed->forward(ids);
 ///     posembed::check_errors();

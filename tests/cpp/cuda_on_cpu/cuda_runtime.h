@@ -13,6 +13,7 @@
 #include <functional>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -264,6 +265,23 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); }
 
+namespace cuda_on_cpu {
+
+/// An order of blocks that differs from launch to launch, so that a kernel that depends on it
+/// fails: steps of a length that has no divisor in common with the number of blocks.
+struct BlockOrder {
+  uint64_t count, first, step;
+
+  BlockOrder(uint64_t blocks, uint64_t launch)
+      : count(blocks), first(launch * 7919 % blocks), step(launch * 104729 % blocks) {
+    while (std::gcd(step, count) != 1) ++step;
+  }
+
+  uint64_t at(uint64_t i) const { return (first + i * step) % count; }
+};
+
+}  // namespace cuda_on_cpu
+
 /// Refuses the launches that a device refuses.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
@@ -289,10 +307,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   };
   const cuda_on_cpu::Unobserved scheduling;
   ++cuda_on_cpu::launches;
-  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
-    }
+  const cuda_on_cpu::BlockOrder order(uint64_t{gridDim.x} * gridDim.y * gridDim.z,
+                                      static_cast<uint64_t>(cuda_on_cpu::launches));
+  for (uint64_t i = 0; i < order.count; ++i) {
+    const uint64_t block = order.at(i), row = block / gridDim.x;
+    blockIdx.x = static_cast<unsigned>(block % gridDim.x);
+    blockIdx.y = static_cast<unsigned>(row % gridDim.y);
+    blockIdx.z = static_cast<unsigned>(row / gridDim.y);
+    run_block();
   }
   cuda_on_cpu::end_launch();
   return cudaSuccess;

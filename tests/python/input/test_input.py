@@ -610,6 +610,23 @@ def test_ids_outside_on_cuda(cuda: torch.device) -> None:
     pe.check_errors()
 
 
+@pytest.mark.gpu
+def test_sequences_that_share_positions_on_cuda(cuda: torch.device) -> None:
+    """So many tokens that a team takes several sequences: a bad id concerns its own token alone."""
+    embed = pe.InputEmbedding(ROWS, 16, max_positions=4300, num_types=2, norm="layer")
+    ids = torch.randint(0, ROWS, (5, 4300))
+    expected = embed(ids)
+    bad = ids.to(cuda)
+    bad[0, 5] = bad[2, 6] = bad[4, 4299] = ROWS
+    output = embed.to(cuda)(bad)
+    with pytest.raises(IndexError, match=f"token id {ROWS} at place (5|8606|21499)"):
+        pe.check_errors()
+    places = ([0, 2, 4], [5, 6, 4299])
+    assert not output[places].any()
+    expected[places] = 0
+    assert_close(output, expected, 2e-6)
+
+
 def test_a_learned_scale_of_sinusoids_is_refused() -> None:
     embed = pe.InputEmbedding(3, 8, positions="sinusoidal")
     embed.position = pe.SinusoidalPositionalEmbedding(8, scale=3.0)

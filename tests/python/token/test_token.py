@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from support.case import FLOATING, assert_close
-from support.halves import AT_ONCE
+from support.halves import AT_ONCE, CUDA_ON_CPU
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 37, 5
@@ -411,12 +411,25 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
 
 
 @pytest.mark.gpu
+def test_a_large_table_with_wide_rows_on_cuda(cuda: torch.device) -> None:
+    """So many rows that a warp takes a whole row of the gradient, in several steps."""
+    rows = 600 if CUDA_ON_CPU else 20_000
+    ids, gradient = torch.randint(0, rows, (700,)), torch.randn(700, 1100)
+    operator = torch.ops.posembed.embedding_backward
+    found = operator(gradient.to(cuda), ids.to(cuda), num_embeddings=rows)
+    expected = torch.zeros(rows, 1100).index_add_(0, ids, gradient)
+    assert_close(found, expected, 1e-6)
+
+
+@pytest.mark.gpu
 def test_errors_are_seen_without_waiting(cuda: torch.device) -> None:
     table = pe.TokenEmbedding(ROWS, COLUMNS, device=cuda)
     table(torch.tensor([ROWS], device=cuda))
     if cuda.type == "cuda":
         torch.cuda.synchronize()
-    with pytest.raises(IndexError, match=rf"token id {ROWS} at place 0 of an earlier call on cuda:0"):
+    with pytest.raises(
+        IndexError, match=rf"token id {ROWS} at place 0 of an earlier call on cuda:0"
+    ):
         pe.check_errors(wait=False)
     pe.check_errors(wait=False)
 
