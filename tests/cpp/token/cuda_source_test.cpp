@@ -100,7 +100,8 @@ TEST(TokenGpuSource, Gather) {
           arguments.error = &error;
           gather_cuda(arguments, nullptr);
           ASSERT_EQ(error.state, 2u);
-          ASSERT_EQ(error.value, ids[0]);
+          ASSERT_EQ(error.value, ids[static_cast<size_t>(error.place)]);
+          ASSERT_TRUE(error.value < start || error.value >= start + rows);
         }
       }
     }
