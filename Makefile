@@ -96,6 +96,7 @@ run-cuda-on-cpu:
 	  $(python) -m pytest --numprocesses 2 -m 'not slow' \
 	  $(addprefix tests/python/,token bag learned sinusoidal rotary rotary_cache rotary_norm alibi input) \
 	  $(addprefix tests/python/test_,operators.py parity.py launches.py) $(PYTEST_ARGS)
+	POSEMBED_CUDA_ON_CPU=1 PYTHONPATH=$(abspath $(cuda_on_cpu)/python) $(python) tests/gpu/sweep.py --quick
 
 # Registers, local memory and wide loads of the hot CUDA kernels, beside what is recorded.
 check-machine-code: build-tests

@@ -205,8 +205,8 @@ __device__ inline int64_t place_of(const Token& token, int64_t head, const int64
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
-/// The offset of a head, at a stride that fits in 32 bits where packs are used: a product of 64-bit
-/// numbers takes four instructions, this one.
+/// The offset of a head. Where packs are used, strides fit in 32 bits: the product takes one
+/// instruction instead of four.
 template <int size>
 __device__ int64_t head_offset(int head, int64_t stride) {
   return int64_t{head} * (size > 1 ? static_cast<int>(stride) : stride);

@@ -40,7 +40,7 @@ struct PairPlaces {
 
 template <int width>
 __device__ PairPlaces places_of(const Layout& layout, int64_t pair) {
-  const int64_t first = layout.interleaved ? 2 * pair : pair;
+  const int64_t first = first_column(layout, pair);
   const int64_t second = layout.interleaved ? first + width : second_column(layout, pair);
   return {first, second, width > 1 || second < layout.filled};
 }
