@@ -8,6 +8,7 @@
 
 #include "bag/operator.h"
 #include "dispatcher/autograd.h"
+#include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "token/operator.h"
 #include "token/rows_node.h"
@@ -18,44 +19,6 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// A call's Places, saved in the members of a node.
-struct SavedPlaces {
-  SavedVariable ids, offsets;
-  int64_t padding_idx = -1;
-  bool include_last_offset = false;
-
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(ids);
-    visit(offsets);
-    visit(padding_idx);
-    visit(include_last_offset);
-  }
-
-  void save(const Places& places) {
-    ids = dispatcher::save(places.ids);
-    offsets = dispatcher::save(places.offsets);
-    padding_idx = places.padding_idx;
-    include_last_offset = places.include_last_offset;
-  }
-};
-
-/// The tensors of SavedPlaces, which Places refers to.
-class Unpacked {
- public:
-  explicit Unpacked(const SavedPlaces& saved)
-      : saved_(saved),
-        ids_(*dispatcher::unpack(saved.ids)),
-        offsets_(dispatcher::unpack(saved.offsets)) {}
-
-  Places places() const { return {ids_, offsets_, saved_.padding_idx, saved_.include_last_offset}; }
-
- private:
-  const SavedPlaces& saved_;
-  Tensor ids_;
-  MaybeTensor offsets_;
-};
-
 Tensor or_undefined(const MaybeTensor& tensor) { return tensor.value_or(Tensor()); }
 
 MaybeTensor if_defined(const Tensor& tensor) {
@@ -63,13 +26,13 @@ MaybeTensor if_defined(const Tensor& tensor) {
 }
 
 /// The gradient of the table. `form`: "dense", or "rows" for a sparse tensor of the touched rows.
-Tensor table_gradient(const Tensor& gradient, const Places& places, const MaybeTensor& weights,
-                      const MaybeTensor& maxima, const c10::SymInt& rows, Text mode, Text form) {
+Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag& in, Text mode,
+                      const MaybeTensor& weights, const MaybeTensor& maxima, Text form) {
   if (form == "dense") {
-    return call_token_bag_backward(gradient, places, weights, maxima, rows, mode);
+    return call_token_bag_backward(gradient, rows, in, mode, weights, maxima);
   }
   const auto [row_ids, values] =
-      call_token_bag_backward_rows(gradient, places, weights, maxima, rows, mode);
+      call_token_bag_backward_rows(gradient, rows, in, mode, weights, maxima);
   return token::sparse_gradient(row_ids, values, rows);
 }
 
@@ -85,13 +48,13 @@ Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
 
 // ------------------------------------------------------------------------------- sum and mean
 
-class TokenBagBackward : public dispatcher::OperatorNode<TokenBagBackward> {
+class TokenBagNode : public dispatcher::OperatorNode<TokenBagNode> {
  public:
   static constexpr const char* label = "TokenBagBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    bag.members(visit);
     visit(weight);
     visit(weights);
     visit(rows);
@@ -103,19 +66,18 @@ class TokenBagBackward : public dispatcher::OperatorNode<TokenBagBackward> {
     variable_list result(2);
     const Tensor& gradient = gradients[0];
     if (!gradient.defined()) return result;
-    const Unpacked in(places);
+    const Bag in = bag.unpack();
     if (needs(0)) {
-      result[0] = table_gradient(gradient, in.places(), dispatcher::unpack(weights), std::nullopt,
-                                 rows, mode, form);
+      result[0] = table_gradient(gradient, rows, in, mode, dispatcher::unpack(weights),
+                                 std::nullopt, form);
     }
     if (needs(1)) {
-      result[1] =
-          call_token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in.places());
+      result[1] = call_token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in);
     }
     return result;
   }
 
-  SavedPlaces places;
+  dispatcher::SavedCall<Bag> bag;
   SavedVariable weight;  // saved if the weights need a gradient
   SavedVariable weights;
   c10::SymInt rows;
@@ -126,17 +88,15 @@ bool wants_derivative(const Tensor& tensor) {
   return torch::autograd::compute_requires_grad(tensor) || dispatcher::tangent(tensor).defined();
 }
 
-Tensor token_bag_autograd(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
-                          const MaybeTensor& weights, Text mode, int64_t padding_idx,
-                          bool include_last_offset, Text gradient) {
-  const Places places{ids, offsets, padding_idx, include_last_offset};
+Tensor token_bag_autograd(const Tensor& weight, const Bag& in, Text mode,
+                          const MaybeTensor& weights, Text gradient) {
   if (mode == "max" && !weights.has_value() && wants_derivative(weight)) {
-    return std::get<0>(call_token_bag_max(weight, places, gradient));
+    return std::get<0>(call_token_bag_max(weight, in, gradient));
   }
   const Tensor factors = or_undefined(weights);
-  auto node = dispatcher::node_for<TokenBagBackward>(weight, factors);
+  auto node = dispatcher::node_for<TokenBagNode>(weight, factors);
   if (node) {
-    node->places.save(places);
+    node->bag.save(in);
     if (factors.defined() && factors.requires_grad()) node->weight = dispatcher::save(weight);
     node->weights = dispatcher::save(weights);
     node->rows = weight.sym_size(0);
@@ -144,19 +104,19 @@ Tensor token_bag_autograd(const Tensor& weight, const Tensor& ids, const MaybeTe
     node->form = gradient;
   }
   return dispatcher::bilinear(node, weight, factors, [&](const Tensor& table, const Tensor& by) {
-    return call_token_bag(table, places, if_defined(by), mode, gradient);
+    return call_token_bag(table, in, mode, if_defined(by), gradient);
   });
 }
 
 // ------------------------------------------------------------------------------------ maximum
 
-class TokenBagMaxBackward : public dispatcher::OperatorNode<TokenBagMaxBackward> {
+class TokenBagMaxNode : public dispatcher::OperatorNode<TokenBagMaxNode> {
  public:
   static constexpr const char* label = "TokenBagMaxBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    bag.members(visit);
     visit(maxima);
     visit(rows);
     visit(form);
@@ -164,46 +124,44 @@ class TokenBagMaxBackward : public dispatcher::OperatorNode<TokenBagMaxBackward>
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {table_gradient(gradients[0], Unpacked(places).places(), std::nullopt,
-                           dispatcher::unpack(maxima), rows, "max", form)};
+    return {table_gradient(gradients[0], rows, bag.unpack(), "max", std::nullopt,
+                           dispatcher::unpack(maxima), form)};
   }
 
-  SavedPlaces places;
+  dispatcher::SavedCall<Bag> bag;
   SavedVariable maxima;
   c10::SymInt rows;
   std::string form;
 };
 
-std::tuple<Tensor, Tensor> token_bag_max_autograd(const Tensor& weight, const Tensor& ids,
-                                                  const MaybeTensor& offsets, int64_t padding_idx,
-                                                  bool include_last_offset, Text gradient) {
-  const Places places{ids, offsets, padding_idx, include_last_offset};
-  auto node = dispatcher::node_for<TokenBagMaxBackward>(weight);
+std::tuple<Tensor, Tensor> token_bag_max_autograd(const Tensor& weight, const Bag& in,
+                                                  Text gradient) {
+  auto node = dispatcher::node_for<TokenBagMaxNode>(weight);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return call_token_bag_max(weight, places, gradient); });
+      dispatcher::below_autograd([&] { return call_token_bag_max(weight, in, gradient); });
   auto& [output, maxima] = outputs;
   if (node) {
-    node->places.save(places);
+    node->bag.save(in);
     node->rows = weight.sym_size(0);
     node->form = gradient;
     node->maxima = dispatcher::save(maxima);
     torch::autograd::set_history(output, node);
   }
   if (const Tensor direction = dispatcher::tangent(weight); direction.defined()) {
-    dispatcher::set_tangent(output, choose(direction, ids, maxima));
+    dispatcher::set_tangent(output, choose(direction, in.ids, maxima));
   }
   return outputs;
 }
 
 // ------------------------------------------------------------------------- the table's gradient
 
-class TokenBagBackwardBackward : public dispatcher::OperatorNode<TokenBagBackwardBackward> {
+class TokenBagBackwardNode : public dispatcher::OperatorNode<TokenBagBackwardNode> {
  public:
   static constexpr const char* label = "TokenBagBackwardBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    bag.members(visit);
     visit(gradient);
     visit(weights);
     visit(maxima);
@@ -214,70 +172,67 @@ class TokenBagBackwardBackward : public dispatcher::OperatorNode<TokenBagBackwar
     variable_list result(2);
     const Tensor& table = gradients[0];
     if (!table.defined()) return result;
-    const Unpacked in(places);
+    const Bag in = bag.unpack();
     if (needs(0)) {
       const MaybeTensor chosen = dispatcher::unpack(maxima);
       result[0] = chosen.has_value()
-                      ? choose(table, in.places().ids, *chosen)
-                      : call_token_bag(table, in.places(), dispatcher::unpack(weights), mode);
+                      ? choose(table, in.ids, *chosen)
+                      : call_token_bag(table, in, mode, dispatcher::unpack(weights));
     }
     if (needs(1)) {
-      result[1] =
-          call_token_bag_weights_backward(*dispatcher::unpack(gradient), table, in.places());
+      result[1] = call_token_bag_weights_backward(*dispatcher::unpack(gradient), table, in);
     }
     return result;
   }
 
-  SavedPlaces places;
+  dispatcher::SavedCall<Bag> bag;
   SavedVariable gradient;  // saved if the weights need a gradient
   SavedVariable weights, maxima;
   std::string mode;
 };
 
-Tensor token_bag_backward_autograd(const Tensor& gradient, const Tensor& ids,
-                                   const MaybeTensor& offsets, const MaybeTensor& weights,
-                                   const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
-                                   int64_t padding_idx, bool include_last_offset) {
-  const Places places{ids, offsets, padding_idx, include_last_offset};
+Tensor token_bag_backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings,
+                                   const Bag& in, Text mode, const MaybeTensor& weights,
+                                   const MaybeTensor& maxima) {
   const Tensor factors = or_undefined(weights);
-  auto node = dispatcher::node_for<TokenBagBackwardBackward>(gradient, factors);
+  auto node = dispatcher::node_for<TokenBagBackwardNode>(gradient, factors);
   if (node) {
-    node->places.save(places);
+    node->bag.save(in);
     if (factors.defined() && factors.requires_grad()) node->gradient = dispatcher::save(gradient);
     node->weights = dispatcher::save(weights);
     node->maxima = dispatcher::save(maxima);
     node->mode = mode;
   }
   return dispatcher::bilinear(node, gradient, factors, [&](const Tensor& rows, const Tensor& by) {
-    return call_token_bag_backward(rows, places, if_defined(by), maxima, num_embeddings, mode);
+    return call_token_bag_backward(rows, num_embeddings, in, mode, if_defined(by), maxima);
   });
 }
 
-class TokenBagRowsBackward : public token::RowsNode<TokenBagRowsBackward> {
+class TokenBagRowsNode : public token::RowsNode<TokenBagRowsNode> {
  public:
   static constexpr const char* label = "TokenBagRowsBackward";
 };
 
-std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(
-    const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
-    const MaybeTensor& weights, const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
-    int64_t padding_idx, bool include_last_offset) {
+std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(const Tensor& gradient,
+                                                            c10::SymInt num_embeddings,
+                                                            const Bag& in, Text mode,
+                                                            const MaybeTensor& weights,
+                                                            const MaybeTensor& maxima) {
   const auto call = [&] {
-    return call_token_bag_backward_rows(gradient, {ids, offsets, padding_idx, include_last_offset},
-                                        weights, maxima, num_embeddings, mode);
+    return call_token_bag_backward_rows(gradient, num_embeddings, in, mode, weights, maxima);
   };
-  return token::underived_rows<TokenBagRowsBackward>(call, gradient, or_undefined(weights));
+  return token::underived_rows<TokenBagRowsNode>(call, gradient, or_undefined(weights));
 }
 
 // ----------------------------------------------------------------------- the weights' gradient
 
-class TokenBagWeightsBackward : public dispatcher::OperatorNode<TokenBagWeightsBackward> {
+class TokenBagWeightsNode : public dispatcher::OperatorNode<TokenBagWeightsNode> {
  public:
   static constexpr const char* label = "TokenBagWeightsBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    bag.members(visit);
     visit(gradient);
     visit(weight);
   }
@@ -286,43 +241,41 @@ class TokenBagWeightsBackward : public dispatcher::OperatorNode<TokenBagWeightsB
     variable_list result(2);
     const Tensor& weights = gradients[0];
     if (!weights.defined()) return result;
-    const Unpacked in(places);
+    const Bag in = bag.unpack();
     const Tensor table = *dispatcher::unpack(weight);
-    if (needs(0)) result[0] = call_token_bag(table, in.places(), weights, "sum");
+    if (needs(0)) result[0] = call_token_bag(table, in, "sum", weights);
     if (needs(1)) {
-      result[1] = call_token_bag_backward(*dispatcher::unpack(gradient), in.places(), weights,
-                                          std::nullopt, table.sym_size(0), "sum");
+      result[1] = call_token_bag_backward(*dispatcher::unpack(gradient), table.sym_size(0), in,
+                                          "sum", weights, std::nullopt);
     }
     return result;
   }
 
-  SavedPlaces places;
+  dispatcher::SavedCall<Bag> bag;
   SavedVariable gradient, weight;
 };
 
 Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor& weight,
-                                           const Tensor& ids, const MaybeTensor& offsets,
-                                           int64_t padding_idx, bool include_last_offset) {
-  const Places places{ids, offsets, padding_idx, include_last_offset};
-  auto node = dispatcher::node_for<TokenBagWeightsBackward>(gradient, weight);
+                                           const Bag& in) {
+  auto node = dispatcher::node_for<TokenBagWeightsNode>(gradient, weight);
   if (node) {
-    node->places.save(places);
+    node->bag.save(in);
     node->gradient = dispatcher::save(gradient);
     node->weight = dispatcher::save(weight);
   }
   return dispatcher::bilinear(node, gradient, weight, [&](const Tensor& rows, const Tensor& table) {
-    return call_token_bag_weights_backward(rows, table, places);
+    return call_token_bag_weights_backward(rows, table, in);
   });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("token_bag", token_bag_autograd);
-  m.impl("token_bag_max", token_bag_max_autograd);
-  m.impl("token_bag_backward", token_bag_backward_autograd);
-  m.impl("token_bag_backward_rows", token_bag_backward_rows_autograd);
-  m.impl("token_bag_weights_backward", token_bag_weights_backward_autograd);
+  m.impl("token_bag", TokenBag::kernel<token_bag_autograd>);
+  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_autograd>);
+  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_autograd>);
+  m.impl("token_bag_backward_rows", TokenBagBackwardRows::kernel<token_bag_backward_rows_autograd>);
+  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward_autograd>);
 }
 
 }  // namespace posembed::bag

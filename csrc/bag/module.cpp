@@ -13,11 +13,11 @@ const char* name(BagMode mode) {
 }
 
 torch::Tensor functional::token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
-                                    const std::optional<torch::Tensor>& offsets,
-                                    const std::optional<torch::Tensor>& weights,
                                     const BagCall& call) {
-  return bag::call_token_bag(weight, {ids, offsets, call.padding_idx, call.include_last_offset},
-                             weights, posembed::name(call.mode), posembed::name(call.gradient));
+  return bag::call_token_bag(
+      weight,
+      {ids, call.offsets(), call.padding_idx().value_or(-1), call.include_last_offset()},
+      posembed::name(call.mode()), call.weights(), posembed::name(call.gradient()));
 }
 
 TokenBagImpl::TokenBagImpl(TokenBagOptions given) : options(std::move(given)) {
@@ -43,9 +43,14 @@ void TokenBagImpl::pretty_print(std::ostream& stream) const {
 torch::Tensor TokenBagImpl::forward(const torch::Tensor& ids,
                                     const std::optional<torch::Tensor>& offsets,
                                     const std::optional<torch::Tensor>& weights) {
-  return functional::token_bag(ids, weight, offsets, weights,
-                               {options.mode(), options.padding_idx().value_or(-1),
-                                options.include_last_offset(), options.gradient()});
+  return functional::token_bag(ids, weight,
+                               BagCall()
+                                   .offsets(offsets)
+                                   .weights(weights)
+                                   .mode(options.mode())
+                                   .padding_idx(options.padding_idx())
+                                   .include_last_offset(options.include_last_offset())
+                                   .gradient(options.gradient()));
 }
 
 TokenBag TokenBag::from_pretrained(const torch::Tensor& weight, bool freeze,

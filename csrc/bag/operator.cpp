@@ -30,7 +30,7 @@ Mode mode_of(Text mode) {
   return Mode::max;
 }
 
-void check_places(const Places& in, const Tensor& like, const char* name) {
+void check_bag(const Bag& in, const Tensor& like, const char* name) {
   dispatcher::check_integers(in.ids, "ids");
   dispatcher::check_same_device(in.ids, "ids", like, name);
   if (!in.offsets.has_value()) {
@@ -48,7 +48,7 @@ void check_places(const Places& in, const Tensor& like, const char* name) {
                     "offsets: expected the end of the last bag with include_last_offset, got none");
 }
 
-void check_weights(const Places& in, const MaybeTensor& weights, Text mode, const Tensor& like,
+void check_weights(const Bag& in, const MaybeTensor& weights, Text mode, const Tensor& like,
                    const char* name) {
   if (!weights.has_value()) return;
   TORCH_CHECK_VALUE(mode == "sum", "weights: expected none with mode '", mode,
@@ -58,29 +58,29 @@ void check_weights(const Places& in, const MaybeTensor& weights, Text mode, cons
   dispatcher::check_same_shape(*weights, "weights", in.ids, "ids");
 }
 
-void check_table(const Tensor& weight, const Places& in) {
+void check_table(const Tensor& weight, const Bag& in) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
   TORCH_CHECK_VALUE(
       in.padding_idx == -1 || (in.padding_idx >= 0 && in.padding_idx < weight.sym_size(0)),
       "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
       " rows, got ", in.padding_idx);
-  check_places(in, weight, "weight");
+  check_bag(in, weight, "weight");
 }
 
-c10::SymInt bags_of(const Places& in) {
+c10::SymInt bags_of(const Bag& in) {
   return in.offsets.has_value() ? in.offsets->sym_size(0) - int64_t{in.include_last_offset}
                                 : in.ids.sym_size(0);
 }
 
-void check_gradient(const Tensor& gradient, const Places& in) {
+void check_gradient(const Tensor& gradient, const Bag& in) {
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 2, "[bags, embedding_dim]");
-  check_places(in, gradient, "gradient");
+  check_bag(in, gradient, "gradient");
   dispatcher::check_size(gradient.sym_size(0), bags_of(in), "gradient", "bags");
 }
 
-void check_backward(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
+void check_backward(const Tensor& gradient, const Bag& in, const MaybeTensor& weights,
                     const MaybeTensor& maxima, Text mode) {
   check_gradient(gradient, in);
   check_weights(in, weights, mode, gradient, "gradient");
@@ -116,7 +116,7 @@ void check_offsets(const Bags& bags, int64_t count) {
   }
 }
 
-Layout lay_out(const Places& in, int64_t num_embeddings) {
+Layout lay_out(const Bag& in, int64_t num_embeddings) {
   Layout layout{in.ids.contiguous(), {}, {}};
   Bags& bags = layout.bags;
   bags.ids = dispatcher::index_view(layout.ids);
@@ -140,7 +140,7 @@ Layout lay_out(const Places& in, int64_t num_embeddings) {
 // --------------------------------------------------------------------------------------- pool
 
 /// Writes `out` and, for a maximum, `maxima` if it is defined.
-void pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Mode mode,
+void pool(const Tensor& weight, const Bag& in, const MaybeTensor& weights, Mode mode,
           const Tensor& out, const Tensor& maxima) {
   const Layout layout = lay_out(in, weight.size(0));
   const Tensor table = dispatcher::with_dense_rows(weight);
@@ -163,7 +163,7 @@ void pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Mo
                      POSEMBED_CUDA_LAUNCHER(pool_cuda));
 }
 
-void check_pool(const Tensor& weight, const Places& in, const MaybeTensor& weights, Text mode,
+void check_pool(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
                 Text gradient) {
   mode_of(mode);
   check_table(weight, in);
@@ -171,48 +171,36 @@ void check_pool(const Tensor& weight, const Places& in, const MaybeTensor& weigh
   token::check_gradient_form(gradient);
 }
 
-Tensor token_bag_meta(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
-                      const MaybeTensor& weights, Text mode, int64_t padding_idx,
-                      bool include_last_offset, Text gradient) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
-  check_pool(weight, in, weights, mode, gradient);
+Tensor token_bag_meta(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
+                      Text gradient) {
+  check_pool(weight, in, mode, weights, gradient);
   return dispatcher::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
 }
 
-Tensor token_bag(const Tensor& weight, const Tensor& ids, const MaybeTensor& offsets,
-                 const MaybeTensor& weights, Text mode, int64_t padding_idx,
-                 bool include_last_offset, Text gradient) {
-  Tensor out = token_bag_meta(weight, ids, offsets, weights, mode, padding_idx, include_last_offset,
-                              gradient);
-  pool(weight, {ids, offsets, padding_idx, include_last_offset}, weights, mode_of(mode), out,
-       Tensor());
+Tensor token_bag(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
+                 Text gradient) {
+  Tensor out = token_bag_meta(weight, in, mode, weights, gradient);
+  pool(weight, in, weights, mode_of(mode), out, Tensor());
   return out;
 }
 
-std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Tensor& ids,
-                                              const MaybeTensor& offsets, int64_t padding_idx,
-                                              bool include_last_offset, Text gradient) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
-  check_pool(weight, in, std::nullopt, "max", gradient);
+std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Bag& in, Text gradient) {
+  check_pool(weight, in, "max", std::nullopt, gradient);
   const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
   return {dispatcher::empty_symint(sizes, weight.options()),
           dispatcher::empty_symint(sizes, weight.options().dtype(at::kLong))};
 }
 
-std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Tensor& ids,
-                                         const MaybeTensor& offsets, int64_t padding_idx,
-                                         bool include_last_offset, Text gradient) {
-  std::tuple<Tensor, Tensor> results =
-      token_bag_max_meta(weight, ids, offsets, padding_idx, include_last_offset, gradient);
-  pool(weight, {ids, offsets, padding_idx, include_last_offset}, std::nullopt, Mode::max,
-       std::get<0>(results), std::get<1>(results));
+std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Bag& in, Text gradient) {
+  std::tuple<Tensor, Tensor> results = token_bag_max_meta(weight, in, gradient);
+  pool(weight, in, std::nullopt, Mode::max, std::get<0>(results), std::get<1>(results));
   return results;
 }
 
 // ------------------------------------------------------------------------- the table's gradient
 
 /// The number of places that count in each bag: [bags, 1]. Does not wait for a device.
-Tensor bag_sizes(const Places& in) {
+Tensor bag_sizes(const Bag& in) {
   const Tensor kept = in.ids.ne(in.padding_idx);
   if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
   const int64_t bags = bags_of(in).expect_int();
@@ -236,7 +224,7 @@ Tensor bags_of_places(const Layout& layout) {
 }
 
 /// The factor of the gradient for each place's row; undefined if all are 1.
-Tensor factors_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights, Mode mode,
+Tensor factors_of(const Tensor& gradient, const Bag& in, const MaybeTensor& weights, Mode mode,
                   const Tensor& bags) {
   const at::ScalarType type = dispatcher::compute_type(gradient);
   if (weights.has_value()) return weights->to(type).contiguous();
@@ -264,11 +252,12 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
 /// Checks the arguments and calls `make` with the rows that the table's gradient sums: the bags'
 /// rows, which their places share, or for a maximum one row for each place.
 template <typename Result>
-Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& weights,
-                   const MaybeTensor& maxima, int64_t num_embeddings, Text mode_text,
+Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& in, Text mode_text,
+                   const MaybeTensor& weights, const MaybeTensor& maxima,
                    Result (*make)(const token::Gradient&)) {
   check_backward(gradient, in, weights, maxima, mode_text);
-  token::check_sortable(in.ids, num_embeddings);
+  token::check_sortable(in.ids, count);
+  const int64_t num_embeddings = count.expect_int();
   const Mode mode = mode_of(mode_text);
   const Layout layout = lay_out(in, num_embeddings);
   const bool shares = mode != Mode::max && layout.bags.bags > 0;  // without bags no place gets any
@@ -284,49 +273,38 @@ Result gradient_of(const Tensor& gradient, const Places& in, const MaybeTensor& 
   return make(of);
 }
 
-Tensor token_bag_backward(const Tensor& gradient, const Tensor& ids, const MaybeTensor& offsets,
-                          const MaybeTensor& weights, const MaybeTensor& maxima,
-                          int64_t num_embeddings, Text mode, int64_t padding_idx,
-                          bool include_last_offset) {
-  return gradient_of(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima,
-                     num_embeddings, mode, token::dense_gradient);
+Tensor token_bag_backward(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
+                          Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
+  return gradient_of(gradient, num_embeddings, in, mode, weights, maxima, token::dense_gradient);
 }
 
-std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient, const Tensor& ids,
-                                                   const MaybeTensor& offsets,
-                                                   const MaybeTensor& weights,
-                                                   const MaybeTensor& maxima,
-                                                   int64_t num_embeddings, Text mode,
-                                                   int64_t padding_idx, bool include_last_offset) {
-  return gradient_of(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima,
-                     num_embeddings, mode, token::rows_gradient);
+std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient,
+                                                   c10::SymInt num_embeddings, const Bag& in,
+                                                   Text mode, const MaybeTensor& weights,
+                                                   const MaybeTensor& maxima) {
+  return gradient_of(gradient, num_embeddings, in, mode, weights, maxima, token::rows_gradient);
 }
 
-Tensor token_bag_backward_meta(const Tensor& gradient, const Tensor& ids,
-                               const MaybeTensor& offsets, const MaybeTensor& weights,
-                               const MaybeTensor& maxima, c10::SymInt num_embeddings, Text mode,
-                               int64_t padding_idx, bool include_last_offset) {
-  check_backward(gradient, {ids, offsets, padding_idx, include_last_offset}, weights, maxima, mode);
+Tensor token_bag_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
+                               Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
+  check_backward(gradient, in, weights, maxima, mode);
   return at::empty_symint({num_embeddings, gradient.sym_size(1)}, gradient.options());
 }
 
 // ----------------------------------------------------------------------- the weights' gradient
 
-void check_weights_backward(const Tensor& gradient, const Tensor& weight, const Places& in) {
+void check_weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in) {
   check_table(weight, in);
   check_gradient(gradient, in);
   dispatcher::check_same_dtype(gradient, "gradient", weight, "weight");
   dispatcher::check_size(gradient.sym_size(1), weight.sym_size(1), "gradient", "embedding_dim");
 }
 
-Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, const Tensor& ids,
-                                  const MaybeTensor& offsets, int64_t padding_idx,
-                                  bool include_last_offset) {
-  const Places in{ids, offsets, padding_idx, include_last_offset};
+Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in) {
   check_weights_backward(gradient, weight, in);
   const Layout layout = lay_out(in, weight.size(0));
   const Tensor from = gradient.contiguous(), table = dispatcher::with_dense_rows(weight);
-  Tensor out = at::empty(ids.sizes(), weight.options());
+  Tensor out = at::empty(in.ids.sizes(), weight.options());
   DotArguments arguments;
   arguments.gradient = from.const_data_ptr();
   arguments.table = table.const_data_ptr();
@@ -343,18 +321,17 @@ Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, 
 }
 
 Tensor token_bag_weights_backward_meta(const Tensor& gradient, const Tensor& weight,
-                                       const Tensor& ids, const MaybeTensor& offsets,
-                                       int64_t padding_idx, bool include_last_offset) {
-  check_weights_backward(gradient, weight, {ids, offsets, padding_idx, include_last_offset});
-  return at::empty_symint(ids.sym_sizes(), weight.options());
+                                       const Bag& in) {
+  check_weights_backward(gradient, weight, in);
+  return at::empty_symint(in.ids.sym_sizes(), weight.options());
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("token_bag", token_bag);
-  m.impl("token_bag_max", token_bag_max);
-  m.impl("token_bag_backward", token_bag_backward);
-  m.impl("token_bag_backward_rows", token_bag_backward_rows);
-  m.impl("token_bag_weights_backward", token_bag_weights_backward);
+  m.impl("token_bag", TokenBag::kernel<token_bag>);
+  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max>);
+  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward>);
+  m.impl("token_bag_backward_rows", TokenBagBackwardRows::kernel<token_bag_backward_rows>);
+  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward>);
 }
 
 }  // namespace
@@ -368,10 +345,10 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 // The result of token_bag_backward_rows has sizes that depend on data; its rule is in Python
 // (posembed/shapes.py).
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("token_bag", token_bag_meta);
-  m.impl("token_bag_max", token_bag_max_meta);
-  m.impl("token_bag_backward", token_bag_backward_meta);
-  m.impl("token_bag_weights_backward", token_bag_weights_backward_meta);
+  m.impl("token_bag", TokenBag::kernel<token_bag_meta>);
+  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_meta>);
+  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_meta>);
+  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward_meta>);
 }
 
 }  // namespace posembed::bag

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 
 namespace posembed::bag {
 
@@ -15,65 +16,73 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// Ids, and which of them form a bag.
-struct Places {
-  const Tensor& ids;           // [bags, size]; or [count], beside offsets
-  const MaybeTensor& offsets;  // [bags], where each begins
+/// Ids, and which of them form a bag; in the order of the schemas.
+struct Bag {
+  Tensor ids;           // [bags, size]; or [count], beside offsets
+  MaybeTensor offsets;  // [bags], where each begins
   int64_t padding_idx = -1;
   bool include_last_offset = false;  // offsets has the end of the last bag too
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.ids, self.offsets, self.padding_idx, self.include_last_offset);
+  }
 };
 
-inline Tensor call_token_bag(const Tensor& weight, const Places& places, const MaybeTensor& weights,
-                             Text mode, Text gradient = "dense") {
-  using Signature = Tensor(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
-                           Text, int64_t, bool, Text);
-  static const auto handle = dispatcher::find<Signature>("posembed::token_bag");
-  return handle.call(weight, places.ids, places.offsets, weights, mode, places.padding_idx,
-                     places.include_last_offset, gradient);
+/// Operators that take a Bag after the arguments of `Function`, and `Trailing` after it.
+template <typename Function, typename... Trailing>
+using Spread = dispatcher::Spread<Bag, Function, Trailing...>;
+
+using TokenBag = Spread<Tensor(const Tensor&), Text, const MaybeTensor&, Text>;
+
+inline Tensor call_token_bag(const Tensor& weight, const Bag& bag, Text mode,
+                             const MaybeTensor& weights, Text gradient = "dense") {
+  static const auto handle = dispatcher::find<TokenBag::Signature>("posembed::token_bag");
+  return TokenBag::call(handle, weight, bag, mode, weights, gradient);
 }
+
+using TokenBagMax = Spread<std::tuple<Tensor, Tensor>(const Tensor&), Text>;
 
 /// The maximum, and the place of each of its elements among the ids (-1: the bag is empty).
-inline std::tuple<Tensor, Tensor> call_token_bag_max(const Tensor& weight, const Places& places,
+inline std::tuple<Tensor, Tensor> call_token_bag_max(const Tensor& weight, const Bag& bag,
                                                      Text gradient) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
-                                               int64_t, bool, Text);
-  static const auto handle = dispatcher::find<Signature>("posembed::token_bag_max");
-  return handle.call(weight, places.ids, places.offsets, places.padding_idx,
-                     places.include_last_offset, gradient);
+  static const auto handle = dispatcher::find<TokenBagMax::Signature>("posembed::token_bag_max");
+  return TokenBagMax::call(handle, weight, bag, gradient);
 }
 
-/// The gradient of the table: `weights` are those of a sum, `maxima` the second result of a
-/// maximum.
-inline Tensor call_token_bag_backward(const Tensor& gradient, const Places& places,
-                                      const MaybeTensor& weights, const MaybeTensor& maxima,
-                                      const c10::SymInt& num_embeddings, Text mode) {
-  using Signature = Tensor(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&,
-                           const MaybeTensor&, c10::SymInt, Text, int64_t, bool);
-  static const auto handle = dispatcher::find<Signature>("posembed::token_bag_backward");
-  return handle.call(gradient, places.ids, places.offsets, weights, maxima, num_embeddings, mode,
-                     places.padding_idx, places.include_last_offset);
+/// The arguments of the table's gradient: `weights` are those of a sum, `maxima` the second result
+/// of a maximum.
+template <typename Result>
+using BagBackward =
+    Spread<Result(const Tensor&, c10::SymInt), Text, const MaybeTensor&, const MaybeTensor&>;
+using TokenBagBackward = BagBackward<Tensor>;
+using TokenBagBackwardRows = BagBackward<std::tuple<Tensor, Tensor>>;
+
+inline Tensor call_token_bag_backward(const Tensor& gradient, const c10::SymInt& num_embeddings,
+                                      const Bag& bag, Text mode, const MaybeTensor& weights,
+                                      const MaybeTensor& maxima) {
+  static const auto handle =
+      dispatcher::find<TokenBagBackward::Signature>("posembed::token_bag_backward");
+  return TokenBagBackward::call(handle, gradient, num_embeddings, bag, mode, weights, maxima);
 }
 
 /// The same gradient as the ids of its touched rows, ascending, and these rows.
 inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(
-    const Tensor& gradient, const Places& places, const MaybeTensor& weights,
-    const MaybeTensor& maxima, const c10::SymInt& num_embeddings, Text mode) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
-                                               const MaybeTensor&, const MaybeTensor&, c10::SymInt,
-                                               Text, int64_t, bool);
-  static const auto handle = dispatcher::find<Signature>("posembed::token_bag_backward_rows");
-  return handle.call(gradient, places.ids, places.offsets, weights, maxima, num_embeddings, mode,
-                     places.padding_idx, places.include_last_offset);
+    const Tensor& gradient, const c10::SymInt& num_embeddings, const Bag& bag, Text mode,
+    const MaybeTensor& weights, const MaybeTensor& maxima) {
+  static const auto handle =
+      dispatcher::find<TokenBagBackwardRows::Signature>("posembed::token_bag_backward_rows");
+  return TokenBagBackwardRows::call(handle, gradient, num_embeddings, bag, mode, weights, maxima);
 }
+
+using TokenBagWeightsBackward = Spread<Tensor(const Tensor&, const Tensor&)>;
 
 /// The gradient of a sum's weights.
 inline Tensor call_token_bag_weights_backward(const Tensor& gradient, const Tensor& weight,
-                                              const Places& places) {
-  using Signature =
-      Tensor(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, int64_t, bool);
-  static const auto handle = dispatcher::find<Signature>("posembed::token_bag_weights_backward");
-  return handle.call(gradient, weight, places.ids, places.offsets, places.padding_idx,
-                     places.include_last_offset);
+                                              const Bag& bag) {
+  static const auto handle =
+      dispatcher::find<TokenBagWeightsBackward::Signature>("posembed::token_bag_weights_backward");
+  return TokenBagWeightsBackward::call(handle, gradient, weight, bag);
 }
 
 }  // namespace posembed::bag

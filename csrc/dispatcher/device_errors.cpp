@@ -2,7 +2,6 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -121,7 +120,6 @@ void check_errors(bool wait) {
   raise_device_error();
 }
 
-TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("check_errors", check_errors); }
 
 }  // namespace posembed::dispatcher
 

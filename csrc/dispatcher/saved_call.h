@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -12,6 +13,30 @@
 
 namespace posembed::dispatcher {
 
+/// How a node keeps a field: a tensor as a SavedVariable, text as a string, everything else as
+/// schemas pass it.
+template <typename Field>
+struct SavedField {
+  using Passed = std::decay_t<typename SchemaType<Field>::Type>;
+  using Type = std::conditional_t<std::is_same_v<Passed, std::string_view>, std::string, Passed>;
+  static Type save(const Field& field) { return Type(SchemaType<Field>::to(field)); }
+  static Field unpack(const Type& saved) { return SchemaType<Field>::from(saved); }
+};
+
+template <>
+struct SavedField<at::Tensor> {
+  using Type = SavedVariable;
+  static Type save(const at::Tensor& field) { return dispatcher::save(field); }
+  static at::Tensor unpack(const Type& saved) { return saved.unpack(); }
+};
+
+template <>
+struct SavedField<std::optional<at::Tensor>> {
+  using Type = SavedVariable;
+  static Type save(const std::optional<at::Tensor>& field) { return dispatcher::save(field); }
+  static std::optional<at::Tensor> unpack(const Type& saved) { return dispatcher::unpack(saved); }
+};
+
 template <typename Call, typename Fields>
 class SavedFields;
 
@@ -19,48 +44,34 @@ template <typename Call, typename... Fields>
 class SavedFields<Call, std::tuple<Fields...>> {
  public:
   void save(const Call& call) {
-    kept_ =
-        std::apply([](const auto&... fields) { return Kept(keep(fields)...); }, Call::fields(call));
+    saved_ = std::apply(
+        [](const auto&... fields) { return Saved(SavedField<std::decay_t<Fields>>::save(fields)...); },
+        Call::fields(call));
   }
 
-  /// The arguments, after save().
+  /// The arguments, after save(). Text in them refers to this object.
   Call unpack() const {
-    return std::apply(
-        [](const auto&... kept) { return Call{field<std::decay_t<Fields>>(kept)...}; }, kept_);
+    Call call;
+    std::apply(
+        [&call](const auto&... saved) {
+          Call::fields(call) = std::make_tuple(SavedField<std::decay_t<Fields>>::unpack(saved)...);
+        },
+        saved_);
+    return call;
   }
 
   /// Lists the members for OperatorNode.
   template <typename Visitor>
   void members(Visitor& visit) {
-    std::apply([&visit](auto&... kept) { (visit(kept), ...); }, kept_);
+    std::apply([&visit](auto&... saved) { (visit(saved), ...); }, saved_);
   }
 
  private:
-  static SavedVariable keep(const at::Tensor& tensor) { return dispatcher::save(tensor); }
-  static SavedVariable keep(const std::optional<at::Tensor>& tensor) {
-    return dispatcher::save(tensor);
-  }
-  template <typename Field>
-  static Field keep(const Field& field) {
-    return field;
-  }
-
-  template <typename Field, typename Member>
-  static Field field(const Member& kept) {
-    if constexpr (std::is_same_v<Field, at::Tensor>) {
-      return kept.unpack();
-    } else if constexpr (std::is_same_v<Field, std::optional<at::Tensor>>) {
-      return dispatcher::unpack(kept);
-    } else {
-      return kept;
-    }
-  }
-
-  using Kept = std::tuple<decltype(keep(std::declval<const std::decay_t<Fields>&>()))...>;
-  Kept kept_;
+  using Saved = std::tuple<typename SavedField<std::decay_t<Fields>>::Type...>;
+  Saved saved_;
 };
 
-/// `Call` is a struct with fields(), which owns its fields: see spread.h.
+/// `Call` is a struct with fields(): see spread.h.
 template <typename Call>
 using SavedCall = SavedFields<Call, FieldsOf<Call>>;
 

@@ -1,18 +1,16 @@
 // Schemas of a family's operators from a struct of arguments. The struct names its fields once, in
-// the order of the schemas and of its members:
+// the order of the schemas:
 //   template <typename Self>
 //   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <optional>
-#include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include "dispatcher/schema_type.h"
 
 namespace posembed::dispatcher {
 
@@ -20,34 +18,8 @@ namespace posembed::dispatcher {
 template <typename Call>
 using FieldsOf = decltype(Call::fields(std::declval<Call&>()));
 
-/// The type in which a schema passes a field.
 template <typename Field>
-struct ParameterFor {
-  using Type = Field;
-};
-template <>
-struct ParameterFor<at::Tensor> {
-  using Type = const at::Tensor&;
-};
-template <>
-struct ParameterFor<std::optional<at::Tensor>> {
-  using Type = const std::optional<at::Tensor>&;
-};
-template <>
-struct ParameterFor<std::string> {
-  using Type = std::string_view;
-};
-template <typename Field>
-using Parameter = typename ParameterFor<std::decay_t<Field>>::Type;
-
-template <typename Field, typename Given>
-decltype(auto) field_from(Given&& given) {
-  if constexpr (std::is_same_v<std::decay_t<Field>, std::string>) {
-    return std::string(given);
-  } else {
-    return std::forward<Given>(given);
-  }
-}
+using Schema = SchemaType<std::decay_t<Field>>;
 
 template <typename Call, typename Fields, typename Function, typename... Trailing>
 struct SpreadFields;
@@ -56,14 +28,16 @@ template <typename Call, typename... Fields, typename Result, typename... Leadin
           typename... Trailing>
 struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...> {
   /// The C++ type of the schema.
-  using Signature = Result(Leading..., Parameter<Fields>..., Trailing...);
+  using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
 
   /// The function to register: `function` with a parameter for each field.
   template <Result (*function)(Leading..., const Call&, Trailing...)>
-  static Result kernel(Leading... leading, Parameter<Fields>... fields, Trailing... trailing) {
-    return function(leading...,
-                    Call{field_from<Fields>(std::forward<Parameter<Fields>>(fields))...},
-                    trailing...);
+  static Result kernel(Leading... leading, typename Schema<Fields>::Type... fields,
+                       Trailing... trailing) {
+    Call call;
+    Call::fields(call) = std::forward_as_tuple(
+        Schema<Fields>::from(std::forward<typename Schema<Fields>::Type>(fields))...);
+    return function(leading..., call, trailing...);
   }
 
   /// Calls the operator.
@@ -71,7 +45,7 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
                      const Call& call, Trailing... trailing) {
     return std::apply(
         [&](const auto&... fields) -> Result {
-          return handle.call(leading..., fields..., trailing...);
+          return handle.call(leading..., Schema<Fields>::to(fields)..., trailing...);
         },
         Call::fields(call));
   }

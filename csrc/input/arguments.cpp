@@ -7,8 +7,6 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/tensors.h"
 #include "learned/operator.h"
-#include "sinusoidal/specification.h"
-#include "token/operator.h"
 
 namespace posembed::input {
 namespace {
@@ -27,68 +25,65 @@ void check_token(const Input& in) {
   dispatcher::check_integers(in.ids, "ids");
   dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
   dispatcher::check_same_device(in.ids, "ids", in.token, "token");
-  if (!has_own_rows(in)) return token::check_gradient_form(in.gradient);
-  TORCH_CHECK_VALUE(in.padding_idx == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
-                    "gradient: expected no padding_idx and a row of token for each id with 'own', ",
-                    "got padding_idx ", in.padding_idx, ", ", in.token.sym_size(0), " rows and ",
+  if (!in.own_rows) return;
+  TORCH_CHECK_VALUE(in.padding_idx() == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
+                    "own_rows: expected no padding_idx and a row of token for each id, ", "got padding_idx ", in.padding_idx(), ", ", in.token.sym_size(0), " rows and ",
                     in.ids.sym_numel(), " ids");
 }
 
 void check_position(const Input& in) {
-  const bool sinusoidal = !in.sinusoid.empty();
-  TORCH_CHECK_VALUE(!sinusoidal || !in.position.has_value(),
+  const bool sinusoidal = !in.sinusoid().empty();
+  TORCH_CHECK_VALUE(!sinusoidal || !in.position().has_value(),
                     "position: expected no table beside a sinusoid");
   TORCH_CHECK_VALUE(
-      sinusoidal || in.position.has_value() || !in.positions.has_value(),
+      sinusoidal || in.position().has_value() || !in.positions().has_value(),
       "positions: expected none where there is no table of positions and no sinusoid");
-  learned::check_positions(in.positions, in.ids.sym_size(0), in.ids.sym_size(1), in.offset);
-  if (in.positions.has_value()) {
-    dispatcher::check_same_device(*in.positions, "positions", in.token, "token");
+  learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1), in.offset().number());
+  if (in.positions().has_value()) {
+    dispatcher::check_same_device(*in.positions(), "positions", in.token, "token");
   }
   if (sinusoidal) {
-    const int64_t width = sinusoidal::specification(in.sinusoid).spec.embedding_dim;
+    const int64_t width = sinusoidal::specification(in.sinusoid())->spec.embedding_dim;
     dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
   }
-  TORCH_CHECK_VALUE(in.position_padding_idx >= -1 && in.position_padding_idx < in.first_row,
+  TORCH_CHECK_VALUE(in.position_padding_idx() >= -1 && in.position_padding_idx() < in.first_row(),
                     "position_padding_idx: expected -1 (none) or a row before first_row, ",
-                    in.first_row, ", got ", in.position_padding_idx);
-  if (!in.position.has_value()) return;
-  learned::check_table(*in.position, "position", in.first_row);
-  check_like_token(*in.position, "position", in.token);
+                    in.first_row(), ", got ", in.position_padding_idx());
+  if (!in.position().has_value()) return;
+  learned::check_table(*in.position(), "position", in.first_row());
+  check_like_token(*in.position(), "position", in.token);
 }
 
 void check_type(const Input& in) {
-  TORCH_CHECK_VALUE(in.token_type.has_value() || !in.types.has_value(),
+  TORCH_CHECK_VALUE(in.token_type().has_value() || !in.types().has_value(),
                     "types: expected none where there is no table of token types");
-  if (!in.token_type.has_value()) return;
-  dispatcher::check_rank(*in.token_type, "token_type", 2, "[num_types, embedding_dim]");
-  check_like_token(*in.token_type, "token_type", in.token);
-  if (!in.types.has_value()) {
-    TORCH_CHECK_VALUE(in.token_type->sym_size(0) > 0, "token_type: expected a row for type 0");
+  if (!in.token_type().has_value()) return;
+  dispatcher::check_rank(*in.token_type(), "token_type", 2, "[num_types, embedding_dim]");
+  check_like_token(*in.token_type(), "token_type", in.token);
+  if (!in.types().has_value()) {
+    TORCH_CHECK_VALUE(in.token_type()->sym_size(0) > 0, "token_type: expected a row for type 0");
     return;
   }
-  dispatcher::check_integers(*in.types, "types");
-  dispatcher::check_same_device(*in.types, "types", in.token, "token");
-  dispatcher::check_same_shape(*in.types, "types", in.ids, "ids");
+  dispatcher::check_integers(*in.types(), "types");
+  dispatcher::check_same_device(*in.types(), "types", in.token, "token");
+  dispatcher::check_same_shape(*in.types(), "types", in.ids, "ids");
 }
 
 void check_norm(const Input& in) {
-  TORCH_CHECK_VALUE(in.norm == "none" || in.norm == "layer" || in.norm == "rms",
-                    "norm: expected 'none', 'layer' or 'rms', got '", in.norm, "'");
-  TORCH_CHECK_VALUE(norms(in) || !in.norm_weight.has_value(),
+  TORCH_CHECK_VALUE(norms(in) || !in.norm_weight().has_value(),
                     "norm_weight: expected none where norm is 'none'");
-  TORCH_CHECK_VALUE(in.norm == "layer" || !in.norm_bias.has_value(),
+  TORCH_CHECK_VALUE(in.norm() == InputNorm::layer || !in.norm_bias().has_value(),
                     "norm_bias: expected none unless norm is 'layer'");
-  TORCH_CHECK_VALUE(in.norm_weight.has_value() || !in.norm_bias.has_value(),
+  TORCH_CHECK_VALUE(in.norm_weight().has_value() || !in.norm_bias().has_value(),
                     "norm_bias: expected none without norm_weight");
-  dispatcher::check_eps(in.eps);
-  if (in.norm_weight.has_value()) {
-    dispatcher::check_rank(*in.norm_weight, "norm_weight", 1, "[embedding_dim]");
-    check_like_token(*in.norm_weight, "norm_weight", in.token);
+  dispatcher::check_eps(in.eps());
+  if (in.norm_weight().has_value()) {
+    dispatcher::check_rank(*in.norm_weight(), "norm_weight", 1, "[embedding_dim]");
+    check_like_token(*in.norm_weight(), "norm_weight", in.token);
   }
-  if (in.norm_bias.has_value()) {
-    dispatcher::check_rank(*in.norm_bias, "norm_bias", 1, "[embedding_dim]");
-    check_like_token(*in.norm_bias, "norm_bias", in.token);
+  if (in.norm_bias().has_value()) {
+    dispatcher::check_rank(*in.norm_bias(), "norm_bias", 1, "[embedding_dim]");
+    check_like_token(*in.norm_bias(), "norm_bias", in.token);
   }
 }
 
@@ -118,7 +113,7 @@ void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
   for (int64_t place = 0; place < ids.numel(); ++place) {
     TORCH_CHECK_VALUE(core::read(view, place) == place,
-                      "ids: expected 0, 1, … with gradient 'own', ", "got ",
+                      "ids: expected 0, 1, … with own_rows, got ",
                       core::read(view, place), " at place ", place);
   }
 }
@@ -128,7 +123,7 @@ void prepare_token(const Input& in, Prepared& prepared) {
   prepared.ids = in.ids.contiguous();
   if (!dispatcher::on_cuda(in.token)) {
     check_range(prepared.ids, "ids", in.token, "token");
-    if (has_own_rows(in)) check_order(prepared.ids);
+    if (in.own_rows) check_order(prepared.ids);
   }
   Table& token = prepared.arguments.token;
   token = table(prepared.token, prepared.ids, core::ErrorKind::token_id);
@@ -137,12 +132,12 @@ void prepare_token(const Input& in, Prepared& prepared) {
 }
 
 void prepare_type(const Input& in, Prepared& prepared) {
-  if (!in.token_type.has_value()) return;
-  prepared.token_type = dispatcher::with_dense_rows(*in.token_type);
-  const bool given = in.types.has_value();
-  if (given) prepared.types = in.types->contiguous();
+  if (!in.token_type().has_value()) return;
+  prepared.token_type = dispatcher::with_dense_rows(*in.token_type());
+  const bool given = in.types().has_value();
+  if (given) prepared.types = in.types()->contiguous();
   if (given && !dispatcher::on_cuda(in.token))
-    check_range(prepared.types, "types", *in.token_type, "token type");
+    check_range(prepared.types, "types", *in.token_type(), "token type");
   Table& type = prepared.arguments.type;
   type = table(prepared.token_type, prepared.types, core::ErrorKind::token_type);
   // If no types are given, every token has type 0.
@@ -153,9 +148,9 @@ void prepare_type(const Input& in, Prepared& prepared) {
 /// The position of each token, for a table or for sinusoids.
 void prepare_places(const Input& in, Prepared& prepared) {
   Table& position = prepared.arguments.position;
-  position.offset = in.offset.expect_int();
-  if (!in.positions.has_value()) return;
-  prepared.positions = in.positions->contiguous();
+  position.offset = in.offset().number().expect_int();
+  if (!in.positions().has_value()) return;
+  prepared.positions = in.positions()->contiguous();
   position.index = dispatcher::index_view(prepared.positions);
   const bool shared = prepared.positions.dim() == 1 || prepared.positions.size(0) == 1;
   position.index_stride[0] = shared ? 0 : in.ids.size(1);
@@ -163,10 +158,11 @@ void prepare_places(const Input& in, Prepared& prepared) {
 }
 
 void prepare_sinusoid(const Input& in, Prepared& prepared) {
-  if (in.sinusoid.empty()) return;
+  if (in.sinusoid().empty()) return;
   Arguments& arguments = prepared.arguments;
   if (!dispatcher::on_cuda(in.token)) {
-    arguments.sinusoid = sinusoidal::specification(in.sinusoid).sinusoid();
+    prepared.sinusoid = sinusoidal::specification(in.sinusoid());
+    arguments.sinusoid = prepared.sinusoid->sinusoid();
     return;
   }
   prepared.encoding = encoding(in).contiguous();
@@ -177,32 +173,32 @@ void prepare_sinusoid(const Input& in, Prepared& prepared) {
 }
 
 void prepare_position(const Input& in, Prepared& prepared) {
-  if (!in.position.has_value()) return;
-  prepared.position = dispatcher::with_dense_rows(*in.position);
-  const int64_t rows = in.position->size(0);
-  if (!in.positions.has_value()) {
-    learned::check_length(in.offset.expect_int(), in.ids.size(1), rows, in.first_row);
+  if (!in.position().has_value()) return;
+  prepared.position = dispatcher::with_dense_rows(*in.position());
+  const int64_t rows = in.position()->size(0);
+  if (!in.positions().has_value()) {
+    learned::check_length(in.offset().number().expect_int(), in.ids.size(1), rows, in.first_row());
   } else if (!dispatcher::on_cuda(in.token)) {
-    learned::check_position_values(prepared.positions, rows, in.first_row);
+    learned::check_position_values(prepared.positions, rows, in.first_row());
   }
   Table& position = prepared.arguments.position;
   position.data = prepared.position.const_data_ptr();
   position.rows = rows;
   position.stride = prepared.position.stride(0);
-  position.first_row = in.first_row;
+  position.first_row = in.first_row();
   position.kind = core::ErrorKind::position;
 }
 
 void prepare_norm(const Input& in, Prepared& prepared) {
   Arguments& arguments = prepared.arguments;
-  arguments.norm = in.norm == "layer" ? Norm::layer : in.norm == "rms" ? Norm::rms : Norm::none;
-  arguments.eps = in.eps;
-  if (in.norm_weight.has_value()) {
-    prepared.weight = in.norm_weight->contiguous();
+  arguments.norm = in.norm() == InputNorm::layer ? Norm::layer : in.norm() == InputNorm::rms ? Norm::rms : Norm::none;
+  arguments.eps = in.eps();
+  if (in.norm_weight().has_value()) {
+    prepared.weight = in.norm_weight()->contiguous();
     arguments.norm_weight = prepared.weight.const_data_ptr();
   }
-  if (in.norm_bias.has_value()) {
-    prepared.bias = in.norm_bias->contiguous();
+  if (in.norm_bias().has_value()) {
+    prepared.bias = in.norm_bias()->contiguous();
     arguments.norm_bias = prepared.bias.const_data_ptr();
   }
 }
@@ -226,7 +222,7 @@ void check(const Input& in) {
   check_position(in);
   check_type(in);
   check_norm(in);
-  check_dropout(in.token, in.seed, in.dropout, in.first_token, "first_token");
+  check_dropout(in.token, in.seed(), in.dropout(), in.first_token(), "first_token");
 }
 
 Prepared prepare(const Input& in) {
@@ -236,7 +232,7 @@ Prepared prepare(const Input& in) {
   arguments.batch = in.ids.size(0);
   arguments.seq = in.ids.size(1);
   arguments.embedding_dim = in.token.size(1);
-  arguments.scale = in.scale;
+  arguments.scale = in.scale();
   prepare_token(in, prepared);
   prepare_type(in, prepared);
   prepare_places(in, prepared);
@@ -244,9 +240,9 @@ Prepared prepare(const Input& in) {
   prepare_position(in, prepared);
   prepare_norm(in, prepared);
   if (drops(in)) {
-    arguments.dropout = in.dropout;
-    arguments.first_element = in.first_token.expect_int() * arguments.embedding_dim;
-    arguments.seed = in.seed->const_data_ptr<int64_t>();
+    arguments.dropout = in.dropout();
+    arguments.first_element = in.first_token().expect_int() * arguments.embedding_dim;
+    arguments.seed = in.seed()->const_data_ptr<int64_t>();
   }
   return prepared;
 }

@@ -3,12 +3,13 @@
 
 #include "input/kernel.h"
 #include "input/operator.h"
+#include "sinusoidal/specification.h"
 
 namespace posembed::input {
 
 /// Whether there are so few types that the kernel sums the table's gradient per type.
 inline bool has_few_types(const Input& in) {
-  return in.token_type.has_value() && in.token_type->sym_size(0) <= most_types;
+  return in.token_type().has_value() && in.token_type()->sym_size(0) <= most_types;
 }
 
 /// The checks that need no data; Meta kernels run them too. Raises c10::ValueError for shapes and
@@ -24,6 +25,7 @@ void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
 struct Prepared {
   Arguments arguments;
   Tensor token, ids, position, positions, token_type, types, weight, bias, encoding;
+  sinusoidal::SpecificationPointer sinusoid;
 };
 
 /// Requires check(in). On the CPU also checks the values of ids, positions and types: raises

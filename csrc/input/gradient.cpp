@@ -26,12 +26,17 @@ namespace {
 
 /// The types of all tokens: zeros if none were given.
 Tensor types_of(const Input& in) {
-  return in.types.has_value() ? *in.types : at::zeros_like(in.ids);
+  return in.types().has_value() ? *in.types() : at::zeros_like(in.ids);
 }
 
 /// The table rows of given positions, [batch, seq].
 Tensor position_rows(const Input& in) {
-  return at::add(*in.positions, in.first_row).expand_symint(in.ids.sym_sizes());
+  return at::add(*in.positions(), in.first_row()).expand_symint(in.ids.sym_sizes());
+}
+
+/// The table rows of counted positions.
+learned::Rows counted_rows(const Input& in) {
+  return {std::nullopt, in.offset(), in.first_row()};
 }
 
 // -------------------------------------------------------------------- as a chain of operators
@@ -39,31 +44,30 @@ Tensor position_rows(const Input& in) {
 /// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
-  Tensor sum = at::mul(token::call_embedding(in.token, in.ids, in.padding_idx).to(type), in.scale);
-  if (in.token_type.has_value()) {
-    sum = at::add(sum, token::call_embedding(*in.token_type, types_of(in)).to(type));
+  Tensor sum = at::mul(token::call_embedding(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
+  if (in.token_type().has_value()) {
+    sum = at::add(sum, token::call_embedding(*in.token_type(), {types_of(in)}).to(type));
   }
-  if (!in.sinusoid.empty()) sum = at::add(sum, encoding(in));
-  if (!in.position.has_value()) return sum;
-  const Tensor table = in.position->to(type);
+  if (!in.sinusoid().empty()) sum = at::add(sum, encoding(in));
+  if (!in.position().has_value()) return sum;
+  const Tensor table = in.position()->to(type);
   if (counts_positions(in)) {
-    return at::add(sum, learned::call_learned_add(at::zeros_like(sum), table, std::nullopt,
-                                                  in.offset, in.first_row));
+    return at::add(sum, learned::call_learned_add(at::zeros_like(sum), table, counted_rows(in)));
   }
-  return at::add(sum, token::call_embedding(table, position_rows(in), in.position_padding_idx));
+  return at::add(sum, token::call_embedding(table, {position_rows(in), in.position_padding_idx()}));
 }
 
 Tensor drop(const Input& in, const Tensor& x) {
   if (!drops(in)) return x;
-  return call_input_dropout(x, *in.seed, in.dropout, in.first_token * in.token.sym_size(1));
+  return call_input_dropout(x, *in.seed(), in.dropout(), in.first_token() * in.token.sym_size(1));
 }
 
 Tensor forward_chain(const Input& in) {
   Tensor x = sum_of(in);
   if (norms(in)) {
-    x = dispatcher::norm_chain(x, in.norm == "layer", in.eps).rows;
-    if (in.norm_weight.has_value()) x = at::mul(x, *in.norm_weight);
-    if (in.norm_bias.has_value()) x = at::add(x, *in.norm_bias);
+    x = dispatcher::norm_chain(x, in.norm() == InputNorm::layer, in.eps()).rows;
+    if (in.norm_weight().has_value()) x = at::mul(x, *in.norm_weight());
+    if (in.norm_bias().has_value()) x = at::add(x, *in.norm_bias());
   }
   return drop(in, x).to(in.token.scalar_type());
 }
@@ -73,11 +77,10 @@ Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, c
   const Tensor none = at::zeros({0}, in.token.options());
   Tensor position = none, type = none;
   if (counts_positions(in)) {
-    position = learned::call_learned_backward(sum, std::nullopt, in.position->sym_size(0),
-                                              in.offset, in.first_row);
+    position = learned::call_learned_backward(sum, in.position()->sym_size(0), counted_rows(in));
   }
   if (has_few_types(in)) {
-    type = token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
+    type = token::call_embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
   }
   return {changes(in) ? sum : none, weight, bias, position, type};
 }
@@ -87,14 +90,14 @@ Backward backward_chain(const Input& in, const Tensor& output_gradient) {
   Tensor gradient = drop(in, output_gradient.to(compute_type(in.token)));
   const Tensor none = at::zeros({0}, in.token.options());
   if (!norms(in)) return with_tables(in, gradient.to(type), none, none);
-  const bool centred = in.norm == "layer";
-  const dispatcher::Normed x = dispatcher::norm_chain(sum_of(in), centred, in.eps);
+  const bool centred = in.norm() == InputNorm::layer;
+  const dispatcher::Normed x = dispatcher::norm_chain(sum_of(in), centred, in.eps());
   const std::array<int64_t, 2> tokens = {0, 1};
   Tensor weight_gradient = none, bias_gradient = none;
-  if (in.norm_bias.has_value()) bias_gradient = gradient.sum(tokens).to(type);
-  if (in.norm_weight.has_value()) {
+  if (in.norm_bias().has_value()) bias_gradient = gradient.sum(tokens).to(type);
+  if (in.norm_weight().has_value()) {
     weight_gradient = at::mul(gradient, x.rows).sum(tokens).to(type);
-    gradient = at::mul(gradient, *in.norm_weight);
+    gradient = at::mul(gradient, *in.norm_weight());
   }
   const Tensor sum_gradient = dispatcher::norm_backward_chain(x, centred, gradient);
   return with_tables(in, sum_gradient.to(type), weight_gradient, bias_gradient);
@@ -104,13 +107,13 @@ bool has_tangent(const Tensor& tensor) { return dispatcher::tangent(tensor).defi
 bool has_tangent(const MaybeTensor& tensor) { return tensor.has_value() && has_tangent(*tensor); }
 
 bool has_tangent(const Input& in) {
-  return has_tangent(in.token) || has_tangent(in.position) || has_tangent(in.token_type) ||
-         has_tangent(in.norm_weight) || has_tangent(in.norm_bias);
+  return has_tangent(in.token) || has_tangent(in.position()) || has_tangent(in.token_type()) ||
+         has_tangent(in.norm_weight()) || has_tangent(in.norm_bias());
 }
 
 bool requires_grad(const Input& in) {
-  return torch::autograd::compute_requires_grad(in.token, in.position, in.token_type,
-                                                in.norm_weight, in.norm_bias);
+  return torch::autograd::compute_requires_grad(in.token, in.position(), in.token_type(),
+                                                in.norm_weight(), in.norm_bias());
 }
 
 // ---------------------------------------------------------------------- by the fused kernels
@@ -148,11 +151,11 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     Input kept = in;
     if (!norms(in)) {
       token_table_rows = rows_of(in.token);
-      position_table_rows = rows_of(in.position);
-      type_table_rows = rows_of(in.token_type);
+      position_table_rows = rows_of(in.position());
+      type_table_rows = rows_of(in.token_type());
       kept.token.reset();
-      kept.position.reset();
-      kept.token_type.reset();
+      kept.position().reset();
+      kept.token_type().reset();
     }
     call.save(kept);
   }
@@ -184,41 +187,43 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 
  private:
   bool sorts_positions(const Input& in) const {
-    return in.position.has_value() && in.positions.has_value() && needs(position_edge);
+    return in.position().has_value() && in.positions().has_value() && needs(position_edge);
   }
   bool sorts_types(const Input& in) const {
-    return in.token_type.has_value() && !has_few_types(in) && needs(type_edge);
+    return in.token_type().has_value() && !has_few_types(in) && needs(type_edge);
   }
   /// Whether only the token table's rows need the gradient of the sum.
   bool needs_rows(const Input& in) const {
-    return in.gradient == "rows" && needs(token_edge) && changes(in) && !sorts_positions(in) &&
+    return in.gradient() == TableGradient::rows && needs(token_edge) && changes(in) && !sorts_positions(in) &&
            !sorts_types(in);
   }
 
   /// The gradients after that of the sum.
   static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
-    if (in.norm_weight.has_value()) result[weight_edge] = std::get<1>(found);
-    if (in.norm_bias.has_value()) result[bias_edge] = std::get<2>(found);
+    if (in.norm_weight().has_value()) result[weight_edge] = std::get<1>(found);
+    if (in.norm_bias().has_value()) result[bias_edge] = std::get<2>(found);
     if (counts_positions(in)) result[position_edge] = std::get<3>(found);
     if (has_few_types(in)) result[type_edge] = std::get<4>(found);
   }
 
   /// The gradients of tables whose rows are indexed in any order.
   void sort_tables(const Input& in, const Tensor& sum, dispatcher::variable_list& result) const {
-    if (needs(token_edge) && has_own_rows(in)) {
+    if (needs(token_edge) && in.own_rows) {
       const Tensor rows = sum.reshape_symint({in.token.sym_size(0), in.token.sym_size(1)});
-      result[token_edge] = in.scale == 1.0 ? rows : at::mul(rows, in.scale);
+      result[token_edge] = in.scale() == 1.0 ? rows : at::mul(rows, in.scale());
     } else if (needs(token_edge)) {
-      result[token_edge] = token::table_gradient(sum, in.ids, in.token.sym_size(0), in.padding_idx,
-                                                 in.scale, false, in.gradient);
+      result[token_edge] =
+          token::table_gradient(sum, in.token.sym_size(0), {in.ids, in.padding_idx(), in.scale()},
+                                posembed::name(in.gradient()));
     }
     if (sorts_positions(in)) {
-      result[position_edge] = token::call_embedding_backward(
-          sum, position_rows(in), in.position->sym_size(0), in.position_padding_idx);
+      result[position_edge] =
+          token::call_embedding_backward(sum, in.position()->sym_size(0),
+                                         {position_rows(in), in.position_padding_idx()});
     }
     if (sorts_types(in)) {
       result[type_edge] =
-          token::call_embedding_backward(sum, types_of(in), in.token_type->sym_size(0));
+          token::call_embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
     }
   }
 
@@ -226,8 +231,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     Input in = call.unpack();
     if (norms(in)) return in;
     in.token = *size_alone(token_table_rows, gradient);
-    in.position = size_alone(position_table_rows, gradient);
-    in.token_type = size_alone(type_table_rows, gradient);
+    in.position() = size_alone(position_table_rows, gradient);
+    in.token_type() = size_alone(type_table_rows, gradient);
     return in;
   }
 };
@@ -235,8 +240,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 /// A separate operator also for autograd: an outer torch.func transform differentiates this call.
 /// Mean and rstd need no derivatives, because the chain does not use them.
 Forward input_embedding_forward_autograd(const Input& in) {
-  auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position, in.token_type,
-                                                           in.norm_weight, in.norm_bias);
+  auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position(), in.token_type(),
+                                                           in.norm_weight(), in.norm_bias());
   Forward outputs = dispatcher::below_autograd([&] { return call_input_embedding_forward(in); });
   auto& [output, mean, rstd] = outputs;
   if (has_tangent(in)) {

@@ -12,9 +12,8 @@
 #include "posembed/input.h"
 
 namespace posembed {
-namespace {
 
-const char* norm_name(InputNorm norm) {
+const char* name(InputNorm norm) {
   switch (norm) {
     case InputNorm::layer:
       return "layer";
@@ -24,6 +23,8 @@ const char* norm_name(InputNorm norm) {
       return "none";
   }
 }
+
+namespace {
 
 const char* rule_name(PositionRule rule) {
   switch (rule) {
@@ -91,9 +92,8 @@ void take_rows(input::Input& in, const torch::Tensor& rows) {
   in.token = rows.flatten(0, -2);
   in.ids =
       at::arange(c10::multiply_integers(shape), rows.options().dtype(torch::kLong)).view(shape);
-  in.scale = 1.0;
-  in.padding_idx = -1;
-  in.gradient = "own";
+  in.own_rows = true;
+  in.scale(1.0).padding_idx(-1).gradient(TableGradient::dense);
 }
 
 SinusoidalPositionalEmbedding sinusoids(const InputOptions& options) {
@@ -123,28 +123,11 @@ void check_inputs(const torch::Tensor& ids, const std::optional<torch::Tensor>& 
 }  // namespace
 
 torch::Tensor functional::input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
-                                          const InputCall& call) {
-  input::Input in;
-  in.token = token;
-  in.ids = ids;
-  in.position = call.position;
-  in.positions = call.positions;
-  in.token_type = call.token_type;
-  in.types = call.types;
-  in.norm_weight = call.norm_weight;
-  in.norm_bias = call.norm_bias;
-  in.offset = call.offset;
-  in.first_row = call.first_row;
-  in.sinusoid = call.sinusoid;
-  in.norm = norm_name(call.norm);
-  in.eps = call.eps;
-  in.scale = call.scale;
-  in.dropout = call.dropout;
-  if (call.dropout > 0) in.seed = call.seed.has_value() ? *call.seed : draw_seed(ids);
-  in.padding_idx = call.padding_idx;
-  in.position_padding_idx = call.position_padding_idx;
-  in.gradient = name(call.gradient);
-  in.first_token = call.first_token;
+                                          const InputParts& parts) {
+  input::Input in{parts, token, ids};
+  in.positions(parts.offset().positions(parts.positions(), ids)).offset(parts.offset().number());
+  if (parts.dropout() > 0 && !parts.seed().has_value()) in.seed(draw_seed(ids));
+  if (parts.dropout() == 0) in.seed(std::nullopt);
   return input::call_input_embedding(in);
 }
 
@@ -215,44 +198,43 @@ void InputEmbeddingImpl::reset() {
 void InputEmbeddingImpl::pretty_print(std::ostream& stream) const { stream << "InputEmbedding"; }
 
 /// @param known  whether ids are the tokens' and not those of rows
-std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(
-    const torch::Tensor& ids, bool known, const std::optional<torch::Tensor>& positions,
-    const std::optional<torch::Tensor>& attention_mask, const Offset& offset) const {
+std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(const torch::Tensor& ids,
+                                                                 bool known,
+                                                                 const InputCall& call) const {
   const PositionRule rule = options.position_rule();
+  const std::optional<torch::Tensor>&positions = call.positions(), &mask = call.attention_mask();
+  const Offset& offset = call.offset();
   TORCH_CHECK_VALUE(
-      !attention_mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
+      !mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
       "attention_mask: expected none unless position_rule is 'opt' and positions ", "are counted");
-  const bool counts_padding =
-      attention_mask.has_value() || (known && rule == PositionRule::roberta);
+  const bool counts_padding = mask.has_value() || (known && rule == PositionRule::roberta);
   TORCH_CHECK_VALUE(!offset.of_samples().has_value() || !counts_padding,
                     "offset: expected a number where padding is counted, got ",
                     offset.of_samples()->sizes());
-  const int64_t number = offset.number();
+  const c10::SymInt& number = offset.number();
   TORCH_CHECK_VALUE(!positions.has_value() || number == 0,
                     "offset: expected 0 where positions are given, got ", number);
   if (positions.has_value() || !counts_padding) return offset.positions(positions, ids);
-  if (attention_mask.has_value()) {
-    const int64_t tokens = number + ids.size(-1);
-    TORCH_CHECK_VALUE(attention_mask->dim() > 0 && attention_mask->size(-1) == tokens,
+  const int64_t past = number.expect_int();
+  if (mask.has_value()) {
+    const int64_t tokens = past + ids.size(-1);
+    TORCH_CHECK_VALUE(mask->dim() > 0 && mask->size(-1) == tokens,
                       "attention_mask: expected [batch, offset + seq] with offset + seq ", tokens,
-                      ", got ", attention_mask->sizes());
-    return functional::opt_positions(*attention_mask, number);
+                      ", got ", mask->sizes());
+    return functional::opt_positions(*mask, past);
   }
-  return functional::roberta_positions(ids, first_row_of(options) - 1, number);
+  return functional::roberta_positions(ids, first_row_of(options) - 1, past);
 }
 
-torch::Tensor InputEmbeddingImpl::forward(
-    const torch::Tensor& ids, const std::optional<torch::Tensor>& positions,
-    const std::optional<torch::Tensor>& types, const Offset& offset,
-    const std::optional<torch::Tensor>& attention_mask, const std::optional<torch::Tensor>& seed,
-    int64_t first_token, const std::optional<torch::Tensor>& inputs_embeds) {
+torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputCall& call) {
+  const std::optional<torch::Tensor>& inputs_embeds = call.inputs_embeds();
   check_inputs(ids, inputs_embeds, token->weight, options);
   input::Input in;
   in.token = token->weight;
   in.ids = ids;
-  in.scale = token->options.scale();
-  in.padding_idx = token->options.padding_idx().value_or(-1);
-  in.gradient = posembed::name(token->options.gradient());
+  in.scale(token->options.scale())
+      .padding_idx(token->options.padding_idx().value_or(-1))
+      .gradient(token->options.gradient());
   if (options.token_dim().has_value()) {
     take_rows(
         in, projection->forward(inputs_embeds.has_value() ? *inputs_embeds : token->forward(ids)));
@@ -260,28 +242,23 @@ torch::Tensor InputEmbeddingImpl::forward(
     take_rows(in, *inputs_embeds);
   }
   const bool known = ids.defined();
-  in.positions = count_positions(known ? ids : in.ids, known, positions, attention_mask, offset);
-  in.types = types;
-  in.offset = in.positions.has_value() ? 0 : offset.number();
+  in.positions(count_positions(known ? ids : in.ids, known, call)).types(call.types());
+  if (!in.positions().has_value()) in.offset(call.offset().number());
   if (learned) {
-    in.position = learned->weight;
-    in.first_row = learned->options.first_row();
+    in.position(learned->weight).first_row(learned->options.first_row());
     if (options.position_rule() == PositionRule::roberta) {
-      in.position_padding_idx = in.first_row - 1;
+      in.position_padding_idx(in.first_row() - 1);
     }
   }
-  if (sinusoidal) in.sinusoid = sinusoidal->options.spec().to_json();
-  if (token_type) in.token_type = token_type->weight;
+  if (sinusoidal) in.sinusoid(sinusoidal->options.spec());
+  if (token_type) in.token_type(token_type->weight);
   if (norm != nullptr) {
-    in.norm = norm_name(norm->kind);
-    in.norm_weight = norm->weight;
-    if (norm->bias.defined()) in.norm_bias = norm->bias;
-    in.eps = norm->eps;
+    in.norm(norm->kind).norm_weight(norm->weight).eps(norm->eps);
+    if (norm->bias.defined()) in.norm_bias(norm->bias);
   }
   if (is_training() && options.dropout() > 0) {
-    in.dropout = options.dropout();
-    in.seed = seed.has_value() ? *seed : draw_seed(in.ids);
-    in.first_token = first_token;
+    in.dropout(options.dropout()).first_token(call.first_token());
+    in.seed(call.seed().has_value() ? *call.seed() : draw_seed(in.ids));
   }
   const torch::Tensor result = input::call_input_embedding(in);
   return options.output_dim().has_value() ? projection->forward(result) : result;

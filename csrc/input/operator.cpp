@@ -52,7 +52,7 @@ Tensor input_embedding(const Input& in) {
 std::pair<Tensor, Tensor> statistics(const Input& in) {
   const auto options = in.token.options().dtype(compute_type(in.token));
   const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
-  return {at::empty_symint(in.norm == "layer" ? all : none, options),
+  return {at::empty_symint(in.norm() == InputNorm::layer ? all : none, options),
           at::empty_symint(norms(in) ? all : none, options)};
 }
 
@@ -63,7 +63,7 @@ Forward input_embedding_forward(const Input& in) {
   auto [mean, rstd] = statistics(in);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
-  if (in.norm == "layer") arguments.mean = mean.mutable_data_ptr();
+  if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
   if (norms(in)) arguments.rstd = rstd.mutable_data_ptr();
   launch(arguments, out);
   return {out, mean, rstd};
@@ -111,9 +111,9 @@ Backward backward_results(const Input& in, bool has_sum, bool has_position) {
   const auto table = [&](bool wanted, const MaybeTensor& rows) {
     return make(wanted, wanted ? c10::SymDimVector{rows->sym_size(0), dim} : c10::SymDimVector{});
   };
-  return {make(has_sum, output_sizes(in)), make(in.norm_weight.has_value(), {dim}),
-          make(in.norm_bias.has_value(), {dim}), table(has_position, in.position),
-          table(has_few_types(in), in.token_type)};
+  return {make(has_sum, output_sizes(in)), make(in.norm_weight().has_value(), {dim}),
+          make(in.norm_bias().has_value(), {dim}), table(has_position, in.position()),
+          table(has_few_types(in), in.token_type())};
 }
 
 /// The address of a result; nullptr: not needed.
@@ -133,7 +133,7 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
 /// Zeros all rows except those of the sequence's positions; returns the address of the latter,
 /// which the kernel writes.
 void* begin_positions(const Input& in, const Tensor& out) {
-  const int64_t first = in.offset.expect_int() + in.first_row, end = first + in.ids.size(1);
+  const int64_t first = in.offset().number().expect_int() + in.first_row(), end = first + in.ids.size(1);
   out.narrow(0, 0, first).zero_();
   out.narrow(0, end, out.size(0) - end).zero_();
   return target(out.narrow(0, first, in.ids.size(1)));
@@ -149,7 +149,7 @@ bool sums_positions(const Input& in) {
 /// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
 Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                       const Tensor& rstd, void* const* sum_rows) {
-  if (in.norm == "layer") check_statistic(mean, "mean", in);
+  if (in.norm() == InputNorm::layer) check_statistic(mean, "mean", in);
   if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
@@ -159,7 +159,7 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   BackwardArguments arguments;
   arguments.input = prepared.arguments;
   arguments.gradient = rows.const_data_ptr();
-  if (in.norm == "layer") arguments.mean = means.const_data_ptr();
+  if (in.norm() == InputNorm::layer) arguments.mean = means.const_data_ptr();
   if (norms(in)) arguments.rstd = rstds.const_data_ptr();
   arguments.sum_gradient = target(sum);
   arguments.sum_rows = sum_rows;
@@ -172,8 +172,9 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {
-    position = learned::call_learned_backward(sum.numel() == 0 ? rows : sum, std::nullopt,
-                                              in.position->sym_size(0), in.offset, in.first_row);
+    position = learned::call_learned_backward(
+        sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
+        {std::nullopt, in.offset(), in.first_row()});
   }
   return results;
 }
@@ -187,7 +188,7 @@ Backward input_embedding_backward(const Tensor& gradient, const Tensor& mean, co
 /// Whether the kernel can write the token table's gradient rows itself: they are unscaled and
 /// nothing else needs them.
 bool writes_rows(const Input& in) {
-  return !dispatcher::on_cuda(in.ids) && changes(in) && in.scale == 1.0 &&
+  return !dispatcher::on_cuda(in.ids) && changes(in) && in.scale() == 1.0 &&
          (sums_positions(in) || !counts_positions(in));
 }
 
@@ -198,7 +199,7 @@ BackwardRows input_embedding_backward_rows(const Tensor& gradient, const Tensor&
   if (!writes_rows(in)) {
     return with_rows(in, gradient, run_backward(in, gradient, mean, rstd, nullptr));
   }
-  const auto rows = token::row_targets(in.token, in.ids.contiguous(), in.padding_idx);
+  const auto rows = token::row_targets(in.token, in.ids.contiguous(), in.padding_idx());
   auto [sum, weight, bias, position, type] =
       run_backward(in, gradient, mean, rstd, rows.targets.data());
   token::sum_repeated(rows);
@@ -251,7 +252,8 @@ Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probabilit
 Tensor input_embedding_autocast(const Input& given) {
   const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
   Input in = given;
-  for (MaybeTensor* parameter : {&in.position, &in.token_type, &in.norm_weight, &in.norm_bias}) {
+  for (MaybeTensor* parameter :
+       {&in.position(), &in.token_type(), &in.norm_weight(), &in.norm_bias()}) {
     *parameter = dispatcher::follow(*parameter, in.token);
   }
   return call_input_embedding(in);
@@ -270,17 +272,19 @@ void register_kernels(torch::Library& m) {
 
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found) {
   const auto& [sum, weight, bias, position, type] = found;
-  const auto [row_ids, rows] = token::call_embedding_backward_rows(
-      changes(in) ? sum : gradient, in.ids, in.token.sym_size(0), in.padding_idx, in.scale);
+  const auto [row_ids, rows] =
+      token::call_embedding_backward_rows(changes(in) ? sum : gradient, in.token.sym_size(0),
+                                          {in.ids, in.padding_idx(), in.scale()});
   return {row_ids, rows, weight, bias, position, type};
 }
 
 Tensor encoding(const Input& in) {
-  const Tensor positions = in.positions.has_value()
-                               ? *in.positions
-                               : at::arange(in.offset, in.offset + in.ids.sym_size(1),
-                                            in.ids.options().dtype(at::kLong));
-  return sinusoidal::call_encode(positions, std::nullopt, in.sinusoid, 0, compute_type(in.token));
+  const c10::SymInt& first = in.offset().number();
+  const Tensor positions =
+      in.positions().has_value()
+          ? *in.positions()
+          : at::arange(first, first + in.ids.sym_size(1), in.ids.options().dtype(at::kLong));
+  return sinusoidal::call_encode({positions, in.sinusoid()}, compute_type(in.token));
 }
 
 TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }

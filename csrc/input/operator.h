@@ -13,6 +13,18 @@
 #include "dispatcher/call.h"
 #include "dispatcher/spread.h"
 #include "dispatcher/tensors.h"
+#include "posembed/input.h"
+#include "token/operator.h"
+
+namespace posembed::dispatcher {
+
+template <>
+struct EnumArgument<InputNorm> {
+  static constexpr const char* argument = "norm";
+  static constexpr InputNorm values[] = {InputNorm::none, InputNorm::layer, InputNorm::rms};
+};
+
+}  // namespace posembed::dispatcher
 
 namespace posembed::input {
 
@@ -20,35 +32,19 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// Arguments of the input operators, in the order of their schemas.
-struct Input {
-  Tensor token;             // [num_embeddings, embedding_dim]
-  Tensor ids;               // int [batch, seq]
-  MaybeTensor position;     // [first_row + max_positions, embedding_dim]
-  MaybeTensor positions;    // int [seq] or [batch, seq]; none: offset, offset + 1, …
-  MaybeTensor token_type;   // [num_types, embedding_dim]
-  MaybeTensor types;        // int [batch, seq]; none: type 0
-  MaybeTensor norm_weight;  // [embedding_dim]
-  MaybeTensor norm_bias;    // [embedding_dim]
-  MaybeTensor seed;         // int64, one element; none: no dropout
-  c10::SymInt offset = 0;
-  int64_t first_row = 0;
-  std::string sinusoid;       // SinusoidalSpec::to_json(); empty: none
-  std::string norm = "none";  // "none", "layer" or "rms"
-  double eps = 1e-5;
-  double scale = 1.0;    // of token rows
-  double dropout = 0.0;  // probability
-  int64_t padding_idx = -1;
-  int64_t position_padding_idx = -1;  // a row of position, before first_row, without a gradient
-  std::string gradient = "dense";     // of token: "dense" or "rows"
-  c10::SymInt first_token = 0;        // index of the first token in dropout's mask
+/// Arguments of the input operators, in the order of their schemas; the offset is a number.
+struct Input : InputParts {
+  Tensor token;           // [num_embeddings, embedding_dim]
+  Tensor ids;             // int [batch, seq]
+  bool own_rows = false;  // ids are 0, 1, …: each token has its own row
 
   template <typename Self>
   static auto fields(Self& self) {
-    return std::tie(self.token, self.ids, self.position, self.positions, self.token_type,
-                    self.types, self.norm_weight, self.norm_bias, self.seed, self.offset,
-                    self.first_row, self.sinusoid, self.norm, self.eps, self.scale, self.dropout,
-                    self.padding_idx, self.position_padding_idx, self.gradient, self.first_token);
+    return std::tie(self.token, self.ids, self.position(), self.positions(), self.token_type(),
+                    self.types(), self.norm_weight(), self.norm_bias(), self.seed(), self.offset(),
+                    self.first_row(), self.sinusoid(), self.norm(), self.eps(), self.scale(),
+                    self.dropout(), self.padding_idx(), self.position_padding_idx(),
+                    self.gradient(), self.first_token(), self.own_rows);
   }
 };
 
@@ -111,19 +107,16 @@ inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double pro
   return handle.call(x, seed, probability, first);
 }
 
-inline bool drops(const Input& in) { return in.seed.has_value() && in.dropout > 0; }
-inline bool norms(const Input& in) { return in.norm != "none"; }
+inline bool drops(const Input& in) { return in.seed().has_value() && in.dropout() > 0; }
+inline bool norms(const Input& in) { return in.norm() != InputNorm::none; }
 
 /// Whether the gradient of the sum differs from the gradient of the output.
 inline bool changes(const Input& in) { return norms(in) || drops(in); }
 
 /// Whether positions are consecutive rows of a table, whose gradient is then a sum over the batch.
 inline bool counts_positions(const Input& in) {
-  return in.position.has_value() && !in.positions.has_value();
+  return in.position().has_value() && !in.positions().has_value();
 }
-
-/// Whether ids are 0, 1, …, so that each token has its own row and the gradient needs no sort.
-inline bool has_own_rows(const Input& in) { return in.gradient == "own"; }
 
 using dispatcher::compute_type;
 

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "learned/operator.h"
 #include "token/operator.h"
@@ -19,48 +20,38 @@ class LearnedAddBackward : public dispatcher::OperatorNode<LearnedAddBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(positions);
-    visit(rows);
-    visit(offset);
-    visit(first_row);
+    rows.members(visit);
+    visit(count);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
     if (!gradient.defined() || !needs(1)) return {gradient, Tensor()};
-    return {gradient, call_learned_backward(gradient, dispatcher::unpack(positions), rows, offset,
-                                            first_row)};
+    return {gradient, call_learned_backward(gradient, count, rows.unpack())};
   }
 
-  dispatcher::SavedVariable positions;
-  c10::SymInt rows;
-  c10::SymInt offset;
-  int64_t first_row = 0;
+  dispatcher::SavedCall<Rows> rows;
+  c10::SymInt count;  // rows of the table
 };
 
 /// The tangent of x + rows of weight, from the tangents of both.
-Tensor add_tangent(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                   const c10::SymInt& offset, int64_t first_row) {
-  const Tensor rows = dispatcher::tangent(weight);
-  if (!rows.defined()) return dispatcher::copied_tangent(x);
+Tensor add_tangent(const Tensor& x, const Tensor& weight, const Rows& rows) {
+  const Tensor along = dispatcher::tangent(weight);
+  if (!along.defined()) return dispatcher::copied_tangent(x);
   Tensor direction = dispatcher::tangent(x);
   if (!direction.defined()) direction = at::zeros_like(x);
-  return call_learned_add(direction, rows, positions, offset, first_row);
+  return call_learned_add(direction, along, rows);
 }
 
-Tensor learned_add_autograd(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                            c10::SymInt offset, int64_t first_row) {
+Tensor learned_add_autograd(const Tensor& x, const Tensor& weight, const Rows& rows) {
   auto node = dispatcher::node_for<LearnedAddBackward>(x, weight);
   if (node) {
-    node->positions = dispatcher::save(positions);
-    node->rows = weight.sym_size(0);
-    node->offset = offset;
-    node->first_row = first_row;
+    node->rows.save(rows);
+    node->count = weight.sym_size(0);
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_learned_add(x, weight, positions, offset, first_row); });
+  Tensor output = dispatcher::below_autograd([&] { return call_learned_add(x, weight, rows); });
   if (node) torch::autograd::set_history(output, node);
-  dispatcher::set_tangent(output, add_tangent(x, weight, positions, offset, first_row));
+  dispatcher::set_tangent(output, add_tangent(x, weight, rows));
   return output;
 }
 
@@ -78,7 +69,7 @@ class LearnedEncodeBackward : public dispatcher::OperatorNode<LearnedEncodeBackw
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const Tensor ids = at::add(*dispatcher::unpack(positions), first_row);
-    return {token::call_embedding_backward(gradients[0], ids, rows)};
+    return {token::call_embedding_backward(gradients[0], rows, {ids})};
   }
 
   dispatcher::SavedVariable positions;
@@ -105,49 +96,44 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(positions);
+    rows.members(visit);
     visit(batch);
     visit(seq);
-    visit(offset);
-    visit(first_row);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& table = gradients[0];
     if (!table.defined()) return {Tensor()};
-    const MaybeTensor given = dispatcher::unpack(positions);
-    const Tensor rows = given.has_value() ? call_learned_encode(table, *given, first_row)
-                                          : table.narrow_symint(0, offset + first_row, seq);
-    return {rows.expand_symint({batch, seq, table.sym_size(1)})};
+    const Rows of = rows.unpack();
+    const Tensor looked_up =
+        of.positions.has_value()
+            ? call_learned_encode(table, *of.positions, of.first_row)
+            : table.narrow_symint(0, of.offset.number() + of.first_row, seq);
+    return {looked_up.expand_symint({batch, seq, table.sym_size(1)})};
   }
 
-  dispatcher::SavedVariable positions;
+  dispatcher::SavedCall<Rows> rows;
   c10::SymInt batch, seq;
-  c10::SymInt offset;
-  int64_t first_row = 0;
 };
 
-Tensor learned_backward_autograd(const Tensor& gradient, const MaybeTensor& positions,
-                                 c10::SymInt rows, c10::SymInt offset, int64_t first_row) {
+Tensor learned_backward_autograd(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
   auto node = dispatcher::node_for<LearnedBackwardBackward>(gradient);
   if (node) {
-    node->positions = dispatcher::save(positions);
+    node->rows.save(rows);
     node->batch = gradient.sym_size(0);
     node->seq = gradient.sym_size(1);
-    node->offset = offset;
-    node->first_row = first_row;
   }
   return dispatcher::linear(node, gradient, [&](const Tensor& summed) {
-    return call_learned_backward(summed, positions, rows, offset, first_row);
+    return call_learned_backward(summed, count, rows);
   });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("learned_add", learned_add_autograd);
+  m.impl("learned_add", Add::kernel<learned_add_autograd>);
   m.impl("learned_encode", learned_encode_autograd);
-  m.impl("learned_backward", learned_backward_autograd);
+  m.impl("learned_backward", Backward::kernel<learned_backward_autograd>);
 }
 
 }  // namespace posembed::learned

@@ -14,9 +14,11 @@ namespace posembed {
 namespace functional {
 
 torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
-                          const std::optional<torch::Tensor>& positions, int64_t offset,
-                          int64_t first_row) {
-  return learned::call_learned_add(x, weight, positions, offset, first_row);
+                          const PositionCall& call, int64_t first_row) {
+  const Offset& offset = call.offset();
+  return learned::call_learned_add(
+      x, weight,
+      {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2), offset.number(), first_row});
 }
 
 torch::Tensor learned_encode(const torch::Tensor& weight, const torch::Tensor& positions,
@@ -75,10 +77,8 @@ void LearnedPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const {
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::forward(const torch::Tensor& x,
-                                                      const std::optional<torch::Tensor>& positions,
-                                                      const Offset& offset) {
-  const auto places = offset.positions(positions, x, x.dim() - 3, x.dim() - 2);
-  return functional::learned_add(x, weight, places, offset.number(), options.first_row());
+                                                      const PositionCall& call) {
+  return functional::learned_add(x, weight, call, options.first_row());
 }
 
 torch::Tensor LearnedPositionalEmbeddingImpl::encode(const torch::Tensor& positions) {

@@ -24,18 +24,17 @@ namespace {
 
 /// Does not check the length, because in a Meta kernel that would bound a graph's lengths: see
 /// check_length.
-void check_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-               const c10::SymInt& offset, int64_t first_row) {
+void check_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
   // x: [batch, seq, embedding_dim]
   dispatcher::check_floating(x, "x");
   dispatcher::check_rank(x, "x", 3, "[batch, seq, embedding_dim]");
-  check_table(weight, "weight", first_row);
+  check_table(weight, "weight", rows.first_row);
   dispatcher::check_same_dtype(x, "x", weight, "weight");
   dispatcher::check_same_device(x, "x", weight, "weight");
   dispatcher::check_size(x.sym_size(2), weight.sym_size(1), "x", "embedding_dim");
-  check_positions(positions, x.sym_size(0), x.sym_size(1), offset);
-  if (positions.has_value()) {
-    dispatcher::check_same_device(*positions, "positions", x, "x");
+  check_positions(rows.positions, x.sym_size(0), x.sym_size(1), rows.offset.number());
+  if (rows.positions.has_value()) {
+    dispatcher::check_same_device(*rows.positions, "positions", x, "x");
   }
 }
 
@@ -45,14 +44,14 @@ void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_r
   dispatcher::check_same_device(positions, "positions", weight, "weight");
 }
 
-void check_backward(const Tensor& gradient, const MaybeTensor& positions, const c10::SymInt& rows,
-                    const c10::SymInt& offset, int64_t first_row) {
+void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows& rows) {
   // gradient: [batch, seq, embedding_dim]
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 3, "[batch, seq, embedding_dim]");
-  check_positions(positions, gradient.sym_size(0), gradient.sym_size(1), offset);
-  TORCH_CHECK_VALUE(first_row >= 0 && first_row <= rows, "first_row: expected 0 to ", rows,
-                    ", the rows of the table, got ", first_row);
+  check_positions(rows.positions, gradient.sym_size(0), gradient.sym_size(1),
+                  rows.offset.number());
+  TORCH_CHECK_VALUE(rows.first_row >= 0 && rows.first_row <= count, "first_row: expected 0 to ",
+                    count, ", the rows of the table, got ", rows.first_row);
 }
 
 // ---------------------------------------------------------------------------------------- add
@@ -74,19 +73,19 @@ AddArguments add_arguments(const Tensor& x, const Tensor& weight, const Tensor& 
   return arguments;
 }
 
-Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                   int64_t offset, int64_t first_row) {
-  check_add(x, weight, positions, offset, first_row);
-  if (!positions.has_value()) check_length(offset, x.size(1), weight.size(0), first_row);
+Tensor learned_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
+  check_add(x, weight, rows);
+  const bool given = rows.positions.has_value();
+  const int64_t offset = rows.offset.number().expect_int();
+  if (!given) check_length(offset, x.size(1), weight.size(0), rows.first_row);
   const Tensor in = dispatcher::with_dense_rows(x), table = dispatcher::with_dense_rows(weight);
   Tensor out = dispatcher::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
-  arguments.first_row = first_row;
-  Tensor places;
-  if (positions.has_value()) {
-    places = positions->contiguous();
-    if (!dispatcher::on_cuda(x)) check_position_values(places, weight.size(0), first_row);
+  arguments.first_row = rows.first_row;
+  const Tensor places = given ? rows.positions->contiguous() : Tensor();
+  if (given) {
+    if (!dispatcher::on_cuda(x)) check_position_values(places, weight.size(0), rows.first_row);
     arguments.positions = dispatcher::index_view(places);
     arguments.position_stride[0] = places.dim() == 2 && places.size(0) > 1 ? x.size(1) : 0;
     arguments.position_stride[1] = 1;
@@ -97,9 +96,8 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& pos
   return out;
 }
 
-Tensor learned_add_meta(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                        c10::SymInt offset, int64_t first_row) {
-  check_add(x, weight, positions, offset, first_row);
+Tensor learned_add_meta(const Tensor& x, const Tensor& weight, const Rows& rows) {
+  check_add(x, weight, rows);
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 
@@ -135,36 +133,35 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
                      sum_batch_cpu, POSEMBED_CUDA_LAUNCHER(sum_batch_cuda));
 }
 
-Tensor learned_backward(const Tensor& gradient, const MaybeTensor& positions, int64_t rows,
-                        int64_t offset, int64_t first_row) {
-  check_backward(gradient, positions, rows, offset, first_row);
-  if (positions.has_value()) {
-    const Tensor ids = at::add(positions->expand({gradient.size(0), gradient.size(1)}), first_row);
-    return token::call_embedding_backward(gradient, ids, rows);
+Tensor learned_backward(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
+  check_backward(gradient, count, rows);
+  if (rows.positions.has_value()) {
+    const Tensor ids =
+        at::add(rows.positions->expand({gradient.size(0), gradient.size(1)}), rows.first_row);
+    return token::call_embedding_backward(gradient, count, {ids});
   }
-  check_length(offset, gradient.size(1), rows, first_row);
-  const Tensor out = at::zeros({rows, gradient.size(2)}, gradient.options());
-  sum_batch(gradient.contiguous(), out.narrow(0, offset + first_row, gradient.size(1)));
+  const int64_t offset = rows.offset.number().expect_int(), all = count.expect_int();
+  check_length(offset, gradient.size(1), all, rows.first_row);
+  const Tensor out = at::zeros({all, gradient.size(2)}, gradient.options());
+  sum_batch(gradient.contiguous(), out.narrow(0, offset + rows.first_row, gradient.size(1)));
   return out;
 }
 
-Tensor learned_backward_meta(const Tensor& gradient, const MaybeTensor& positions, c10::SymInt rows,
-                             c10::SymInt offset, int64_t first_row) {
-  check_backward(gradient, positions, rows, offset, first_row);
-  return at::empty_symint({rows, gradient.sym_size(2)}, gradient.options());
+Tensor learned_backward_meta(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
+  check_backward(gradient, count, rows);
+  return at::empty_symint({count, gradient.sym_size(2)}, gradient.options());
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("learned_add", learned_add);
+  m.impl("learned_add", Add::kernel<learned_add>);
   m.impl("learned_encode", learned_encode);
-  m.impl("learned_backward", learned_backward);
+  m.impl("learned_backward", Backward::kernel<learned_backward>);
 }
 
 /// Keeps the dtype of x, which a layer may have lowered, and casts the table.
-Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                            c10::SymInt offset, int64_t first_row) {
+Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const Rows& rows) {
   const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
-  return call_learned_add(x, dispatcher::follow(weight, x), positions, offset, first_row);
+  return call_learned_add(x, dispatcher::follow(weight, x), rows);
 }
 
 }  // namespace
@@ -207,14 +204,14 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
-TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { m.impl("learned_add", learned_add_autocast); }
+TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { m.impl("learned_add", Add::kernel<learned_add_autocast>); }
 
-TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { m.impl("learned_add", learned_add_autocast); }
+TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { m.impl("learned_add", Add::kernel<learned_add_autocast>); }
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("learned_add", learned_add_meta);
+  m.impl("learned_add", Add::kernel<learned_add_meta>);
   m.impl("learned_encode", learned_encode_meta);
-  m.impl("learned_backward", learned_backward_meta);
+  m.impl("learned_backward", Backward::kernel<learned_backward_meta>);
 }
 
 }  // namespace posembed::learned

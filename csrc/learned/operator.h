@@ -5,19 +5,33 @@
 
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 
 namespace posembed::learned {
 
 using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-inline Tensor call_learned_add(const Tensor& x, const Tensor& weight, const MaybeTensor& positions,
-                               const c10::SymInt& offset = 0, int64_t first_row = 0) {
-  using Signature = Tensor(const Tensor&, const Tensor&, const MaybeTensor&, c10::SymInt, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::learned_add");
-  return handle.call(x, weight, positions, offset, first_row);
+/// The rows of a sequence's positions, in the order of the schemas.
+struct Rows {
+  MaybeTensor positions;  // int [seq], [1, seq] or [batch, seq]; none: offset, offset + 1, …
+  Offset offset = 0;      // a number
+  int64_t first_row = 0;  // the row of position 0
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.positions, self.offset, self.first_row);
+  }
+};
+
+using Add = dispatcher::Spread<Rows, Tensor(const Tensor&, const Tensor&)>;
+
+inline Tensor call_learned_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
+  static const auto handle = dispatcher::find<Add::Signature>("posembed::learned_add");
+  return Add::call(handle, x, weight, rows);
 }
 
 inline Tensor call_learned_encode(const Tensor& weight, const Tensor& positions,
@@ -27,12 +41,13 @@ inline Tensor call_learned_encode(const Tensor& weight, const Tensor& positions,
   return handle.call(weight, positions, first_row);
 }
 
-inline Tensor call_learned_backward(const Tensor& gradient, const MaybeTensor& positions,
-                                    const c10::SymInt& rows, const c10::SymInt& offset = 0,
-                                    int64_t first_row = 0) {
-  using Signature = Tensor(const Tensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::learned_backward");
-  return handle.call(gradient, positions, rows, offset, first_row);
+/// The table's gradient; `count`: its rows.
+using Backward = dispatcher::Spread<Rows, Tensor(const Tensor&, c10::SymInt)>;
+
+inline Tensor call_learned_backward(const Tensor& gradient, const c10::SymInt& count,
+                                    const Rows& rows) {
+  static const auto handle = dispatcher::find<Backward::Signature>("posembed::learned_backward");
+  return Backward::call(handle, gradient, count, rows);
 }
 
 inline Tensor call_learned_extend(const Tensor& weight, int64_t max_positions, int64_t first_row,

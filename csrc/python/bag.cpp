@@ -1,6 +1,7 @@
 #include "posembed/bag.h"
 
 #include "bindings.h"
+#include "token/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -19,7 +20,7 @@ std::shared_ptr<TokenBagImpl> make_bag(int64_t num_embeddings, int64_t embedding
                                             .mode(bag_mode(mode))
                                             .padding_idx(padding_idx)
                                             .include_last_offset(include_last_offset)
-                                            .gradient(table_gradient(gradient)));
+                                            .gradient(dispatcher::enum_from<TableGradient>(gradient)));
 }
 
 }  // namespace

@@ -5,12 +5,9 @@
 
 #include <sstream>
 #include <string>
-#include <string_view>
 
 #include "posembed/offset.h"
 #include "posembed/pretrained.h"
-#include "posembed/rotary.h"
-#include "posembed/token.h"
 
 namespace posembed::python {
 
@@ -25,19 +22,11 @@ void bind_input(py::module_& module);
 void bind_learned(py::module_& module);
 void bind_pretrained(py::module_& module);
 void bind_rotary(py::module_& module);
-void bind_rotary_cache(py::module_& module);
-void bind_rotary_norm(py::module_& module);
 void bind_sinusoidal(py::module_& module);
 void bind_token(py::module_& module);
 
-/// From its name; raises ValueError for an unknown one.
-Layout rotary_layout(std::string_view text);
-
 /// A number, or "sqrt_dim"; raises ValueError for any other text.
 double table_scale(const py::object& scale, int64_t embedding_dim);
-
-/// From its name; raises ValueError for an unknown one.
-TableGradient table_gradient(std::string_view text);
 
 /// Whether rows that cannot be read are left out.
 pretrained::OnBadRow on_bad_row_of(const std::string& text);

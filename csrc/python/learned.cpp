@@ -1,7 +1,6 @@
 #include "posembed/learned.h"
 
 #include "bindings.h"
-#include "fast_call.h"
 
 namespace posembed::python {
 namespace {
@@ -13,28 +12,19 @@ std::shared_ptr<LearnedPositionalEmbeddingImpl> make_learned(int64_t max_positio
       LearnedOptions(max_positions, embedding_dim).first_row(first_row));
 }
 
-torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
-                          const std::optional<torch::Tensor>& positions, int64_t offset,
-                          int64_t first_row) {
-  const ReleasedForLongWork release(x);
-  return functional::learned_add(x, weight, positions, offset, first_row);
+torch::Tensor learned_forward(LearnedPositionalEmbeddingImpl& self, const torch::Tensor& x,
+                              const std::optional<torch::Tensor>& positions,
+                              const Offset& offset) {
+  return self.forward(x, PositionCall().positions(positions).offset(offset));
 }
-
-constexpr const char* learned_arguments[] = {"x", "weight", "positions", "offset", "first_row"};
-
-PyMethodDef learned_functions[] = {
-    fast_method<learned_add, learned_arguments>(
-        "learned_add", "learned_add(x, weight, positions, offset, first_row, /) -> Tensor"),
-    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void bind_learned(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), learned_functions) != 0) throw py::error_already_set();
   bind<LearnedPositionalEmbeddingImpl>(module, "LearnedPositionalEmbedding")
       .def(py::init(&make_learned), py::arg("max_positions"), py::arg("embedding_dim"),
            py::kw_only(), py::arg("first_row") = 0)
-      .def("forward", &LearnedPositionalEmbeddingImpl::forward, py::arg("x"),
+      .def("forward", &learned_forward, py::arg("x"),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("offset") = 0, without_gil())
       .def("encode", &LearnedPositionalEmbeddingImpl::encode, py::arg("positions"), without_gil())
       .def("extend", &LearnedPositionalEmbeddingImpl::extend, py::arg("max_positions"),

@@ -1,7 +1,6 @@
 #include "posembed/sinusoidal.h"
 
 #include "bindings.h"
-#include "fast_call.h"
 
 namespace posembed::python {
 namespace {
@@ -22,30 +21,21 @@ std::shared_ptr<Module> make_sinusoidal(int64_t embedding_dim, double base,
                                       .learned_scale(learned_scale));
 }
 
-torch::Tensor sinusoidal_add(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
-                             const std::optional<torch::Tensor>& scale, std::string_view spec,
-                             int64_t offset) {
-  const ReleasedForLongWork release(x);
-  return functional::sinusoidal(x, positions, spec, offset, scale);
+torch::Tensor sinusoidal_forward(Module& self, const torch::Tensor& x,
+                                 const std::optional<torch::Tensor>& positions,
+                                 const Offset& offset) {
+  return self.forward(x, PositionCall().positions(positions).offset(offset));
 }
-
-constexpr const char* sinusoidal_arguments[] = {"x", "positions", "scale", "spec", "offset"};
-
-PyMethodDef sinusoidal_functions[] = {
-    fast_method<sinusoidal_add, sinusoidal_arguments>(
-        "sinusoidal_add", "sinusoidal_add(x, positions, scale, spec, offset, /) -> Tensor"),
-    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void bind_sinusoidal(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), sinusoidal_functions) != 0) throw py::error_already_set();
   bind<Module>(module, "SinusoidalPositionalEmbedding")
       .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
            py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
            py::arg("cos_first") = py::none(), py::arg("shift") = py::none(), py::arg("scale") = 1.0,
            py::arg("padding_idx") = py::none(), py::arg("learned_scale") = false)
-      .def("forward", &Module::forward, py::arg("x"), py::arg("positions") = py::none(),
+      .def("forward", &sinusoidal_forward, py::arg("x"), py::arg("positions") = py::none(),
            py::kw_only(), py::arg("offset") = 0, without_gil())
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),
            py::arg("dtype") = py::none(), without_gil())

@@ -3,8 +3,8 @@
 #include <variant>
 
 #include "bindings.h"
-#include "fast_call.h"
 #include "path.h"
+#include "token/operator.h"
 
 namespace posembed::python {
 namespace {
@@ -22,7 +22,7 @@ std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t e
                                                   .scale_grad_by_freq(scale_grad_by_freq)
                                                   .sparse(sparse)
                                                   .scale(table_scale(scale, embedding_dim))
-                                                  .gradient(table_gradient(gradient)));
+                                                  .gradient(dispatcher::enum_from<TableGradient>(gradient)));
 }
 
 std::shared_ptr<TokenEmbeddingImpl> from_file(
@@ -48,25 +48,6 @@ void resize(TokenEmbeddingImpl& self, int64_t num_embeddings,
   self.resize(num_embeddings, how);
 }
 
-torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight, int64_t padding_idx,
-                        double scale, bool scale_grad_by_freq, std::string_view gradient,
-                        int64_t vocabulary_start) {
-  const functional::EmbeddingCall call{padding_idx, scale, scale_grad_by_freq,
-                                       table_gradient(gradient), vocabulary_start};
-  const ReleasedForLongWork release(ids, usual_row);
-  return functional::embedding(ids, weight, call);
-}
-
-constexpr const char* token_arguments[] = {
-    "ids", "weight", "padding_idx", "scale", "scale_grad_by_freq", "gradient", "vocabulary_start"};
-
-PyMethodDef token_functions[] = {
-    fast_method<embedding, token_arguments>(
-        "embedding",
-        "embedding(ids, weight, padding_idx, scale, scale_grad_by_freq, gradient, "
-        "vocabulary_start, /) -> Tensor"),
-    {nullptr, nullptr, 0, nullptr}};
-
 }  // namespace
 
 double table_scale(const py::object& scale, int64_t embedding_dim) {
@@ -76,15 +57,7 @@ double table_scale(const py::object& scale, int64_t embedding_dim) {
   throw py::value_error("scale: expected a number or 'sqrt_dim', got '" + text + "'");
 }
 
-TableGradient table_gradient(std::string_view text) {
-  for (const TableGradient known : {TableGradient::dense, TableGradient::rows}) {
-    if (text == posembed::name(known)) return known;
-  }
-  TORCH_CHECK_VALUE(false, "gradient: expected 'dense' or 'rows', got '", text, "'");
-}
-
 void bind_token(py::module_& module) {
-  if (PyModule_AddFunctions(module.ptr(), token_functions) != 0) throw py::error_already_set();
   bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
       .def(py::init(&make_token), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),

@@ -130,34 +130,42 @@ Tensor empty_on_cpu(const Tensor& input) {
 
 }  // namespace
 
-Dimensions dimensions(Text layout) {
-  if (layout == "bshd") return {4, 0, 1, 2, "[batch, seq, heads, head_dim]"};
-  if (layout == "bhsd") return {4, 0, 2, 1, "[batch, heads, seq, head_dim]"};
-  if (layout == "sbhd") return {4, 1, 0, 2, "[seq, batch, heads, head_dim]"};
-  if (layout == "thd") return {3, -1, 0, 1, "[tokens, heads, head_dim]"};
-  TORCH_CHECK_VALUE(false, "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got '", layout, "'");
+Dimensions dimensions(Layout layout) {
+  switch (layout) {
+    case Layout::bhsd:
+      return {4, 0, 2, 1, "[batch, heads, seq, head_dim]"};
+    case Layout::sbhd:
+      return {4, 1, 0, 2, "[seq, batch, heads, head_dim]"};
+    case Layout::thd:
+      return {3, -1, 0, 1, "[tokens, heads, head_dim]"};
+    default:
+      return {4, 0, 1, 2, "[batch, seq, heads, head_dim]"};
+  }
 }
 
-void check(const Tensor& query, const Tensor* key, const Rotation& by, const Names& names) {
-  const Specification& found = specification(by.spec);
-  const RotarySpec& spec = found.spec;
+SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
+                           const Names& names) {
+  SpecificationPointer found = specification(by.spec);
+  const RotarySpec& spec = found->spec;
+  const RotaryCall& call = by.call;
   TORCH_CHECK_VALUE(!spec.is_dynamic(),
                     "spec: its frequencies depend on the length of the sequence, which the ",
                     "operator does not know: pass seq_len, or resolve(seq_len) of it");
-  const Dimensions where = dimensions(by.layout);
+  const Dimensions where = dimensions(call.layout());
   check_rotated(query, names.query, where, spec);
   if (key != nullptr) {
     check_rotated(*key, names.key, where, spec);
     check_key(*key, names.key, query, where);
   }
-  TORCH_CHECK_VALUE(by.offset >= 0, "offset: expected 0 or more, got ", by.offset);
-  if (by.positions.has_value()) {
-    check_positions(*by.positions, query, where, found, by.offset, names);
+  const c10::SymInt& offset = call.offset().number();
+  TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
+  const MaybeTensor& positions = call.positions();
+  if (positions.has_value()) check_positions(*positions, query, where, *found, offset, names);
+  if (call.frequencies().has_value()) check_frequencies(*call.frequencies(), query, spec);
+  if (call.cu_seqlens().has_value()) {
+    check_documents(*call.cu_seqlens(), query, where, positions.has_value());
   }
-  if (by.frequencies.has_value()) check_frequencies(*by.frequencies, query, spec);
-  if (by.cu_seqlens.has_value()) {
-    check_documents(*by.cu_seqlens, query, where, by.positions.has_value());
-  }
+  return found;
 }
 
 void check_position_values(const Tensor& positions, const char* argument) {
@@ -171,19 +179,19 @@ void check_position_values(const Tensor& positions, const char* argument) {
   }
 }
 
-Inputs checked_inputs(const Rotation& by, int64_t tokens) {
+Inputs checked_inputs(const RotaryCall& call, int64_t tokens) {
   Inputs inputs;
-  if (by.positions.has_value()) {
-    inputs.positions = *by.positions;
+  if (call.positions().has_value()) {
+    inputs.positions = *call.positions();
     if (!dispatcher::on_cuda(inputs.positions)) {
       check_position_values(inputs.positions = inputs.positions.contiguous(), "positions");
     }
   }
-  if (by.cu_seqlens.has_value()) {
-    inputs.cu_seqlens = by.cu_seqlens->contiguous();
+  if (call.cu_seqlens().has_value()) {
+    inputs.cu_seqlens = call.cu_seqlens()->contiguous();
     dispatcher::check_cu_seqlens(inputs.cu_seqlens, tokens, "the number of tokens");
   }
-  if (by.frequencies.has_value()) inputs.frequencies = by.frequencies->contiguous();
+  if (call.frequencies().has_value()) inputs.frequencies = call.frequencies()->contiguous();
   return inputs;
 }
 
@@ -201,9 +209,10 @@ Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where) {
   return result;
 }
 
-Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
-  const Specification& found = specification(by.spec);
-  const Dimensions where = dimensions(by.layout);
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
+                    const Specification& found) {
+  const RotaryCall& call = by.call;
+  const Dimensions where = dimensions(call.layout());
   const Tensor& query = *job.in[0];
   Arguments result;
   result.count = job.count;
@@ -218,17 +227,17 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by) {
   result.pairs = found.spec.rotary_dim / 2;
   result.start = found.spec.rotary_start;
   result.interleaved = found.spec.interleaved;
-  result.reverse = (by.inverse != by.transpose) != found.spec.reverse;
+  result.reverse = (call.inverse() != by.transpose) != found.spec.reverse;
   result.turns = found.turns.data();
   result.wide_turns = found.wide_turns.data();
   result.radians = found.frequencies.data();
   if (!found.decay.empty()) {
     result.decay = found.decay.data();
     result.decay_center = found.decay_center;
-    result.decay_sign = by.inverse ? -1.0 : 1.0;
+    result.decay_sign = call.inverse() ? -1.0 : 1.0;
   }
-  result.amplitude = by.inverse ? 1.0 / found.attention_factor : found.attention_factor;
-  result.offset = by.offset.expect_int();
+  result.amplitude = call.inverse() ? 1.0 / found.attention_factor : found.attention_factor;
+  result.offset = call.offset().number().expect_int();
   if (inputs.positions.defined()) set_positions(inputs.positions, found, where, &result);
   if (inputs.cu_seqlens.defined()) {
     result.documents = {dispatcher::index_view(inputs.cu_seqlens), inputs.cu_seqlens.size(0) - 1};
@@ -248,8 +257,7 @@ void launch_rotation(Arguments& call, const Tensor& query) {
                      POSEMBED_CUDA_LAUNCHER(rotate_cuda));
 }
 
-void check_exact_angles(Text spec, const char* operator_name) {
-  const Specification& found = specification(spec);
+void check_exact_angles(const Specification& found, const char* operator_name) {
   TORCH_CHECK_VALUE(found.decay.empty(), "spec: expected no XPosScaling, which ", operator_name,
                     " does not have");
   TORCH_CHECK_VALUE(found.spec.numerics == Numerics::exact, "numerics: expected 'exact' for ",

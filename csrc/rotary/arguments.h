@@ -14,8 +14,15 @@ struct Dimensions {
   const char* shape;
 };
 
-/// Throws c10::ValueError for an unknown layout.
-Dimensions dimensions(Text layout);
+Dimensions dimensions(Layout layout);
+
+/// The positions of a call, which has a layout: those given or, where each sample has its own
+/// offset, those counted from it.
+template <typename Call>
+MaybeTensor positions_of(const Call& call, const Tensor& query) {
+  const Dimensions where = dimensions(call.layout());
+  return call.offset().positions(call.positions(), query, where.batch, where.seq);
+}
 
 /// An operator's names for the arguments that check() reads.
 struct Names {
@@ -24,20 +31,21 @@ struct Names {
   const char* positions = "positions";
 };
 
-/// The checks that need no values. Eager and Meta kernels share them.
-void check(const Tensor& query, const Tensor* key, const Rotation& by, const Names& names = {});
+/// The checks that need no values. Eager and Meta kernels share them. Returns the specification.
+SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
+                           const Names& names = {});
 
 /// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor.
 void check_position_values(const Tensor& positions, const char* argument);
 
-/// The optional tensors of a Rotation as kernels read them: contiguous if they must be, undefined
+/// The optional tensors of a RotaryCall as kernels read them: contiguous if they must be, undefined
 /// if not given.
 struct Inputs {
   Tensor positions, cu_seqlens, frequencies;
 };
 
 /// Checks the values of CPU tensors before anything is written; CUDA kernels record bad positions.
-Inputs checked_inputs(const Rotation& by, int64_t tokens);
+Inputs checked_inputs(const RotaryCall& call, int64_t tokens);
 
 /// @param out  nullptr if rows are only read: asking for a mutable pointer would copy copy-on-write
 ///             memory
@@ -50,14 +58,16 @@ struct Job {
   int64_t count;
 };
 
-Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by);
+/// The kernel's arguments, which point into the others.
+Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
+                    const Specification& spec);
 
 /// Runs the rotation kernel on the device of `query`, one of the tensors that `call` rotates.
 void launch_rotation(Arguments& call, const Tensor& query);
 
 /// Throws c10::ValueError for xPos and for numerics other than exact. For operators whose kernels
 /// compute only exact angles.
-void check_exact_angles(Text spec, const char* operator_name);
+void check_exact_angles(const Specification& spec, const char* operator_name);
 
 /// Like at::empty_like, but always with the contiguous last dimension that kernels need.
 Tensor empty_result(const Tensor& input);

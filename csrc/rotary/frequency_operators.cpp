@@ -12,18 +12,18 @@
 namespace posembed::rotary {
 namespace {
 
-void check_tangent(const Tensor& rotated, const Rotation& by) {
-  check(rotated, nullptr, by);
-  TORCH_CHECK_VALUE(by.frequencies.has_value(),
+SpecificationPointer check_tangent(const Tensor& rotated, const Rotation& by) {
+  TORCH_CHECK_VALUE(by.call.frequencies().has_value(),
                     "frequencies: expected the direction in which frequencies move, got None");
+  return check(rotated, nullptr, by);
 }
 
 Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
-  check_tangent(rotated, by);
+  const SpecificationPointer spec = check_tangent(rotated, by);
   const Tensor in = dispatcher::with_dense_rows(rotated);
   Tensor out = empty_result(rotated).zero_();
-  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
-  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by);
+  const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by, *spec);
   call.tangent = true;
   call.amplitude = 1;
   call.decay = nullptr;
@@ -31,17 +31,17 @@ Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
   return out;
 }
 
-void check_frequencies_backward(const Tensor& gradient, const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
+SpecificationPointer check_frequencies_backward(const Tensor& gradient, const Tensor& query,
+                                                const Rotation& by) {
+  SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_like(gradient, "gradient", query, "query");
+  return spec;
 }
 
-Tensor empty_frequencies(const Tensor& query, const Rotation& by) {
-  const bool wide = query.scalar_type() == at::kDouble;
-  const at::ScalarType type = by.frequencies ? by.frequencies->scalar_type()
-                              : wide         ? at::kDouble
-                                             : at::kFloat;
-  return at::empty({specification(by.spec).spec.rotary_dim / 2}, query.options().dtype(type));
+Tensor empty_frequencies(const Tensor& query, const Rotation& by, const RotarySpec& spec) {
+  const MaybeTensor& given = by.call.frequencies();
+  const at::ScalarType type = given ? given->scalar_type() : dispatcher::compute_type(query);
+  return at::empty({spec.rotary_dim / 2}, query.options().dtype(type));
 }
 
 void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
@@ -62,12 +62,12 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
 
 Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
                                    const Rotation& by) {
-  check_frequencies_backward(gradient, query, by);
+  const SpecificationPointer spec = check_frequencies_backward(gradient, query, by);
   const Tensor in = dispatcher::with_dense_rows(query),
                dense = dispatcher::with_dense_rows(gradient);
-  const Inputs inputs = checked_inputs(by, in.size(dimensions(by.layout).seq));
-  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by);
-  Tensor out = empty_frequencies(query, by);
+  const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
+  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by, *spec);
+  Tensor out = empty_frequencies(query, by, spec->spec);
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
   if (dispatcher::on_cuda(query)) {
@@ -90,8 +90,8 @@ Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
 
 Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& query,
                                         const Rotation& by) {
-  check_frequencies_backward(gradient, query, by);
-  return empty_frequencies(query, by);
+  const SpecificationPointer spec = check_frequencies_backward(gradient, query, by);
+  return empty_frequencies(query, by, spec->spec);
 }
 
 void register_frequency_kernels(torch::Library& m) {

@@ -7,6 +7,7 @@
 
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
+#include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "rotary/operator.h"
 #include "rotary/specification.h"
@@ -17,72 +18,25 @@ namespace {
 using dispatcher::SavedVariable;
 using dispatcher::variable_list;
 
-/// A Rotation saved in the members of a node.
-struct SavedRotation {
-  SavedVariable positions, frequencies, cu_seqlens;
-  std::string spec;
-  std::string layout;
-  c10::SymInt offset;
-  bool inverse = false;
-  bool transpose = false;
+using SavedRotation = dispatcher::SavedCall<Rotation>;
 
-  template <typename Visitor>
-  void members(Visitor& visit) {
-    visit(positions);
-    visit(frequencies);
-    visit(cu_seqlens);
-    visit(spec);
-    visit(layout);
-    visit(offset);
-    visit(inverse);
-    visit(transpose);
-  }
+/// The transpose of a rotation: by minus the angle, times the same factor.
+Rotation transposed(Rotation by) {
+  by.transpose = !by.transpose;
+  return by;
+}
 
-  void save(const Rotation& by) {
-    positions = dispatcher::save(by.positions);
-    frequencies = dispatcher::save(by.frequencies);
-    cu_seqlens = dispatcher::save(by.cu_seqlens);
-    spec = by.spec;
-    layout = by.layout;
-    offset = by.offset;
-    inverse = by.inverse;
-    transpose = by.transpose;
-  }
-};
+Rotation with_frequencies(Rotation by, MaybeTensor frequencies) {
+  by.call.frequencies(std::move(frequencies));
+  return by;
+}
 
-/// The tensors of a SavedRotation, and the rotations that a backward pass needs.
-class Unpacked {
- public:
-  explicit Unpacked(const SavedRotation& saved)
-      : saved_(saved),
-        positions_(dispatcher::unpack(saved.positions)),
-        frequencies_(dispatcher::unpack(saved.frequencies)),
-        cu_seqlens_(dispatcher::unpack(saved.cu_seqlens)) {}
+/// The text for rotating a tensor on its own as the key of a pair.
+std::string text_of_key(const Rotation& by) { return specification(by.spec)->for_keys; }
 
-  Rotation forward() const { return with(frequencies_, saved_.transpose); }
-  Rotation back() const { return with(frequencies_, !saved_.transpose); }
-  Rotation forward(const MaybeTensor& frequencies) const {
-    return with(frequencies, saved_.transpose);
-  }
-  Rotation back(const MaybeTensor& frequencies) const {
-    return with(frequencies, !saved_.transpose);
-  }
-
- private:
-  Rotation with(const MaybeTensor& frequencies, bool transpose) const {
-    return {positions_,    frequencies,   cu_seqlens_,    saved_.spec,
-            saved_.layout, saved_.offset, saved_.inverse, transpose};
-  }
-
-  const SavedRotation& saved_;
-  MaybeTensor positions_, frequencies_, cu_seqlens_;
-};
-
-/// The rotation of a tensor on its own as the key of a pair.
-Rotation of_key(const Rotation& by) {
-  Rotation result = by;
-  result.spec = specification(by.spec).for_keys;
-  return result;
+Rotation with_text(Rotation by, Text spec) {
+  by.spec = spec;
+  return by;
 }
 
 /// Gradient of rotary and of rotary_pair.
@@ -99,15 +53,16 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
 
   /// Takes a gradient for each rotated tensor; returns one more, that of frequencies.
   variable_list backward(variable_list&& gradients) {
-    const Unpacked by(rotation);
+    const Rotation by = rotation.unpack(), back = transposed(by);
     const size_t count = gradients.size();
     if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
       std::tie(gradients[0], gradients[1]) =
-          call_rotary_pair(gradients[0], gradients[1], by.back());
+          call_rotary_pair(gradients[0], gradients[1], back);
     } else {
-      for (size_t i = 0; i < count; ++i) {
-        if (!gradients[i].defined()) continue;
-        gradients[i] = call_rotary(gradients[i], i == 0 ? by.back() : of_key(by.back()));
+      if (gradients[0].defined()) gradients[0] = call_rotary(gradients[0], back);
+      if (count == 2 && gradients[1].defined()) {
+        const std::string spec = text_of_key(by);
+        gradients[1] = call_rotary(gradients[1], with_text(back, spec));
       }
     }
     gradients.emplace_back();
@@ -116,7 +71,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
       const Tensor part = call_rotary_frequencies_backward(
-          gradients[i], *dispatcher::unpack(*rotated[i]), by.forward());
+          gradients[i], *dispatcher::unpack(*rotated[i]), by);
       gradients[count] = dispatcher::accumulate(gradients[count], part);
     }
     return std::move(gradients);
@@ -140,12 +95,12 @@ class RotaryTangentBackward : public dispatcher::OperatorNode<RotaryTangentBackw
   variable_list backward(variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
     if (!gradient.defined()) return {Tensor(), Tensor()};
-    const Unpacked by(rotation);
+    const Rotation by = rotation.unpack();
     variable_list result(2);
-    if (needs(0)) result[0] = call_rotary_tangent(gradient, by.back());
+    if (needs(0)) result[0] = call_rotary_tangent(gradient, transposed(by));
     if (needs(1)) {
       result[1] =
-          call_rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by.forward());
+          call_rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
     }
     return result;
   }
@@ -169,14 +124,13 @@ class RotaryFrequenciesBackwardBackward
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
-    const MaybeTensor direction = gradients[0];
-    const Unpacked by(rotation);
+    const Rotation along = with_frequencies(rotation.unpack(), gradients[0]);
     variable_list result(2);
     if (needs(0)) {
-      result[0] = call_rotary_tangent(*dispatcher::unpack(query), by.forward(direction));
+      result[0] = call_rotary_tangent(*dispatcher::unpack(query), along);
     }
     if (needs(1)) {
-      result[1] = call_rotary_tangent(*dispatcher::unpack(gradient), by.back(direction));
+      result[1] = call_rotary_tangent(*dispatcher::unpack(gradient), transposed(along));
     }
     return result;
   }
@@ -188,10 +142,10 @@ class RotaryFrequenciesBackwardBackward
 /// The node of a rotation. Saves the rotated tensors only for the gradient of frequencies.
 template <typename... Keys>
 auto backward_node(const Rotation& by, const Tensor& query, const Keys&... key) {
-  auto node = dispatcher::node_for<RotaryBackward>(query, key..., by.frequencies);
+  auto node = dispatcher::node_for<RotaryBackward>(query, key..., by.call.frequencies());
   if (node) {
     node->rotation.save(by);
-    if (by.frequencies.has_value() && by.frequencies->requires_grad()) {
+    if (by.call.frequencies().has_value() && by.call.frequencies()->requires_grad()) {
       node->query = dispatcher::save(query);
       ((node->key = dispatcher::save(key)), ...);
     }
@@ -209,23 +163,21 @@ MaybeTensor tangent_of(const MaybeTensor& tensor) {
   return direction.defined() ? MaybeTensor(std::move(direction)) : std::nullopt;
 }
 
-Rotation with_frequencies(const Rotation& by, const MaybeTensor& frequencies) {
-  return {by.positions, frequencies, by.cu_seqlens, by.spec,
-          by.layout,    by.offset,   by.inverse,    by.transpose};
-}
-
 /// Undefined if neither the rotated tensor nor the frequencies have a tangent.
 Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& by) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
-    const MaybeTensor frequencies = primal(by.frequencies);
-    result = call_rotary(direction, with_frequencies(by, frequencies));
+    result = call_rotary(direction, with_frequencies(by, primal(by.call.frequencies())));
   }
-  if (const MaybeTensor direction = tangent_of(by.frequencies); direction.has_value()) {
-    result =
-        dispatcher::accumulate(result, call_rotary_tangent(out, with_frequencies(by, direction)));
+  if (MaybeTensor direction = tangent_of(by.call.frequencies()); direction.has_value()) {
+    result = dispatcher::accumulate(
+        result, call_rotary_tangent(out, with_frequencies(by, std::move(direction))));
   }
   return result;
+}
+
+bool has_tangent(const Tensor& in, const Rotation& by) {
+  return dispatcher::tangent(in).defined() || tangent_of(by.call.frequencies()).has_value();
 }
 
 Tensor rotary_autograd(const Tensor& query, const Rotation& by) {
@@ -242,22 +194,23 @@ std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tenso
   std::tuple<Tensor, Tensor> outputs =
       dispatcher::below_autograd([&] { return call_rotary_pair(query, key, by); });
   auto& [query_out, key_out] = outputs;
-  const Rotation by_key = of_key(by);
-  for (const auto& [in, out, rotation] :
-       {std::tie(query, query_out, by), std::tie(key, key_out, by_key)}) {
-    if (node) torch::autograd::set_history(out, node);
-    dispatcher::set_tangent(out, rotated_tangent(in, out, rotation));
+  if (node) torch::autograd::set_history(query_out, node);
+  if (node) torch::autograd::set_history(key_out, node);
+  dispatcher::set_tangent(query_out, rotated_tangent(query, query_out, by));
+  if (has_tangent(key, by)) {
+    const std::string spec = text_of_key(by);
+    dispatcher::set_tangent(key_out, rotated_tangent(key, key_out, with_text(by, spec)));
   }
   return outputs;
 }
 
 Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
-  auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, by.frequencies);
+  auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, by.call.frequencies());
   if (node) {
     node->rotation.save(by);
     node->rotated = dispatcher::save(rotated);
   }
-  const Tensor direction = by.frequencies.value_or(Tensor());
+  const Tensor direction = by.call.frequencies().value_or(Tensor());
   return dispatcher::bilinear(node, rotated, direction, [&](const Tensor& in, const Tensor& along) {
     const MaybeTensor given = along.defined() ? MaybeTensor(along) : std::nullopt;
     return call_rotary_tangent(in, with_frequencies(by, given));
@@ -272,8 +225,8 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
     node->gradient = dispatcher::save(gradient);
     node->query = dispatcher::save(query);
   }
-  const MaybeTensor frequencies = primal(by.frequencies);  // only their dtype matters
-  const Rotation plain = with_frequencies(by, frequencies);
+  // Only the dtype of frequencies matters.
+  const Rotation plain = with_frequencies(by, primal(by.call.frequencies()));
   return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
     return call_rotary_frequencies_backward(of, in, plain);
   });
@@ -283,8 +236,8 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
 void check_inference_only(const Tensor& rotated, const char* argument, const Rotation& by,
                           const char* alternative) {
   dispatcher::check_inference_only(rotated, argument, alternative);
-  if (by.frequencies.has_value()) {
-    dispatcher::check_inference_only(*by.frequencies, "frequencies", alternative);
+  if (by.call.frequencies().has_value()) {
+    dispatcher::check_inference_only(*by.call.frequencies(), "frequencies", alternative);
   }
 }
 

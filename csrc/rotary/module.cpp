@@ -30,63 +30,59 @@ torch::Tensor RotarySpec::wavelengths(std::optional<int64_t> seq_len) const {
   return core::constants::two_pi.high / frequencies(seq_len).abs();
 }
 
-namespace functional {
+namespace rotary {
 namespace {
 
-rotary::Rotation rotation(const std::optional<torch::Tensor>& positions, std::string_view spec,
-                          const RotaryCall& call) {
-  return {positions,         call.frequencies, call.cu_seqlens, spec,
-          name(call.layout), call.offset,      call.inverse};
+/// The call with positions in place of an offset for each sample.
+RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
+  call.positions(positions_of(call, query));
+  return call.offset(call.offset().number());
 }
 
 }  // namespace
+}  // namespace rotary
 
-torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t,
-                     const std::optional<torch::Tensor>& positions, std::string_view spec,
-                     const RotaryCall& call) {
-  return rotary::call_rotary(query, rotation(positions, spec, call));
+torch::Tensor functional::rotary(const torch::Tensor& query, const RotarySpec& spec,
+                                 const RotaryCall& call) {
+  return rotary::call_rotary(query, {spec.to_json(), rotary::with_positions(call, query)});
 }
 
-std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
-                                                const torch::Tensor& key,
-                                                const std::optional<torch::Tensor>& positions,
-                                                std::string_view spec, const RotaryCall& call) {
-  return rotary::call_rotary_pair(query, key, rotation(positions, spec, call));
+std::tuple<torch::Tensor, torch::Tensor> functional::rotary(const torch::Tensor& query,
+                                                            const torch::Tensor& key,
+                                                            const RotarySpec& spec,
+                                                            const RotaryCall& call) {
+  return rotary::call_rotary_pair(query, key,
+                                  {spec.to_json(), rotary::with_positions(call, query)});
 }
 
-torch::Tensor rotary_(const torch::Tensor& query, std::nullopt_t,
-                      const std::optional<torch::Tensor>& positions, std::string_view spec,
-                      const RotaryCall& call) {
-  rotary::call_rotary_in_place(query, rotation(positions, spec, call));
+torch::Tensor functional::rotary_(const torch::Tensor& query, const RotarySpec& spec,
+                                  const RotaryCall& call) {
+  rotary::call_rotary_in_place(query, {spec.to_json(), rotary::with_positions(call, query)});
   return query;
 }
 
-std::tuple<torch::Tensor, torch::Tensor> rotary_(const torch::Tensor& query,
-                                                 const torch::Tensor& key,
-                                                 const std::optional<torch::Tensor>& positions,
-                                                 std::string_view spec, const RotaryCall& call) {
-  rotary::call_rotary_pair_in_place(query, key, rotation(positions, spec, call));
+std::tuple<torch::Tensor, torch::Tensor> functional::rotary_(const torch::Tensor& query,
+                                                             const torch::Tensor& key,
+                                                             const RotarySpec& spec,
+                                                             const RotaryCall& call) {
+  rotary::call_rotary_pair_in_place(query, key,
+                                    {spec.to_json(), rotary::with_positions(call, query)});
   return {query, key};
 }
 
-torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query, std::nullopt_t,
-                         const std::optional<torch::Tensor>& positions, std::string_view spec,
-                         const RotaryCall& call) {
-  rotary::call_rotary_out(out, query, rotation(positions, spec, call));
+torch::Tensor functional::rotary_out(const torch::Tensor& out, const torch::Tensor& query,
+                                     const RotarySpec& spec, const RotaryCall& call) {
+  rotary::call_rotary_out(out, query, {spec.to_json(), rotary::with_positions(call, query)});
   return out;
 }
 
-std::tuple<torch::Tensor, torch::Tensor> rotary_out(const torch::Tensor& query_out,
-                                                    const torch::Tensor& key_out,
-                                                    const torch::Tensor& query,
-                                                    const torch::Tensor& key,
-                                                    const std::optional<torch::Tensor>& positions,
-                                                    std::string_view spec, const RotaryCall& call) {
-  rotary::call_rotary_pair_out(query_out, key_out, query, key, rotation(positions, spec, call));
+std::tuple<torch::Tensor, torch::Tensor> functional::rotary_out(
+    const torch::Tensor& query_out, const torch::Tensor& key_out, const torch::Tensor& query,
+    const torch::Tensor& key, const RotarySpec& spec, const RotaryCall& call) {
+  rotary::call_rotary_pair_out(query_out, key_out, query, key,
+                               {spec.to_json(), rotary::with_positions(call, query)});
   return {query_out, key_out};
 }
-
-}  // namespace functional
 
 RotaryOptions::RotaryOptions(int64_t head_dim) : head_dim_(head_dim) {}
 
@@ -128,11 +124,10 @@ void RotaryEmbeddingImpl::reset() {
   frequencies = register_parameter("frequencies", spec.frequencies().to(torch::kFloat));
 }
 
-functional::RotaryCall RotaryEmbeddingImpl::call(
-    int64_t offset, bool inverse, const std::optional<torch::Tensor>& cu_seqlens) const {
-  const bool learned = frequencies.defined();
-  return {options.layout(), offset, inverse, cu_seqlens,
-          learned ? std::optional<torch::Tensor>(frequencies) : std::nullopt};
+RotaryCall RotaryEmbeddingImpl::own_call(RotaryCall call, const torch::Tensor& query) const {
+  call.layout(options.layout());
+  call.frequencies(frequencies.defined() ? std::optional(frequencies) : std::nullopt);
+  return rotary::with_positions(std::move(call), query);
 }
 
 torch::Dtype RotaryEmbeddingImpl::wide(torch::Dtype dtype) const {
@@ -158,55 +153,38 @@ void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << (options.learned_frequencies() ? ", learned_frequencies=True)" : ")");
 }
 
-std::optional<torch::Tensor> RotaryEmbeddingImpl::places_of(
-    const torch::Tensor& query, const std::optional<torch::Tensor>& positions,
-    const Offset& offset) const {
-  const rotary::Dimensions where = rotary::dimensions(posembed::name(options.layout()));
-  return offset.positions(positions, query, where.batch, where.seq);
+torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query) {
+  return forward(query, RotaryCall());
 }
 
-torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, std::nullopt_t,
-                                           const std::optional<torch::Tensor>& positions,
-                                           const Offset& offset,
-                                           const std::optional<torch::Tensor>& cu_seqlens,
-                                           bool inverse) {
-  return functional::rotary(query, std::nullopt, places_of(query, positions, offset), text_,
-                            call(offset.number(), inverse, cu_seqlens));
+torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, const RotaryCall& call) {
+  return rotary::call_rotary(query, {text_, own_call(call, query)});
 }
 
-std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(
-    const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, const Offset& offset,
-    const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  return functional::rotary(query, key, places_of(query, positions, offset), text_,
-                            call(offset.number(), inverse, cu_seqlens));
+std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(const torch::Tensor& query,
+                                                                      const torch::Tensor& key,
+                                                                      const RotaryCall& call) {
+  return rotary::call_rotary_pair(query, key, {text_, own_call(call, query)});
 }
 
-torch::Tensor RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, std::nullopt_t,
-                                           const std::optional<torch::Tensor>& positions,
-                                           const Offset& offset,
-                                           const std::optional<torch::Tensor>& cu_seqlens,
-                                           bool inverse) {
-  return functional::rotary_(query, std::nullopt, places_of(query, positions, offset), text_,
-                             call(offset.number(), inverse, cu_seqlens));
+torch::Tensor RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const RotaryCall& call) {
+  rotary::call_rotary_in_place(query, {text_, own_call(call, query)});
+  return query;
 }
 
-std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(
-    const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, const Offset& offset,
-    const std::optional<torch::Tensor>& cu_seqlens, bool inverse) {
-  return functional::rotary_(query, key, places_of(query, positions, offset), text_,
-                             call(offset.number(), inverse, cu_seqlens));
+std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(const torch::Tensor& query,
+                                                                      const torch::Tensor& key,
+                                                                      const RotaryCall& call) {
+  rotary::call_rotary_pair_in_place(query, key, {text_, own_call(call, query)});
+  return {query, key};
 }
 
 torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
                                              const torch::Tensor& old_positions,
                                              const torch::Tensor& new_positions,
                                              const std::optional<RotarySpec>& new_spec) {
-  std::optional<std::string> new_text;
-  if (new_spec.has_value()) new_text = new_spec->to_json();
-  return functional::rerotate_(key, old_positions, new_positions, text_, new_text, options.layout(),
-                               call(/*offset=*/0, /*inverse=*/false, std::nullopt).frequencies);
+  return functional::rerotate_(key, old_positions, new_positions, options.spec(), new_spec,
+                               own_call({}, key));
 }
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {

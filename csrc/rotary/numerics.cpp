@@ -4,7 +4,6 @@
 
 #include <ATen/Functions.h>
 
-#include <map>
 #include <mutex>
 #include <vector>
 
@@ -95,16 +94,12 @@ Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(sp
 
 /// The frequencies of a specification, computed once, on the CPU as in the models.
 const std::vector<float>& known_frequencies(const Specification& spec) {
-  static std::mutex mutex;
-  static auto& known = *new std::map<const Specification*, std::vector<float>>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<float>& found = known[&spec];
-  if (found.empty()) {
+  std::call_once(spec.float32_once, [&spec] {
     const Tensor computed = float32_frequencies(spec.spec).contiguous();
     const float* values = computed.const_data_ptr<float>();
-    found.assign(values, values + computed.numel());
-  }
-  return found;
+    spec.float32_frequencies.assign(values, values + computed.numel());
+  });
+  return spec.float32_frequencies;
 }
 
 // ----------------------------------------------------------------------------------------- tables

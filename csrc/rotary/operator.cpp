@@ -12,59 +12,59 @@
 namespace posembed::rotary {
 namespace {
 
-void rotate(const Job& job, const Rotation& by) {
-  const Specification& spec = specification(by.spec);
-  const Inputs inputs = checked_inputs(by, job.in[0]->size(dimensions(by.layout).seq));
-  Arguments call = arguments(job, inputs, by);
+void rotate(const Job& job, const Rotation& by, const Specification& spec) {
+  const int64_t tokens = job.in[0]->size(dimensions(by.call.layout()).seq);
+  const Inputs inputs = checked_inputs(by.call, tokens);
+  Arguments call = arguments(job, inputs, by, spec);
   AngleTables tables;
   if (spec.spec.numerics != Numerics::exact) tables = use_tables(spec, *job.in[0], inputs, &call);
   launch_rotation(call, *job.in[0]);
 }
 
 Tensor rotary(const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
+  const SpecificationPointer spec = check(query, nullptr, by);
   const Tensor in = dispatcher::with_dense_rows(query);
   Tensor out = empty_result(query);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
   return out;
 }
 
 std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
-  check(query, &key, by);
+  const SpecificationPointer spec = check(query, &key, by);
   const Tensor query_in = dispatcher::with_dense_rows(query);
   const Tensor key_in = dispatcher::with_dense_rows(key);
   Tensor query_out = empty_result(query);
   Tensor key_out = empty_result(key);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
   return {query_out, key_out};
 }
 
 void rotary_in_place(const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
+  const SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_writable(query, "query");
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by, *spec);
 }
 
 void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
-  check(query, &key, by);
+  const SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_writable(query, "query");
   dispatcher::check_writable(key, "key");
   dispatcher::check_apart(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, by);
+  rotate({{&query, &key}, {&query, &key}, 2}, by, *spec);
 }
 
 void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
+  const SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_like(out, "out", query, "query");
   dispatcher::check_writable(out, "out");
   dispatcher::check_apart_or_same(out, "out", query, "query");
   const Tensor in = dispatcher::with_dense_rows(query);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
 }
 
 void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                      const Tensor& key, const Rotation& by) {
-  check(query, &key, by);
+  const SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_like(query_out, "query_out", query, "query");
   dispatcher::check_like(key_out, "key_out", key, "key");
   dispatcher::check_writable(query_out, "query_out");
@@ -76,7 +76,7 @@ void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tenso
   dispatcher::check_apart_or_same(key_out, "key_out", key, "key");
   const Tensor query_in = dispatcher::with_dense_rows(query);
   const Tensor key_in = dispatcher::with_dense_rows(key);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
 }
 
 // ------------------------------------------------------------------------------------------ Meta

@@ -11,6 +11,17 @@
 
 #include "dispatcher/call.h"
 #include "dispatcher/spread.h"
+#include "posembed/rotary.h"
+
+namespace posembed::dispatcher {
+
+template <>
+struct EnumArgument<Layout> {
+  static constexpr const char* argument = "layout";
+  static constexpr Layout values[] = {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd};
+};
+
+}  // namespace posembed::dispatcher
 
 namespace posembed::rotary {
 
@@ -18,22 +29,17 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// The arguments that define a rotation. Holds references, so it must not outlive the caller's
-/// arguments.
+/// The arguments that define a rotation. Refers to the text, which must outlive it.
 struct Rotation {
-  const MaybeTensor& positions;
-  const MaybeTensor& frequencies;  // radians per position instead of the specification's
-  const MaybeTensor& cu_seqlens;   // starts of documents, where positions restart
-  Text spec;
-  Text layout;
-  c10::SymInt offset;
-  bool inverse = false;
+  Text spec;        // RotarySpec::to_json()
+  RotaryCall call;  // whose offset is a number
   bool transpose = false;
 
   template <typename Self>
   static auto fields(Self& self) {
-    return std::tie(self.positions, self.frequencies, self.cu_seqlens, self.spec, self.layout,
-                    self.offset, self.inverse, self.transpose);
+    auto& call = self.call;
+    return std::tie(self.spec, call.positions(), call.layout(), call.offset(), call.inverse(),
+                    call.cu_seqlens(), call.frequencies(), self.transpose);
   }
 };
 
@@ -71,14 +77,14 @@ inline void call_rotary_pair_in_place(const Tensor& query, const Tensor& key, co
   RotaryPairInPlace::call(handle, query, key, by);
 }
 
-/// The tangent of `rotated`, a result of a rotation, for the tangent `by.frequencies` of its
+/// The tangent of `rotated`, a result of a rotation, for the tangent `by.call.frequencies()` of its
 /// frequencies.
 inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
   static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary_tangent");
   return Rotary::call(handle, rotated, by);
 }
 
-/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.frequencies`, from `query` and
+/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.call.frequencies()`, from `query` and
 /// the gradient of query.
 inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
                                                const Rotation& by) {

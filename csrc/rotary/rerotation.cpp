@@ -16,24 +16,26 @@ namespace {
 /// The checks of rotary_, with rerotate_'s names of the arguments.
 void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
   check(key, nullptr, by, {"key", "key", positions});
-  const Tensor& places = *by.positions;
+  const Tensor& places = *by.call.positions();
   if (places.is_cpu() && !at::isTensorSubclassLike(places)) {
     check_position_values(places.contiguous(), positions);
   }
 }
 
 void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_positions,
-              const MaybeTensor& frequencies, Text spec, std::optional<Text> new_spec,
-              Text layout) {
+              Text spec, std::optional<Text> new_spec, Text layout,
+              const MaybeTensor& frequencies) {
   dispatcher::check_floating(key, "key");
   TORCH_CHECK_VALUE(!(c10::GradMode::is_enabled() && key.requires_grad()),
                     "key: requires grad, and an in-place operator keeps no history");
-  const MaybeTensor before = old_positions, after = new_positions, none;
-  const MaybeTensor learned = frequencies ? MaybeTensor(frequencies->detach()) : none;
-  const std::string& old_keys = specification(spec).for_keys;
-  const std::string& new_keys = specification(new_spec.value_or(spec)).for_keys;
-  const Rotation back{before, learned, none, old_keys, layout, 0, /*inverse=*/true};
-  const Rotation forth{after, new_spec ? none : learned, none, new_keys, layout, 0};
+  const SpecificationPointer before = specification(spec);
+  const SpecificationPointer after = specification(new_spec.value_or(spec));
+  RotaryCall call;
+  call.layout(dispatcher::enum_from<Layout>(layout));
+  if (frequencies.has_value()) call.frequencies(frequencies->detach());
+  const Rotation back{before->for_keys, RotaryCall(call).positions(old_positions).inverse(true)};
+  if (new_spec.has_value()) call.frequencies(std::nullopt);
+  const Rotation forth{after->for_keys, call.positions(new_positions)};
   check_moved(key, "old_positions", back);
   check_moved(key, "new_positions", forth);
   // Use float64 between the two rotations, so that the only rounding is the one to the keys' dtype.
@@ -51,10 +53,16 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("rotary_rero
 }  // namespace rotary
 
 torch::Tensor functional::rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
-                                    const torch::Tensor& new_positions, std::string_view spec,
-                                    std::optional<std::string_view> new_spec, Layout layout,
-                                    const std::optional<torch::Tensor>& frequencies) {
-  rotary::rerotate(key, old_positions, new_positions, frequencies, spec, new_spec, name(layout));
+                                    const torch::Tensor& new_positions, const RotarySpec& spec,
+                                    const std::optional<RotarySpec>& new_spec,
+                                    const RotaryCall& call) {
+  TORCH_CHECK_VALUE(!call.positions() && !call.cu_seqlens() && !call.inverse() &&
+                        !call.offset().of_samples() && call.offset().number() == 0,
+                    "call: expected only a layout and frequencies for rerotate_");
+  std::optional<std::string> new_text;
+  if (new_spec.has_value()) new_text = new_spec->to_json();
+  rotary::rerotate(key, old_positions, new_positions, spec.to_json(), new_text, name(call.layout()),
+                   call.frequencies());
   return key;
 }
 

@@ -15,7 +15,7 @@ bool RotarySpec::is_dynamic() const {
 
 RotarySpec RotarySpec::resolve(int64_t seq_len) const {
   TORCH_CHECK_VALUE(seq_len >= 0, "seq_len: expected 0 or more, got ", seq_len);
-  check();
+  check_fields();
   RotarySpec result = *this;
   if (const auto* dynamic = std::get_if<DynamicNtkScaling>(&scaling)) {
     result.scaling = std::monostate();

@@ -53,8 +53,7 @@ void check_numerics(const RotarySpec& spec) {
 }
 
 /// Checks the results, because numbers that are valid alone may overflow together.
-void check_results(const RotarySpec& spec) {
-  const rotary::Scaled numbers = rotary::scaled(spec);
+void check_results(const rotary::Scaled& numbers) {
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
     TORCH_CHECK_VALUE(std::isfinite(frequency.high), "scaling: expected finite frequencies, got ",
                       frequency.high);
@@ -69,6 +68,11 @@ void check_results(const RotarySpec& spec) {
 RotarySpec::RotarySpec(int64_t head_dim) : head_dim(head_dim), rotary_dim(head_dim) {}
 
 void RotarySpec::check() const {
+  check_fields();
+  check_results(rotary::scaled(*this));
+}
+
+void RotarySpec::check_fields() const {
   TORCH_CHECK_VALUE(head_dim > 0, "head_dim: expected a positive number, got ", head_dim);
   TORCH_CHECK_VALUE(rotary_dim >= 0 && rotary_dim % 2 == 0,
                     "rotary_dim: expected an even number, got ", rotary_dim);
@@ -84,7 +88,6 @@ void RotarySpec::check() const {
   check_sections(*this);
   check_custom_frequencies(*this);
   check_numerics(*this);
-  check_results(*this);
 }
 
 RotarySpec RotarySpec::from_json(const std::string& text) {
@@ -127,8 +130,10 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
 namespace rotary {
 
 Specification::Specification(std::string_view text)
-    : spec(RotarySpec::from_json(std::string(text))) {
+    : spec(parse(std::string(text))) {
+  spec.check_fields();
   Scaled numbers = scaled(spec);
+  check_results(numbers);
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
     wide_turns.push_back(core::turn_from_radians(frequency));
     turns.push_back(core::round_to_turn64(wide_turns.back()));
@@ -147,13 +152,9 @@ Specification::Specification(std::string_view text)
   }
 }
 
-const Specification& specification(std::string_view text) {
-  using Cache = dispatcher::TextCache<Specification>;
-  static auto& cache = *new Cache;
-  // A model's layers ask for the same specification again and again.
-  thread_local const Cache::Entry* last = nullptr;
-  if (last == nullptr || last->first != text) last = &cache.find(text);
-  return last->second;
+SpecificationPointer specification(std::string_view text) {
+  static auto& cache = *new dispatcher::TextCache<Specification>;
+  return cache.find(text);
 }
 
 }  // namespace rotary

@@ -1,6 +1,8 @@
 // Specifications as operators need them: parsed from text, checked, with frequencies as turns.
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,10 +29,15 @@ struct Specification {
   std::vector<double> decay;          // xPos: see Arguments; empty otherwise
   double decay_center = 0.0;
   std::string for_keys;  // the text for rotating keys without a query
+  // For numerics other than exact, computed at first use: see numerics.h.
+  mutable std::once_flag float32_once;
+  mutable std::vector<float> float32_frequencies;  // [rotary_dim / 2]
 };
 
-/// Parses a specification's JSON text, once per text; the result exists as long as the process.
-/// Raises c10::ValueError for text or numbers that are not a specification.
-const Specification& specification(std::string_view text);
+using SpecificationPointer = std::shared_ptr<const Specification>;
+
+/// Parses a specification's JSON text; keeps the latest texts. Raises c10::ValueError for text or
+/// numbers that are not a specification.
+SpecificationPointer specification(std::string_view text);
 
 }  // namespace posembed::rotary

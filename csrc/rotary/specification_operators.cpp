@@ -13,35 +13,35 @@ namespace posembed::rotary {
 namespace {
 
 Tensor rotary_frequencies(Text text, std::optional<at::Device> device) {
-  const Specification& found = specification(text);
-  Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
+  const SpecificationPointer found = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
-  for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
+  for (const core::DoubleDouble& frequency : found->frequencies) *value++ = frequency.high;
   return result.to(device.value_or(at::kCPU));
 }
 
-double rotary_attention_factor(Text text) { return specification(text).attention_factor; }
+double rotary_attention_factor(Text text) { return specification(text)->attention_factor; }
 
-std::string rotary_specification(Text text) { return specification(text).spec.to_json(); }
+std::string rotary_specification(Text text) { return specification(text)->spec.to_json(); }
 
 std::string rotary_resolve(Text text, int64_t seq_len) {
-  return specification(text).spec.resolve(seq_len).to_json();
+  return specification(text)->spec.resolve(seq_len).to_json();
 }
 
-std::string rotary_for_keys(Text text) { return specification(text).for_keys; }
+std::string rotary_for_keys(Text text) { return specification(text)->for_keys; }
 
-std::string rotary_description(Text text) { return specification(text).spec.describe(); }
+std::string rotary_description(Text text) { return specification(text)->spec.describe(); }
 
 std::string rotary_explanation(Text text, std::optional<int64_t> seq_len) {
-  return specification(text).spec.explain(seq_len);
+  return specification(text)->spec.explain(seq_len);
 }
 
 std::string rotary_difference(Text text, Text other) {
-  return specification(text).spec.diff(specification(other).spec);
+  return specification(text)->spec.diff(specification(other)->spec);
 }
 
 Tensor rotary_wavelengths(Text text, std::optional<at::Device> device) {
-  return specification(text).spec.wavelengths().to(device.value_or(at::kCPU));
+  return specification(text)->spec.wavelengths().to(device.value_or(at::kCPU));
 }
 
 std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {

@@ -19,23 +19,21 @@ Tensor with_heads(const Tensor& tensor, const char* argument, const rotary::Dime
 }
 
 /// key_rope with a dimension of one head.
-Tensor key_of(const Tensor& key_rope, Text spec, const rotary::Dimensions& where) {
+Tensor key_of(const Tensor& key_rope, const rotary::Specification& spec,
+              const rotary::Dimensions& where) {
   Tensor key = with_heads(key_rope, "key_rope", where);
-  dispatcher::check_size(key.sym_size(-1), rotary::specification(spec).spec.rotary_dim, "key_rope",
-                         "rotary_dim");
+  dispatcher::check_size(key.sym_size(-1), spec.spec.rotary_dim, "key_rope", "rotary_dim");
   return key;
 }
 
 std::tuple<Tensor, Tensor> mla_rotary(const Tensor& query, const Tensor& key_rope,
-                                      const MaybeTensor& positions, Text spec, Text layout,
-                                      c10::SymInt offset, bool inverse) {
-  const rotary::Dimensions where = rotary::dimensions(layout);
-  const Tensor key = key_of(key_rope, spec, where);
-  const MaybeTensor none;
-  const rotary::Rotation by{positions, none, none, spec, layout, std::move(offset), inverse};
+                                      const LatentRotation& latent) {
+  const rotary::Dimensions where = rotary::dimensions(latent.call.layout());
+  const rotary::SpecificationPointer spec = rotary::specification(latent.spec);
+  const Tensor key = key_of(key_rope, *spec, where);
+  const rotary::Rotation by{latent.spec, latent.call};
   rotary::check(query, &key, by, {"query", "key_rope"});
-  dispatcher::check_size(query.sym_size(-1), rotary::specification(spec).spec.head_dim, "query",
-                         "head_dim");
+  dispatcher::check_size(query.sym_size(-1), spec->spec.head_dim, "query", "head_dim");
   auto [rotated_query, rotated_key] = rotary::call_rotary_pair(query, key, by);
   return {rotated_query,
           key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
@@ -47,40 +45,37 @@ void check_cache(const Tensor& cache, const Tensor& latent, const Tensor& key_ro
                          "latent_dim + rotary_dim");
 }
 
-void mla_rotary_cache(const Tensor& query, const Tensor& latent, const Tensor& key_rope,
-                      const Tensor& cache, const Tensor& slot_mapping, const MaybeTensor& positions,
-                      const MaybeTensor& query_out, Text spec, Text layout, c10::SymInt offset,
-                      double scale, const MaybeTensor& scale_tensor) {
-  const rotary::Dimensions where = rotary::dimensions(layout);
-  const Tensor key = key_of(key_rope, spec, where), value = with_heads(latent, "latent", where);
-  check_cache(cache, latent, key_rope);
-  const Tensor one_head = cache.unsqueeze(2);
+void mla_rotary_cache(const LatentCall& given) {
+  const rotary::Dimensions where = rotary::dimensions(given.layout);
+  const Tensor &latent = given.latent, &key_rope = given.key_rope;
+  check_cache(given.cache, latent, key_rope);
+  const Tensor one_head = given.cache.unsqueeze(2);
   Call call;
-  call.query = query;
-  call.key = key;
-  call.value = value;
+  call.query = given.query;
+  call.key = key_of(key_rope, *rotary::specification(given.spec), where);
+  call.value = with_heads(latent, "latent", where);
   call.key_cache = one_head.narrow_symint(3, latent.sym_size(-1), key_rope.sym_size(-1));
   call.value_cache = one_head.narrow_symint(3, 0, latent.sym_size(-1));
-  call.slot_mapping = slot_mapping;
-  call.positions = positions;
-  call.query_out = query_out;
-  call.spec = spec;
-  call.layout = layout;
+  call.slot_mapping = given.slot_mapping;
+  call.spec = given.spec;
+  call.positions = given.positions;
+  call.layout = given.layout;
   call.cache_layout = latent_layout;
-  call.offset = offset;
-  call.key_scale = call.value_scale = scale;
-  call.key_scale_tensor = call.value_scale_tensor = scale_tensor;
+  call.offset = given.offset;
+  call.query_out = given.query_out;
+  call.key_scale = call.value_scale = given.scale;
+  call.key_scale_tensor = call.value_scale_tensor = given.scale_tensor;
   call_rotary_cache(call);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("mla_rotary", mla_rotary);
-  m.impl("mla_rotary_cache_", mla_rotary_cache);
+  m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>);
+  m.impl("mla_rotary_cache_", MlaRotaryCache::kernel<mla_rotary_cache>);
 }
 
 // Not composite, because torch.func.vmap would run it sample by sample, with a warning.
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", mla_rotary); }
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>); }
 
 }  // namespace posembed::rotary_cache

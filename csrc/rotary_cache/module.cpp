@@ -1,12 +1,12 @@
 // The functional interface of the cache: thin wrappers around the operators.
 #include "posembed/rotary_cache.h"
+#include "rotary/arguments.h"
 #include "rotary_cache/operator.h"
 
 namespace posembed {
 
 const char* name(CacheLayout layout) { return layout == CacheLayout::hnd ? "hnd" : "nhd"; }
 
-namespace functional {
 namespace {
 
 double number(const CacheScale& scale) {
@@ -21,37 +21,44 @@ std::optional<torch::Tensor> tensor(const CacheScale& scale) {
 
 }  // namespace
 
-torch::Tensor rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
-                            const torch::Tensor& value, const torch::Tensor& key_cache,
-                            const torch::Tensor& value_cache, const torch::Tensor& slot_mapping,
-                            const std::optional<torch::Tensor>& positions, std::string_view spec,
-                            const RotaryCacheCall& call) {
-  rotary_cache::call_rotary_cache({query, key, value, key_cache, value_cache, slot_mapping,
-                                   positions, call.query_out, std::string(spec), name(call.layout),
-                                   name(call.cache_layout), call.offset, call.rotate_key,
-                                   number(call.key_scale), number(call.value_scale),
-                                   tensor(call.key_scale), tensor(call.value_scale)});
-  return call.query_out.value_or(query);
+torch::Tensor functional::rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
+                                        const torch::Tensor& value, const torch::Tensor& key_cache,
+                                        const torch::Tensor& value_cache,
+                                        const torch::Tensor& slot_mapping, const RotarySpec& spec,
+                                        const RotaryCacheCall& call) {
+  const std::string text = spec.to_json();
+  rotary_cache::call_rotary_cache({query, key, value, key_cache, value_cache, slot_mapping, text,
+                                   rotary::positions_of(call, query), call.layout(),
+                                   name(call.cache_layout()), call.offset().number(),
+                                   call.query_out(), call.rotate_key(), number(call.key_scale()),
+                                   number(call.value_scale()), tensor(call.key_scale()),
+                                   tensor(call.value_scale())});
+  return call.query_out().value_or(query);
 }
 
-std::tuple<torch::Tensor, torch::Tensor> mla_rotary(const torch::Tensor& query,
-                                                    const torch::Tensor& key_rope,
-                                                    const std::optional<torch::Tensor>& positions,
-                                                    std::string_view spec, const RotaryCall& call) {
-  return rotary_cache::call_mla_rotary(query, key_rope, positions, spec, name(call.layout),
-                                       call.offset, call.inverse);
+std::tuple<torch::Tensor, torch::Tensor> functional::mla_rotary(const torch::Tensor& query,
+                                                                const torch::Tensor& key_rope,
+                                                                const RotarySpec& spec,
+                                                                const RotaryCall& call) {
+  TORCH_CHECK_VALUE(!call.cu_seqlens() && !call.frequencies(),
+                    "call: expected neither cu_seqlens nor frequencies for mla_rotary");
+  RotaryCall by = call;
+  by.positions(rotary::positions_of(call, query)).offset(call.offset().number());
+  return rotary_cache::call_mla_rotary(query, key_rope, {spec.to_json(), std::move(by)});
 }
 
-torch::Tensor mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
-                                const torch::Tensor& key_rope, const torch::Tensor& cache,
-                                const torch::Tensor& slot_mapping,
-                                const std::optional<torch::Tensor>& positions,
-                                std::string_view spec, const MlaRotaryCacheCall& call) {
-  rotary_cache::call_mla_rotary_cache(query, latent, key_rope, cache, slot_mapping, positions,
-                                      call.query_out, spec, name(call.layout), call.offset,
-                                      number(call.scale), tensor(call.scale));
-  return call.query_out.value_or(query);
+torch::Tensor functional::mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
+                                            const torch::Tensor& key_rope,
+                                            const torch::Tensor& cache,
+                                            const torch::Tensor& slot_mapping,
+                                            const RotarySpec& spec,
+                                            const MlaRotaryCacheCall& call) {
+  const std::string text = spec.to_json();
+  rotary_cache::call_mla_rotary_cache({query, latent, key_rope, cache, slot_mapping, text,
+                                       rotary::positions_of(call, query), call.layout(),
+                                       call.offset().number(), call.query_out(),
+                                       number(call.scale()), tensor(call.scale())});
+  return call.query_out().value_or(query);
 }
 
-}  // namespace functional
 }  // namespace posembed

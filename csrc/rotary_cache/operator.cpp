@@ -104,12 +104,12 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
 }
 
 /// The checks that need no values. Eager and Meta kernels share them.
-void check(const Call& call) {
+rotary::SpecificationPointer check(const Call& call) {
   const Names names = names_of(call);
-  rotary::check(call.query, &call.key, rotation_of(call), {"query", names.key});
-  rotary::check_exact_angles(call.spec, names.function);
-  const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
-  dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
+  rotary::SpecificationPointer spec =
+      rotary::check(call.query, &call.key, rotation_of(call), {"query", names.key});
+  rotary::check_exact_angles(*spec, names.function);
+  dispatcher::check_size(call.query.sym_size(-1), spec->spec.head_dim, "query", "head_dim");
   const Dimensions where = rotary::dimensions(call.layout);
   check_value(call, names.value, where);
   check_slot_mapping(call, where);
@@ -119,6 +119,7 @@ void check(const Call& call) {
   if (call.query_out.has_value()) {
     dispatcher::check_like(*call.query_out, "query_out", call.query, "query");
   }
+  return spec;
 }
 
 struct Named {
@@ -196,7 +197,7 @@ void launch(Arguments& arguments, const Tensor& query) {
 }
 
 void rotary_cache(const Call& call) {
-  check(call);
+  const rotary::SpecificationPointer spec = check(call);
   check_memory(call);
   const Dimensions where = rotary::dimensions(call.layout);
   const CacheDimensions cache_where = cache_dimensions(call.cache_layout);
@@ -205,14 +206,14 @@ void rotary_cache(const Call& call) {
   arguments.page_size = std::max<int64_t>(1, page_size);
   arguments.slot_count = call.key_cache.size(0) * page_size;
   const rotary::Rotation by = rotation_of(call);
-  const rotary::Inputs inputs = rotary::checked_inputs(by, call.query.size(where.seq));
+  const rotary::Inputs inputs = rotary::checked_inputs(by.call, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
   const Tensor query = dispatcher::with_dense_rows(call.query);
   const Tensor key = dispatcher::with_dense_rows(call.key);
   const Tensor value = dispatcher::with_dense_rows(call.value);
   const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
-  arguments.rotation =
-      rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2}, inputs, by);
+  arguments.rotation = rotary::arguments(
+      {{&query, &key}, {&call.rotated_query(), rotated_key}, 2}, inputs, by, *spec);
   arguments.value = rotary::rows(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =
@@ -224,6 +225,8 @@ void rotary_cache(const Call& call) {
   launch(arguments, query);
 }
 
+void rotary_cache_meta(const Call& call) { check(call); }
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, CPU, m) { m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache>); }
@@ -234,6 +237,8 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) {
 }
 #endif
 
-TORCH_LIBRARY_IMPL(posembed, Meta, m) { m.impl("rotary_cache_", RotaryCache::kernel<check>); }
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache_meta>);
+}
 
 }  // namespace posembed::rotary_cache

@@ -5,13 +5,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "dispatcher/call.h"
 #include "dispatcher/spread.h"
+#include "posembed/rotary_cache.h"
 #include "rotary/operator.h"
 
 namespace posembed::rotary_cache {
@@ -28,7 +28,8 @@ struct Names {
   const char *function, *key, *value, *key_cache, *value_cache, *key_scale, *value_scale;
 };
 
-/// Arguments of rotary_cache_, in the order of its schema.
+/// Arguments of rotary_cache_, in the order of its schema. Refers to the texts, which must outlive
+/// it.
 struct Call {
   Tensor query;           // in `layout`
   Tensor key;             // the same with any number of heads, or only the rotated window
@@ -36,14 +37,14 @@ struct Call {
   Tensor key_cache;       // in `cache_layout`: the data's dtype or float8_e4m3fn
   Tensor value_cache;     // the same
   Tensor slot_mapping;    // int [tokens] or [batch, seq]; -1: not written
+  Text spec;              // RotarySpec::to_json()
   MaybeTensor positions;  // [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
-  MaybeTensor query_out;  // none: query in place
-  std::string spec;       // RotarySpec::to_json()
-  std::string layout = "thd";
-  std::string cache_layout = "nhd";  // latent_layout: as nhd, in a call of mla_rotary_cache_
-  c10::SymInt offset = 0;
-  bool rotate_key = false;  // also rotate the key in place
-  double key_scale = 1.0;   // float8: the divisor of keys
+  Layout layout = Layout::thd;
+  Text cache_layout = "nhd";  // latent_layout: as nhd, in a call of mla_rotary_cache_
+  Offset offset = 0;          // a number
+  MaybeTensor query_out;      // none: query in place
+  bool rotate_key = false;    // also rotate the key in place
+  double key_scale = 1.0;     // float8: the divisor of keys
   double value_scale = 1.0;
   MaybeTensor key_scale_tensor;  // instead of the numbers: float32, one element
   MaybeTensor value_scale_tensor;
@@ -51,9 +52,9 @@ struct Call {
   template <typename Self>
   static auto fields(Self& self) {
     return std::tie(self.query, self.key, self.value, self.key_cache, self.value_cache,
-                    self.slot_mapping, self.positions, self.query_out, self.spec, self.layout,
-                    self.cache_layout, self.offset, self.rotate_key, self.key_scale,
-                    self.value_scale, self.key_scale_tensor, self.value_scale_tensor);
+                    self.slot_mapping, self.spec, self.positions, self.layout, self.cache_layout,
+                    self.offset, self.query_out, self.rotate_key, self.key_scale, self.value_scale,
+                    self.key_scale_tensor, self.value_scale_tensor);
   }
 
   /// The tensor that receives the rotated query.
@@ -67,10 +68,11 @@ inline Names names_of(const Call& call) {
   return {"rotary_cache_", "key", "value", "key_cache", "value_cache", "key_scale", "value_scale"};
 }
 
-/// The rotation of a call. Refers to the call, which must outlive it.
+/// The rotation of a call, which must outlive it.
 inline rotary::Rotation rotation_of(const Call& call) {
-  static const MaybeTensor none;
-  return {call.positions, none, none, call.spec, call.layout, call.offset};
+  RotaryCall rotation;
+  rotation.positions(call.positions).offset(call.offset).layout(call.layout);
+  return {call.spec, std::move(rotation)};
 }
 
 using RotaryCache = dispatcher::Spread<Call, void()>;
@@ -80,23 +82,52 @@ inline void call_rotary_cache(const Call& call) {
   RotaryCache::call(handle, call);
 }
 
-using MlaRotary = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&, Text,
-                                             Text, c10::SymInt, bool);
+/// Arguments of mla_rotary, of which it passes most on. Refers to the text.
+struct LatentRotation {
+  Text spec;
+  RotaryCall call;
 
-template <typename... Given>
-std::tuple<Tensor, Tensor> call_mla_rotary(Given&&... given) {
-  static const auto handle = dispatcher::find<MlaRotary>("posembed::mla_rotary");
-  return handle.call(std::forward<Given>(given)...);
+  template <typename Self>
+  static auto fields(Self& self) {
+    auto& call = self.call;
+    return std::tie(self.spec, call.positions(), call.layout(), call.offset(), call.inverse());
+  }
+};
+
+using MlaRotary =
+    dispatcher::Spread<LatentRotation, std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&)>;
+
+inline std::tuple<Tensor, Tensor> call_mla_rotary(const Tensor& query, const Tensor& key_rope,
+                                                  const LatentRotation& by) {
+  static const auto handle = dispatcher::find<MlaRotary::Signature>("posembed::mla_rotary");
+  return MlaRotary::call(handle, query, key_rope, by);
 }
 
-using MlaRotaryCache = void(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                            const Tensor&, const MaybeTensor&, const MaybeTensor&, Text, Text,
-                            c10::SymInt, double, const MaybeTensor&);
+/// Arguments of mla_rotary_cache_, in the order of its schema. Refers to the text.
+struct LatentCall {
+  Tensor query, latent, key_rope, cache, slot_mapping;
+  Text spec;
+  MaybeTensor positions;
+  Layout layout = Layout::thd;
+  Offset offset = 0;
+  MaybeTensor query_out;
+  double scale = 1.0;
+  MaybeTensor scale_tensor;
 
-template <typename... Given>
-void call_mla_rotary_cache(Given&&... given) {
-  static const auto handle = dispatcher::find<MlaRotaryCache>("posembed::mla_rotary_cache_");
-  handle.call(std::forward<Given>(given)...);
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.query, self.latent, self.key_rope, self.cache, self.slot_mapping,
+                    self.spec, self.positions, self.layout, self.offset, self.query_out, self.scale,
+                    self.scale_tensor);
+  }
+};
+
+using MlaRotaryCache = dispatcher::Spread<LatentCall, void()>;
+
+inline void call_mla_rotary_cache(const LatentCall& call) {
+  static const auto handle =
+      dispatcher::find<MlaRotaryCache::Signature>("posembed::mla_rotary_cache_");
+  MlaRotaryCache::call(handle, call);
 }
 
 }  // namespace posembed::rotary_cache

@@ -23,11 +23,11 @@ namespace {
 // -------------------------------------------------------------------- as a chain of operators
 
 dispatcher::Normed normed(const Call& call, const Tensor& tensor) {
-  return dispatcher::norm_chain(tensor.to(dispatcher::compute_type(tensor)), false, call.eps);
+  return dispatcher::norm_chain(tensor.to(dispatcher::compute_type(tensor)), false, call.options.eps());
 }
 
 Tensor factor(const Call& call, const Tensor& weight) {
-  return at::add(weight.to(dispatcher::compute_type(weight)), call.weight_offset);
+  return at::add(weight.to(dispatcher::compute_type(weight)), call.options.weight_offset());
 }
 
 Tensor rotate(const Call& call, const Tensor& tensor, bool transpose) {
@@ -40,7 +40,7 @@ Tensor forward_chain(const Call& call, const Tensor& tensor, const Tensor& weigh
 }
 
 Two forward_chain(const Call& call) {
-  rotary::check_exact_angles(call.spec, "norm_rotary");
+  rotary::check_exact_angles(*rotary::specification(call.spec), "norm_rotary");
   return {forward_chain(call, call.query, call.query_weight),
           forward_chain(call, call.key, call.key_weight)};
 }

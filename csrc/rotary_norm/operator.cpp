@@ -31,19 +31,20 @@ void check_weight(const Tensor& weight, const char* argument, const Call& call) 
 }
 
 /// The checks that need no values. Eager and Meta kernels share them.
-void check(const Call& call) {
-  rotary::check(call.query, &call.key, rotation_of(call));
-  rotary::check_exact_angles(call.spec, "norm_rotary");
-  const int64_t head_dim = rotary::specification(call.spec).spec.head_dim;
+rotary::SpecificationPointer check(const Call& call) {
+  rotary::SpecificationPointer spec = rotary::check(call.query, &call.key, rotation_of(call));
+  rotary::check_exact_angles(*spec, "norm_rotary");
+  const int64_t head_dim = spec->spec.head_dim;
   dispatcher::check_size(call.query.sym_size(-1), head_dim, "query", "head_dim");
   dispatcher::check_size(call.key.sym_size(-1), head_dim, "key", "head_dim");
   TORCH_CHECK_VALUE(head_dim <= max_head_dim, "head_dim: expected at most ", max_head_dim, ", got ",
                     head_dim);
   check_weight(call.query_weight, "query_weight", call);
   check_weight(call.key_weight, "key_weight", call);
-  dispatcher::check_eps(call.eps);
-  TORCH_CHECK_VALUE(std::isfinite(call.weight_offset),
-                    "weight_offset: expected a finite number, got ", call.weight_offset);
+  dispatcher::check_eps(call.options.eps());
+  TORCH_CHECK_VALUE(std::isfinite(call.options.weight_offset()),
+                    "weight_offset: expected a finite number, got ", call.options.weight_offset());
+  return spec;
 }
 
 // --------------------------------------------------------------------------------- the kernel
@@ -54,7 +55,7 @@ c10::SymDimVector rstd_sizes(const Tensor& tensor, const Dimensions& where) {
           tensor.sym_size(where.seq), tensor.sym_size(where.heads)};
 }
 
-Tensor empty_rstd(const Tensor& tensor, Text layout) {
+Tensor empty_rstd(const Tensor& tensor, Layout layout) {
   return at::empty_symint(rstd_sizes(tensor, rotary::dimensions(layout)),
                           tensor.options().dtype(dispatcher::compute_type(tensor)));
 }
@@ -67,11 +68,12 @@ struct Prepared {
 };
 
 /// Reads rows of `in` and writes rows of `out`: query and key, or their gradients.
-Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose) {
+Prepared prepare(const Call& call, const rotary::Specification& spec, const Two& in,
+                 const Two& out, bool transpose) {
   Prepared prepared;
   const rotary::Rotation by = rotation_of(call, transpose);
   prepared.inputs =
-      rotary::checked_inputs(by, call.query.size(rotary::dimensions(call.layout).seq));
+      rotary::checked_inputs(by.call, call.query.size(rotary::dimensions(by.call.layout()).seq));
   prepared.query = dispatcher::with_dense_rows(std::get<0>(in));
   prepared.key = dispatcher::with_dense_rows(std::get<1>(in));
   prepared.weight[0] = call.query_weight.contiguous();
@@ -79,10 +81,10 @@ Prepared prepare(const Call& call, const Two& in, const Two& out, bool transpose
   Arguments& arguments = prepared.arguments;
   const rotary::Job job{
       {&prepared.query, &prepared.key}, {&std::get<0>(out), &std::get<1>(out)}, 2};
-  arguments.rotation = rotary::arguments(job, prepared.inputs, by);
+  arguments.rotation = rotary::arguments(job, prepared.inputs, by, spec);
   for (int r = 0; r < 2; ++r) arguments.weight[r] = prepared.weight[r].const_data_ptr();
-  arguments.weight_offset = call.weight_offset;
-  arguments.eps = call.eps;
+  arguments.weight_offset = call.options.weight_offset();
+  arguments.eps = call.options.eps();
   return prepared;
 }
 
@@ -100,18 +102,18 @@ void launch(Arguments& arguments, const Tensor& query) {
 }
 
 Two norm_rotary(const Call& call) {
-  check(call);
+  const rotary::SpecificationPointer spec = check(call);
   Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-  Prepared prepared = prepare(call, {call.query, call.key}, out, false);
+  Prepared prepared = prepare(call, *spec, {call.query, call.key}, out, false);
   launch(prepared.arguments, call.query);
   return out;
 }
 
 Four norm_rotary_forward(const Call& call) {
-  check(call);
+  const rotary::SpecificationPointer spec = check(call);
   Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-  Two rstd = {empty_rstd(call.query, call.layout), empty_rstd(call.key, call.layout)};
-  Prepared prepared = prepare(call, {call.query, call.key}, out, false);
+  Two rstd = {empty_rstd(call.query, call.options.layout()), empty_rstd(call.key, call.options.layout())};
+  Prepared prepared = prepare(call, *spec, {call.query, call.key}, out, false);
   prepared.arguments.rstd[0] = std::get<0>(rstd).mutable_data_ptr();
   prepared.arguments.rstd[1] = std::get<1>(rstd).mutable_data_ptr();
   launch(prepared.arguments, call.query);
@@ -119,12 +121,12 @@ Four norm_rotary_forward(const Call& call) {
 }
 
 void norm_rotary_in_place(const Call& call) {
-  check(call);
+  const rotary::SpecificationPointer spec = check(call);
   dispatcher::check_writable(call.query, "query");
   dispatcher::check_writable(call.key, "key");
   dispatcher::check_apart(call.key, "key", call.query, "query");
   const Two both = {call.query, call.key};
-  Prepared prepared = prepare(call, both, both, false);
+  Prepared prepared = prepare(call, *spec, both, both, false);
   launch(prepared.arguments, call.query);
 }
 
@@ -135,7 +137,7 @@ void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, cons
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
                    dispatcher::compute_type(of), ", got ", rstd.scalar_type());
   dispatcher::check_same_device(rstd, argument, of, "query");
-  const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.layout));
+  const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.options.layout()));
   TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
                     ": expected [batch, seq, heads], got ", rstd.sym_sizes());
 }
@@ -161,7 +163,7 @@ Four empty_gradients(const Call& call) {
 
 Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradient,
                           const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
-  check(call);
+  const rotary::SpecificationPointer spec = check(call);
   dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
   dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   check_rstd(query_rstd, "query_rstd", call.query, call);
@@ -169,8 +171,8 @@ Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradie
   Four result = empty_gradients(call);
   auto& [query_result, key_result, query_weight, key_weight] = result;
   const Prepared prepared =
-      prepare(call, {query_gradient, key_gradient}, {query_result, key_result}, true);
-  const Dimensions where = rotary::dimensions(call.layout);
+      prepare(call, *spec, {query_gradient, key_gradient}, {query_result, key_result}, true);
+  const Dimensions where = rotary::dimensions(call.options.layout());
   const Tensor normed[] = {dispatcher::with_dense_rows(call.query),
                            dispatcher::with_dense_rows(call.key)};
   const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
@@ -200,9 +202,11 @@ Two norm_rotary_meta(const Call& call) {
   return {rotary::empty_result(call.query), rotary::empty_result(call.key)};
 }
 
+void norm_rotary_in_place_meta(const Call& call) { check(call); }
+
 Four norm_rotary_forward_meta(const Call& call) {
-  return std::tuple_cat(norm_rotary_meta(call), Two{empty_rstd(call.query, call.layout),
-                                                    empty_rstd(call.key, call.layout)});
+  return std::tuple_cat(norm_rotary_meta(call), Two{empty_rstd(call.query, call.options.layout()),
+                                                    empty_rstd(call.key, call.options.layout())});
 }
 
 Four norm_rotary_backward_meta(const Tensor& query_gradient, const Tensor& key_gradient,
@@ -259,7 +263,7 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_meta>);
   m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward_meta>);
   m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward_meta>);
-  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<check>);
+  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_meta>);
 }
 
 }  // namespace posembed::rotary_norm

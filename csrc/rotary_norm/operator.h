@@ -5,13 +5,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "dispatcher/call.h"
 #include "dispatcher/spread.h"
+#include "posembed/rotary_norm.h"
 #include "rotary/operator.h"
 
 namespace posembed::rotary_norm {
@@ -20,30 +20,31 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// Arguments of the operators, in the order of their schemas.
+/// Arguments of the operators, in the order of their schemas. Refers to the text, which must
+/// outlive it.
 struct Call {
-  Tensor query;           // in `layout`
+  Tensor query;           // in `options.layout()`
   Tensor key;             // the same with any number of heads
   Tensor query_weight;    // [head_dim]
   Tensor key_weight;      // [head_dim]
-  MaybeTensor positions;  // [seq], [batch, seq] or [tokens]; none: offset, offset + 1, …
-  std::string spec;       // RotarySpec::to_json()
-  std::string layout = "bshd";
-  c10::SymInt offset = 0;
-  double eps = 1e-6;
-  double weight_offset = 0.0;  // added to the weights
+  Text spec;              // RotarySpec::to_json()
+  NormRotaryCall options;  // whose offset is a number
 
   template <typename Self>
   static auto fields(Self& self) {
-    return std::tie(self.query, self.key, self.query_weight, self.key_weight, self.positions,
-                    self.spec, self.layout, self.offset, self.eps, self.weight_offset);
+    auto& options = self.options;
+    return std::tie(self.query, self.key, self.query_weight, self.key_weight, self.spec,
+                    options.positions(), options.layout(), options.offset(), options.eps(),
+                    options.weight_offset());
   }
 };
 
-/// The rotation of a call. Refers to the call, which must outlive it.
+/// The rotation of a call, which must outlive it.
 inline rotary::Rotation rotation_of(const Call& call, bool transpose = false) {
-  static const MaybeTensor none;
-  return {call.positions, none, none, call.spec, call.layout, call.offset, false, transpose};
+  const NormRotaryCall& options = call.options;
+  RotaryCall rotation;
+  rotation.positions(options.positions()).offset(options.offset()).layout(options.layout());
+  return {call.spec, std::move(rotation), transpose};
 }
 
 /// A tensor for query and one for key.

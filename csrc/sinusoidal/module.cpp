@@ -6,21 +6,30 @@
 
 namespace posembed {
 
-namespace functional {
+namespace sinusoidal {
+namespace {
 
-torch::Tensor sinusoidal(const torch::Tensor& x, const std::optional<torch::Tensor>& positions,
-                         std::string_view spec, int64_t offset,
-                         const std::optional<torch::Tensor>& scale) {
-  return sinusoidal::call_add(x, positions, scale, spec, offset);
+/// x: [..., seq, embedding_dim]
+Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale) {
+  return call_add(x, {spec, call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
+                      call.offset().number(), scale});
 }
 
-torch::Tensor sinusoidal_encode(const torch::Tensor& positions, std::string_view spec,
-                                std::optional<torch::Dtype> dtype,
-                                const std::optional<torch::Tensor>& scale) {
-  return sinusoidal::call_encode(positions, scale, spec, 0, dtype);
+}  // namespace
+}  // namespace sinusoidal
+
+torch::Tensor functional::sinusoidal(const torch::Tensor& x, const SinusoidalSpec& spec,
+                                     const PositionCall& call,
+                                     const std::optional<torch::Tensor>& scale) {
+  return sinusoidal::add_to(x, spec.to_json(), call, scale);
 }
 
-}  // namespace functional
+torch::Tensor functional::sinusoidal_encode(const torch::Tensor& positions,
+                                            const SinusoidalSpec& spec,
+                                            std::optional<torch::Dtype> dtype,
+                                            const std::optional<torch::Tensor>& scale) {
+  return sinusoidal::call_encode({positions, spec.to_json(), scale}, dtype);
+}
 
 torch::Tensor SinusoidalSpec::permutation_to(const SinusoidalSpec& other) const {
   return sinusoidal::call_permutation(to_json(), other.to_json());
@@ -72,15 +81,14 @@ void SinusoidalPositionalEmbeddingImpl::pretty_print(std::ostream& stream) const
   stream << ")";
 }
 
-torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(
-    const torch::Tensor& x, const std::optional<torch::Tensor>& positions, const Offset& offset) {
-  const auto places = offset.positions(positions, x, x.dim() - 3, x.dim() - 2);
-  return functional::sinusoidal(x, places, text_, offset.number(), learned_scale());
+torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(const torch::Tensor& x,
+                                                         const PositionCall& call) {
+  return sinusoidal::add_to(x, text_, call, learned_scale());
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,
                                                         std::optional<torch::Dtype> dtype) {
-  return functional::sinusoidal_encode(positions, text_, dtype, learned_scale());
+  return sinusoidal::call_encode({positions, text_, learned_scale()}, dtype);
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::shift_matrix(double distance) const {

@@ -47,17 +47,17 @@ void check_scale(const MaybeTensor& scale, const Tensor& other, const char* othe
                     scale->sym_sizes());
 }
 
-void check_add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
-               const c10::SymInt& offset) {
+SpecificationPointer check_add(const Tensor& x, const Addition& given) {
   // x: [batch, seq, embedding_dim] or [seq, embedding_dim]
-  const SinusoidalSpec& spec = specification(text).spec;
+  SpecificationPointer spec = specification(given.spec);
   dispatcher::check_floating(x, "x");
   TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3,
                     "x: expected [batch, seq, embedding_dim] or [seq, embedding_dim], got ",
                     x.sym_sizes());
-  dispatcher::check_size(x.sym_size(-1), spec.embedding_dim, "x", "embedding_dim");
-  if (positions.has_value()) check_positions(*positions, x, offset);
-  check_scale(scale, x, "x");
+  dispatcher::check_size(x.sym_size(-1), spec->spec.embedding_dim, "x", "embedding_dim");
+  if (given.positions.has_value()) check_positions(*given.positions, x, given.offset.number());
+  check_scale(given.scale, x, "x");
+  return spec;
 }
 
 /// The dtype of encodings: the requested one, else that of floating positions, else float32.
@@ -68,10 +68,10 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
   return type;
 }
 
-void check_encode(const Tensor& positions, const MaybeTensor& scale, int64_t order) {
-  check_position_type(positions);
-  check_scale(scale, positions, "positions");
-  TORCH_CHECK_VALUE(order >= 0, "order: expected 0 or more, got ", order);
+void check_encode(const Encoding& given) {
+  check_position_type(given.positions);
+  check_scale(given.scale, given.positions, "positions");
+  TORCH_CHECK_VALUE(given.order >= 0, "order: expected 0 or more, got ", given.order);
 }
 
 // ------------------------------------------------------------------------------------ the kernels
@@ -109,13 +109,12 @@ void copy_strides(const Tensor& rows, int64_t* stride) {
   stride[1] = rows.stride(-2);
 }
 
-Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
-           int64_t offset) {
-  check_add(x, positions, scale, text, offset);
+Tensor add(const Tensor& x, const Addition& given) {
+  const SpecificationPointer spec = check_add(x, given);
   const Tensor in = dispatcher::with_dense_rows(x);
   const Tensor out = dispatcher::empty(x.sizes(), x.options());
   Arguments call;
-  call.sinusoid = with_scale(specification(text).sinusoid(), scale);
+  call.sinusoid = with_scale(spec->sinusoid(), given.scale);
   call.in = in.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(x);
@@ -123,8 +122,8 @@ Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& sca
   call.seq = x.size(-2);
   copy_strides(in, call.in_stride);
   copy_strides(out, call.out_stride);
-  call.offset = offset;
-  if (positions.has_value()) {
+  call.offset = given.offset.number().expect_int();
+  if (const MaybeTensor& positions = given.positions; positions.has_value()) {
     call.positions = dispatcher::position_view(*positions);
     const bool one_row = positions->dim() == 1 || positions->size(0) == 1;
     call.position_stride[0] = one_row ? 0 : positions->stride(0);
@@ -134,22 +133,20 @@ Tensor add(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& sca
   return out;
 }
 
-Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int64_t order,
-              MaybeType dtype) {
-  check_encode(positions, scale, order);
-  const Specification& spec = specification(text);
-  const Tensor places = positions.contiguous();
-  std::vector<int64_t> sizes = positions.sizes().vec();
-  sizes.push_back(spec.spec.embedding_dim);
-  const Tensor out =
-      dispatcher::empty(sizes, positions.options().dtype(encoded_type(dtype, positions)));
+Tensor encode(const Encoding& given, MaybeType dtype) {
+  check_encode(given);
+  const SpecificationPointer spec = specification(given.spec);
+  const Tensor places = given.positions.contiguous();
+  std::vector<int64_t> sizes = places.sizes().vec();
+  sizes.push_back(spec->spec.embedding_dim);
+  const Tensor out = dispatcher::empty(sizes, places.options().dtype(encoded_type(dtype, places)));
   Arguments call;
-  call.sinusoid = with_scale(spec.sinusoid(order), scale);
+  call.sinusoid = with_scale(spec->sinusoid(given.order), given.scale);
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   call.batch = 1;
-  call.seq = positions.numel();
-  call.out_stride[1] = spec.spec.embedding_dim;
+  call.seq = places.numel();
+  call.out_stride[1] = spec->spec.embedding_dim;
   call.positions = dispatcher::position_view(places);
   call.position_stride[1] = 1;
   launch(call, out);
@@ -157,10 +154,10 @@ Tensor encode(const Tensor& positions, const MaybeTensor& scale, Text text, int6
 }
 
 Tensor sinusoidal_frequencies(Text text, std::optional<at::Device> device) {
-  const Specification& found = specification(text);
-  Tensor result = at::empty({static_cast<int64_t>(found.frequencies.size())}, at::kDouble);
+  const SpecificationPointer found = specification(text);
+  Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
-  for (const core::DoubleDouble& frequency : found.frequencies) *value++ = frequency.high;
+  for (const core::DoubleDouble& frequency : found->frequencies) *value++ = frequency.high;
   return result.to(device.value_or(at::kCPU));
 }
 
@@ -181,7 +178,8 @@ void fill_rotation(const Layout& layout, int64_t pair, double sine, double cosin
 }
 
 Tensor shift_matrix(double distance, Text text) {
-  const Specification& spec = specification(text);
+  const SpecificationPointer found = specification(text);
+  const Specification& spec = *found;
   const int64_t dim = spec.layout.columns;
   Tensor matrix = at::zeros({dim, dim}, at::kDouble);
   const Position position = core::split(distance);
@@ -217,12 +215,12 @@ std::vector<Content> contents(const Specification& spec) {
   return result;
 }
 
-std::string canonical_text(Text text) { return specification(text).spec.to_json(); }
+std::string canonical_text(Text text) { return specification(text)->spec.to_json(); }
 
 /// The column of `spec` that equals each column of `other`.
 Tensor permutation(Text text, Text other_text) {
-  const Specification& spec = specification(text);
-  const Specification& other = specification(other_text);
+  const SpecificationPointer found = specification(text), wanted = specification(other_text);
+  const Specification &spec = *found, &other = *wanted;
   const bool same_values =
       spec.turns == other.turns && spec.spec.scale == other.spec.scale && spec.first == other.first;
   const std::vector<Content> from = contents(spec), to = contents(other);
@@ -240,23 +238,22 @@ Tensor permutation(Text text, Text other_text) {
 
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor add_meta(const Tensor& x, const MaybeTensor& positions, const MaybeTensor& scale, Text text,
-                c10::SymInt offset) {
-  check_add(x, positions, scale, text, offset);
+Tensor add_meta(const Tensor& x, const Addition& given) {
+  check_add(x, given);
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 
-Tensor encode_meta(const Tensor& positions, const MaybeTensor& scale, Text text, int64_t order,
-                   MaybeType dtype) {
-  check_encode(positions, scale, order);
-  std::vector<c10::SymInt> sizes = positions.sym_sizes().vec();
-  sizes.emplace_back(specification(text).spec.embedding_dim);
-  return at::empty_symint(sizes, positions.options().dtype(encoded_type(dtype, positions)));
+Tensor encode_meta(const Encoding& given, MaybeType dtype) {
+  check_encode(given);
+  std::vector<c10::SymInt> sizes = given.positions.sym_sizes().vec();
+  sizes.emplace_back(specification(given.spec)->spec.embedding_dim);
+  return at::empty_symint(sizes,
+                          given.positions.options().dtype(encoded_type(dtype, given.positions)));
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("sinusoidal_add", add);
-  m.impl("sinusoidal_encode", encode);
+  m.impl("sinusoidal_add", Add::kernel<add>);
+  m.impl("sinusoidal_encode", Encode::kernel<encode>);
 }
 
 }  // namespace
@@ -268,8 +265,8 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("sinusoidal_add", add_meta);
-  m.impl("sinusoidal_encode", encode_meta);
+  m.impl("sinusoidal_add", Add::kernel<add_meta>);
+  m.impl("sinusoidal_encode", Encode::kernel<encode_meta>);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {

@@ -5,9 +5,10 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
+#include <tuple>
 
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 
 namespace posembed::sinusoidal {
 
@@ -16,22 +17,48 @@ using MaybeTensor = std::optional<Tensor>;
 using MaybeType = std::optional<at::ScalarType>;
 using Text = std::string_view;
 
-using AddOperator = Tensor(const Tensor&, const MaybeTensor&, const MaybeTensor&, Text,
-                           c10::SymInt);
-using EncodeOperator = Tensor(const Tensor&, const MaybeTensor&, Text, int64_t, MaybeType);
+/// Arguments of sinusoidal_add, in the order of its schema. Refers to the text, which must outlive
+/// it.
+struct Addition {
+  Text spec;              // SinusoidalSpec::to_json()
+  MaybeTensor positions = std::nullopt;  // [seq] or [batch, seq]; none: offset, offset + 1, …
+  Offset offset = 0;      // a number
+  MaybeTensor scale = std::nullopt;  // floating, one element
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.spec, self.positions, self.offset, self.scale);
+  }
+};
+
+using Add = dispatcher::Spread<Addition, Tensor(const Tensor&)>;
+
+inline Tensor call_add(const Tensor& x, const Addition& addition) {
+  static const auto handle = dispatcher::find<Add::Signature>("posembed::sinusoidal_add");
+  return Add::call(handle, x, addition);
+}
+
+/// Arguments of sinusoidal_encode, in the order of its schema. Refers to the text.
+struct Encoding {
+  Tensor positions;  // int32, int64 or floating [...]
+  Text spec;
+  MaybeTensor scale = std::nullopt;
+  int64_t order = 0;  // of the derivative by positions
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.positions, self.spec, self.scale, self.order);
+  }
+};
+
+using Encode = dispatcher::Spread<Encoding, Tensor(), MaybeType>;
+
+inline Tensor call_encode(const Encoding& encoding, MaybeType dtype) {
+  static const auto handle = dispatcher::find<Encode::Signature>("posembed::sinusoidal_encode");
+  return Encode::call(handle, encoding, dtype);
+}
+
 using ShiftMatrix = Tensor(double, Text);
-
-template <typename... Given>
-Tensor call_add(Given&&... given) {
-  static const auto handle = dispatcher::find<AddOperator>("posembed::sinusoidal_add");
-  return handle.call(std::forward<Given>(given)...);
-}
-
-template <typename... Given>
-Tensor call_encode(Given&&... given) {
-  static const auto handle = dispatcher::find<EncodeOperator>("posembed::sinusoidal_encode");
-  return handle.call(std::forward<Given>(given)...);
-}
 
 inline Tensor call_shift_matrix(double distance, Text spec) {
   static const auto handle = dispatcher::find<ShiftMatrix>("posembed::sinusoidal_shift_matrix");

@@ -155,9 +155,9 @@ Sinusoid Specification::sinusoid(int64_t order) const {
   return result;
 }
 
-const Specification& specification(std::string_view text) {
+SpecificationPointer specification(std::string_view text) {
   static auto& cache = *new dispatcher::TextCache<Specification>;
-  return cache.find(text).second;
+  return cache.find(text);
 }
 
 }  // namespace sinusoidal

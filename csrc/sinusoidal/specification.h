@@ -1,6 +1,7 @@
 // Specifications as operators need them: parsed from text, checked, with frequencies as turns.
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -27,8 +28,10 @@ struct Specification {
   Sinusoid sinusoid(int64_t order = 0) const;
 };
 
-/// Parses a specification's JSON text, once per text; the result exists as long as the process.
-/// Raises c10::ValueError for text or numbers that are not a specification.
-const Specification& specification(std::string_view text);
+using SpecificationPointer = std::shared_ptr<const Specification>;
+
+/// Parses a specification's JSON text; keeps the latest texts. Raises c10::ValueError for text or
+/// numbers that are not a specification.
+SpecificationPointer specification(std::string_view text);
 
 }  // namespace posembed::sinusoidal

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
+#include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "dispatcher/tensors.h"
 #include "token/operator.h"
@@ -17,115 +18,83 @@
 namespace posembed::token {
 namespace {
 
-class EmbeddingBackward : public dispatcher::OperatorNode<EmbeddingBackward> {
+class EmbeddingNode : public dispatcher::OperatorNode<EmbeddingNode> {
  public:
   static constexpr const char* label = "EmbeddingBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(ids);
+    ids.members(visit);
     visit(num_embeddings);
-    visit(padding_idx);
-    visit(scale);
-    visit(scale_grad_by_freq);
     visit(form);
-    visit(vocabulary_start);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {table_gradient(gradients[0], *dispatcher::unpack(ids), num_embeddings, padding_idx,
-                           scale, scale_grad_by_freq, form, vocabulary_start)};
+    return {table_gradient(gradients[0], num_embeddings, ids.unpack(), form)};
   }
 
-  dispatcher::SavedVariable ids;
+  dispatcher::SavedCall<Ids> ids;
   c10::SymInt num_embeddings;
-  int64_t padding_idx = -1;
-  double scale = 1.0;
-  bool scale_grad_by_freq = false;
   std::string form;
-  int64_t vocabulary_start = -1;
 };
 
-Tensor embedding_autograd(const Tensor& weight, const Tensor& ids, int64_t padding_idx,
-                          double scale, bool scale_grad_by_freq, Text gradient,
-                          int64_t vocabulary_start) {
-  auto node = dispatcher::node_for<EmbeddingBackward>(weight);
+Tensor embedding_autograd(const Tensor& weight, const Ids& ids, Text gradient) {
+  auto node = dispatcher::node_for<EmbeddingNode>(weight);
   if (node) {
-    node->ids = dispatcher::save(ids);
+    node->ids.save(ids);
     node->num_embeddings = weight.sym_size(0);
-    node->padding_idx = padding_idx;
-    node->scale = scale;
-    node->scale_grad_by_freq = scale_grad_by_freq;
     node->form = gradient;
-    node->vocabulary_start = vocabulary_start;
   }
   return dispatcher::linear(node, weight, [&](const Tensor& table) {
-    return call_embedding(table, ids, padding_idx, scale, scale_grad_by_freq, gradient,
-                          vocabulary_start);
+    return call_embedding(table, ids, gradient);
   });
 }
 
-/// The count of each id among `ids`: [..., 1], in a dtype that can hold it. 1 for ids outside the
+/// The count of each id among the ids: [..., 1], in a dtype that can hold it. 1 for ids outside the
 /// table, whose rows are zeros.
-Tensor counts(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& like,
-              int64_t vocabulary_start) {
-  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
+Tensor counts(const Ids& in, const c10::SymInt& num_embeddings, const Tensor& like) {
+  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
   sizes.push_back(1);
   const Tensor ones = at::ones_symint(sizes, like.options().dtype(dispatcher::compute_type(like)));
-  const Tensor table =
-      call_embedding_backward(ones, ids, num_embeddings, -1, 1.0, false, vocabulary_start);
-  return call_embedding(table, ids, -1, 1.0, false, "dense", vocabulary_start).clamp_min(1);
+  Ids plain{in.ids};
+  plain.vocabulary_start = in.vocabulary_start;
+  return call_embedding(call_embedding_backward(ones, num_embeddings, plain), plain).clamp_min(1);
 }
 
 /// The gradient of embedding_backward: a look-up of the rows that it summed into.
-class EmbeddingBackwardBackward : public dispatcher::OperatorNode<EmbeddingBackwardBackward> {
+class EmbeddingBackwardNode : public dispatcher::OperatorNode<EmbeddingBackwardNode> {
  public:
   static constexpr const char* label = "EmbeddingBackwardBackward";
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    visit(ids);
-    visit(padding_idx);
-    visit(scale);
-    visit(scale_grad_by_freq);
-    visit(vocabulary_start);
+    ids.members(visit);
   }
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& table = gradients[0];
     if (!table.defined()) return {Tensor()};
-    const Tensor places = *dispatcher::unpack(ids);
-    Tensor rows = call_embedding(table, places, -1, scale, false, "dense", vocabulary_start);
-    if (padding_idx >= 0) rows = rows.masked_fill(places.eq(padding_idx).unsqueeze(-1), 0);
-    if (scale_grad_by_freq) {
-      const Tensor times = counts(places, table.sym_size(0), table, vocabulary_start);
-      rows = at::div(rows, times).to(table.scalar_type());
+    const Ids in = ids.unpack();
+    Ids plain = in;
+    plain.padding_idx = -1;
+    Tensor rows = call_embedding(table, plain);
+    if (in.padding_idx >= 0) rows = rows.masked_fill(in.ids.eq(in.padding_idx).unsqueeze(-1), 0);
+    if (in.scale_grad_by_freq) {
+      rows = at::div(rows, counts(in, table.sym_size(0), table)).to(table.scalar_type());
     }
     return {rows};
   }
 
-  dispatcher::SavedVariable ids;
-  int64_t padding_idx = -1;
-  double scale = 1.0;
-  bool scale_grad_by_freq = false;
-  int64_t vocabulary_start = -1;
+  dispatcher::SavedCall<Ids> ids;
 };
 
-Tensor embedding_backward_autograd(const Tensor& gradient, const Tensor& ids,
-                                   c10::SymInt num_embeddings, int64_t padding_idx, double scale,
-                                   bool scale_grad_by_freq, int64_t vocabulary_start) {
-  auto node = dispatcher::node_for<EmbeddingBackwardBackward>(gradient);
-  if (node) {
-    node->ids = dispatcher::save(ids);
-    node->padding_idx = padding_idx;
-    node->scale = scale;
-    node->scale_grad_by_freq = scale_grad_by_freq;
-    node->vocabulary_start = vocabulary_start;
-  }
+Tensor embedding_backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings,
+                                   const Ids& ids) {
+  auto node = dispatcher::node_for<EmbeddingBackwardNode>(gradient);
+  if (node) node->ids.save(ids);
   return dispatcher::linear(node, gradient, [&](const Tensor& rows) {
-    return call_embedding_backward(rows, ids, num_embeddings, padding_idx, scale,
-                                   scale_grad_by_freq, vocabulary_start);
+    return call_embedding_backward(rows, num_embeddings, ids);
   });
 }
 
@@ -134,27 +103,19 @@ class EmbeddingRowsBackward : public RowsNode<EmbeddingRowsBackward> {
   static constexpr const char* label = "EmbeddingRowsBackward";
 };
 
-std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(
-    const Tensor& gradient, const Tensor& ids, c10::SymInt num_embeddings, int64_t padding_idx,
-    double scale, bool scale_grad_by_freq, int64_t vocabulary_start) {
-  const auto call = [&] {
-    return call_embedding_backward_rows(gradient, ids, num_embeddings, padding_idx, scale,
-                                        scale_grad_by_freq, vocabulary_start);
-  };
+std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
+                                                            c10::SymInt num_embeddings,
+                                                            const Ids& ids) {
+  const auto call = [&] { return call_embedding_backward_rows(gradient, num_embeddings, ids); };
   return underived_rows<EmbeddingRowsBackward>(call, gradient);
 }
 
 }  // namespace
 
-Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
-                      int64_t vocabulary_start) {
-  if (form == "dense") {
-    return call_embedding_backward(gradient, ids, num_embeddings, padding_idx, scale,
-                                   scale_grad_by_freq, vocabulary_start);
-  }
-  const auto [row_ids, rows] = call_embedding_backward_rows(
-      gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start);
+Tensor table_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& ids,
+                      Text form) {
+  if (form == "dense") return call_embedding_backward(gradient, num_embeddings, ids);
+  const auto [row_ids, rows] = call_embedding_backward_rows(gradient, num_embeddings, ids);
   return sparse_gradient(row_ids, rows, num_embeddings);
 }
 
@@ -167,9 +128,10 @@ Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
 }
 
 TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("embedding", embedding_autograd);
-  m.impl("embedding_backward", embedding_backward_autograd);
-  m.impl("embedding_backward_rows", embedding_backward_rows_autograd);
+  m.impl("embedding", Embedding::kernel<embedding_autograd>);
+  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward_autograd>);
+  m.impl("embedding_backward_rows",
+         EmbeddingBackwardRows::kernel<embedding_backward_rows_autograd>);
 }
 
 }  // namespace posembed::token

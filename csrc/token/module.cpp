@@ -43,8 +43,10 @@ const char* name(TableGradient gradient) {
 
 torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const EmbeddingCall& call) {
-  return token::call_embedding(weight, ids, call.padding_idx, call.scale, call.scale_grad_by_freq,
-                               posembed::name(call.gradient), call.vocabulary_start);
+  return token::call_embedding(weight,
+                               {ids, call.padding_idx().value_or(-1), call.scale(),
+                                call.scale_grad_by_freq(), call.vocabulary_start().value_or(-1)},
+                               posembed::name(call.gradient()));
 }
 
 TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(given)) {
@@ -73,16 +75,17 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
-    functional::embedding(ids, table.narrow(1, 0, std::min<int64_t>(1, table.size(1))),
-                          {});  // refuses bad ids before any write
+    // Refuses bad ids before any write.
+    functional::embedding(ids, table.narrow(1, 0, std::min<int64_t>(1, table.size(1))));
     const torch::Tensor known = within(ids, table.size(0));
     if (known.numel() > 0) {
       at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());
     }
   }
-  return functional::embedding(ids, weight,
-                               {options.padding_idx().value_or(-1), options.scale(),
-                                options.scale_grad_by_freq(), options.gradient()});
+  return token::call_embedding(
+      weight,
+      {ids, options.padding_idx().value_or(-1), options.scale(), options.scale_grad_by_freq()},
+      posembed::name(options.gradient()));
 }
 
 torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {

@@ -40,49 +40,45 @@ void check_vocabulary(int64_t vocabulary_start) {
                     "2^62, got ", vocabulary_start);
 }
 
-void check(const Tensor& weight, const Tensor& ids, int64_t padding_idx, Text gradient,
-           int64_t vocabulary_start) {
+void check(const Tensor& weight, const Ids& in, Text gradient) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
-  dispatcher::check_integers(ids, "ids");
-  dispatcher::check_same_device(ids, "ids", weight, "weight");
-  check_vocabulary(vocabulary_start);
-  const bool fits = vocabulary_start >= 0 || padding_idx < weight.sym_size(0);
-  TORCH_CHECK_VALUE(padding_idx >= -1 && fits,
+  dispatcher::check_integers(in.ids, "ids");
+  dispatcher::check_same_device(in.ids, "ids", weight, "weight");
+  check_vocabulary(in.vocabulary_start);
+  const bool fits = in.vocabulary_start >= 0 || in.padding_idx < weight.sym_size(0);
+  TORCH_CHECK_VALUE(in.padding_idx >= -1 && fits,
                     "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
-                    " rows, got ", padding_idx);
+                    " rows, got ", in.padding_idx);
   check_gradient_form(gradient);
 }
 
-void check_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-                    int64_t vocabulary_start) {
-  check_vocabulary(vocabulary_start);
+void check_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& in) {
+  check_vocabulary(in.vocabulary_start);
   dispatcher::check_floating(gradient, "gradient");
-  dispatcher::check_integers(ids, "ids");
-  dispatcher::check_same_device(ids, "ids", gradient, "gradient");
-  TORCH_CHECK_VALUE(gradient.dim() == ids.dim() + 1 &&
-                        gradient.sym_sizes().slice(0, ids.dim()) == ids.sym_sizes(),
-                    "gradient: expected the shape of ids, ", ids.sym_sizes(),
+  dispatcher::check_integers(in.ids, "ids");
+  dispatcher::check_same_device(in.ids, "ids", gradient, "gradient");
+  TORCH_CHECK_VALUE(gradient.dim() == in.ids.dim() + 1 &&
+                        gradient.sym_sizes().slice(0, in.ids.dim()) == in.ids.sym_sizes(),
+                    "gradient: expected the shape of ids, ", in.ids.sym_sizes(),
                     ", and embedding_dim, got ", gradient.sym_sizes());
-  check_sortable(ids, num_embeddings);
+  check_sortable(in.ids, num_embeddings);
 }
 
 // ------------------------------------------------------------------------------------- look-up
 
-Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double scale, bool,
-                 Text gradient, int64_t vocabulary_start) {
-  check(weight, ids, padding_idx, gradient, vocabulary_start);
-  const Tensor places = ids.contiguous();
-  const bool partial = vocabulary_start >= 0;
-  if (!dispatcher::on_cuda(ids) && !partial) check_ids(places, weight.size(0));
+Tensor embedding(const Tensor& weight, const Ids& in, Text gradient) {
+  check(weight, in, gradient);
+  const Tensor places = in.ids.contiguous();
+  const bool partial = in.vocabulary_start >= 0;
+  if (!dispatcher::on_cuda(places) && !partial) check_ids(places, weight.size(0));
   return gather(weight, places,
-                {first_row(vocabulary_start), scale, core::ErrorKind::token_id, partial});
+                {first_row(in.vocabulary_start), in.scale, core::ErrorKind::token_id, partial});
 }
 
-Tensor embedding_meta(const Tensor& weight, const Tensor& ids, int64_t padding_idx, double, bool,
-                      Text gradient, int64_t vocabulary_start) {
-  check(weight, ids, padding_idx, gradient, vocabulary_start);
-  c10::SymDimVector sizes(ids.sym_sizes().begin(), ids.sym_sizes().end());
+Tensor embedding_meta(const Tensor& weight, const Ids& in, Text gradient) {
+  check(weight, in, gradient);
+  c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
   sizes.push_back(weight.sym_size(1));
   return at::empty_symint(sizes, weight.options());
 }
@@ -190,42 +186,35 @@ Tensor dense_on_cuda(const Gradient& of) {
 
 /// Checks the arguments and calls `make` with contiguous tensors.
 template <typename Result>
-Result gradient_of(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
-                   int64_t padding_idx, double scale, bool scale_grad_by_freq,
-                   int64_t vocabulary_start, Result (*make)(const Gradient&)) {
-  check_gradient(gradient, ids, num_embeddings, vocabulary_start);
-  const Tensor rows = gradient.contiguous(), places = ids.contiguous();
-  if (!dispatcher::on_cuda(gradient) && vocabulary_start < 0) check_ids(places, num_embeddings);
-  return make(
-      {rows, places, num_embeddings, padding_idx, scale, scale_grad_by_freq, vocabulary_start});
+Result gradient_of(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& in,
+                   Result (*make)(const Gradient&)) {
+  check_gradient(gradient, num_embeddings, in);
+  const int64_t count = num_embeddings.expect_int();
+  const Tensor rows = gradient.contiguous(), places = in.ids.contiguous();
+  if (!dispatcher::on_cuda(gradient) && in.vocabulary_start < 0) check_ids(places, count);
+  return make({rows, places, count, in.padding_idx, in.scale, in.scale_grad_by_freq,
+               in.vocabulary_start});
 }
 
-Tensor embedding_backward(const Tensor& gradient, const Tensor& ids, int64_t num_embeddings,
-                          int64_t padding_idx, double scale, bool scale_grad_by_freq,
-                          int64_t vocabulary_start) {
-  return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, dense_gradient);
+Tensor embedding_backward(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
+  return gradient_of(gradient, num_embeddings, ids, dense_gradient);
 }
 
-std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient, const Tensor& ids,
-                                                   int64_t num_embeddings, int64_t padding_idx,
-                                                   double scale, bool scale_grad_by_freq,
-                                                   int64_t vocabulary_start) {
-  return gradient_of(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start, rows_gradient);
+std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient,
+                                                   c10::SymInt num_embeddings, const Ids& ids) {
+  return gradient_of(gradient, num_embeddings, ids, rows_gradient);
 }
 
-Tensor embedding_backward_meta(const Tensor& gradient, const Tensor& ids,
-                               c10::SymInt num_embeddings, int64_t, double, bool,
-                               int64_t vocabulary_start) {
-  check_gradient(gradient, ids, num_embeddings, vocabulary_start);
+Tensor embedding_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings,
+                               const Ids& ids) {
+  check_gradient(gradient, num_embeddings, ids);
   return at::empty_symint({num_embeddings, gradient.sym_size(-1)}, gradient.options());
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("embedding", embedding);
-  m.impl("embedding_backward", embedding_backward);
-  m.impl("embedding_backward_rows", embedding_backward_rows);
+  m.impl("embedding", Embedding::kernel<embedding>);
+  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward>);
+  m.impl("embedding_backward_rows", EmbeddingBackwardRows::kernel<embedding_backward_rows>);
 }
 
 }  // namespace
@@ -291,8 +280,8 @@ TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 // The result of embedding_backward_rows has sizes that depend on data; its rule is in Python
 // (posembed/shapes.py), which can give an unknown size a name.
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("embedding", embedding_meta);
-  m.impl("embedding_backward", embedding_backward_meta);
+  m.impl("embedding", Embedding::kernel<embedding_meta>);
+  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward_meta>);
 }
 
 }  // namespace posembed::token

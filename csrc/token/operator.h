@@ -10,43 +10,66 @@
 
 #include "core/device_error.h"
 #include "dispatcher/call.h"
+#include "dispatcher/spread.h"
 #include "dispatcher/tensors.h"
+#include "posembed/token.h"
+
+namespace posembed::dispatcher {
+
+template <>
+struct EnumArgument<TableGradient> {
+  static constexpr const char* argument = "gradient";
+  static constexpr TableGradient values[] = {TableGradient::dense, TableGradient::rows};
+};
+
+}  // namespace posembed::dispatcher
 
 namespace posembed::token {
 
 using at::Tensor;
 using Text = std::string_view;
 
-inline Tensor call_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx = -1,
-                             double scale = 1.0, bool scale_grad_by_freq = false,
-                             Text gradient = "dense", int64_t vocabulary_start = -1) {
-  using Signature = Tensor(const Tensor&, const Tensor&, int64_t, double, bool, Text, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::embedding");
-  return handle.call(weight, ids, padding_idx, scale, scale_grad_by_freq, gradient,
-                     vocabulary_start);
+/// Arguments of the embedding operators, in the order of their schemas.
+struct Ids {
+  Tensor ids;                       // int [...]
+  int64_t padding_idx = -1;         // the id whose row gets no gradient; -1: none
+  double scale = 1.0;               // multiplies the result
+  bool scale_grad_by_freq = false;  // divides a row's gradient by its id's count
+  int64_t vocabulary_start = -1;    // the first row's id if the table is part of a vocabulary
+
+  template <typename Self>
+  static auto fields(Self& self) {
+    return std::tie(self.ids, self.padding_idx, self.scale, self.scale_grad_by_freq,
+                    self.vocabulary_start);
+  }
+};
+
+using Embedding = dispatcher::Spread<Ids, Tensor(const Tensor&), Text>;
+
+inline Tensor call_embedding(const Tensor& weight, const Ids& ids, Text gradient = "dense") {
+  static const auto handle = dispatcher::find<Embedding::Signature>("posembed::embedding");
+  return Embedding::call(handle, weight, ids, gradient);
 }
 
-inline Tensor call_embedding_backward(const Tensor& gradient, const Tensor& ids,
-                                      const c10::SymInt& num_embeddings, int64_t padding_idx = -1,
-                                      double scale = 1.0, bool scale_grad_by_freq = false,
-                                      int64_t vocabulary_start = -1) {
-  using Signature =
-      Tensor(const Tensor&, const Tensor&, c10::SymInt, int64_t, double, bool, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward");
-  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start);
+using EmbeddingBackward = dispatcher::Spread<Ids, Tensor(const Tensor&, c10::SymInt)>;
+
+inline Tensor call_embedding_backward(const Tensor& gradient, const c10::SymInt& num_embeddings,
+                                      const Ids& ids) {
+  static const auto handle =
+      dispatcher::find<EmbeddingBackward::Signature>("posembed::embedding_backward");
+  return EmbeddingBackward::call(handle, gradient, num_embeddings, ids);
 }
 
-/// Indices of the touched rows, ascending, and the rows.
-inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(
-    const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-    int64_t padding_idx = -1, double scale = 1.0, bool scale_grad_by_freq = false,
-    int64_t vocabulary_start = -1) {
-  using Signature = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, c10::SymInt, int64_t,
-                                               double, bool, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::embedding_backward_rows");
-  return handle.call(gradient, ids, num_embeddings, padding_idx, scale, scale_grad_by_freq,
-                     vocabulary_start);
+using EmbeddingBackwardRows =
+    dispatcher::Spread<Ids, std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>;
+
+/// Ids of the touched rows, ascending, and the rows.
+inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(const Tensor& gradient,
+                                                               const c10::SymInt& num_embeddings,
+                                                               const Ids& ids) {
+  static const auto handle =
+      dispatcher::find<EmbeddingBackwardRows::Signature>("posembed::embedding_backward_rows");
+  return EmbeddingBackwardRows::call(handle, gradient, num_embeddings, ids);
 }
 
 /// The table with rows [0, num_embeddings). Old rows keep their bits; new rows are `rows`, or
@@ -63,9 +86,8 @@ inline Tensor call_embedding_resize(const Tensor& weight, int64_t num_embeddings
 
 /// A gradient of shape [num_embeddings, embedding_dim]. `form`: "dense", or "rows" for a sparse
 /// tensor of the touched rows.
-Tensor table_gradient(const Tensor& gradient, const Tensor& ids, const c10::SymInt& num_embeddings,
-                      int64_t padding_idx, double scale, bool scale_grad_by_freq, Text form,
-                      int64_t vocabulary_start = -1);
+Tensor table_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& ids,
+                      Text form);
 
 /// The same from the touched rows, ascending and each once.
 Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,

@@ -10,48 +10,6 @@ from posembed._build_info import BuildInfo
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
-def build_info() -> BuildInfo: ...
-def empty_cache() -> int: ...
-def prefer_huge_pages(table: Tensor) -> None: ...
-def set_cache_limit(bytes: int) -> int: ...
-def rotary(
-    query: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    inverse: bool,
-    frequencies: Tensor | None,
-    cu_seqlens: Tensor | None,
-    /,
-) -> Tensor | tuple[Tensor, Tensor]: ...
-def rotary_(
-    query: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    inverse: bool,
-    frequencies: Tensor | None,
-    cu_seqlens: Tensor | None,
-    /,
-) -> None: ...
-def rotary_out(
-    query_out: Tensor,
-    key_out: Tensor | None,
-    query: Tensor,
-    key: Tensor | None,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    inverse: bool,
-    frequencies: Tensor | None,
-    cu_seqlens: Tensor | None,
-    /,
-) -> None: ...
 def alibi_add(
     scores: Tensor,
     slopes: Tensor,
@@ -104,129 +62,12 @@ def alibi_softmax_(
     scale: float,
     /,
 ) -> Tensor: ...
-def embedding(
-    ids: Tensor,
-    weight: Tensor,
-    padding_idx: int,
-    scale: float,
-    scale_grad_by_freq: bool,
-    gradient: str,
-    vocabulary_start: int,
-    /,
-) -> Tensor: ...
-def input_embedding(
-    ids: Tensor,
-    token: Tensor,
-    position: Tensor | None,
-    positions: Tensor | None,
-    token_type: Tensor | None,
-    types: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    offset: int,
-    first_row: int,
-    sinusoid: str,
-    norm: str,
-    eps: float,
-    scale: float,
-    dropout: float,
-    padding_idx: int,
-    position_padding_idx: int,
-    gradient: str,
-    seed: Tensor | None,
-    first_token: int,
-    /,
-) -> Tensor: ...
-def learned_add(
-    x: Tensor,
-    weight: Tensor,
-    positions: Tensor | None,
-    offset: int,
-    first_row: int,
-    /,
-) -> Tensor: ...
-def norm_rotary(
-    query: Tensor,
-    key: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    eps: float,
-    weight_offset: float,
-    /,
-) -> tuple[Tensor, Tensor]: ...
-def norm_rotary_(
-    query: Tensor,
-    key: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    eps: float,
-    weight_offset: float,
-    /,
-) -> None: ...
-def rotary_cache_(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    cache_layout: str,
-    offset: int,
-    rotate_key: bool,
-    query_out: Tensor | None,
-    key_scale: float | Tensor,
-    value_scale: float | Tensor,
-    /,
-) -> None: ...
-def mla_rotary(
-    query: Tensor,
-    key_rope: Tensor,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    inverse: bool,
-    /,
-) -> tuple[Tensor, Tensor]: ...
-def mla_rotary_cache_(
-    query: Tensor,
-    latent: Tensor,
-    key_rope: Tensor,
-    cache: Tensor,
-    slot_mapping: Tensor,
-    positions: Tensor | None,
-    spec: str,
-    layout: str,
-    offset: int,
-    query_out: Tensor | None,
-    scale: float | Tensor,
-    /,
-) -> None: ...
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool, on_bad_row: str
 ) -> VectorFile: ...
 
 _Progress = Callable[[int, int], None] | None
 
-def sinusoidal_add(
-    x: Tensor,
-    positions: Tensor | None,
-    scale: Tensor | None,
-    spec: str,
-    offset: int,
-    /,
-) -> Tensor: ...
 
 class Vocabulary:
     def __init__(self, words: list[str]) -> None: ...

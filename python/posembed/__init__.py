@@ -8,7 +8,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, cpp, functional, pretrained, shapes
+from posembed import batching, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
 from posembed.alibi import ALiBi
@@ -35,6 +35,7 @@ from posembed.token import TokenEmbedding
 
 if TYPE_CHECKING:
     from posembed import analysis as analysis
+    from posembed import cpp as cpp
     from posembed import data as data
     from posembed import plot as plot
 
@@ -65,7 +66,6 @@ __all__ = [
     "YarnScaling",
     "build_info",
     "check_errors",
-    "cpp",
     "empty_cache",
     "functional",
     "permute_rotary_weight",
@@ -74,8 +74,9 @@ __all__ = [
     "set_cache_limit",
 ]
 
-# Imported at their first use: models do not need them, and pictures need matplotlib.
-_AT_FIRST_USE = ("analysis", "data", "plot")
+# Imported at their first use: models do not need them, pictures need matplotlib, and the C++ modules
+# are bound for one version of Python.
+_AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
 
 
 def __getattr__(name: str) -> Any:

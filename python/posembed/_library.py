@@ -4,8 +4,11 @@ A build belongs to one minor version of torch, whose C++ classes it contains. Wi
 it would crash or compute nonsense, so versions are compared first.
 """
 
+import importlib
 import json
+import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,6 +43,22 @@ def load() -> None:
         raise ImportError(
             f"{LIBRARY} was built for torch {built_for} and cannot be loaded beside torch "
             f"{torch.__version__}: {error}. {_BUILD}"
+        ) from error
+
+
+def bindings() -> Any:
+    """The module _C: C++ modules and readers of files, for one version of Python.
+
+    Raises:
+        ImportError: There is none for this Python. Operators and modules work without it.
+    """
+    try:
+        return importlib.import_module("posembed._C")
+    except ModuleNotFoundError as error:
+        python = ".".join(platform.python_version_tuple()[:2])
+        raise ImportError(
+            f"posembed.cpp and posembed.pretrained need posembed._C, which this build lacks for "
+            f"Python {python}. {_BUILD}"
         ) from error
 
 

@@ -1,8 +1,7 @@
 """Memory of large CPU results, which posembed keeps for reuse, and of tables."""
 
+import torch
 from torch import Tensor
-
-from posembed import _C
 
 
 def empty_cache() -> int:
@@ -19,7 +18,7 @@ def empty_cache() -> int:
         >>> pe.empty_cache()
         0
     """
-    return _C.empty_cache()
+    return torch.ops.posembed.empty_cache.default()  # type: ignore[no-any-return]
 
 
 def prefer_huge_pages(table: Tensor) -> None:
@@ -41,7 +40,7 @@ def prefer_huge_pages(table: Tensor) -> None:
         >>> pe.prefer_huge_pages(table)
         >>> token = pe.TokenEmbedding.from_pretrained(table.normal_(), freeze=False)
     """
-    _C.prefer_huge_pages(table)
+    torch.ops.posembed.prefer_huge_pages.default(table)
 
 
 def set_cache_limit(bytes: int) -> int:
@@ -68,4 +67,4 @@ def set_cache_limit(bytes: int) -> int:
         >>> pe.set_cache_limit(before) == 1 << 30
         True
     """
-    return _C.set_cache_limit(bytes)
+    return torch.ops.posembed.set_cache_limit.default(bytes)  # type: ignore[no-any-return]

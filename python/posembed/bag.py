@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from posembed import _C, functional
+from posembed import functional
+from posembed._memory import prefer_huge_pages
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
 from posembed.token import check_sizes, check_table_options
@@ -76,7 +77,7 @@ class TokenBag(nn.EmbeddingBag):
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
-        _C.prefer_huge_pages(self.weight)
+        prefer_huge_pages(self.weight)
         super().reset_parameters()
 
     @classmethod

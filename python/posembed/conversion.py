@@ -44,11 +44,11 @@ def permute_rotary_weight(
     """
     if to not in ("interleaved", "half_split"):
         raise ValueError(f"to: expected 'interleaved' or 'half_split', got {to!r}")
-    return torch.ops.posembed.rotary_permute_weight(  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_permute_weight.default(  # type: ignore[no-any-return]
         weight,
         num_heads,
-        interleaved=to == "interleaved",
-        rotary_dim=rotary_dim,
-        rotary_start=rotary_start,
-        heads=None if heads is None else list(heads),
+        to == "interleaved",
+        rotary_dim,
+        rotary_start,
+        None if heads is None else list(heads),
     )

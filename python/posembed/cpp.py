@@ -5,15 +5,20 @@ of limits of torch's binding, bound C++ modules cannot be compiled, pickled or d
 their parameters cannot be replaced.
 """
 
-from posembed._C import (
-    ALiBi,
-    InputEmbedding,
-    LearnedPositionalEmbedding,
-    RotaryEmbedding,
-    SinusoidalPositionalEmbedding,
-    TokenBag,
-    TokenEmbedding,
-)
+from typing import TYPE_CHECKING
+
+from posembed._library import bindings
+
+if TYPE_CHECKING:
+    from posembed._C import (
+        ALiBi,
+        InputEmbedding,
+        LearnedPositionalEmbedding,
+        RotaryEmbedding,
+        SinusoidalPositionalEmbedding,
+        TokenBag,
+        TokenEmbedding,
+    )
 
 __all__ = [
     "ALiBi",
@@ -24,3 +29,5 @@ __all__ = [
     "TokenBag",
     "TokenEmbedding",
 ]
+
+globals().update({name: getattr(bindings(), name) for name in __all__})

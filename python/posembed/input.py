@@ -402,7 +402,7 @@ def _own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """The ids and the table of vectors [..., components], in which each token has its own row."""
     shape = vectors.shape[:-1]
     rows = torch.arange(shape.numel(), device=vectors.device).view(shape)
-    return rows, {"token": vectors.flatten(0, -2), "gradient": "own"}
+    return rows, {"token": vectors.flatten(0, -2), "gradient": "dense", "own_rows": True}
 
 
 def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:

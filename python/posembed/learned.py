@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from posembed import _C, functional
+from posembed import functional
+from posembed._memory import prefer_huge_pages
 from posembed._offset import positions_from
 from posembed._sharding import zero_row
 from posembed._validation import whole
@@ -61,7 +62,7 @@ class LearnedPositionalEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 0.02); an InputEmbedding's row of padding becomes zeros."""
-        _C.prefer_huge_pages(self.weight)
+        prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight, std=0.02)
         if self._padding_row is not None:
             zero_row(self.weight, self._padding_row)

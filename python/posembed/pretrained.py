@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from posembed import _C
+from posembed._library import bindings
 from posembed._validation import whole
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
@@ -130,7 +130,7 @@ class VectorFile:
             )
         self.path = os.fsdecode(path)
         given = [] if words is None else words_of(words, "words")
-        self._file = _C.open_vectors(path, given, unicode_errors == "strict", on_bad_row)
+        self._file = bindings().open_vectors(path, given, unicode_errors == "strict", on_bad_row)
         self._size = os.path.getsize(path)  # now: the file may be moved while it is in use
 
     @property
@@ -231,7 +231,7 @@ class VectorFile:
             FileFormatError: The file is broken.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
-        words = _C.Vocabulary(words_of(vocabulary, "vocabulary"))
+        words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
         with self._bar(progress) as advance:
             vectors, coverage = self._file.rows(words, tensor or "", dtype, missing, advance)
         return Rows(vectors, Coverage(*coverage))
@@ -246,7 +246,7 @@ class VectorFile:
         Raises:
             FileFormatError: The file is broken.
         """
-        words = _C.Vocabulary(words_of(vocabulary, "vocabulary"))
+        words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
         with self._bar(progress) as advance:
             return Coverage(*self._file.coverage(words, advance))
 

@@ -195,6 +195,13 @@ class RotaryEmbedding(nn.Module):
             return resolved(self._spec, int(seq_len))  # type: ignore[no-any-return]
         return self._spec.resolve(int(seq_len))
 
+    def _text_for(self, seq_len: int) -> str:
+        """``spec_for(seq_len).text``, in one step where each length has its own."""
+        grows = self._regimes is not None and self._regimes[1] is None
+        if not grows or seq_len <= self._regimes[2] or is_compiling():  # type: ignore[index]
+            return self.spec_for(seq_len).text
+        return torch.ops.posembed.rotary_resolve.default(self._spec.text, int(seq_len))  # type: ignore[no-any-return]
+
     def resolve(self, seq_len: int) -> RotaryEmbedding:
         """The module with the frequencies for sequences of one length.
 
@@ -276,7 +283,7 @@ class RotaryEmbedding(nn.Module):
             query,
             key,
             positions,
-            (self._spec if seq_len is None else self.spec_for(seq_len)).text,
+            self._spec.text if seq_len is None else self._text_for(seq_len),
             self.layout,
             offset,
             inverse,

@@ -58,7 +58,7 @@ class Sections:
             raise ValueError("Sections: expected either sizes or axis_of_pair")
         if sizes is not None:
             whole_sizes = [whole("sizes", size) for size in sizes]
-            axis_of_pair = torch.ops.posembed.rotary_sections(whole_sizes, interleaved)
+            axis_of_pair = torch.ops.posembed.rotary_sections.default(whole_sizes, interleaved)
             if axes is not None:
                 raise ValueError(f"axes: expected none beside sizes, got {axes}")
             axes = max(1, len(whole_sizes))
@@ -182,12 +182,22 @@ class RotarySpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        fields: dict[str, Any] = json.loads(torch.ops.posembed.rotary_specification(text))
+        return cls._of_canonical(torch.ops.posembed.rotary_specification.default(text))
+
+    @classmethod
+    def _of_canonical(cls, text: str) -> RotarySpec:
+        """The specification of a text that the C++ library wrote, which has checked it."""
+        fields: dict[str, Any] = json.loads(text)
         if fields["scaling"] is not None:
             fields["scaling"] = Scaling.from_dict(fields["scaling"])
         if fields["sections"] is not None:
             fields["sections"] = Sections(**fields["sections"])
-        return cls(**fields)
+        if fields["custom_frequencies"] is not None:
+            fields["custom_frequencies"] = tuple(fields["custom_frequencies"])
+        spec = object.__new__(cls)
+        for name, value in {**fields, "text": text}.items():
+            object.__setattr__(spec, name, value)
+        return spec
 
     @classmethod
     def from_huggingface(
@@ -281,8 +291,8 @@ class RotarySpec:
         Returns itself if the frequencies do not depend on the length. Do not mix keys that were
         rotated by different resolved specifications in one cache.
         """
-        resolved: str = torch.ops.posembed.rotary_resolve(self.text, seq_len)
-        return self if resolved == self.text else RotarySpec.from_json(resolved)
+        resolved: str = torch.ops.posembed.rotary_resolve.default(self.text, seq_len)
+        return self if resolved == self.text else self._of_canonical(resolved)
 
     @property
     def is_dynamic(self) -> bool:
@@ -311,8 +321,8 @@ class RotarySpec:
         """
         if not isinstance(self.scaling, XPosScaling):
             return self
-        text: str = torch.ops.posembed.rotary_for_keys(self.text)
-        return self if text == self.text else RotarySpec.from_json(text)
+        text: str = torch.ops.posembed.rotary_for_keys.default(self.text)
+        return self if text == self.text else self._of_canonical(text)
 
     def frequencies(self, seq_len: int | None = None) -> Tensor:
         """Radians per position of each pair: float64 [rotary_dim / 2].
@@ -320,29 +330,29 @@ class RotarySpec:
         Without ``seq_len``, those within the original context.
         """
         text = self.text if seq_len is None else self.resolve(seq_len).text
-        return torch.ops.posembed.rotary_frequencies(text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_frequencies.default(text)  # type: ignore[no-any-return]
 
     def wavelengths(self, seq_len: int | None = None) -> Tensor:
         """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs at rest."""
         text = self.text if seq_len is None else self.resolve(seq_len).text
-        return torch.ops.posembed.rotary_wavelengths(text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_wavelengths.default(text)  # type: ignore[no-any-return]
 
     def describe(self) -> str:
         """The options that differ from the defaults, as modules print them."""
-        return torch.ops.posembed.rotary_description(self.text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_description.default(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
         """A description for people: pairs, wavelengths, scaling."""
-        return torch.ops.posembed.rotary_explanation(self.text, seq_len)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_explanation.default(self.text, seq_len)  # type: ignore[no-any-return]
 
     def diff(self, other: RotarySpec) -> str:
         """The differences in words, and the first position where angles differ by over 1e-3."""
-        return torch.ops.posembed.rotary_difference(self.text, other.text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_difference.default(self.text, other.text)  # type: ignore[no-any-return]
 
     @property
     def attention_factor(self) -> float:
         """The factor of rotated queries and keys (within the original context)."""
-        return torch.ops.posembed.rotary_attention_factor(self.text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary_attention_factor.default(self.text)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +414,7 @@ class SinusoidalSpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        fields: dict[str, Any] = json.loads(torch.ops.posembed.sinusoidal_specification(text))
+        fields: dict[str, Any] = json.loads(torch.ops.posembed.sinusoidal_specification.default(text))
         return cls(**fields)
 
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:
@@ -424,11 +434,11 @@ class SinusoidalSpec:
             >>> order.tolist()
             [0, 2, 4, 6, 1, 3, 5, 7]
         """
-        return torch.ops.posembed.sinusoidal_permutation(self.text, other.text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.sinusoidal_permutation.default(self.text, other.text)  # type: ignore[no-any-return]
 
     def frequencies(self) -> Tensor:
         """Radians per position of each pair of sine and cosine: float64 [pairs]."""
-        return torch.ops.posembed.sinusoidal_frequencies(self.text)  # type: ignore[no-any-return]
+        return torch.ops.posembed.sinusoidal_frequencies.default(self.text)  # type: ignore[no-any-return]
 
     def wavelengths(self) -> Tensor:
         """Positions per turn of each pair: float64 [pairs]."""

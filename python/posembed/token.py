@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posembed import _C, functional, pretrained
+from posembed import functional, pretrained
+from posembed._memory import prefer_huge_pages
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
 
@@ -171,7 +172,7 @@ class TokenEmbedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
-        _C.prefer_huge_pages(self.weight)
+        prefer_huge_pages(self.weight)
         super().reset_parameters()
 
     @classmethod

@@ -27,27 +27,31 @@ enum class BagMode {
 /// "sum", "mean" or "max".
 POSEMBED_API const char* name(BagMode mode);
 
-namespace functional {
-
-/// Options of token_bag().
-struct BagCall {
-  BagMode mode = BagMode::sum;
-  int64_t padding_idx = -1;          ///< an id that is left out of every bag; -1: none
-  bool include_last_offset = false;  ///< offsets has one more element: the number of ids
-  TableGradient gradient = TableGradient::dense;
+/// Options of functional::token_bag().
+struct POSEMBED_API BagCall {
+  /// int32/int64 [bags]: where each bag begins. The first is 0, and they never decrease; a bag whose
+  /// offset equals the next one is empty.
+  TORCH_ARG(std::optional<torch::Tensor>, offsets) = std::nullopt;
+  /// Factors of the rows, for sums: in the shape of the ids and the dtype of the table.
+  TORCH_ARG(std::optional<torch::Tensor>, weights) = std::nullopt;
+  /// How a bag's rows are pooled.
+  TORCH_ARG(BagMode, mode) = BagMode::sum;
+  /// An id that is left out of every bag.
+  TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
+  /// Offsets have one more element: the number of ids.
+  TORCH_ARG(bool, include_last_offset) = false;
+  /// The form of the table's gradient.
+  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
 };
 
+namespace functional {
+
 /// The rows of each bag pooled; gradients flow to `weight` and `weights`.
-/// @param ids  int32/int64 [bags, size]; or [count], split into bags by `offsets`
+/// @param ids  int32/int64 [bags, size]; or [count], split into bags by the call's offsets
 /// @param weight  floating [num_embeddings, embedding_dim]
-/// @param offsets  int32/int64 [bags]: where each bag begins. The first is 0, and they never
-///     decrease; a bag whose offset equals the next one is empty.
-/// @param weights  in the shape of `ids` and the dtype of `weight`: factors of the rows, for sums
 /// @return [bags, embedding_dim]; zeros for a bag without ids
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids, offsets
 POSEMBED_API torch::Tensor token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
-                                     const std::optional<torch::Tensor>& offsets = std::nullopt,
-                                     const std::optional<torch::Tensor>& weights = std::nullopt,
                                      const BagCall& call = {});
 
 }  // namespace functional

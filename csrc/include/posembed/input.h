@@ -43,35 +43,54 @@ enum class InputNorm {
   rms,    ///< RMSNorm: Zhang and Sennrich, arXiv:1910.07467
 };
 
-namespace functional {
+/// "none", "layer" or "rms".
+POSEMBED_API const char* name(InputNorm norm);
 
-/// Options of input_embedding(): the rows added to the token rows, then norm and dropout.
-struct InputCall {
+/// Tables and options of functional::input_embedding().
+struct POSEMBED_API InputParts {
   /// Learned positions: a table [first_row + max_positions, embedding_dim].
-  std::optional<torch::Tensor> position = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, position) = std::nullopt;
   /// int32/int64 [seq] or [batch, seq]; default: offset, offset + 1, …
-  std::optional<torch::Tensor> positions = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// Token types: a table [num_types, embedding_dim].
-  std::optional<torch::Tensor> token_type = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, token_type) = std::nullopt;
   /// int32/int64 [batch, seq]; default: type 0.
-  std::optional<torch::Tensor> types = std::nullopt;
-  std::optional<torch::Tensor> norm_weight = std::nullopt;  ///< [embedding_dim]
-  std::optional<torch::Tensor> norm_bias = std::nullopt;    ///< [embedding_dim], for LayerNorm
-  int64_t offset = 0;                                       ///< position of the first token
-  int64_t first_row = 0;                                    ///< the row of position 0
-  std::string sinusoid = {};  ///< SinusoidalSpec::to_json(): sinusoids instead of a table
-  InputNorm norm = InputNorm::none;
-  double eps = 1e-5;         ///< added to the norm's variance
-  double scale = 1.0;        ///< multiplies the token rows
-  double dropout = 0.0;      ///< probability of dropping a component
-  int64_t padding_idx = -1;  ///< the token row that gets no gradient; -1: none
-  /// The row of `position`, before first_row, that gets no gradient; -1: none.
-  int64_t position_padding_idx = -1;
-  TableGradient gradient = TableGradient::dense;  ///< of the token table
+  TORCH_ARG(std::optional<torch::Tensor>, types) = std::nullopt;
+  /// [embedding_dim]
+  TORCH_ARG(std::optional<torch::Tensor>, norm_weight) = std::nullopt;
+  /// [embedding_dim], for LayerNorm.
+  TORCH_ARG(std::optional<torch::Tensor>, norm_bias) = std::nullopt;
   /// The seed of dropout's mask: int64 with one element; default: drawn from torch's generator.
-  std::optional<torch::Tensor> seed = std::nullopt;
-  int64_t first_token = 0;  ///< index of the first of these tokens in that mask
+  TORCH_ARG(std::optional<torch::Tensor>, seed) = std::nullopt;
+  /// The position of the first token if no positions are given.
+  TORCH_ARG(Offset, offset) = 0;
+  /// The row of position 0.
+  TORCH_ARG(int64_t, first_row) = 0;
+  /// SinusoidalSpec::to_json(): sinusoids instead of a table of positions; empty: none.
+  TORCH_ARG(std::string, sinusoid) = {};
+  /// How the sum is normalised.
+  TORCH_ARG(InputNorm, norm) = InputNorm::none;
+  /// Added to the norm's variance.
+  TORCH_ARG(double, eps) = 1e-5;
+  /// Multiplies the token rows.
+  TORCH_ARG(double, scale) = 1.0;
+  /// Probability of dropping a component.
+  TORCH_ARG(double, dropout) = 0.0;
+  /// The token row that gets no gradient; -1: none.
+  TORCH_ARG(int64_t, padding_idx) = -1;
+  /// The row of `position`, before first_row, that gets no gradient; -1: none.
+  TORCH_ARG(int64_t, position_padding_idx) = -1;
+  /// The form of the token table's gradient.
+  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
+  /// Index of the first of these tokens in dropout's mask.
+  TORCH_ARG(c10::SymInt, first_token) = 0;
+
+ public:
+  /// Sinusoids instead of a table of positions.
+  InputParts& sinusoid(const SinusoidalSpec& spec) { return sinusoid(spec.to_json()); }
 };
+
+namespace functional {
 
 /// Sums token, type and position rows and applies norm and dropout, in one kernel. Gradients flow
 /// to the tables and the norm.
@@ -81,7 +100,7 @@ struct InputCall {
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
 ///     positions, types
 POSEMBED_API torch::Tensor input_embedding(const torch::Tensor& ids, const torch::Tensor& token,
-                                           const InputCall& call = {});
+                                           const InputParts& parts = {});
 
 }  // namespace functional
 
@@ -160,6 +179,29 @@ class POSEMBED_API InputProjectionImpl : public torch::nn::LinearImpl {
   void pretty_print(std::ostream& stream) const override;
 };
 
+/// Options of a call of InputEmbedding:
+///
+///     auto h = embed->forward(ids, posembed::InputCall().types(types).offset(17));
+struct POSEMBED_API InputCall {
+  /// int32/int64 [seq] or [batch, seq]; default: counted from `offset` as position_rule says.
+  TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
+  /// int32/int64 [batch, seq]; default: type 0.
+  TORCH_ARG(std::optional<torch::Tensor>, types) = std::nullopt;
+  /// The position of the first token if no positions are given: tokens in a cache.
+  TORCH_ARG(Offset, offset) = 0;
+  /// For PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0 for padding.
+  TORCH_ARG(std::optional<torch::Tensor>, attention_mask) = std::nullopt;
+  /// The seed of dropout: int64 with one element; default: drawn from torch's generator.
+  TORCH_ARG(std::optional<torch::Tensor>, seed) = std::nullopt;
+  /// Index of the first of these tokens in dropout's mask: parts with one seed draw the mask of the
+  /// whole.
+  TORCH_ARG(int64_t, first_token) = 0;
+  /// Instead of ids: floating [batch, seq, embedding_dim], or token_dim components, in the dtype of
+  /// the tables; take the place of the scaled token rows. roberta counts all of them, because no id
+  /// says which are padding.
+  TORCH_ARG(std::optional<torch::Tensor>, inputs_embeds) = std::nullopt;
+};
+
 /// Turns ids into the vectors that enter the first block of a Transformer.
 ///
 ///     posembed::InputEmbedding embed(posembed::InputOptions(30522, 768).max_positions(512)
@@ -173,29 +215,10 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   void pretty_print(std::ostream& stream) const override;
 
   /// @param ids  int32/int64 [batch, seq]; an undefined tensor if inputs_embeds are given
-  /// @param positions  int32/int64 [seq] or [batch, seq]; default: counted from `offset` as
-  ///     position_rule says
-  /// @param types  int32/int64 [batch, seq]; default: type 0
-  /// @param offset  position of the first token if no positions are given: tokens in a cache
-  /// @param attention_mask  for PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0
-  ///     for padding
-  /// @param seed  of dropout, int64 with one element; default: drawn from torch's generator
-  /// @param first_token  index of the first of these tokens in dropout's mask: parts with one seed
-  ///     draw the mask of the whole
-  /// @param inputs_embeds  instead of ids: floating [batch, seq, embedding_dim], or token_dim
-  ///     components, in the dtype of the tables; take the place of the scaled token rows. roberta
-  ///     counts all of them, because no id says which are padding.
   /// @return [batch, seq, embedding_dim], or output_dim components
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError ids,
   ///     positions, types
-  torch::Tensor forward(const torch::Tensor& ids,
-                        const std::optional<torch::Tensor>& positions = std::nullopt,
-                        const std::optional<torch::Tensor>& types = std::nullopt,
-                        const Offset& offset = 0,
-                        const std::optional<torch::Tensor>& attention_mask = std::nullopt,
-                        const std::optional<torch::Tensor>& seed = std::nullopt,
-                        int64_t first_token = 0,
-                        const std::optional<torch::Tensor>& inputs_embeds = std::nullopt);
+  torch::Tensor forward(const torch::Tensor& ids, const InputCall& call = {});
 
   InputOptions options;
   TokenEmbedding token{nullptr};
@@ -206,19 +229,11 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
   std::shared_ptr<InputProjectionImpl> projection;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {3, torch::nn::AnyValue(Offset())},
-                           {4, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {5, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {6, torch::nn::AnyValue(int64_t{0})},
-                           {7, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(InputCall())})
 
  private:
   std::optional<torch::Tensor> count_positions(const torch::Tensor& ids, bool known,
-                                               const std::optional<torch::Tensor>& positions,
-                                               const std::optional<torch::Tensor>& attention_mask,
-                                               const Offset& offset) const;
+                                               const InputCall& call) const;
 };
 
 TORCH_MODULE(InputEmbedding);

@@ -23,13 +23,12 @@ namespace functional {
 /// x plus rows of a table; gradients flow to both.
 /// @param x  floating [batch, seq, embedding_dim]
 /// @param weight  [first_row + max_positions, embedding_dim], in the dtype of x
-/// @param positions  int32/int64 [seq] or [batch, seq]; default: offset, offset + 1, …
+/// @param call  positions int32 or int64
 /// @param first_row  the row of position 0
 /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
 ///     without a row
 POSEMBED_API torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
-                                       const std::optional<torch::Tensor>& positions = std::nullopt,
-                                       int64_t offset = 0, int64_t first_row = 0);
+                                       const PositionCall& call = {}, int64_t first_row = 0);
 
 /// The rows of positions: int32/int64 [...] -> [..., embedding_dim]; otherwise as learned_add().
 POSEMBED_API torch::Tensor learned_encode(const torch::Tensor& weight,
@@ -93,13 +92,11 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   void reset_parameters();
   void pretty_print(std::ostream& stream) const override;
 
-  /// x [batch, seq, embedding_dim] plus the rows of `positions`.
-  /// @param positions  int32/int64 [seq] or [batch, seq]; default: offset, offset + 1, …
+  /// x [batch, seq, embedding_dim] plus the rows of its positions.
+  /// @param call  positions int32 or int64
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
   ///     without a row
-  torch::Tensor forward(const torch::Tensor& x,
-                        const std::optional<torch::Tensor>& positions = std::nullopt,
-                        const Offset& offset = 0);
+  torch::Tensor forward(const torch::Tensor& x, const PositionCall& call = {});
   /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
@@ -114,8 +111,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   torch::Tensor weight;
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(Offset())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(PositionCall())})
 };
 
 TORCH_MODULE(LearnedPositionalEmbedding);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+#include <torch/arg.h>
 
 #include <cstdint>
 #include <optional>
@@ -13,17 +15,18 @@ namespace posembed {
 
 /// A number, or a tensor with one for each sample: batched decoding with caches of unlike lengths.
 ///
-///     position->forward(x, std::nullopt, 17);
-///     position->forward(x, std::nullopt, torch::tensor({17, 4}));  // x [2, seq, dim]
+///     rope->forward(q, k, posembed::RotaryCall().offset(17));
+///     rope->forward(q, k, posembed::RotaryCall().offset(torch::tensor({17, 4})));  // batch of 2
 class POSEMBED_API Offset {
  public:
   /// One position for all samples.
   /* implicit */ Offset(int64_t number = 0) : number_(number) {}
+  /* implicit */ Offset(c10::SymInt number) : number_(std::move(number)) {}
   /// @param of_samples  int32/int64 [batch]
   /* implicit */ Offset(at::Tensor of_samples) : of_samples_(std::move(of_samples)) {}
 
   /// The number; 0 if each sample has its own.
-  int64_t number() const { return number_; }
+  const c10::SymInt& number() const { return number_; }
 
   /// The tensor, if each sample has its own.
   const std::optional<at::Tensor>& of_samples() const { return of_samples_; }
@@ -37,8 +40,23 @@ class POSEMBED_API Offset {
                                       int64_t batch = 0, int64_t seq = 1) const;
 
  private:
-  int64_t number_ = 0;
+  c10::SymInt number_ = 0;
   std::optional<at::Tensor> of_samples_;
+};
+
+/// Options of a call of LearnedPositionalEmbedding or SinusoidalPositionalEmbedding:
+///
+///     auto y = position->forward(x, posembed::PositionCall().offset(17));
+///
+/// A tensor of positions is also a PositionCall: position->forward(x, positions).
+struct POSEMBED_API PositionCall {
+  PositionCall() = default;
+  /* implicit */ PositionCall(at::Tensor positions) : positions_(std::move(positions)) {}
+
+  /// [seq] or [batch, seq]; default: offset, offset + 1, …
+  TORCH_ARG(std::optional<at::Tensor>, positions) = std::nullopt;
+  /// The position of the first token if no positions are given.
+  TORCH_ARG(Offset, offset) = 0;
 };
 
 }  // namespace posembed

@@ -5,13 +5,14 @@
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -60,78 +61,84 @@ struct PermuteOptions {
 POSEMBED_API torch::Tensor permute_rotary_weight(const torch::Tensor& weight, int64_t num_heads,
                                                  Pairing to, const PermuteOptions& options = {});
 
-namespace functional {
+/// Options of a call of RotaryEmbedding or of the functions below:
+///
+///     auto [q, k] = rope->forward(query, key, posembed::RotaryCall().offset(17));
+///
+/// A tensor of positions is also a RotaryCall: rope->forward(query, key, positions).
+struct POSEMBED_API RotaryCall {
+  RotaryCall() = default;
+  /* implicit */ RotaryCall(torch::Tensor positions) : positions_(std::move(positions)) {}
 
-/// Options of rotary(), rotary_() and rotary_out().
-struct RotaryCall {
-  Layout layout = Layout::bshd;
-  int64_t offset = 0;    ///< position of the first token if no positions are given
-  bool inverse = false;  ///< undo the rotation
+  /// int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections also [axes,
+  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token as it is. Floating
+  /// positions may have fractions, as exact as whole numbers, and negative ones rotate backwards;
+  /// none of them leaves a token. Default: offset, offset + 1, …
+  TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
+  /// The position of the first token if no positions are given.
+  TORCH_ARG(Offset, offset) = 0;
+  /// Undo the rotation.
+  TORCH_ARG(bool, inverse) = false;
   /// For documents packed one after another (Layout::thd, or a batch of 1): int32/int64 [documents
   /// + 1], the token at which each begins, then the number of tokens. Positions restart at `offset`
   /// in each.
-  std::optional<torch::Tensor> cu_seqlens = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
+  /// The order of the dimensions. A module has its own.
+  TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
-  /// radians per position.
-  std::optional<torch::Tensor> frequencies = std::nullopt;
+  /// radians per position. A module has its own.
+  TORCH_ARG(std::optional<torch::Tensor>, frequencies) = std::nullopt;
 };
 
-/// Rotates `query`; gradients flow.
-/// @param query  floating, in `call.layout`
-/// @param no_key  std::nullopt: a second tensor would be the key
-/// @param positions  int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with
-///     sections also [axes, batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the
-///     token as it is. Floating positions may have fractions, as exact as whole numbers, and
-///     negative ones rotate backwards; none of them leaves a token. None: offset, offset + 1, …
-/// @param spec  RotarySpec::to_json()
+namespace functional {
+
+/// Rotates `query`; gradients flow. Each call writes `spec` as text: a RotaryEmbedding keeps it.
+///
+///     query = posembed::functional::rotary(query, spec, posembed::RotaryCall().offset(17));
+///
+/// @param query  floating, in `call.layout()`
 /// @throws c10::ValueError shapes, options, cu_seqlens; c10::TypeError dtypes; c10::IndexError
 ///     positions
-POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, std::nullopt_t no_key,
-                                  const std::optional<torch::Tensor>& positions,
-                                  std::string_view spec, const RotaryCall& call = {});
+POSEMBED_API torch::Tensor rotary(const torch::Tensor& query, const RotarySpec& spec,
+                                  const RotaryCall& call = {});
 
 /// Rotates `query` and `key` (any number of heads each) in one launch.
-POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(
-    const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, std::string_view spec,
-    const RotaryCall& call = {});
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary(const torch::Tensor& query,
+                                                             const torch::Tensor& key,
+                                                             const RotarySpec& spec,
+                                                             const RotaryCall& call = {});
 
 /// rotary() in place; returns its tensors. For inference: raises if a gradient would be lost.
-POSEMBED_API torch::Tensor rotary_(const torch::Tensor& query, std::nullopt_t no_key,
-                                   const std::optional<torch::Tensor>& positions,
-                                   std::string_view spec, const RotaryCall& call = {});
-POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_(
-    const torch::Tensor& query, const torch::Tensor& key,
-    const std::optional<torch::Tensor>& positions, std::string_view spec,
-    const RotaryCall& call = {});
-
-/// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
-/// result equals a new rotation of the original keys, up to one rounding to their dtype. Computes
-/// on a float64 copy.
-/// @param key  keys in `layout` that were rotated by `spec` at `old_positions`
-/// @param new_positions  the positions to move to; shapes as in rotary()
-/// @param new_spec  the specification to move to; default: `spec`
-/// @param frequencies  RotaryCall::frequencies of the rotation, if it had any; a `new_spec` has
-///     none: keys are moved to its own
-/// @throws as rotary_()
-POSEMBED_API torch::Tensor rerotate_(
-    const torch::Tensor& key, const torch::Tensor& old_positions,
-    const torch::Tensor& new_positions, std::string_view spec,
-    std::optional<std::string_view> new_spec = std::nullopt, Layout layout = Layout::bshd,
-    const std::optional<torch::Tensor>& frequencies = std::nullopt);
+POSEMBED_API torch::Tensor rotary_(const torch::Tensor& query, const RotarySpec& spec,
+                                   const RotaryCall& call = {});
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_(const torch::Tensor& query,
+                                                              const torch::Tensor& key,
+                                                              const RotarySpec& spec,
+                                                              const RotaryCall& call = {});
 
 /// rotary() into existing memory, which saves the cost of new memory; returns `out`. For inference:
 /// raises if a gradient would be lost.
 /// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; may
 ///     be `query` itself, but must not overlap it otherwise
 POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query,
-                                      std::nullopt_t no_key,
-                                      const std::optional<torch::Tensor>& positions,
-                                      std::string_view spec, const RotaryCall& call = {});
+                                      const RotarySpec& spec, const RotaryCall& call = {});
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_out(
     const torch::Tensor& query_out, const torch::Tensor& key_out, const torch::Tensor& query,
-    const torch::Tensor& key, const std::optional<torch::Tensor>& positions, std::string_view spec,
-    const RotaryCall& call = {});
+    const torch::Tensor& key, const RotarySpec& spec, const RotaryCall& call = {});
+
+/// Moves cached keys to other positions, or to another specification, in place; returns `key`. The
+/// result equals a new rotation of the original keys, up to one rounding to their dtype. Computes
+/// on a float64 copy.
+/// @param key  keys in `call.layout()` that were rotated by `spec` at `old_positions`
+/// @param new_positions  the positions to move to; shapes as in RotaryCall
+/// @param new_spec  the specification to move to; default: `spec`
+/// @param call  layout; frequencies of the rotation, if it had any: a `new_spec` has none, keys are
+///     moved to its own
+/// @throws as rotary_(); c10::ValueError other options of the call
+POSEMBED_API torch::Tensor rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
+                                     const torch::Tensor& new_positions, const RotarySpec& spec,
+                                     const std::optional<RotarySpec>& new_spec = std::nullopt,
+                                     const RotaryCall& call = {});
 
 }  // namespace functional
 
@@ -186,28 +193,20 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// Rotates query; see functional::rotary for shapes and errors.
-  torch::Tensor forward(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
-                        const std::optional<torch::Tensor>& positions = std::nullopt,
-                        const Offset& offset = 0,
-                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
-                        bool inverse = false);
+  /// Rotates query; see functional::rotary for shapes and errors. Layout and frequencies are the
+  /// module's, not the call's.
+  torch::Tensor forward(const torch::Tensor& query);
+  torch::Tensor forward(const torch::Tensor& query, const RotaryCall& call);
   /// Rotates query and key in one launch.
-  std::tuple<torch::Tensor, torch::Tensor> forward(
-      const torch::Tensor& query, const torch::Tensor& key,
-      const std::optional<torch::Tensor>& positions = std::nullopt, const Offset& offset = 0,
-      const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
+  std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& query,
+                                                   const torch::Tensor& key,
+                                                   const RotaryCall& call = {});
 
   /// forward() in place, for inference; returns its tensors. See functional::rotary_.
-  torch::Tensor rotate_(const torch::Tensor& query, std::nullopt_t no_key = std::nullopt,
-                        const std::optional<torch::Tensor>& positions = std::nullopt,
-                        const Offset& offset = 0,
-                        const std::optional<torch::Tensor>& cu_seqlens = std::nullopt,
-                        bool inverse = false);
-  std::tuple<torch::Tensor, torch::Tensor> rotate_(
-      const torch::Tensor& query, const torch::Tensor& key,
-      const std::optional<torch::Tensor>& positions = std::nullopt, const Offset& offset = 0,
-      const std::optional<torch::Tensor>& cu_seqlens = std::nullopt, bool inverse = false);
+  torch::Tensor rotate_(const torch::Tensor& query, const RotaryCall& call = {});
+  std::tuple<torch::Tensor, torch::Tensor> rotate_(const torch::Tensor& query,
+                                                   const torch::Tensor& key,
+                                                   const RotaryCall& call = {});
 
   /// Learned frequencies stay in float32 or float64 when the module is cast, because positions
   /// would multiply the rounding error of a 16-bit type.
@@ -233,11 +232,7 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
   torch::Tensor frequencies;
 
  private:
-  functional::RotaryCall call(int64_t offset, bool inverse,
-                              const std::optional<torch::Tensor>& cu_seqlens) const;
-  std::optional<torch::Tensor> places_of(const torch::Tensor& query,
-                                         const std::optional<torch::Tensor>& positions,
-                                         const Offset& offset) const;
+  RotaryCall own_call(RotaryCall call, const torch::Tensor& query) const;
   torch::Dtype wide(torch::Dtype dtype) const;
 
   std::string text_;  // options.spec().to_json(), which the operator reads
@@ -256,3 +251,14 @@ class RotaryEmbedding : public torch::nn::ModuleHolder<RotaryEmbeddingImpl> {
 };
 
 }  // namespace posembed
+
+namespace torch::nn {
+
+/// In a Sequential, a RotaryEmbedding rotates one tensor. AnyModule cannot choose among overloads.
+template <>
+inline AnyModule::AnyModule(std::shared_ptr<posembed::RotaryEmbeddingImpl> module)
+    : content_(make_holder(std::move(module),
+                           static_cast<Tensor (posembed::RotaryEmbeddingImpl::*)(const Tensor&)>(
+                               &posembed::RotaryEmbeddingImpl::forward))) {}
+
+}  // namespace torch::nn

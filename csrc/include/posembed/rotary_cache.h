@@ -3,13 +3,12 @@
 /// Management for Large Language Model Serving with PagedAttention", arXiv:2309.06180.
 #pragma once
 
+#include <torch/arg.h>
 #include <torch/types.h>
 
-#include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <tuple>
+#include <utility>
 #include <variant>
 
 #include "posembed/export.h"
@@ -26,33 +25,54 @@ enum class CacheLayout {
 /// "nhd" or "hnd".
 POSEMBED_API const char* name(CacheLayout layout);
 
-namespace functional {
-
 /// The divisor of rows before conversion to float8_e4m3fn: a number, or a float32 tensor with one
 /// element on the data's device, which is read without a host synchronisation.
 using CacheScale = std::variant<double, torch::Tensor>;
 
 /// Options of rotary_cache_().
-struct RotaryCacheCall {
-  Layout layout = Layout::thd;  ///< of query, key and value
-  CacheLayout cache_layout = CacheLayout::nhd;
-  int64_t offset = 0;       ///< position of the first token if no positions are given
-  bool rotate_key = false;  ///< also rotate the key in place, for attention that reads it there
-  std::optional<torch::Tensor> query_out = std::nullopt;  ///< default: rotate the query in place
-  CacheScale key_scale = 1.0;
-  CacheScale value_scale = 1.0;
+struct POSEMBED_API RotaryCacheCall {
+  RotaryCacheCall() = default;
+  /* implicit */ RotaryCacheCall(torch::Tensor positions) : positions_(std::move(positions)) {}
+
+  /// As in RotaryCall.
+  TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
+  /// The position of the first token if no positions are given.
+  TORCH_ARG(Offset, offset) = 0;
+  /// The order of the dimensions of query, key and value.
+  TORCH_ARG(Layout, layout) = Layout::thd;
+  TORCH_ARG(CacheLayout, cache_layout) = CacheLayout::nhd;
+  /// Also rotate the key in place, for attention that reads it there.
+  TORCH_ARG(bool, rotate_key) = false;
+  /// Where the rotated query goes; default: in place.
+  TORCH_ARG(std::optional<torch::Tensor>, query_out) = std::nullopt;
+  TORCH_ARG(CacheScale, key_scale) = 1.0;
+  TORCH_ARG(CacheScale, value_scale) = 1.0;
 };
+
+/// Options of mla_rotary_cache_(); see RotaryCacheCall.
+struct POSEMBED_API MlaRotaryCacheCall {
+  MlaRotaryCacheCall() = default;
+  /* implicit */ MlaRotaryCacheCall(torch::Tensor positions) : positions_(std::move(positions)) {}
+
+  TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
+  TORCH_ARG(Offset, offset) = 0;
+  TORCH_ARG(Layout, layout) = Layout::thd;
+  TORCH_ARG(std::optional<torch::Tensor>, query_out) = std::nullopt;
+  TORCH_ARG(CacheScale, scale) = 1.0;
+};
+
+namespace functional {
 
 /// Rotates `query` in place; rotates `key` and writes it and `value` to the slots of the caches.
 /// Returns the rotated query.
 ///
 ///     posembed::functional::rotary_cache_(query, key, value, key_cache, value_cache, slots,
-///                                         positions, spec.to_json());
+///                                         spec, positions);
 ///
-/// @param query  floating, in `call.layout`: [tokens, heads, head_dim]
+/// @param query  floating, in `call.layout()`: [tokens, heads, head_dim]
 /// @param key  like query, with any number of heads
 /// @param value  like key, with any head_dim
-/// @param key_cache  in `call.cache_layout`, any strides with a contiguous last dimension; in the
+/// @param key_cache  in `call.cache_layout()`, any strides with a contiguous last dimension; in the
 ///     dtype of the data, or in float8_e4m3fn, which stores key / scale, computed in float32,
 ///     rounded to nearest even and saturated at 448
 /// @param value_cache  like key_cache, with the head_dim of value
@@ -63,40 +83,29 @@ struct RotaryCacheCall {
 POSEMBED_API torch::Tensor rotary_cache_(const torch::Tensor& query, const torch::Tensor& key,
                                          const torch::Tensor& value, const torch::Tensor& key_cache,
                                          const torch::Tensor& value_cache,
-                                         const torch::Tensor& slot_mapping,
-                                         const std::optional<torch::Tensor>& positions,
-                                         std::string_view spec, const RotaryCacheCall& call = {});
+                                         const torch::Tensor& slot_mapping, const RotarySpec& spec,
+                                         const RotaryCacheCall& call = {});
 
 /// For multi-head latent attention: rotates the rotary window of `query`, and the rotary part of
 /// the key, which all heads share. DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434. Gradients flow to
 /// both.
-/// @param query  in `call.layout`: [batch, seq, heads, head_dim]
+/// @param query  in `call.layout()`: [batch, seq, heads, head_dim]
 /// @param key_rope  rotary_dim components: [batch, seq, 1, rotary_dim] or [batch, seq, rotary_dim]
-/// @param positions  as in rotary()
-/// @param spec  as in rotary()
-POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(
-    const torch::Tensor& query, const torch::Tensor& key_rope,
-    const std::optional<torch::Tensor>& positions, std::string_view spec,
-    const RotaryCall& call = {});
-
-/// Options of mla_rotary_cache_(); see RotaryCacheCall.
-struct MlaRotaryCacheCall {
-  Layout layout = Layout::thd;
-  int64_t offset = 0;
-  std::optional<torch::Tensor> query_out = std::nullopt;
-  CacheScale scale = 1.0;
-};
+/// @param call  without cu_seqlens and frequencies
+POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> mla_rotary(const torch::Tensor& query,
+                                                                 const torch::Tensor& key_rope,
+                                                                 const RotarySpec& spec,
+                                                                 const RotaryCall& call = {});
 
 /// mla_rotary() with the query in place; writes [latent, rotated key_rope] to the slots of the
 /// cache. Returns the rotated query.
 /// @param latent  the compressed keys and values: [tokens, latent_dim] or [tokens, 1, latent_dim]
 /// @param key_rope  [tokens, rotary_dim] or [tokens, 1, rotary_dim]; not changed
 /// @param cache  [pages, page_size, latent_dim + rotary_dim]; dtypes as in rotary_cache_()
-/// @param slot_mapping  as in rotary_cache_(), like positions and spec
+/// @param slot_mapping  as in rotary_cache_()
 POSEMBED_API torch::Tensor mla_rotary_cache_(
     const torch::Tensor& query, const torch::Tensor& latent, const torch::Tensor& key_rope,
-    const torch::Tensor& cache, const torch::Tensor& slot_mapping,
-    const std::optional<torch::Tensor>& positions, std::string_view spec,
+    const torch::Tensor& cache, const torch::Tensor& slot_mapping, const RotarySpec& spec,
     const MlaRotaryCacheCall& call = {});
 
 }  // namespace functional

@@ -149,6 +149,8 @@ struct POSEMBED_API RotarySpec {
 
   /// @throws c10::ValueError the numbers do not fit together; the text names the field
   void check() const;
+  /// check() without the frequencies, which numbers that are valid alone may let overflow.
+  void check_fields() const;
 
   std::string to_json() const;
   /// @throws c10::ValueError text that is not JSON, unknown keys, and what check() refuses

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "posembed/export.h"
 #include "posembed/offset.h"
@@ -54,18 +53,16 @@ namespace functional {
 
 /// Adds the encodings of the positions to x. Gradients flow to x, floating positions and scale.
 /// @param x  floating [batch, seq, embedding_dim] or [seq, embedding_dim]
-/// @param positions  int32, int64 or floating [seq] or [batch, seq]; default: offset, offset + 1, …
-/// @param spec  SinusoidalSpec::to_json()
+/// @param call  positions int32, int64 or floating
 /// @param scale  floating, one element: multiplies the encodings
 /// @throws c10::ValueError for shapes and options, c10::TypeError for dtypes
-POSEMBED_API torch::Tensor sinusoidal(const torch::Tensor& x,
-                                      const std::optional<torch::Tensor>& positions,
-                                      std::string_view spec, int64_t offset = 0,
+POSEMBED_API torch::Tensor sinusoidal(const torch::Tensor& x, const SinusoidalSpec& spec,
+                                      const PositionCall& call = {},
                                       const std::optional<torch::Tensor>& scale = std::nullopt);
 
 /// The encodings [..., embedding_dim] of positions [...]; float32 by default.
 POSEMBED_API torch::Tensor sinusoidal_encode(
-    const torch::Tensor& positions, std::string_view spec,
+    const torch::Tensor& positions, const SinusoidalSpec& spec,
     std::optional<torch::Dtype> dtype = std::nullopt,
     const std::optional<torch::Tensor>& scale = std::nullopt);
 
@@ -114,9 +111,7 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   void pretty_print(std::ostream& stream) const override;
 
   /// Adds encodings to x; see functional::sinusoidal for shapes and errors.
-  torch::Tensor forward(const torch::Tensor& x,
-                        const std::optional<torch::Tensor>& positions = std::nullopt,
-                        const Offset& offset = 0);
+  torch::Tensor forward(const torch::Tensor& x, const PositionCall& call = {});
 
   /// The encodings of positions; see functional::sinusoidal_encode.
   torch::Tensor encode(const torch::Tensor& positions,
@@ -131,8 +126,7 @@ class POSEMBED_API SinusoidalPositionalEmbeddingImpl
   torch::Tensor scale;  ///< [1]; undefined without learned_scale
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())},
-                           {2, torch::nn::AnyValue(Offset())})
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(PositionCall())})
 
  private:
   std::optional<torch::Tensor> learned_scale() const;

@@ -32,18 +32,22 @@ enum class TableGradient {
 /// The name of a form: "dense" or "rows".
 POSEMBED_API const char* name(TableGradient gradient);
 
-namespace functional {
-
-/// How embedding() reads its table and makes its gradient.
-struct EmbeddingCall {
-  int64_t padding_idx = -1;         ///< the id whose row gets no gradient; -1: none
-  double scale = 1.0;               ///< multiplies the result
-  bool scale_grad_by_freq = false;  ///< divide a row's gradient by its id's count among `ids`
-  TableGradient gradient = TableGradient::dense;
+/// How functional::embedding() reads its table and makes its gradient.
+struct POSEMBED_API EmbeddingCall {
+  /// The id whose row gets no gradient.
+  TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
+  /// Multiplies the result.
+  TORCH_ARG(double, scale) = 1.0;
+  /// Divide a row's gradient by its id's count among `ids`.
+  TORCH_ARG(bool, scale_grad_by_freq) = false;
+  /// The form of the table's gradient.
+  TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
   /// For a table that holds one slice of a vocabulary: the id of its first row. Ids outside the
-  /// slice give zeros and no gradient. -1: the table is the whole vocabulary.
-  int64_t vocabulary_start = -1;
+  /// slice give zeros and no gradient. Default: the table is the whole vocabulary.
+  TORCH_ARG(std::optional<int64_t>, vocabulary_start) = std::nullopt;
 };
+
+namespace functional {
 
 /// scale * weight[ids]. Gradients flow to weight.
 /// @param ids  int32 or int64 [...], from 0 to num_embeddings - 1 without vocabulary_start

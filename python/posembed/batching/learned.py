@@ -17,16 +17,15 @@ def learned_add_rule(
     x: Tensor,
     weight: Tensor,
     positions: Tensor | None = None,
-    **options: Any,
+    *options: int,
 ) -> Any:
     """learned_add: mapped x is a larger batch; other mapped arguments take a call per copy."""
-    x_dim, weight_dim, *positions_dim = in_dims
-    if x_dim is None or weight_dim is not None or any(dim is not None for dim in positions_dim):
-        return loop_rule(
-            torch.ops.posembed.learned_add, info, in_dims, x, weight, positions, **options
-        )
+    operator = torch.ops.posembed.learned_add
+    x_dim, *other_dims = in_dims
+    if x_dim is None or any(dim is not None for dim in other_dims):
+        return loop_rule(operator, info, in_dims, x, weight, positions, *options)
     size = info.batch_size
     if positions is not None and positions.dim() == 2:
         positions = positions.repeat(size, 1) if positions.shape[0] > 1 else positions
-    result = torch.ops.posembed.learned_add(fold(x, x_dim, 0, size), weight, positions, **options)
+    result = operator(fold(x, x_dim, 0, size), weight, positions, *options)
     return unfold(result, 0, size, size_of(x, x_dim, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from posembed.batching.dimensions import fold, size_of, unfold
 
 # The dimensions of batch (None: absent) and heads in each layout.
 DIMENSIONS = {"bshd": (0, 2), "bhsd": (0, 1), "sbhd": (1, 2), "thd": (None, 1)}
+# Of spec (which has none), positions, layout, offset, inverse, cu_seqlens, frequencies, transpose.
+DEFAULTS = (None, None, "bshd", 0, False, None, None, False)
 
 
 def rotary_positions(
@@ -38,17 +39,15 @@ def rotary_positions(
     return positions.expand(-1, batch, -1).flatten(0, 1)
 
 
-def rotary_rule(
-    count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
-) -> Any:
+def rotary_rule(count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
     """Rotary and rotary_pair: into heads, or into batch if each copy has its own positions."""
     operator = torch.ops.posembed.rotary if count == 1 else torch.ops.posembed.rotary_pair
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
-    positions, *shared = itertools.islice(itertools.chain(args[count:], (None,) * 3), 3)
-    positions_dim, *shared_dims = itertools.islice(itertools.chain(in_dims[count:], (None,) * 3), 3)
-    if any(dim is not None for dim in shared_dims):  # frequencies or documents per copy
-        return loop_rule(operator, info, in_dims, *args, **options)
-    layout, size = options.get("layout", "bshd"), info.batch_size
+    spec, positions, layout, *options = (*args[count:], *DEFAULTS[len(args) - count :])
+    positions_dim = in_dims[count + 1] if len(in_dims) > count + 1 else None
+    if any(dim is not None for dim in in_dims[count + 2 :]):  # frequencies or documents per copy
+        return loop_rule(operator, info, in_dims, *args)
+    size, own_layout = info.batch_size, layout
     batch_dim, into = DIMENSIONS[layout]
     if positions is not None and positions_dim is not None:
         positions = rotary_positions(positions, positions_dim, tensors[0], tensor_dims[0], layout)
@@ -58,16 +57,16 @@ def rotary_rule(
                 for tensor, dim in zip(tensors, tensor_dims, strict=True)
             ]
             tensor_dims = [dim if not dim else dim + 1 for dim in tensor_dims]
-            options["layout"] = "bshd"
+            layout = "bshd"
         into = batch_dim or 0
     mapped = list(zip(tensors, tensor_dims, strict=True))
     folded = [fold(tensor, dim, into, size) for tensor, dim in mapped]
     single = count == 1
-    results = operator(*folded, positions, *shared, **options)
+    results = operator(*folded, spec, positions, layout, *options)
     unfolded = [
         unfold(result, into, size, size_of(*given, into))[0]
         for result, given in zip([results] if single else results, mapped, strict=True)
     ]
-    if options.get("layout", "bshd") != layout:
+    if layout != own_layout:
         unfolded, into = [result.squeeze(1) for result in unfolded], 0
     return (unfolded[0], into) if single else (tuple(unfolded), (into, into))

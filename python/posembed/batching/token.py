@@ -27,29 +27,31 @@ def embedding_rule(
     in_dims: tuple[int | None, ...],
     weight: Tensor,
     ids: Tensor,
-    *,
     padding_idx: int = -1,
-    **options: Any,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    vocabulary_start: int = -1,
+    gradient: str = "dense",
 ) -> tuple[Tensor, int]:
     """embedding: mapped ids are more ids; mapped tables are concatenated by columns or rows."""
     operator = torch.ops.posembed.embedding
-    weight_dim, ids_dim = in_dims
-    if weight_dim is None and not options.get("scale_grad_by_freq", False):
-        return operator(weight, ids.movedim(ids_dim or 0, 0), padding_idx=padding_idx, **options), 0
+    options = (padding_idx, scale, scale_grad_by_freq, vocabulary_start, gradient)
+    weight_dim, ids_dim = in_dims[:2]
+    if weight_dim is None and not scale_grad_by_freq:
+        return operator(weight, ids.movedim(ids_dim or 0, 0), *options), 0
     if weight_dim is None:  # counts are per copy
         weight, weight_dim = weight.expand(info.batch_size, *weight.shape), 0
     if ids_dim is None:
         columns = weight.movedim(weight_dim, 1).flatten(1)
-        result = operator(columns, ids, padding_idx=padding_idx, **options)
+        result = operator(columns, ids, *options)
         return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
-    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
-        options["padding_idx"] = padding_idx
-        result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, **options)
+    if vocabulary_start >= 0:  # ids outside one table would be inside the next
+        result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, *options)
         return result, 0
     tables = weight.movedim(weight_dim, 0)
     operator(tables[0, :, :1].detach(), ids)  # raises for bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
-    result = operator(tables.flatten(0, 1), places, **options)
+    result = operator(tables.flatten(0, 1), places, -1, *options[1:])
     if padding_idx >= 0:  # each table has its own padding row now, so stop their gradients here
         padding = (ids if ids_dim is None else ids.movedim(ids_dim, 0)) == padding_idx
         result = torch.where(padding.unsqueeze(-1), result.detach(), result)
@@ -60,30 +62,30 @@ def embedding_backward_rule(
     info: Any,
     in_dims: tuple[int | None, ...],
     gradient: Tensor,
-    ids: Tensor,
-    *,
     num_embeddings: int,
+    ids: Tensor,
     padding_idx: int = -1,
-    **options: Any,
+    scale: float = 1.0,
+    scale_grad_by_freq: bool = False,
+    vocabulary_start: int = -1,
 ) -> tuple[Tensor, int]:
     """embedding_backward: mapped gradients are more columns; mapped ids are ids of more tables."""
     operator = torch.ops.posembed.embedding_backward
-    gradient_dim, ids_dim = in_dims
+    options = (scale, scale_grad_by_freq, vocabulary_start)
+    gradient_dim, _, ids_dim = in_dims[:3]
     size = info.batch_size
     if ids_dim is None and gradient_dim is not None:
         columns = gradient.movedim(gradient_dim, -2).flatten(-2)
-        result = operator(
-            columns, ids, num_embeddings=num_embeddings, padding_idx=padding_idx, **options
-        )
+        result = operator(columns, num_embeddings, ids, padding_idx, *options)
         return result.unflatten(-1, (size, -1)), 1
-    if options.get("vocabulary_start", -1) >= 0:  # ids outside one table would be inside the next
-        options |= {"num_embeddings": num_embeddings, "padding_idx": padding_idx}
-        result, _ = loop_rule(operator, info, in_dims, gradient, ids, **options)
+    if vocabulary_start >= 0:  # ids outside one table would be inside the next
+        given = (gradient, num_embeddings, ids, padding_idx, *options)
+        result, _ = loop_rule(operator, info, in_dims, *given)
         return result, 0
     places = copies_of(ids, ids_dim, num_embeddings, size)
     rows = front(gradient, gradient_dim, size)
     if padding_idx >= 0:
         padding = ids.movedim(ids_dim or 0, 0) == padding_idx
         rows = rows.masked_fill(padding.unsqueeze(-1), 0)
-    result = operator(rows, places, num_embeddings=size * num_embeddings, **options)
+    result = operator(rows, size * num_embeddings, places, -1, *options)
     return result.unflatten(0, (size, -1)), 0

@@ -54,13 +54,7 @@ def token_bag(
         tensor([[0.5000, 1.0000],
                 [1.0000, 1.0000]])
     """
-    return torch.ops.posembed.token_bag(  # type: ignore[no-any-return]
-        weight,
-        ids,
-        offsets,
-        weights,
-        mode=mode,
-        padding_idx=padding_row(padding_idx, weight),
-        include_last_offset=include_last_offset,
-        gradient=gradient,
+    padding = padding_row(padding_idx, weight)
+    return torch.ops.posembed.token_bag.default(  # type: ignore[no-any-return]
+        weight, ids, offsets, padding, include_last_offset, mode, weights, gradient
     )

@@ -19,4 +19,4 @@ def check_errors(*, wait: bool = True) -> None:
     Raises:
         IndexError: Names what was out of range, its value, its place, the device and the range.
     """
-    torch.ops.posembed.check_errors(wait)
+    torch.ops.posembed.check_errors.default(wait)

@@ -7,8 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import Gradient, sinusoidal_text
 from posembed.functional._token import padding_row
 from posembed.specification import SinusoidalSpec
@@ -33,9 +31,10 @@ def input_embedding(
     dropout: float = 0.0,
     padding_idx: int | None = None,
     position_padding_idx: int | None = None,
-    gradient: Gradient | Literal["own"] = "dense",
+    gradient: Gradient = "dense",
     seed: Tensor | None = None,
     first_token: int = 0,
+    own_rows: bool = False,
 ) -> Tensor:
     """Sums token, type and position rows and applies norm and dropout, in one kernel.
 
@@ -58,13 +57,13 @@ def input_embedding(
         dropout: Probability of dropping a component.
         padding_idx: The token row that gets no gradient.
         position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
-        gradient: Form of the token table's gradient, "dense" or "rows". "own", for
-            :class:`posembed.InputEmbedding` with ``token_dim`` or ``inputs_embeds``: ``token`` has
-            a row for each id, and ids count up from 0.
+        gradient: Form of the token table's gradient, "dense" or "rows".
         seed: The seed of dropout's mask: int64 with one element, on the device of ``ids``; None:
             drawn from torch's generator for that device.
         first_token: Index of the first of these tokens in the mask. Parts of a batch that pass the
             same ``seed`` and their indices draw the mask of the whole, on any device.
+        own_rows: ``token`` has a row for each id, and ids count up from 0: token vectors that were
+            computed, as :class:`posembed.InputEmbedding` has them with ``inputs_embeds``.
 
     Returns:
         [batch, seq, embedding_dim] in the dtype of ``token``.
@@ -82,43 +81,26 @@ def input_embedding(
     """
     if dropout > 0 and seed is None:
         seed = torch.randint(2**62, (1,), dtype=torch.int64, device=ids.device)
-    tables = (position, positions, token_type, types, norm_weight, norm_bias)
-    spec = "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid")
-    padding = padding_row(padding_idx, token)
-    position_padding = -1 if position_padding_idx is None else position_padding_idx
-    kind = norm or "none"
-    if gradient != "own" and eager(ids, token, *tables, seed):
-        return _C.input_embedding(
-            ids,
-            token,
-            *tables,
-            offset,
-            first_row,
-            spec,
-            kind,
-            eps,
-            scale,
-            dropout,
-            padding,
-            position_padding,
-            gradient,
-            seed,
-            first_token,
-        )
-    return torch.ops.posembed.input_embedding(  # type: ignore[no-any-return]
+    return torch.ops.posembed.input_embedding.default(  # type: ignore[no-any-return]
         token,
         ids,
-        *tables,
+        position,
+        positions,
+        token_type,
+        types,
+        norm_weight,
+        norm_bias,
         seed if dropout > 0 else None,
-        offset=offset,
-        first_row=first_row,
-        sinusoid=spec,
-        norm=kind,
-        eps=eps,
-        scale=scale,
-        dropout=dropout,
-        padding_idx=padding,
-        position_padding_idx=position_padding,
-        gradient=gradient,
-        first_token=first_token,
+        offset,
+        first_row,
+        "" if sinusoid is None else sinusoidal_text(sinusoid, "sinusoid"),
+        norm or "none",
+        eps,
+        scale,
+        dropout,
+        padding_row(padding_idx, token),
+        -1 if position_padding_idx is None else position_padding_idx,
+        gradient,
+        first_token,
+        own_rows,
     )

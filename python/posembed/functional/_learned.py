@@ -7,9 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posembed import _C
-from posembed.functional._eager import eager
-
 
 def learned_add(
     x: Tensor,
@@ -42,10 +39,8 @@ def learned_add(
         >>> table = torch.randn(512, 768)
         >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
-    if eager(x, weight, positions):
-        return _C.learned_add(x, weight, positions, offset, first_row)
-    return torch.ops.posembed.learned_add(  # type: ignore[no-any-return]
-        x, weight, positions, offset=offset, first_row=first_row
+    return torch.ops.posembed.learned_add.default(  # type: ignore[no-any-return]
+        x, weight, positions, offset, first_row
     )
 
 
@@ -61,7 +56,7 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
         tensor([[2., 3.],
                 [0., 1.]])
     """
-    return torch.ops.posembed.learned_encode(weight, positions, first_row=first_row)  # type: ignore[no-any-return]
+    return torch.ops.posembed.learned_encode.default(weight, positions, first_row)  # type: ignore[no-any-return]
 
 
 def learned_extend(
@@ -95,8 +90,8 @@ def learned_extend(
     empty = weight.dim() == 2 and weight.shape[1] == 0
     # Interpolation refuses rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
-    longer: Tensor = torch.ops.posembed.learned_extend(
-        rows, max_positions, first_row=first_row, method=method
+    longer: Tensor = torch.ops.posembed.learned_extend.default(
+        rows, max_positions, first_row, method
     )
     return longer[:, :0].contiguous() if empty else longer
 
@@ -124,7 +119,7 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
     """
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids: expected int32 or int64, got {ids.dtype}")
-    return torch.ops.posembed.learned_positions(ids.ne(padding_idx), past=past_length)  # type: ignore[no-any-return]
+    return torch.ops.posembed.learned_positions.default(ids.ne(padding_idx), past_length)  # type: ignore[no-any-return]
 
 
 def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
@@ -145,7 +140,7 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
         >>> pe.functional.opt_positions(torch.tensor([[0, 0, 1, 1, 1]]))
         tensor([[-1, -1,  0,  1,  2]])
     """
-    return torch.ops.posembed.learned_positions(attention_mask, skip=past_length)  # type: ignore[no-any-return]
+    return torch.ops.posembed.learned_positions.default(attention_mask, 0, past_length)  # type: ignore[no-any-return]
 
 
 def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:

@@ -6,11 +6,7 @@ from typing import overload
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
-from torch.overrides import has_torch_function_variadic
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
 
@@ -125,19 +121,10 @@ def rotated(
     cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`rotary` without ``out`` and keywords, which would slow down calls for one token."""
-    # eager(), inlined for the same reason.
-    if not (
-        is_compiling()
-        or has_torch_function_variadic(query, key, positions, frequencies, cu_seqlens)
-    ):
-        return _C.rotary(
-            query, key, positions, spec, layout, offset, inverse, frequencies, cu_seqlens
-        )
-    given = (positions, frequencies, cu_seqlens)
-    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
+    options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
-        return torch.ops.posembed.rotary(query, *given, **options)  # type: ignore[no-any-return]
-    return torch.ops.posembed.rotary_pair(query, key, *given, **options)  # type: ignore[no-any-return]
+        return torch.ops.posembed.rotary.default(query, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.rotary_pair.default(query, key, *options)  # type: ignore[no-any-return]
 
 
 def rotate_into(
@@ -162,16 +149,11 @@ def rotate_into(
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ValueError(f"out: expected {expected}, got {kinds}")
     query_out, key_out = out if isinstance(out, tuple) else (out, None)
-    given = (positions, frequencies, cu_seqlens)
-    if eager(query_out, key_out, query, key, *given):
-        by = (positions, spec, layout, offset, inverse, frequencies, cu_seqlens)
-        _C.rotary_out(query_out, key_out, query, key, *by)
-        return
-    options = {"spec": spec, "layout": layout, "offset": offset, "inverse": inverse}
+    options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
-        torch.ops.posembed.rotary_out(query_out, query, *given, **options)
+        torch.ops.posembed.rotary_out.default(query_out, query, *options)
     else:
-        torch.ops.posembed.rotary_pair_out(query_out, key_out, query, key, *given, **options)
+        torch.ops.posembed.rotary_pair_out.default(query_out, key_out, query, key, *options)
 
 
 def rerotate_(
@@ -213,14 +195,14 @@ def rerotate_(
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
         >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
-    torch.ops.posembed.rotary_rerotate_(
+    torch.ops.posembed.rotary_rerotate_.default(
         key,
         old_positions,
         new_positions,
+        rotary_text(spec),
+        None if new_spec is None else rotary_text(new_spec, "new_spec"),
+        layout,
         frequencies,
-        spec=rotary_text(spec),
-        new_spec=None if new_spec is None else rotary_text(new_spec, "new_spec"),
-        layout=layout,
     )
     return key
 
@@ -299,14 +281,9 @@ def rotary_(
         >>> pe.functional.rotary_(cache, spec=pe.RotarySpec(64), offset=7) is cache
         True
     """
-    text = rotary_text(spec)
-    if eager(query, key, positions, frequencies, cu_seqlens):
-        _C.rotary_(query, key, positions, text, layout, offset, inverse, frequencies, cu_seqlens)
-        return query if key is None else (query, key)
-    given = (positions, frequencies, cu_seqlens)
-    options = {"spec": text, "layout": layout, "offset": offset, "inverse": inverse}
+    options = (rotary_text(spec), positions, layout, offset, inverse, cu_seqlens, frequencies)
     if key is None:
-        torch.ops.posembed.rotary_(query, *given, **options)
+        torch.ops.posembed.rotary_.default(query, *options)
         return query
-    torch.ops.posembed.rotary_pair_(query, key, *given, **options)
+    torch.ops.posembed.rotary_pair_.default(query, key, *options)
     return query, key

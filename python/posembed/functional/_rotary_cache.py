@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import CacheLayout, Layout, rotary_text
 from posembed.specification import RotarySpec
 
 
-def scale_options(name: str, scale: float | Tensor) -> dict[str, Any]:
-    """A scale as operators take it: a number, or a tensor that the host need not read."""
-    return {f"{name}_tensor": scale} if isinstance(scale, Tensor) else {name: scale}
+def scale_parts(scale: float | Tensor) -> tuple[float, Tensor | None]:
+    """A scale as operators take it: a number, and a tensor that the host need not read."""
+    return (1.0, scale) if isinstance(scale, Tensor) else (scale, None)
 
 
 def rotary_cache_(
@@ -83,22 +79,26 @@ def rotary_cache_(
         >>> torch.equal(value_cache[2, 0], value[0])
         True
     """
-    given = (query, key, value, key_cache, value_cache, slot_mapping, positions)
-    text = rotary_text(spec)
-    if eager(*given, query_out, key_scale, value_scale):
-        by = (layout, cache_layout, offset, rotate_key)
-        _C.rotary_cache_(*given, text, *by, query_out, key_scale, value_scale)
-        return query if query_out is None else query_out
-    torch.ops.posembed.rotary_cache_(
-        *given,
+    key_number, key_tensor = scale_parts(key_scale)
+    value_number, value_tensor = scale_parts(value_scale)
+    torch.ops.posembed.rotary_cache_.default(
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        slot_mapping,
+        rotary_text(spec),
+        positions,
+        layout,
+        cache_layout,
+        offset,
         query_out,
-        spec=text,
-        layout=layout,
-        cache_layout=cache_layout,
-        offset=offset,
-        rotate_key=rotate_key,
-        **scale_options("key_scale", key_scale),
-        **scale_options("value_scale", value_scale),
+        rotate_key,
+        key_number,
+        value_number,
+        key_tensor,
+        value_tensor,
     )
     return query if query_out is None else query_out
 
@@ -140,11 +140,8 @@ def mla_rotary(
         >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
         >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
     """
-    text = rotary_text(spec)
-    if eager(query, key_rope, positions):
-        return _C.mla_rotary(query, key_rope, positions, text, layout, offset, inverse)
-    return torch.ops.posembed.mla_rotary(  # type: ignore[no-any-return]
-        query, key_rope, positions, spec=text, layout=layout, offset=offset, inverse=inverse
+    return torch.ops.posembed.mla_rotary.default(  # type: ignore[no-any-return]
+        query, key_rope, rotary_text(spec), positions, layout, offset, inverse
     )
 
 
@@ -194,17 +191,17 @@ def mla_rotary_cache_(
         ...     query, latent, key_rope, cache, slots, spec=spec
         ... )
     """
-    given = (query, latent, key_rope, cache, slot_mapping, positions)
-    text = rotary_text(spec)
-    if eager(*given, query_out, scale):
-        _C.mla_rotary_cache_(*given, text, layout, offset, query_out, scale)
-        return query if query_out is None else query_out
-    torch.ops.posembed.mla_rotary_cache_(
-        *given,
+    torch.ops.posembed.mla_rotary_cache_.default(
+        query,
+        latent,
+        key_rope,
+        cache,
+        slot_mapping,
+        rotary_text(spec),
+        positions,
+        layout,
+        offset,
         query_out,
-        spec=text,
-        layout=layout,
-        offset=offset,
-        **scale_options("scale", scale),
+        *scale_parts(scale),
     )
     return query if query_out is None else query_out

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import Layout, rotary_text
 from posembed.specification import RotarySpec
 
@@ -59,12 +57,9 @@ def norm_rotary(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
-    given = (query, key, query_weight, key_weight, positions)
-    text = rotary_text(spec)
-    if eager(*given):
-        return _C.norm_rotary(*given, text, layout, offset, eps, weight_offset)
-    return torch.ops.posembed.norm_rotary(  # type: ignore[no-any-return]
-        *given, spec=text, layout=layout, offset=offset, eps=eps, weight_offset=weight_offset
+    weights = (query_weight, key_weight)
+    return torch.ops.posembed.norm_rotary.default(  # type: ignore[no-any-return]
+        query, key, *weights, rotary_text(spec), positions, layout, offset, eps, weight_offset
     )
 
 
@@ -100,12 +95,8 @@ def norm_rotary_(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
-    given = (query, key, query_weight, key_weight, positions)
-    text = rotary_text(spec)
-    if eager(*given):
-        _C.norm_rotary_(*given, text, layout, offset, eps, weight_offset)
-        return query, key
-    torch.ops.posembed.norm_rotary_(
-        *given, spec=text, layout=layout, offset=offset, eps=eps, weight_offset=weight_offset
+    weights = (query_weight, key_weight)
+    torch.ops.posembed.norm_rotary_.default(
+        query, key, *weights, rotary_text(spec), positions, layout, offset, eps, weight_offset
     )
     return query, key

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import sinusoidal_text
 from posembed.specification import SinusoidalSpec
 
@@ -44,11 +42,8 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
-    text = sinusoidal_text(spec)
-    if eager(x, positions, scale):
-        return _C.sinusoidal_add(x, positions, scale, text, offset)
-    return torch.ops.posembed.sinusoidal_add(  # type: ignore[no-any-return]
-        x, positions, scale, spec=text, offset=offset
+    return torch.ops.posembed.sinusoidal_add.default(  # type: ignore[no-any-return]
+        x, sinusoidal_text(spec), positions, offset, scale
     )
 
 
@@ -80,8 +75,8 @@ def sinusoidal_encode(
         >>> pe.functional.sinusoidal_encode(torch.tensor([998.39]), spec=time).shape
         torch.Size([1, 64])
     """
-    return torch.ops.posembed.sinusoidal_encode(  # type: ignore[no-any-return]
-        positions, scale, spec=sinusoidal_text(spec), dtype=dtype
+    return torch.ops.posembed.sinusoidal_encode.default(  # type: ignore[no-any-return]
+        positions, sinusoidal_text(spec), scale, dtype=dtype
     )
 
 
@@ -103,6 +98,6 @@ def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
         >>> pe.functional.sinusoidal_shift_matrix(3, spec=pe.SinusoidalSpec(64)).shape
         torch.Size([64, 64])
     """
-    return torch.ops.posembed.sinusoidal_shift_matrix(  # type: ignore[no-any-return]
-        distance, spec=sinusoidal_text(spec)
+    return torch.ops.posembed.sinusoidal_shift_matrix.default(  # type: ignore[no-any-return]
+        distance, sinusoidal_text(spec)
     )

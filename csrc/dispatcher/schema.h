@@ -1,0 +1,20 @@
+// How families register their schemas: TORCH_LIBRARY_FRAGMENT(posembed, m) in their schema.cpp.
+//
+// `spec` is the JSON text of a specification: numbers that no dtype cast can change. Lengths and
+// offsets are SymInt, so that a compiled graph serves every length. Operators without tensor
+// arguments take a device, as FakeTensorMode requires. "(a!)" marks a tensor that the operator
+// writes to; such operators return nothing, which functionalization expects.
+#pragma once
+
+#include <torch/library.h>
+
+#include <string>
+
+namespace posembed::dispatcher {
+
+/// Defines an operator: its name and its arguments, joined, then its result.
+inline void define(torch::Library& library, const std::string& schema) {
+  library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+}
+
+}  // namespace posembed::dispatcher

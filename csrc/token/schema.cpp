@@ -1,0 +1,23 @@
+#include "dispatcher/schema.h"
+
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  using posembed::dispatcher::define;
+  const std::string ids =
+      "Tensor ids, "
+      "int padding_idx=-1, "
+      "float scale=1.0, "
+      "bool scale_grad_by_freq=False, "
+      "int vocabulary_start=-1";
+  define(m, "embedding(Tensor weight, " + ids + ", str gradient=\"dense\") -> Tensor");
+  const std::string backward = "Tensor gradient, SymInt num_embeddings, " + ids;
+  define(m, "embedding_backward(" + backward + ") -> Tensor");
+  define(m, "embedding_backward_rows(" + backward + ") -> (Tensor, Tensor)");
+  define(m,
+         "embedding_resize("
+         "Tensor weight, "
+         "int num_embeddings, "
+         "Tensor? rows=None, "
+         "str initialization=\"mean\", "
+         "float covariance_scale=1e-9, "
+         "Generator? generator=None) -> Tensor");
+}
