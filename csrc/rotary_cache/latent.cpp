@@ -48,12 +48,12 @@ void check_cache(const Tensor& cache, const Tensor& latent, const Tensor& key_ro
 void mla_rotary_cache(const LatentCall& given) {
   const rotary::Dimensions where = rotary::dimensions(given.layout);
   const Tensor &latent = given.latent, &key_rope = given.key_rope;
-  check_cache(given.cache, latent, key_rope);
-  const Tensor one_head = given.cache.unsqueeze(2);
   Call call;
   call.query = given.query;
   call.key = key_of(key_rope, *rotary::specification(given.spec), where);
   call.value = with_heads(latent, "latent", where);
+  check_cache(given.cache, latent, key_rope);
+  const Tensor one_head = given.cache.unsqueeze(2);
   call.key_cache = one_head.narrow_symint(3, latent.sym_size(-1), key_rope.sym_size(-1));
   call.value_cache = one_head.narrow_symint(3, 0, latent.sym_size(-1));
   call.slot_mapping = given.slot_mapping;

@@ -78,6 +78,7 @@ class EmbeddingBackwardNode : public dispatcher::OperatorNode<EmbeddingBackwardN
     const Ids in = ids.unpack();
     Ids plain = in;
     plain.padding_idx = -1;
+    plain.scale_grad_by_freq = false;
     Tensor rows = call_embedding(table, plain);
     if (in.padding_idx >= 0) rows = rows.masked_fill(in.ids.eq(in.padding_idx).unsqueeze(-1), 0);
     if (in.scale_grad_by_freq) {

@@ -154,7 +154,7 @@ def test_ids_of_no_bag_get_no_gradient(device: torch.device) -> None:
     ids, none = torch.tensor([3, 1], device=device), torch.zeros(0, COLUMNS, device=device)
     offsets = torch.zeros(0, dtype=torch.int64, device=device)
     backward = torch.ops.posembed.token_bag_backward
-    assert not backward(none, ids, offsets, num_embeddings=ROWS).any()
+    assert not backward(none, ROWS, ids, offsets).any()
 
 
 def test_rows_form_refuses_second_derivatives() -> None:
@@ -170,8 +170,8 @@ def test_rows_operator_passes_opcheck(device: torch.device) -> None:
     gradient = torch.randn(len(offsets), COLUMNS, device=device)
     torch.library.opcheck(
         torch.ops.posembed.token_bag_backward_rows.default,
-        (gradient, ids, offsets),
-        {"num_embeddings": ROWS, "mode": "mean"},
+        (gradient, ROWS, ids, offsets),
+        {"mode": "mean"},
     )
 
 
@@ -243,7 +243,7 @@ def test_id_outside_the_table_cpu(value: int) -> None:
     with pytest.raises(IndexError, match=message):
         pe.functional.token_bag(ids, weight, offsets)
     with pytest.raises(IndexError, match=message):
-        torch.ops.posembed.token_bag_backward(gradient, ids, offsets, num_embeddings=ROWS)
+        torch.ops.posembed.token_bag_backward(gradient, ROWS, ids, offsets)
     with pytest.raises(IndexError, match=message):
         torch.ops.posembed.token_bag_weights_backward(gradient, weight, ids, offsets)
 

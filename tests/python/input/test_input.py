@@ -171,10 +171,10 @@ def test_tokens_with_a_row_of_their_own(norm: str, scale: float, device: torch.d
     ids = torch.arange(12, device=device).view(3, 4)
     gradient = torch.randn(3, 4, 8, device=device)
     found = []
-    for form in ("dense", "own"):
+    for own in (False, True):
         torch.manual_seed(5)
         rows = torch.randn(12, 8, device=device, requires_grad=True)
-        result = pe.functional.input_embedding(ids, rows, norm=norm, scale=scale, gradient=form)
+        result = pe.functional.input_embedding(ids, rows, norm=norm, scale=scale, own_rows=own)
         result.backward(gradient)
         found.append(rows.grad)
     assert torch.equal(*found)
@@ -557,14 +557,14 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         (
             ValueError,
-            "gradient: expected no padding_idx and a row of token for each id",
-            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, gradient="own"),
+            "own_rows: expected no padding_idx and a row of token for each id",
+            lambda e, i: torch.ops.posembed.input_embedding(e.token.weight, i, own_rows=True),
         ),
         pytest.param(
             ValueError,
-            "ids: expected 0, 1, … with gradient 'own', got 1 at place 0",
+            "ids: expected 0, 1, … with own_rows, got 1 at place 0",
             lambda e, i: torch.ops.posembed.input_embedding(
-                e.token.weight[:2], torch.tensor([[1, 0]]), gradient="own"
+                e.token.weight[:2], torch.tensor([[1, 0]]), own_rows=True
             ),
             marks=AT_ONCE,
         ),

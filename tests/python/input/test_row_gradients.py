@@ -87,8 +87,8 @@ def test_bits_of_the_operators_one_after_the_other(
         )
         row_ids, rows = operators.embedding_backward_rows(
             gradient if sum_gradient.numel() == 0 else sum_gradient,
+            ROWS,
             args[1],
-            num_embeddings=ROWS,
             padding_idx=more.get("padding_idx", -1),
             scale=more.get("scale", 1.0),
         )

@@ -85,7 +85,7 @@ def test_vmap_over_documents(device: torch.device) -> None:
 
     def rotated(tensor: Tensor, cu_seqlens: Tensor) -> Tensor:
         return torch.ops.posembed.rotary(
-            tensor, None, None, cu_seqlens, spec=rope.spec.text, layout="thd"
+            tensor, rope.spec.text, None, "thd", 0, False, cu_seqlens
         )
 
     own = torch.func.vmap(rotated)(copies, each)

@@ -205,7 +205,7 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         ({"cache_layout": "hdn"}, ValueError, "cache_layout: expected 'nhd' or 'hnd', got 'hdn'"),
         ({"key_scale": 2.0}, ValueError, "key_scale: expected 1 unless .* float8_e4m3fn, got 2"),
         ({"key_scale": torch.ones(1)}, ValueError, "key_scale: expected 1 unless .* got a tensor"),
-        ({"key_scale": "1"}, TypeError, "key_scale: expected a number or a tensor, got str"),
+        ({"key_scale": "1"}, RuntimeError, "for argument 'key_scale' but instead found type 'str'"),
         ({"value_scale": 0.0}, ValueError, "value_scale: expected a finite number above 0"),
         ({"query_out": torch.zeros(5, 3, 8)}, ValueError, "query_out: expected the shape of query"),
         ({"offset": 3}, ValueError, "offset: expected 0 where positions are given"),

@@ -160,7 +160,7 @@ def test_large_gradient_in_used_and_in_fresh_memory(rows: int) -> None:
     for _ in range(3):
         used = torch.full((rows, 512), float("nan"))
         del used
-        found = torch.ops.posembed.embedding_backward(gradient, ids, num_embeddings=rows)
+        found = torch.ops.posembed.embedding_backward(gradient, rows, ids)
         assert found.is_contiguous()
         assert found.data_ptr() % 64 == 0
         assert_close(found, expected, 1e-5)
@@ -176,13 +176,13 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
     gradient = torch.randn(*ids.shape, columns).to(dtype)
     call = torch.ops.posembed.embedding_backward
     on_cpu = call(
-        gradient, ids, num_embeddings=ROWS, padding_idx=4, scale=0.5, scale_grad_by_freq=True
+        gradient, ROWS, ids, padding_idx=4, scale=0.5, scale_grad_by_freq=True
     )
     for _ in range(3):
         on_cuda = call(
             gradient.cuda(),
+            ROWS,
             ids.cuda(),
-            num_embeddings=ROWS,
             padding_idx=4,
             scale=0.5,
             scale_grad_by_freq=True,
@@ -206,7 +206,7 @@ def test_second_derivatives(options: dict, device: torch.device) -> None:
     gradient = torch.randn(*ids.shape, 2, dtype=torch.float64, device=device, requires_grad=True)
 
     def backward(gradient: Tensor) -> Tensor:
-        return torch.ops.posembed.embedding_backward(gradient, ids, num_embeddings=ROWS, **options)
+        return torch.ops.posembed.embedding_backward(gradient, ROWS, ids, **options)
 
     assert torch.autograd.gradcheck(
         backward, gradient, check_forward_ad=True, check_batched_grad=True
@@ -225,8 +225,7 @@ def test_rows_operator_passes_opcheck(device: torch.device) -> None:
     gradient = torch.randn(50, 4, COLUMNS, device=device)
     torch.library.opcheck(
         torch.ops.posembed.embedding_backward_rows.default,
-        (gradient, make_ids(device=device)),
-        {"num_embeddings": ROWS},
+        (gradient, ROWS, make_ids(device=device)),
     )
 
 
@@ -407,7 +406,7 @@ def test_id_outside_the_table_cpu(value: int, place: int) -> None:
         torch.ops.posembed.embedding_backward_rows,
     ):
         with pytest.raises(IndexError, match=message):
-            operator(gradient, ids, num_embeddings=ROWS)
+            operator(gradient, ROWS, ids)
 
 
 @pytest.mark.gpu
@@ -416,7 +415,7 @@ def test_a_large_table_with_wide_rows_on_cuda(cuda: torch.device) -> None:
     rows = 600 if CUDA_ON_CPU else 20_000
     ids, gradient = torch.randint(0, rows, (700,)), torch.randn(700, 1100)
     operator = torch.ops.posembed.embedding_backward
-    found = operator(gradient.to(cuda), ids.to(cuda), num_embeddings=rows)
+    found = operator(gradient.to(cuda), rows, ids.to(cuda))
     expected = torch.zeros(rows, 1100).index_add_(0, ids, gradient)
     assert_close(found, expected, 1e-6)
 
@@ -522,9 +521,7 @@ def test_id_outside_the_table_cuda(value: int, cuda: torch.device) -> None:
         (
             ValueError,
             "gradient: expected the shape of ids",
-            lambda w: torch.ops.posembed.embedding_backward(
-                w, torch.zeros(2).long(), num_embeddings=3
-            ),
+            lambda w: torch.ops.posembed.embedding_backward(w, 3, torch.zeros(2).long()),
         ),
     ],
 )
