@@ -120,7 +120,7 @@ PyMethodDef alibi_functions[] = {
 
 }  // namespace
 
-void bind_alibi(py::module_& module) {
+const Binding binding_of_alibi([](py::module_& module) {
   if (PyModule_AddFunctions(module.ptr(), alibi_functions) != 0) throw py::error_already_set();
   const auto offset = py::arg("query_offset") = py::none();
   const auto queries = py::arg("query_positions") = py::none();
@@ -153,6 +153,6 @@ void bind_alibi(py::module_& module) {
   def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);
   def_on_scores(bound, "softmax", &on_scores<&ALiBiImpl::softmax>);
   def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);
-}
+});
 
 }  // namespace posembed::python

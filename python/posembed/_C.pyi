@@ -68,7 +68,6 @@ def open_vectors(
 
 _Progress = Callable[[int, int], None] | None
 
-
 class Vocabulary:
     def __init__(self, words: list[str]) -> None: ...
 
@@ -214,6 +213,20 @@ class LearnedPositionalEmbedding(ModuleWrapper):
     ) -> Tensor: ...
     def encode(self, positions: Tensor) -> Tensor: ...
     def extend(self, max_positions: int, method: str = "linear") -> None: ...
+
+class RelativePositionBias(ModuleWrapper):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        buckets: str = "t5",
+    ) -> None: ...
+    def forward(
+        self, query_length: int, key_length: int | None = None, *, query_offset: int | None = None
+    ) -> Tensor: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(

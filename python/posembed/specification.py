@@ -414,7 +414,9 @@ class SinusoidalSpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        fields: dict[str, Any] = json.loads(torch.ops.posembed.sinusoidal_specification.default(text))
+        fields: dict[str, Any] = json.loads(
+            torch.ops.posembed.sinusoidal_specification.default(text)
+        )
         return cls(**fields)
 
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:

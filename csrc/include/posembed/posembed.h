@@ -9,6 +9,7 @@
 #include "posembed/learned.h"
 #include "posembed/memory.h"
 #include "posembed/pretrained.h"
+#include "posembed/relative_bias.h"
 #include "posembed/rotary.h"
 #include "posembed/rotary_cache.h"
 #include "posembed/rotary_norm.h"
