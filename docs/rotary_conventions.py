@@ -41,9 +41,9 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. Where transformers is installed and knows the model type, its class
-completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere
-the readers here take the file as it is, and raise for a model type whose class has rules of its own
-for a missing key. A number of the file that the class passes over raises, too.
+completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere,
+and in C++, the readers take the file as it is, and raise for a model type whose class has rules of
+its own for a missing key. A number of the file that the class passes over raises, too.
 
 Every key is read, known to the class, or listed as one that has no bearing on positions; any other
 raises, whatever its name, until `ignore=` has it. So do two keys that contradict each other, and an

@@ -24,7 +24,10 @@ Kind kind_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : repr(value);
 }
 
-std::vector<Kind> kinds_of(const json& list, std::optional<size_t> length) {
+/// The kinds that a key lists, no more than there are layers.
+std::vector<Kind> kinds_of(const Fields& fields, const char* key, std::optional<size_t> length) {
+  const json& list = get(fields, key);
+  TORCH_CHECK_VALUE(list.is_array(), key, ": expected a list, got ", repr(list, 60));
   std::vector<Kind> kinds;
   for (const json& value : list) kinds.push_back(kind_of(value));
   if (length.has_value() && *length < kinds.size()) kinds.resize(*length);
@@ -48,7 +51,7 @@ std::vector<Kind> listed_kinds(const Fields& fields, std::optional<size_t> lengt
     return two_kinds(scaled, *length, "scaled", "unscaled");
   }
   for (const char* key : {"layer_types", "layers_block_type", "hybrid_layer_types"}) {
-    if (truthy(get(fields, key))) return kinds_of(get(fields, key), length);
+    if (truthy(get(fields, key))) return kinds_of(fields, key, length);
   }
   const json& crossing = get(fields, "cross_attention_layers");
   if (truthy(crossing) && length.has_value()) {  // Llama 3.2 Vision: those see images

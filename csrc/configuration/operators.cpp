@@ -8,8 +8,10 @@
 #include "configuration/alibi.h"
 #include "configuration/conventions.h"
 #include "configuration/gguf.h"
+#include "configuration/input.h"
 #include "configuration/parts.h"
 #include "configuration/rotary.h"
+#include "configuration/source.h"
 
 namespace posembed::configuration {
 namespace {
@@ -68,6 +70,15 @@ std::string alibi_from_configuration(Text config) {
   return alibi_preset(parse(std::string(config))).dump();
 }
 
+/// Arguments of InputEmbedding, the file of tensors, and its tensors by the parameters' names.
+std::string input_layer_of_folder(Text folder) {
+  const std::string path(folder), file = tensors_of(path);
+  const InputLayer layer = input_layer(load(path), pretrained::open(file));
+  return json(
+             {{"options", as_arguments(layer.options)}, {"file", file}, {"tensors", layer.tensors}})
+      .dump();
+}
+
 Texts configuration_path(Text config, OptionalText part) {
   return as_texts(path_of(parse(std::string(config)), as_string(part)));
 }
@@ -91,6 +102,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   m.def(("rotary_from_configuration(str config, *, " + stated + ", str? layer_type=None) -> str").c_str(), tags);
   m.def(("rotary_layers_from_configuration(str config, *, " + stated + ") -> str[]").c_str(), tags);
   m.def("alibi_from_configuration(str config) -> str", tags);
+  m.def("input_layer_of_folder(str folder) -> str", tags);
   m.def("configuration_path(str config, *, str? part=None) -> str[]", tags);
   m.def("configuration_part(str config, *, str? part=None) -> str", tags);
   m.def("configuration_tables() -> str", tags);
@@ -101,6 +113,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_from_configuration", rotary_from_configuration);
   m.impl("rotary_layers_from_configuration", rotary_layers_from_configuration);
   m.impl("alibi_from_configuration", alibi_from_configuration);
+  m.impl("input_layer_of_folder", input_layer_of_folder);
   m.impl("configuration_path", configuration_path);
   m.impl("configuration_part", configuration_part);
   m.impl("configuration_tables", configuration_tables);

@@ -95,13 +95,15 @@ Widths widths_of(Keys& config, Keys& rope, const std::string& model_type) {
   const json apart = config.take("qk_rope_head_dim");
   const json stated = config.same({"rotary_dim", "attn_rotary_emb"});
   config.ignore({"qk_nope_head_dim", "qk_head_dim", "projection_dim"});
-  config.ignore(head_widths);
+  // Where heads have a width of their own, these have no bearing.
+  for (const auto& keys : {head_widths, model_widths, head_counts}) config.ignore(keys);
   if (model_type == "clvp_encoder") return clvp_widths(config);
-  const int64_t own_head = truthy(apart) ? truncated("qk_rope_head_dim", apart) : 0;
+  const bool is_apart = truthy(apart);
+  const int64_t own = is_apart ? truncated("qk_rope_head_dim", apart) : 0;
   // Rotated components are a head of theirs.
-  if (own_head > 0 && !conventions::trailing.has(model_type)) return {own_head, own_head};
+  if (is_apart && !conventions::trailing.has(model_type)) return {own, own};
   const int64_t head_dim = head_width(config);
-  if (own_head > 0 && part.is_null()) return {head_dim, own_head};  // a window, DeepSeek-V4's
+  if (is_apart && part.is_null()) return {head_dim, own};  // a window of the head, DeepSeek-V4's
   if (rope_type(rope) == "proportional") return {head_dim, head_dim};
   return {head_dim, rotary_width(head_dim, part, stated, model_type)};
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -70,6 +71,12 @@ def rotary_layers(fields: Fields, completed: Completed | None, **options: Any) -
 def alibi(fields: Fields) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
     return Preset(**json.loads(torch.ops.posembed.alibi_from_configuration(as_json(fields))))
+
+
+def input_layer(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The input layer of a model's folder: "options", "file" and "tensors" by parameter."""
+    text = torch.ops.posembed.input_layer_of_folder(os.fspath(folder))
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def path_of(fields: Fields, part: str | None) -> list[str]:
