@@ -33,6 +33,15 @@ std::string with_quoted_infinities(std::string_view text) {
   return result;
 }
 
+/// Whether the parser keeps a value. Copying and comparing call themselves for each level: limits
+/// the stack. The names of classes are left out: each layer's view of a configuration would have a
+/// copy of thousands of them.
+bool is_kept(int depth, json::parse_event_t event, const json& parsed) {
+  constexpr int max_depth = 64;
+  TORCH_CHECK_VALUE(depth <= max_depth, "config: expected JSON of at most ", max_depth, " levels");
+  return event != json::parse_event_t::key || (parsed != "id2label" && parsed != "label2id");
+}
+
 json as_number(const json& value) { return value.is_boolean() ? json(value ? 1 : 0) : value; }
 
 std::string joined(const json& values, const char* open, const char* close) {
@@ -59,7 +68,7 @@ std::string printed(const json& value) {
 Fields parse(const std::string& text) {
   Fields fields;
   try {
-    fields = json::parse(with_quoted_infinities(text));
+    fields = json::parse(with_quoted_infinities(text), is_kept);
   } catch (const json::exception& error) {
     TORCH_CHECK_VALUE(false, "config: expected JSON: ", error.what());
   }

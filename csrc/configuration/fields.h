@@ -15,7 +15,8 @@ using nlohmann::json;
 /// Keys and values: a JSON object.
 using Fields = json;
 
-/// The object that a text is. NaN and Infinity, which Python writes, are read as texts.
+/// The object that a text is, without names of classes, which only take memory. NaN and Infinity,
+/// which Python writes, are read as texts.
 /// Throws c10::ValueError for text that is no JSON, or no object.
 Fields parse(const std::string& text);
 

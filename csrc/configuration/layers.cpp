@@ -115,7 +115,9 @@ std::optional<size_t> count_of_layers(const Fields& fields) {
     const json& value = get(fields, key);
     if (!truthy(value)) continue;
     const int64_t count = truncated(key, value);
-    TORCH_CHECK_VALUE(count >= 0, key, ": expected 0 or more, got ", count);
+    constexpr int64_t max_count = 100000;  // a wrong number must not fill the memory with layers
+    TORCH_CHECK_VALUE(count >= 0 && count <= max_count, key, ": expected 0 to ", max_count,
+                      ", got ", count);
     return static_cast<size_t>(count);
   }
   return std::nullopt;

@@ -100,6 +100,11 @@ TEST_F(Configurations, WhatIsNoConfigurationIsRefused) {
   EXPECT_NE(message(write("list.json", "[1]")).find("expected a file with a JSON object, got [1]"),
             std::string::npos);
   EXPECT_NE(message("{").find("config: expected JSON"), std::string::npos);
+  const std::string deep = write("deep.json", std::string(100000, '['));
+  EXPECT_NE(message(deep).find("config: expected JSON of at most 64 levels"), std::string::npos);
+  EXPECT_NE(refusal(with(llama, {{"num_hidden_layers", int64_t{1} << 60}}))
+                .find("num_hidden_layers: expected 0 to 100000"),
+            std::string::npos);
 }
 
 TEST_F(Configurations, NumbersThatJsonLacksAreNoNumbers) {

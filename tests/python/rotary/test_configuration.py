@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,16 @@ def test_tensors_among_the_keys_may_be_arrays(numbers: Any) -> None:
     fields = {**GGUF, "llama.context_length": 8192, "llama.rope.dimension_count": 4}
     found = pe.RotarySpec.from_huggingface({**fields, "rope_freqs.weight": numbers})
     assert found.scaling.short_factor == (1.0, 2.0)
+
+
+def test_names_of_classes_take_no_time(alone: None) -> None:
+    """Each layer sees the configuration, but no copy of its thousands of labels."""
+    kinds = {"num_hidden_layers": 126, "layer_types": ["full_attention"] * 126}
+    labels = {"id2label": {number: str(number) for number in range(20000)}}
+    start = time.perf_counter()
+    specs = pe.RotarySpec.for_layers({**LLAMA, "rope_theta": 1e4, **kinds, **labels})
+    assert specs == [pe.RotarySpec(128)] * 126
+    assert time.perf_counter() - start < 2.0  # with copies, over 5
 
 
 def test_layer_types_are_a_list(alone: None) -> None:
