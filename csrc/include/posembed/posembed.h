@@ -4,6 +4,7 @@
 #include "posembed/alibi.h"
 #include "posembed/bag.h"
 #include "posembed/build_info.h"
+#include "posembed/configuration.h"
 #include "posembed/errors.h"
 #include "posembed/input.h"
 #include "posembed/learned.h"
