@@ -7,7 +7,7 @@
 namespace posembed::dispatcher {
 
 /// Turns autocast off while it exists.
-using PastAutocast = c10::impl::ExcludeDispatchKeyGuard;
+using AutocastDisabled = c10::impl::ExcludeDispatchKeyGuard;
 
 /// A parameter, or an optional one, in the dtype of `data`; cast once per autocast region.
 template <typename Parameter>
