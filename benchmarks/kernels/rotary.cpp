@@ -23,7 +23,7 @@ namespace posembed::benchmarks {
 namespace {
 
 using rotary::Arguments;
-using rotary::Rows;
+using rotary::HeadView;
 
 constexpr int64_t head_dim = 128, query_heads = 32, key_heads = 8;
 
@@ -79,15 +79,15 @@ class Workload {
     arguments.offset = 1000;
     int64_t begin = 0;
     for (int r = 0; r < 2; ++r) {
-      Rows& rows = arguments.rows[r];
-      rows.heads = r == 0 ? query_heads : key_heads;
-      rows.in = in_[turn]->data() + begin;
-      rows.out = (case_.in_place ? in_ : out_)[turn]->data() + begin;
-      const int64_t strides[] = {case_.seq * rows.heads * head_dim, rows.heads * head_dim,
+      HeadView& view = arguments.views[r];
+      view.heads = r == 0 ? query_heads : key_heads;
+      view.in = in_[turn]->data() + begin;
+      view.out = (case_.in_place ? in_ : out_)[turn]->data() + begin;
+      const int64_t strides[] = {case_.seq * view.heads * head_dim, view.heads * head_dim,
                                  head_dim};
-      std::copy(strides, strides + 3, rows.in_stride);
-      std::copy(strides, strides + 3, rows.out_stride);
-      begin += case_.tokens() * rows.heads * head_dim * core::size_of(case_.scalar);
+      std::copy(strides, strides + 3, view.in_stride);
+      std::copy(strides, strides + 3, view.out_stride);
+      begin += case_.tokens() * view.heads * head_dim * core::size_of(case_.scalar);
     }
     return arguments;
   }

@@ -21,7 +21,7 @@ class RowAdder {
 
   void flush() {
     for (int64_t k = 0; k < count_; ++k) {
-      core::for_runs(dim_, [&](int64_t i, auto count) { add_run(k, i, count); });
+      core::for_blocks(dim_, [&](int64_t i, auto count) { add_block(k, i, count); });
     }
     count_ = 0;
   }
@@ -32,8 +32,8 @@ class RowAdder {
   static constexpr int64_t step = 256 / sizeof(T);
 
   template <typename Count>
-  void add_run(int64_t k, int64_t i, Count count) const {
-    core::store_run<streaming>(sum_at<plain>(rows_[k], i, count), out_[k] + i, count);
+  void add_block(int64_t k, int64_t i, Count count) const {
+    core::store_block<streaming>(sum_at<plain>(rows_[k], i, count), out_[k] + i, count);
   }
 
   void add_all() {
@@ -41,12 +41,14 @@ class RowAdder {
     for (int64_t first = 0; first < whole; first += step) {
 #pragma GCC unroll 1
       for (int64_t k = 0; k < side_by_side; ++k) {
-        for (int64_t i = 0; i < step; i += core::run) add_run(k, first + i, core::Whole{});
+        for (int64_t i = 0; i < step; i += core::block_size)
+          add_block(k, first + i, core::WholeBlock{});
       }
     }
 #pragma GCC unroll 1
     for (int64_t k = 0; k < side_by_side; ++k) {
-      core::for_runs(dim_ - whole, [&](int64_t i, auto count) { add_run(k, whole + i, count); });
+      core::for_blocks(dim_ - whole,
+                       [&](int64_t i, auto count) { add_block(k, whole + i, count); });
     }
     count_ = 0;
   }
@@ -83,9 +85,9 @@ void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
     const Rows<T> rows = tokens.rows();
     const Compute<T>* factors = drop.at(row * dim, dim);
     T* out = static_cast<T*>(f.out) + row * dim;
-    core::for_runs(dim, [&](int64_t i, auto count) {
-      const Run<T> sum = sum_at<false>(rows, i, count);
-      core::store_run<streaming>(sum * core::load_values<T>(factors + i), out + i, count);
+    core::for_blocks(dim, [&](int64_t i, auto count) {
+      const Block32<T> sum = sum_at<false>(rows, i, count);
+      core::store_block<streaming>(sum * core::load_values<T>(factors + i), out + i, count);
     });
   }
 }

@@ -5,22 +5,22 @@
 #include <cstdlib>
 #include <new>
 
-#include "core/run.h"
+#include "core/block32.h"
 #include "core/stream.h"
 #include "input/kernel.h"
 
 namespace posembed::input::POSEMBED_ISA {
 
+using core::Block32;
 using core::Compute;
-using core::Run;
 
 /// Memory for rows in the compute type. Does not use std::vector, because the linker could share
 /// its members between instruction sets.
 template <typename C>
 class RowMemory {
  public:
-  /// `rows` of at least `columns` elements, rounded up to whole runs.
-  RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_runs(columns + 1)) {
+  /// `rows` of at least `columns` elements, rounded up to whole blocks.
+  RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_blocks(columns + 1)) {
     const auto bytes = static_cast<size_t>(rows * stride_) * sizeof(C);
     data_ = static_cast<C*>(std::aligned_alloc(64, bytes));
     if (data_ == nullptr) throw std::bad_alloc();
@@ -36,16 +36,16 @@ class RowMemory {
   C* data_;
 };
 
-/// A row of T as values in the order of runs; a constant if there is no row.
+/// A row of T as values in block order; a constant if there is no row.
 template <typename T>
 class ValueRow {
  public:
   using C = Compute<T>;
 
   ValueRow(const void* row, int64_t columns, C otherwise) : memory_(1, columns) {
-    core::for_runs(columns, [&](int64_t i, auto count) {
+    core::for_blocks(columns, [&](int64_t i, auto count) {
       const auto values = row == nullptr ? core::fill<T>(otherwise)
-                                         : core::load_run(static_cast<const T*>(row) + i, count);
+                                         : core::load_block(static_cast<const T*>(row) + i, count);
       core::store_values(values, memory_.row(0) + i);
     });
   }
@@ -88,7 +88,7 @@ POSEMBED_INLINE const T* table_row(const Table& table, const Token& token) {
   return static_cast<const T*>(table.data) + row * table.stride;
 }
 
-/// A row of sinusoids in the order of runs.
+/// A row of sinusoids in block order.
 template <typename T>
 class Wave {
  public:
@@ -118,7 +118,7 @@ class Wave {
                            static_cast<C>(scale_of(sinusoid_) * place.scale), sines, cosines);
     const C* first = layout.cos_first ? cosines : sines;
     const C* second = layout.cos_first ? sines : cosines;
-    const int64_t columns = core::round_up_to_runs(layout.columns);
+    const int64_t columns = core::round_up_to_blocks(layout.columns);
     for (int64_t i = layout.filled; i < columns; ++i) row[i] = 0;
     const int64_t seconds = layout.filled - sinusoid_.pairs;
     const int64_t step = layout.interleaved ? 2 : 1;
@@ -147,11 +147,11 @@ struct Rows {
   const T* soon = nullptr;  // the token row of a later token, to prefetch
 };
 
-/// Prefetches a run of a row into the second-level cache.
+/// Prefetches a block of a row into the second-level cache.
 template <typename T>
-POSEMBED_INLINE void prefetch_run(const T* row) {
+POSEMBED_INLINE void prefetch_block(const T* row) {
   constexpr int64_t line = 64 / sizeof(T);
-  for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
+  for (int64_t k = 0; k < core::block_size; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
 /// Whether only an unscaled token row and a position row are summed. This most frequent case has
@@ -162,13 +162,13 @@ POSEMBED_INLINE bool is_plain(const Arguments& a) {
 
 /// The sum of a token's rows from column i on, in BERT's order. `plain`: is_plain(arguments).
 template <bool plain, typename T, typename Count>
-POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
-  prefetch_run(rows.soon + i);
-  Run<T> sum = core::load_run(rows.token + i, count);
-  if constexpr (plain) return sum + core::load_run(rows.position + i, count);
+POSEMBED_INLINE Block32<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
+  prefetch_block(rows.soon + i);
+  Block32<T> sum = core::load_block(rows.token + i, count);
+  if constexpr (plain) return sum + core::load_block(rows.position + i, count);
   if (rows.scale != 1) sum = sum * rows.scale;
-  if (rows.type != nullptr) sum = sum + core::load_run(rows.type + i, count);
-  if (rows.position != nullptr) sum = sum + core::load_run(rows.position + i, count);
+  if (rows.type != nullptr) sum = sum + core::load_block(rows.type + i, count);
+  if (rows.position != nullptr) sum = sum + core::load_block(rows.position + i, count);
   if (rows.wave != nullptr) sum = sum + core::load_values<T>(rows.wave + i);
   return sum;
 }

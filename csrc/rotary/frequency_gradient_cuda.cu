@@ -41,7 +41,7 @@ template <typename T, int size, bool interleaved>
 __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t seq, int head,
                             int step, const Places<size, interleaved>& places,
                             Compute<T> (&moments)[size]) {
-  const Rows &x = arguments.rows[0], &g = arguments.rows[1];
+  const HeadView &x = arguments.views[0], &g = arguments.views[1];
   const int64_t start = window_start(arguments, x);
   const T* x_row =
       static_cast<const T*>(x.in) + batch * x.in_stride[0] + seq * x.in_stride[1] + start;
@@ -113,7 +113,8 @@ template <typename T, int size, bool interleaved>
 void launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
   const int pairs = static_cast<int>(arguments.pairs), owners = pairs / size;
   const int groups = std::max(1, threads_wanted / owners);
-  const int head_groups = static_cast<int>(std::clamp<int64_t>(arguments.rows[0].heads, 1, groups));
+  const int head_groups =
+      static_cast<int>(std::clamp<int64_t>(arguments.views[0].heads, 1, groups));
   SumLaunch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;

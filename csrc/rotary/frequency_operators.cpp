@@ -47,7 +47,7 @@ Tensor empty_frequencies(const Tensor& query, const Rotation& by, const RotarySp
 void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   double* const parts = sums.mutable_data_ptr<double>();
   const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
-  const int64_t token_bytes = 2 * call.rows[0].heads * call.head_dim * core::size_of(call.scalar);
+  const int64_t token_bytes = 2 * call.views[0].heads * call.head_dim * core::size_of(call.scalar);
   dispatcher::parallel_for(
       sums.size(0), tokens_of_chunk(tokens) * token_bytes,
       [&](int64_t begin, int64_t end) { sum_moments_cpu(call, parts, begin, end); });

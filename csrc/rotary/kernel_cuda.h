@@ -42,7 +42,7 @@ constexpr int heads_of_thread = 5;  // the more, the less a token's own work cos
 /// alive.
 template <typename T, int capacity>
 struct Launch {
-  Rows rows[2];
+  HeadView views[2];
   int64_t tokens;
   core::Divisor<int64_t> seq;
   int64_t position_stride[3], offset;
@@ -201,7 +201,7 @@ __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
   return {number, place.quotient, place.remainder};
 }
 
-__device__ inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+__device__ inline int64_t offset_of(const Token& token, int64_t head, const int64_t* stride) {
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
@@ -219,10 +219,10 @@ class TokenRows {
   __device__ TokenRows(const Launch<T, capacity>& launch, const Token& token) : launch_(launch) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Rows& rows = launch.rows[r];
+      const HeadView& view = launch.views[r];
       const int start = launch.start[r];
-      in_[r] = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride) + start;
-      out_[r] = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride) + start;
+      in_[r] = static_cast<const T*>(view.in) + offset_of(token, 0, view.in_stride) + start;
+      out_[r] = static_cast<T*>(view.out) + offset_of(token, 0, view.out_stride) + start;
     }
   }
 
@@ -230,9 +230,9 @@ class TokenRows {
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
     const int place = is_key ? head - launch_.query_heads : head;
-    const Rows& rows = launch_.rows[is_key];
-    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, rows.in_stride[2]),
-            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, rows.out_stride[2])};
+    const HeadView& view = launch_.views[is_key];
+    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, view.in_stride[2]),
+            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, view.out_stride[2])};
   }
 
  private:
@@ -395,15 +395,15 @@ bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
   bool fits = arguments.pairs % size == 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    fits = fits && window_start(arguments, rows) % size == 0 &&
-           row_dim(arguments, rows) % size == 0 &&
-           reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
-           reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
+    const HeadView& view = arguments.views[r];
+    fits = fits && window_start(arguments, view) % size == 0 &&
+           row_dim(arguments, view) % size == 0 &&
+           reinterpret_cast<uintptr_t>(view.in) % vector_bytes == 0 &&
+           reinterpret_cast<uintptr_t>(view.out) % vector_bytes == 0;
     for (int i = 0; i < 3; ++i)
-      fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
-    fits = fits && std::abs(rows.in_stride[2]) <= INT32_MAX &&
-           std::abs(rows.out_stride[2]) <= INT32_MAX;
+      fits = fits && view.in_stride[i] % size == 0 && view.out_stride[i] % size == 0;
+    fits = fits && std::abs(view.in_stride[2]) <= INT32_MAX &&
+           std::abs(view.out_stride[2]) <= INT32_MAX;
   }
   return fits;
 }
@@ -411,8 +411,8 @@ bool can_use_vectors(const Arguments& arguments) {
 template <typename T, int capacity, Form form = Form::exact>
 LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   LaunchOf<T, capacity, form> launch = {};
-  launch.rows[0] = arguments.rows[0];
-  if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
+  launch.views[0] = arguments.views[0];
+  if (arguments.count > 1) launch.views[1] = arguments.views[1];
   launch.tokens = arguments.batch * arguments.seq;
   launch.seq = core::Divisor<int64_t>::of(std::max<int64_t>(1, arguments.seq));
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
@@ -423,14 +423,14 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.error = arguments.error;
   launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
   launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
-  launch.query_heads = static_cast<int>(arguments.rows[0].heads);
+  launch.query_heads = static_cast<int>(arguments.views[0].heads);
   launch.heads =
-      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.rows[1].heads) : 0);
+      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.views[1].heads) : 0);
   launch.pairs = static_cast<int>(arguments.pairs);
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    launch.start[r] = static_cast<int>(window_start(arguments, rows));
-    launch.outside[r] = static_cast<int>(row_dim(arguments, rows)) - 2 * launch.pairs;
+    const HeadView& view = arguments.views[r];
+    launch.start[r] = static_cast<int>(window_start(arguments, view));
+    launch.outside[r] = static_cast<int>(row_dim(arguments, view)) - 2 * launch.pairs;
   }
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;

@@ -24,7 +24,7 @@ struct Cache {
 struct Arguments {
   /// Query and key. The key's `out` is null if the rotated key is written only to the cache.
   rotary::Arguments rotation;
-  rotary::Rows value;  // `out` is not used
+  rotary::HeadView value;  // `out` is not used
   int64_t value_dim = 0;
   Cache key_cache, value_cache;
   bool float8 = false;              // the caches' type: float8 e4m3fn, or that of the data

@@ -14,7 +14,7 @@ using rotary::Token;
 
 /// Arguments of a launch in addition to those of the rotation.
 struct Keeping {
-  rotary::Rows value;
+  rotary::HeadView value;
   Cache key_cache, value_cache;
   core::IndexView slots;
   int64_t slot_stride[2];
@@ -120,7 +120,7 @@ __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& k
     const int column = (at.remainder < before ? at.remainder : at.remainder + window) * size;
     const rotary::Row<T> row = rows.row(launch.query_heads + head);
     const auto pack = Pack<T, size>::read(row.in + column - launch.start[1]);
-    const bool moves = launch.rows[1].out != nullptr && row.in != row.out;
+    const bool moves = launch.views[1].out != nullptr && row.in != row.out;
     if (moves) pack.write(row.out + column - launch.start[1]);
     if (slot.is_kept) keeper.keep(pack, head, column);
   }
@@ -134,7 +134,7 @@ class Values {
   __device__ Values(const Keeping& keeping, const Token& token, int begin, int end)
       : keeping_(keeping),
         in_(static_cast<const T*>(keeping.value.in) +
-            rotary::place_of(token, begin, keeping.value.in_stride)),
+            rotary::offset_of(token, begin, keeping.value.in_stride)),
         begin_(begin),
         count_((end - begin) * (keeping.value_dim / size)) {
     const int first = static_cast<int>(threadIdx.x);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
   const int end = min(launch.heads, begin + launch.heads_of_block);
   const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
   const int value_heads = static_cast<int>(keeping.value.heads);
-  const bool key_moves = launch.rows[1].out != nullptr;
+  const bool key_moves = launch.views[1].out != nullptr;
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
@@ -241,7 +241,7 @@ bool fits_vectors(const Cache& cache) {
 template <typename T, bool float8>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = rotary::vector_bytes / sizeof(T);
-  const rotary::Rows& value = arguments.value;
+  const rotary::HeadView& value = arguments.value;
   bool fits = arguments.value_dim % size == 0 &&
               reinterpret_cast<uintptr_t>(value.in) % rotary::vector_bytes == 0;
   for (const int64_t stride : value.in_stride) fits = fits && stride % size == 0;

@@ -189,8 +189,8 @@ void set_slots(const Tensor& slots, const Dimensions& where, Arguments& argument
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
   rotation.error = dispatcher::device_error(query.device());
-  const int64_t elements = rotation.rows[0].heads * rotation.head_dim +
-                           rotation.rows[1].heads * (rotation.head_dim + arguments.value_dim);
+  const int64_t elements = rotation.views[0].heads * rotation.head_dim +
+                           rotation.views[1].heads * (rotation.head_dim + arguments.value_dim);
   dispatcher::launch(arguments, query, rotation.batch * rotation.seq,
                      2 * elements * core::size_of(rotation.scalar), rotate_and_keep_cpu,
                      POSEMBED_CUDA_LAUNCHER(rotate_and_keep_cuda));
@@ -214,7 +214,7 @@ void rotary_cache(const Call& call) {
   const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
   arguments.rotation = rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2},
                                          inputs, by, *spec);
-  arguments.value = rotary::rows(value, nullptr, where);
+  arguments.value = rotary::head_view(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =
       cache_of(call.key_cache, call.cache_layout, call.key_scale, call.key_scale_tensor);

@@ -10,10 +10,10 @@ namespace posembed::rotary_norm {
 namespace {
 
 using core::Compute;
+using rotary::HeadView;
 using rotary::Launch;
 using rotary::Owners;
 using rotary::Pack;
-using rotary::Rows;
 using rotary::Token;
 
 /// Arguments of a launch in addition to those of the rotation; index 0 is query, 1 is key.
@@ -26,7 +26,7 @@ struct Norms {
 
 /// Additional arguments of the backward launch.
 struct Backward {
-  Rows normed[2];
+  HeadView normed[2];
   void* partial;
   int64_t parts;
 };
@@ -146,7 +146,7 @@ struct Head {
   __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
       : r(head >= launch.query_heads),
         number(r == 0 ? head : head - launch.query_heads),
-        rstd_at(token.number * launch.rows[r].heads + number) {}
+        rstd_at(token.number * launch.views[r].heads + number) {}
 };
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -266,11 +266,11 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
     for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
       const bool active = pass + owners.group < launch.heads;
       const Head head(launch, token, active ? pass + owners.group : 0);
-      const Rows &rows = launch.rows[head.r], &normed = backward.normed[head.r];
-      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
-      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
+      const HeadView &view = launch.views[head.r], &normed = backward.normed[head.r];
+      const T* in = static_cast<const T*>(view.in) + offset_of(token, head.number, view.in_stride);
+      T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
       const T* x =
-          static_cast<const T*>(normed.in) + place_of(token, head.number, normed.in_stride);
+          static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
       const C rstd = active ? static_cast<const C*>(norms.rstd[head.r])[head.rstd_at] : C(0);
       C* sum = sums + (owners.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
@@ -436,8 +436,8 @@ bool can_use_vectors(const Arguments& arguments) {
 
 template <typename T>
 bool can_use_vectors(const BackwardArguments& arguments) {
-  rotary::Arguments normed = arguments.forward.rotation;  // its rows are query and key
-  std::copy(arguments.normed, arguments.normed + 2, normed.rows);
+  rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
+  std::copy(arguments.normed, arguments.normed + 2, normed.views);
   return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
 }
 

@@ -90,7 +90,7 @@ Prepared prepare(const Call& call, const rotary::Specification& spec, const Two&
 
 /// The size of a token's heads in bytes.
 int64_t token_bytes(const rotary::Arguments& rotation) {
-  const int64_t heads = rotation.rows[0].heads + rotation.rows[1].heads;
+  const int64_t heads = rotation.views[0].heads + rotation.views[1].heads;
   return heads * rotation.head_dim * core::size_of(rotation.scalar);
 }
 
@@ -180,7 +180,7 @@ Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradie
   BackwardArguments arguments;
   arguments.forward = prepared.arguments;
   for (int r = 0; r < 2; ++r) {
-    arguments.normed[r] = rotary::rows(normed[r], nullptr, where);
+    arguments.normed[r] = rotary::head_view(normed[r], nullptr, where);
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;
