@@ -41,10 +41,10 @@ POSEMBED_INLINE int64_t slot_offset(const Cache& cache, int64_t slot, int64_t pa
 
 /// Processes tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have
 /// been checked.
-POSEMBED_CPU_KERNEL(rotate_and_keep, void(const Arguments& arguments, int64_t begin, int64_t end));
+POSEMBED_CPU_KERNEL(rotate_and_cache, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Processes all tokens on `stream`. A slot outside the cache is recorded and its token is not
 /// written.
-const char* rotate_and_keep_cuda(const Arguments& arguments, core::CudaStream stream);
+const char* rotate_and_cache_cuda(const Arguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::rotary_cache

@@ -192,8 +192,8 @@ void launch(Arguments& arguments, const Tensor& query) {
   const int64_t elements = rotation.views[0].heads * rotation.head_dim +
                            rotation.views[1].heads * (rotation.head_dim + arguments.value_dim);
   dispatcher::launch(arguments, query, rotation.batch * rotation.seq,
-                     2 * elements * core::size_of(rotation.scalar), rotate_and_keep_cpu,
-                     POSEMBED_CUDA_LAUNCHER(rotate_and_keep_cuda));
+                     2 * elements * core::size_of(rotation.scalar), rotate_and_cache_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_and_cache_cuda));
 }
 
 void rotary_cache(const Call& call) {

@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 // Renamed, because the library may contain the real launcher.
-#define rotate_and_keep_cuda rotate_and_keep_cuda_on_cpu
+#define rotate_and_cache_cuda rotate_and_cache_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
 #include "rotary_cache/kernel_cuda.cu"
@@ -20,12 +20,12 @@ struct Variant {
 };
 
 void run_on_gpu(const Arguments& arguments, int64_t, int64_t) {
-  ASSERT_EQ(rotate_and_keep_cuda(arguments, nullptr), nullptr);
+  ASSERT_EQ(rotate_and_cache_cuda(arguments, nullptr), nullptr);
 }
 
 std::vector<Variant> variants() {
   std::vector<Variant> result = {{"cuda source", run_on_gpu}};
-  POSEMBED_ADD_COPIES(result, isa::rotate_and_keep)
+  POSEMBED_ADD_COPIES(result, isa::rotate_and_cache)
   return result;
 }
 
