@@ -13,7 +13,7 @@ class RowAdder {
  public:
   explicit RowAdder(int64_t dim) : dim_(dim) {}
 
-  void add(const Rows<T>& rows, T* out) {
+  void add(const RowPointers<T>& rows, T* out) {
     rows_[count_] = rows;
     out_[count_++] = out;
     if (count_ == side_by_side) add_all();
@@ -54,7 +54,7 @@ class RowAdder {
   }
 
   int64_t dim_, count_ = 0;
-  Rows<T> rows_[side_by_side];
+  RowPointers<T> rows_[side_by_side];
   T* out_[side_by_side];
 };
 
@@ -62,10 +62,10 @@ template <typename T, bool plain, bool streaming>
 void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;
   RowAdder<T, plain, streaming> adder(a.embedding_dim);
-  TokenRows<T> tokens(a, begin, end);
+  TokenIterator<T> tokens(a, begin, end);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     // Only one row of sinusoids is kept: the next position overwrites it.
-    if (tokens.makes_wave()) adder.flush();
+    if (tokens.computes_sinusoid()) adder.flush();
     if (streaming) tokens.expect(static_cast<const T*>(f.out));
     adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
   }
@@ -78,11 +78,11 @@ template <typename T, bool streaming>
 void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;
   const int64_t dim = a.embedding_dim;
-  TokenRows<T> tokens(a, begin, end);
+  TokenIterator<T> tokens(a, begin, end);
   DropFactors<T> drop(a.dropout, a.seed, a.first_element, dim);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     const int64_t row = row_of(a, tokens.token());
-    const Rows<T> rows = tokens.rows();
+    const RowPointers<T> rows = tokens.rows();
     const Compute<T>* factors = drop.at(row * dim, dim);
     T* out = static_cast<T*>(f.out) + row * dim;
     core::for_blocks(dim, [&](int64_t i, auto count) {

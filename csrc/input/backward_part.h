@@ -15,7 +15,7 @@ template <typename T>
 struct GradientRow {
   using C = Compute<T>;
 
-  Rows<T> rows;
+  RowPointers<T> rows;
   const T* given;  // the output's gradient
   const T* soon;   // that of a later token, to prefetch
   T* out;          // nullptr: only the sums are needed
@@ -237,7 +237,7 @@ class BackwardPart {
   int64_t dim_, columns_, count_;
   bool grouped_;
   RowMemory<C> memory_;
-  TokenRows<T> tokens_;
+  TokenIterator<T> tokens_;
   DropFactors<T> factors_;
   ValueRow<T> weight_;
   C* partial_;

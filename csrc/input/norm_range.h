@@ -119,7 +119,7 @@ class NormRange {
   const Arguments& a_;
   int64_t dim_, count_;
   RowMemory<C> memory_;
-  TokenRows<T> tokens_;
+  TokenIterator<T> tokens_;
   DropFactors<T> factors_;
   ValueRow<T> weight_, bias_;
 };

@@ -90,11 +90,11 @@ POSEMBED_INLINE const T* table_row(const Table& table, const Token& token) {
 
 /// A row of sinusoids in block order.
 template <typename T>
-class Wave {
+class SinusoidRow {
  public:
   using C = Compute<T>;
 
-  explicit Wave(const sinusoidal::Sinusoid& sinusoid)
+  explicit SinusoidRow(const sinusoidal::Sinusoid& sinusoid)
       : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
 
   /// Whether at(position) would overwrite the row that it last returned.
@@ -136,13 +136,13 @@ class Wave {
   int64_t position_ = 0;
 };
 
-/// The rows of one token.
+/// The addresses of the rows of one token.
 template <typename T>
-struct Rows {
+struct RowPointers {
   const T* token = nullptr;
   const T* type = nullptr;
   const T* position = nullptr;
-  const Compute<T>* wave = nullptr;
+  const Compute<T>* sinusoid = nullptr;
   Compute<T> scale = 1;
   const T* soon = nullptr;  // the token row of a later token, to prefetch
 };
@@ -162,24 +162,24 @@ POSEMBED_INLINE bool is_plain(const Arguments& a) {
 
 /// The sum of a token's rows from column i on, in BERT's order. `plain`: is_plain(arguments).
 template <bool plain, typename T, typename Count>
-POSEMBED_INLINE Block32<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
+POSEMBED_INLINE Block32<T> sum_at(const RowPointers<T>& rows, int64_t i, Count count) {
   prefetch_block(rows.soon + i);
   Block32<T> sum = core::load_block(rows.token + i, count);
   if constexpr (plain) return sum + core::load_block(rows.position + i, count);
   if (rows.scale != 1) sum = sum * rows.scale;
   if (rows.type != nullptr) sum = sum + core::load_block(rows.type + i, count);
   if (rows.position != nullptr) sum = sum + core::load_block(rows.position + i, count);
-  if (rows.wave != nullptr) sum = sum + core::load_values<T>(rows.wave + i);
+  if (rows.sinusoid != nullptr) sum = sum + core::load_values<T>(rows.sinusoid + i);
   return sum;
 }
 
 /// Iterates over tokens and finds their rows.
 template <typename T>
-class TokenRows {
+class TokenIterator {
  public:
   /// Tokens [begin, end).
-  TokenRows(const Arguments& a, int64_t begin, int64_t end)
-      : a_(a), left_(end - begin - distance), wave_(a.sinusoid) {
+  TokenIterator(const Arguments& a, int64_t begin, int64_t end)
+      : a_(a), left_(end - begin - distance), sinusoid_(a.sinusoid) {
     if (begin >= end) return;
     token_ = token_at(a, begin);
     soon_ = left_ > 0 ? token_at(a, begin + distance) : token_;
@@ -197,12 +197,12 @@ class TokenRows {
   }
 
   /// Whether rows() computes a new row of sinusoids.
-  bool makes_wave() const { return wave_.changes(index_of(a_.position, token_)); }
+  bool computes_sinusoid() const { return sinusoid_.changes(index_of(a_.position, token_)); }
 
   /// The rows of the current token.
-  Rows<T> rows() {
+  RowPointers<T> rows() {
     return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
-            table_row<T>(a_.position, token_), wave_.at(index_of(a_.position, token_)),
+            table_row<T>(a_.position, token_), sinusoid_.at(index_of(a_.position, token_)),
             static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, soon_)};
   }
 
@@ -218,7 +218,7 @@ class TokenRows {
   const Arguments& a_;
   int64_t left_;  // tokens until soon_ is the last
   Token token_{}, soon_{};
-  Wave<T> wave_;
+  SinusoidRow<T> sinusoid_;
 };
 
 }  // namespace posembed::input::POSEMBED_ISA
