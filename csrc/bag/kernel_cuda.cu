@@ -1,6 +1,6 @@
-// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, and so gives the same
-// bits. In the backward pass a warp or a thread takes a place and finds its bag by bisection, so
-// that long bags cost no more than short ones.
+// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have the
+// same bits. In the backward pass a warp or a thread processes a place and finds its bag by binary
+// search, so that long bags cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/device_item.h"
 #include "core/device_store.h"

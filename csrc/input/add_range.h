@@ -1,5 +1,5 @@
-// Forward without a norm: adds rows in registers, four tokens side by side, because memory serves
-// several pages at once faster than one after another. Part of kernel_cpu.cpp.
+// Forward without a norm: adds rows in registers, four tokens at a time, because several pages are
+// read in parallel faster than in sequence. Part of kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"

@@ -83,12 +83,12 @@ class BackwardPart {
   /// Tokens that are processed together.
   static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
 
-  /// Whether the tokens of a place share a row of sinusoids, if any, because only one row is kept.
+  /// Whether the tokens of a seq index share a row of sinusoids, if any: only one row is kept.
   static bool shares_waves(const Arguments& a) {
     return a.sinusoid.pairs == 0 || a.position.index_stride[0] == 0;
   }
 
-  /// The end of a part. For the position gradient, all tokens of a place belong to one part.
+  /// The end of a part. For the position gradient, all tokens of a seq index belong to one part.
   int64_t last(int64_t number) const {
     const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
     return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;

@@ -79,7 +79,7 @@ __device__ C team_sum(const Teams& teams, C value) {
   return teams.threads > warp_size ? block_sum(value) : core::over_warp(value, core::Add());
 }
 
-/// A thread's place in its team, and its team's among those of the block.
+/// A thread's index in its team, and its team's index in the block.
 struct Member {
   int in_block, team, rank;
 

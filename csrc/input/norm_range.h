@@ -1,6 +1,6 @@
 // Forward with a norm. Sums one token's row in a buffer in the first-level cache while it
-// normalises and writes the row of an earlier token, so that additions wait neither for square
-// roots nor for memory. Part of kernel_cpu.cpp.
+// normalises and writes the row of an earlier token, so that additions do not wait for square
+// roots or memory. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cmath>

@@ -60,8 +60,8 @@ struct Token {
   int64_t batch, place;
 };
 
-/// The token with a number. Tokens are numbered by place, then batch, so that consecutive tokens
-/// share a position.
+/// The token with a number. Tokens are numbered by seq index, then batch, so that consecutive
+/// tokens share a position.
 POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
   return {number % a.batch, number / a.batch};
 }
@@ -72,7 +72,7 @@ POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
   return {0, token.place + 1};
 }
 
-/// The token's place in [batch, seq].
+/// The token's index in [batch, seq].
 POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
   return token.batch * a.seq + token.place;
 }

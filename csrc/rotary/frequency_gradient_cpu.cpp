@@ -28,7 +28,7 @@ void add_moments(const T* x, const T* g, int64_t pairs, Compute<T>* POSEMBED_RES
 template <typename T>
 using Moments = Compute<T>[std::max<int64_t>(max_pairs, 2048)];
 
-/// Tiles keep the number of memory streams low where heads are runs.
+/// Tiles keep the number of memory streams low in head-major tensors.
 template <typename T>
 Tile tile_of_moments(const Arguments& arguments) {
   constexpr int64_t moments = sizeof(Moments<T>) / sizeof(Compute<T>);

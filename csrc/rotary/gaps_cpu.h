@@ -15,7 +15,7 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Whether to fetch gaps: for data that leaves the caches, on processors other than Intel's.
+/// Whether to prefetch gaps: for data larger than the caches, on processors other than Intel's.
 template <typename T>
 bool fetches_gaps(const Arguments& arguments) {
   int64_t elements = 0;
@@ -45,7 +45,8 @@ inline int64_t gap_between_heads(const HeadView& view, int64_t read) {
   return view.heads > 1 && view.in_stride[2] > read ? view.in_stride[2] - read : 0;
 }
 
-/// The gap between heads if fetching it pays, otherwise 0: wide gaps cost more than they gain.
+/// The gap between heads if it is worth prefetching, otherwise 0: wide gaps cost more than they
+/// save.
 template <typename T>
 int64_t fetched_between_heads(const Arguments& arguments, const HeadView& view) {
   constexpr int64_t size = sizeof(T);
@@ -59,9 +60,9 @@ POSEMBED_INLINE const T* row_of(const HeadView& view, const Token& token, int64_
   return static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride);
 }
 
-/// Fetches the gap, unless it is too wide to pay, between a token's rows of tensor `r` and the rows
+/// Prefetches the gap, unless it is too wide, between a token's rows of tensor `r` and the rows
 /// read next: the next tensor's, or after the last tensor those of the token `next`. Do not call it
-/// where gaps between heads have already stopped the prefetcher: it costs more than it gains there.
+/// where gaps between heads have already stopped the prefetcher: there it costs more than it saves.
 template <typename T>
 POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,
                                         const Token& next) {

@@ -1,6 +1,6 @@
 // Rotary embedding on the CPU, compiled once per instruction set. Walks tokens in small tiles: sine
-// and cosine of a tile are computed once, stay in the caches and serve all heads of query and key,
-// and all sequences of a batch if that pays.
+// and cosine of a tile are computed once, stay in the caches and rotate all heads of query and key,
+// and all sequences of a batch where sharing saves time.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -20,9 +20,8 @@ namespace {
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of the rows of a tile: first `heads` heads of every `apart`-th token from the first
-/// one, then the next heads of these tokens; then the same for the tokens from the second one, and
-/// so on.
+/// The order of a tile's rows: `heads` heads of every `apart`-th token from the first on, then the
+/// next heads of these tokens; then the same from the second token on, and so on.
 struct RowOrder {
   int64_t tile;  // tokens
   int64_t apart;
@@ -31,13 +30,13 @@ struct RowOrder {
 
 constexpr RowOrder token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
 
-/// The order for is_head_major(): few and long runs of memory, for the hardware prefetcher.
+/// The order for head-major tensors: few, long memory streams, for the hardware prefetcher.
 template <typename T>
 constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 
-/// Four long runs of memory at a time, if the heads of a token are neighbours. Pays only on Intel
-/// processors, for data that leaves the caches and tokens of a page or more, because sine and
-/// cosine are loaded more often.
+/// Four long memory streams at a time, if the heads of a token are contiguous. Only for Intel
+/// processors, data larger than the caches and tokens of a page or more: elsewhere loading sine and
+/// cosine more often costs more than it saves.
 template <typename T>
 RowOrder four_abreast(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
@@ -92,7 +91,8 @@ Walk<T> plan_walk(const Arguments& arguments, const HeadView& view) {
 }
 
 /// Prefetches the first lines of a token before its angles are computed, because the hardware
-/// prefetcher does not follow from one tensor to the next. Pays only for streamed float32.
+/// prefetcher does not follow from one tensor to the next. Only for streamed float32; elsewhere it
+/// loses time.
 template <typename T>
 POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& token) {
   constexpr int64_t elements = 256 / sizeof(T);
@@ -102,8 +102,8 @@ POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& tok
   }
 }
 
-/// For is_head_major(): fetches 2 KiB ahead of the rows to rotate next, because the hardware
-/// prefetcher does not follow that many runs.
+/// Prefetches 2 KiB ahead of the next rows of a head-major tensor, because the hardware prefetcher
+/// does not follow that many streams.
 template <typename T>
 POSEMBED_INLINE void fetch_ahead(const RowGroup<T>& rows, int64_t dim) {
   constexpr int64_t ahead = 2048 / sizeof(T);
@@ -162,16 +162,16 @@ struct Plan {
   int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
 };
 
-/// Whether the sequences of a batch have the same positions. False for xPos, where query and key
-/// have different angles.
+/// Whether the sequences of a batch can share angles: same positions, and no xPos, where query and
+/// key have different angles.
 inline bool has_common_positions(const Arguments& arguments) {
   if (arguments.batch == 1 || arguments.decay != nullptr) return false;
   if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Sharing angles saves most with few heads. Beyond the caches each sequence's tile
-/// is a separate run of memory, so sharing pays only for short runs without gaps to fetch.
+/// Plan::places. Sharing angles saves most with few heads. For data larger than the caches each
+/// sequence's tile is a separate memory stream, so only short tiles without gaps share.
 template <typename T>
 int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
   if (!has_common_positions(arguments)) return 0;

@@ -38,7 +38,7 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches on Intel processors; on AMD's it would cost time. Rotations in place need to look
+/// Prefetches on Intel processors only, because on AMD's it loses time. In-place rotations prefetch
 /// farther ahead than streamed ones.
 template <bool streaming, int64_t bytes, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
@@ -414,7 +414,7 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
   return choose_rotation<T, interleaved, streaming>(pairs, Known{});
 }
 
-/// memcpy that fetches 1 KiB ahead on Intel processors, where prefetching pays.
+/// memcpy that prefetches 1 KiB ahead on Intel processors, where prefetching saves time.
 inline void copy_ahead(void* out, const void* in, int64_t bytes) {
   const char* ahead = static_cast<const char*>(in) + 1024;
   if (core::is_intel) fetch(ahead, ahead + bytes);

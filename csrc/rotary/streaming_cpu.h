@@ -1,4 +1,4 @@
-// Decides which rows are written past the caches. Included only by kernel_cpu.cpp files.
+// Chooses which rows are written with non-temporal stores. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Tiles: some heads of some tokens. If the tokens of a head are neighbours in memory, each head is
-// a separate stream; with tiles a kernel follows few streams at a time and fetches ahead in them.
+// Tiles: some heads of some tokens. In a head-major tensor each head is a separate memory stream;
+// with tiles a kernel reads few streams at a time and prefetches them.
 // Included only by kernel_cpu.cpp files.
 #pragma once
 

@@ -16,7 +16,7 @@ struct Token {
 };
 
 /// Numbers tokens 0 to batch * seq - 1 in memory order, because other orders are slow: in [seq,
-/// batch, heads, head_dim] the tokens of a place are neighbours. Sums over tokens do not follow
+/// batch, heads, head_dim] the tokens of one `seq` are neighbours. Sums over tokens do not follow
 /// this order, so their bits are the same for any strides.
 class TokenOrder {
  public:
@@ -55,8 +55,8 @@ class TokenOrder {
   int64_t inner_;
 };
 
-/// Whether the tokens of a head are neighbours in memory, so that each head is a separate stream
-/// and tokens are walked in tiles of a few heads.
+/// Whether the tokens of a head are neighbours in memory ([batch, heads, seq, head_dim]). Each head
+/// is then a separate memory stream, and tokens are processed in tiles of a few heads.
 inline bool is_head_major(const HeadView& view) {
   return view.heads > 1 && view.in_stride[1] < view.in_stride[2];
 }

@@ -1,6 +1,6 @@
 // Rotates query and key and writes key and value to a paged cache, in one pass over memory. Pages
 // as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-// PagedAttention", 2023: a token's slot is page * page_size + place in the page.
+// PagedAttention", 2023: a token's slot is page * page_size + index in the page.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace posembed::rotary_cache {
 /// The cache of keys or of values: [pages, page_size, heads, dim] with a contiguous last dimension.
 struct Cache {
   void* data = nullptr;
-  int64_t stride[3] = {0, 0, 0};  // page, place in the page, head; in elements
+  int64_t stride[3] = {0, 0, 0};  // page, index in the page, head; in elements
   /// float8: the divisor of rows.
   float scale = 1.0f;
   const float* scale_data = nullptr;  // the scale on the data's device, instead of `scale`

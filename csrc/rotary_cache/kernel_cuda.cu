@@ -1,6 +1,6 @@
-// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
-// members of its pairs. A thread writes its results to all their destinations, so keys and values
-// are read once.
+// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
+// members of its pairs. Each thread writes its results to every destination, so keys and values are
+// read once.
 #include "core/float8.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_cache/kernel.h"
@@ -24,7 +24,7 @@ struct CacheLaunch {
   core::Divisor<int> value_packs;  // of a head
 };
 
-/// A token's place in the caches.
+/// A token's slot in the caches.
 struct Slot {
   bool is_written = false;
   int64_t page = 0, place = 0;
@@ -36,8 +36,8 @@ struct alignas(size) Float8Pack {
   uint16_t pair[size / 2];
 };
 
-/// Divides by a scale, as exactly as a division does for all quotients that float8 can tell apart,
-/// in three instructions.
+/// Divides by a scale in three instructions. Equals a division for every quotient that float8
+/// distinguishes.
 class Scale {
  public:
   __device__ explicit Scale(float scale)
@@ -56,7 +56,7 @@ class Scale {
   bool is_moderate_;
 };
 
-/// The place of one token in a cache; stores packs of T there.
+/// Writes packs of T to one token's slot in a cache.
 template <typename T, int size, bool float8>
 struct CacheWriter {
   using Stored = std::conditional_t<float8, core::Float8, T>;

@@ -1,5 +1,5 @@
-// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
-// members of its pairs and a share of the components outside the window. The threads of a head add
+// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
+// members of its pairs and a part of the components outside the window. The threads of a head add
 // their squares by shuffles. In the backward pass each of a fixed number of blocks takes a share of
 // the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "core/part_sum.h"

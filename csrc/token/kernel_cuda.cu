@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
 // the ids, then a warp sums at most 64 rows of one id; for ids with more rows, the sums of such
 // spans are added. Every row, zero or not, is written once. There are no atomics and every sum has
-// one order, so every run gives the same bits.
+// one order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
