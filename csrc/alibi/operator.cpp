@@ -197,7 +197,7 @@ Tensor new_scores(const Tensor& scores, const Tensor& slopes, const Places& plac
   check_scores(scores, slopes, places);
   const Layout layout(places, hide, scores.size(-2), scores.size(-1));
   Tensor out = dispatcher::empty(scores.sizes(), scores.options());
-  write(dispatcher::with_dense_rows(scores), slopes, layout, scale, out);
+  write(dispatcher::with_contiguous_last_dim(scores), slopes, layout, scale, out);
   return out;
 }
 
@@ -242,7 +242,7 @@ class SlopeSum {
 Tensor bias_backward(const Tensor& grad, const Places& places, bool two_sided, MaybeType dtype) {
   check_matrices(grad, "grad", places);
   const Layout layout(places, true, grad.size(-2), grad.size(-1));
-  const Tensor in = dispatcher::with_dense_rows(grad);
+  const Tensor in = dispatcher::with_contiguous_last_dim(grad);
   const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
   ReduceArguments call;
   call.distances = layout.distances();
@@ -261,8 +261,8 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
                                             int64_t sides, MaybeType dtype) {
   check_softmax_backward(grad, weights, places, sides);
   const Layout layout(places, hide, grad.size(-2), grad.size(-1));
-  const Tensor of_output = dispatcher::with_dense_rows(grad),
-               output = dispatcher::with_dense_rows(weights);
+  const Tensor of_output = dispatcher::with_contiguous_last_dim(grad),
+               output = dispatcher::with_contiguous_last_dim(weights);
   Tensor out = dispatcher::empty(grad.sizes(), grad.options());
   const SlopeSum sum(grad, sides, dtype);
   SoftmaxBackwardArguments call;

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
-from posembed._build_info import BuildInfo
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from posembed._C import *  # noqa: F403
 
 # Every module is bound as a class in _C.cpp, which a class in _C wraps.
-__all__ = sorted(name for name in dir(bindings().cpp) if not name.startswith("_"))  # noqa: PLE0605
+__all__ = sorted(name for name in dir(bindings().cpp) if not name.startswith("_"))
 
 globals().update({name: getattr(bindings(), name) for name in __all__})

@@ -11,7 +11,7 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
-from cases import floors, peers
+from cases import bandwidth_limits, peers
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 LATENT_HEADS, LATENT, ROPE = 32, 512, 64
@@ -62,7 +62,7 @@ def normed(name: str, batch: int, seq: int, dtype: torch.dtype, device: str) -> 
     return Case(
         name,
         {
-            **floors.update(query, key),
+            **bandwidth_limits.update(query, key),
             "posembed": lambda: functional.norm_rotary(query, key, weight, weight, spec=spec),
             "posembed, bhsd in memory": lambda: functional.norm_rotary(
                 *heads_first, weight, weight, spec=spec
@@ -153,7 +153,7 @@ def latent(name: str, tokens: int, dtype: torch.dtype, device: str) -> Case:
     options = {"spec": spec, "layout": "thd"}
     ours, unfused = "posembed", "rotary_, then index_copy_"
     candidates = {
-        **floors.update(query),
+        **bandwidth_limits.update(query),
         ours: lambda: functional.mla_rotary_cache_(query, kept, key_rope, cache, slots, **options),
         unfused: apart,
     }

@@ -1,7 +1,7 @@
 """The limits of memory: the fastest copy, update and fill of the same bytes that we know.
 
-torch's own ``copy_`` is no floor: it reads what it is about to overwrite. Where the library of
-floors is not built (``make benchmark`` builds it), and for small sizes, tables are without.
+torch's own ``copy_`` is no limit: it reads what it is about to overwrite. Where the library of
+limits is not built (``make benchmark`` builds it), and for small sizes, tables are without.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Part = tuple[int, int]
 
 COPY, UPDATE, FILL = "fastest copy", "fastest update", "fastest fill"
 
-# Floors take whole blocks of four pages, and enough of them for the start of threads not to count.
+# These take whole blocks of four pages, and enough of them for the start of threads not to count.
 BLOCK = 4 * 4096
 LEAST_BYTES = 4 << 20
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The floors that the kernels' benchmarks use, or None where they are not built."""
+    """The limits that the kernels' benchmarks use, or None where they are not built."""
     root = Path(__file__).resolve().parents[2]
     build = Path(os.environ.get("POSEMBED_BUILD", root / "build" / "dev"))
-    file = build / "benchmarks" / "libposembed_floors.so"
+    file = build / "benchmarks" / "libposembed_bandwidth_limits.so"
     return ctypes.CDLL(str(file)) if file.exists() else None
 
 
@@ -74,7 +74,7 @@ def fastest(candidates: list[Call]) -> Call:
     return min(candidates, key=seconds)
 
 
-def floor(kind: str, count: str, groups: Sequence[tuple[Tensor, ...]]) -> Call | None:
+def limit(kind: str, count: str, groups: Sequence[tuple[Tensor, ...]]) -> Call | None:
     """The fastest function of a kind over all tensors, if there is any.
 
     Args:
@@ -101,17 +101,17 @@ def floor(kind: str, count: str, groups: Sequence[tuple[Tensor, ...]]) -> Call |
 
 def copy(*pairs: tuple[Tensor, Tensor]) -> dict[str, Call]:
     """Copies the first of each pair into the second."""
-    call = floor("posembed_copy", "posembed_copies", pairs)
+    call = limit("posembed_copy", "posembed_copies", pairs)
     return {COPY: call} if call else {}
 
 
 def update(*tensors: Tensor) -> dict[str, Call]:
     """Reads, changes and writes tensors in place."""
-    call = floor("posembed_update", "posembed_updates", [(t,) for t in tensors])
+    call = limit("posembed_update", "posembed_updates", [(t,) for t in tensors])
     return {UPDATE: call} if call else {}
 
 
 def fill(*tensors: Tensor) -> dict[str, Call]:
     """Writes tensors."""
-    call = floor("posembed_fill", "posembed_fills", [(t,) for t in tensors])
+    call = limit("posembed_fill", "posembed_fills", [(t,) for t in tensors])
     return {FILL: call} if call else {}

@@ -1,4 +1,4 @@
-#include "kernels/floors.h"
+#include "kernels/bandwidth_limits.h"
 
 #include <cstring>
 

@@ -1,11 +1,11 @@
-// The sum of a run, by halves, so that every instruction set gives the same bits.
+// The sum of a block, by halves, so that every instruction set gives the same bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#include "core/run.h"
+#include "core/block32.h"
 
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
@@ -25,7 +25,7 @@ constexpr auto last_negative_zero() {
 
 /// The values with 0 in place of -0, as a sum that starts at 0 gives.
 template <typename T>
-POSEMBED_INLINE Run<T> as_sum(Run<T> values) {
+POSEMBED_INLINE Block32<T> as_sum(Block32<T> values) {
   constexpr auto last = last_negative_zero<T>();
   typedef std::remove_const_t<decltype(last)> Bits __attribute__((vector_size(sizeof(Floats))));
   return map(values, values,
@@ -54,13 +54,13 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
   }
 }
 
-/// The sum of a run, by halves for any width of registers.
+/// The sum of a block, by halves for any width of registers.
 template <typename T>
-POSEMBED_INLINE Compute<T> sum(Run<T> values) {
-  constexpr size_t half = Run<T>::count / 2;
-  // If registers hold even and odd elements, the run's halves are neighbours.
+POSEMBED_INLINE Compute<T> sum(Block32<T> values) {
+  constexpr size_t half = Block32<T>::count / 2;
+  // If registers hold even and odd elements, the block's halves are neighbours.
   constexpr bool neighbours = std::is_same_v<T, BFloat16>;
-  typename Run<T>::Lanes part[half];
+  typename Block32<T>::Lanes part[half];
   for (size_t k = 0; k < half; ++k) {
     part[k] = neighbours ? values.part[2 * k] + values.part[2 * k + 1]
                          : values.part[k] + values.part[k + half];

@@ -1,5 +1,5 @@
-// The floors as plain functions, for benchmarks of whole calls, which are written in Python.
-#include "kernels/floors.h"
+// The limits as plain functions, for benchmarks of whole calls, which are written in Python.
+#include "kernels/bandwidth_limits.h"
 
 namespace posembed::benchmarks {
 namespace {
