@@ -88,4 +88,10 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("relative_bias", Bias::kernel<relative_bias>);
 }
 
+// Not composite, because torch.func.vmap would run it sample by sample, with a warning.
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
+  m.impl("relative_buckets", Buckets::kernel<relative_buckets>);
+  m.impl("relative_bias", Bias::kernel<relative_bias>);
+}
+
 }  // namespace posembed::relative_bias

@@ -76,8 +76,8 @@ __all__ = [
     "set_cache_limit",
 ]
 
-# Imported at their first use: models do not need them, pictures need matplotlib, and the C++ modules
-# are bound for one version of Python.
+# Imported at their first use: models do not need them, pictures need matplotlib, and the C++
+# modules are bound for one version of Python.
 _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
 
 

@@ -21,6 +21,7 @@ OPERATORS: list[OperatorCase] = [
 WITHOUT_CASE = {
     "embedding_backward_rows": "the size of its result depends on the ids; token/test_token.py",
     "token_bag_backward_rows": "the size of its result depends on the ids; bag/test_bag.py",
+    "prefer_huge_pages": "advice to the system; test_huge_pages.py",
     "embedding_resize": "draws random rows; token/test_resize.py",
     "learned_positions": "from integers to integers; learned/test_learned.py",
     "relative_buckets": "from integers to integers; relative_bias/test_relative_bias.py",

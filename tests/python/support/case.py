@@ -120,7 +120,7 @@ def in_schema_order(cases: Sequence[OperatorCase], *names: str) -> list[Operator
 
 def _ordered(case: OperatorCase, names: Sequence[str]) -> dict[str, Any]:
     arguments = {argument.name: argument for argument in case.operator._schema.arguments}
-    leading = [name for name in names if name in arguments]
+    leading = [n for n in names if n in arguments and str(arguments[n].type) != "str"]
 
     def sample(*sizes: Any) -> Sample:
         given = case.sample(*sizes)
