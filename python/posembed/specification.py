@@ -298,8 +298,12 @@ class RotarySpec:
         Returns itself if the frequencies do not depend on the length. Do not mix keys that were
         rotated by different resolved specifications in one cache.
         """
-        resolved: str = torch.ops.posembed.rotary_resolve.default(self.text, seq_len)
+        resolved = self.resolved_text(seq_len)
         return self if resolved == self.text else self._of_canonical(resolved)
+
+    def resolved_text(self, seq_len: int) -> str:
+        """``resolve(seq_len).to_json()`` in one step, for a generation whose length grows."""
+        return torch.ops.posembed.rotary_resolve.default(self.text, seq_len)  # type: ignore[no-any-return]
 
     @property
     def is_dynamic(self) -> bool:
