@@ -215,16 +215,14 @@ def embedding_backward(vocabulary: int, dim: int, tokens: int, kind: str) -> Cas
         if kind == "rows":
             return {
                 "posembed": lambda: torch.ops.posembed.embedding_backward_rows(
-                    incoming, ids, num_embeddings=vocabulary
+                    incoming, vocabulary, ids
                 ),
                 "torch, sparse and coalesced": lambda: torch.ops.aten.embedding_sparse_backward(
                     incoming, ids, vocabulary, -1, False
                 ).coalesce(),
             }
         return {
-            "posembed": lambda: torch.ops.posembed.embedding_backward(
-                incoming, ids, num_embeddings=vocabulary
-            ),
+            "posembed": lambda: torch.ops.posembed.embedding_backward(incoming, vocabulary, ids),
             "torch": lambda: torch.ops.aten.embedding_dense_backward(
                 incoming, ids, vocabulary, -1, False
             ),

@@ -10,6 +10,7 @@
 
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
+#include "posembed/pretrained.h"
 #include "posembed/token.h"
 #include "token/operator.h"
 #include "token/table_module.h"
@@ -101,6 +102,18 @@ torch::Tensor TokenEmbeddingImpl::logits(const torch::Tensor& hidden) {
 TokenEmbedding TokenEmbedding::from_pretrained(const torch::Tensor& weight, bool freeze,
                                                TokenOptions options) {
   return token::over_table<TokenEmbedding>(weight, freeze, std::move(options));
+}
+
+TokenEmbedding TokenEmbedding::from_file(
+    const std::string& path, const std::optional<std::vector<std::string>>& vocabulary) {
+  return from_file(path, vocabulary, pretrained::ReadOptions());
+}
+
+TokenEmbedding TokenEmbedding::from_file(const std::string& path,
+                                         const std::optional<std::vector<std::string>>& vocabulary,
+                                         const pretrained::ReadOptions& read, bool freeze,
+                                         TokenOptions options) {
+  return from_file(path, vocabulary, read, freeze, std::move(options), pretrained::OpenOptions());
 }
 
 TokenEmbedding TokenEmbedding::from_file(const std::string& path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import posembed
 
@@ -36,3 +37,31 @@ def test_dir_shows_what_users_are_meant_to_find() -> None:
     assert shown == {*posembed.__all__, "scaling", "analysis", "cpp", "data", "plot"}
     assert "__version__" in dir(posembed)
     assert all(hasattr(posembed, name) for name in shown)
+
+
+WITHOUT_BINDINGS = """
+import sys
+
+sys.modules["posembed._C"] = None  # as if this Python had none
+
+import posembed as pe
+import torch
+
+query = torch.randn(1, 3, 2, 8)
+pe.RotaryEmbedding(8)(query)
+pe.InputEmbedding(5, 8, max_positions=4)(torch.tensor([[1, 2]])).sum().backward()
+for use in (lambda: pe.cpp.RotaryEmbedding, lambda: pe.pretrained.open_vectors("x.vec")):
+    try:
+        use()
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_models_need_no_bindings(tmp_path: Path) -> None:
+    (tmp_path / "x.vec").write_text("a 1.0\n")
+    command = [sys.executable, "-c", WITHOUT_BINDINGS]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    lines = printed.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("need posembed._C, which this build lacks for Python" in line for line in lines)

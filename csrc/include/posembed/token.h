@@ -15,11 +15,15 @@
 #include <vector>
 
 #include "posembed/export.h"
-#include "posembed/pretrained.h"
 
 namespace torch::optim {
 class Optimizer;
 }
+
+namespace posembed::pretrained {
+struct OpenOptions;
+struct ReadOptions;
+}  // namespace posembed::pretrained
 
 namespace posembed {
 
@@ -166,9 +170,15 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
   /// @throws c10::TypeError for a table such as float8 that no dtype is given to convert to
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path,
-            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt,
-            const pretrained::ReadOptions& read = {}, bool freeze = true,
-            TokenOptions options = {0, 0}, const pretrained::OpenOptions& open = {});
+            const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
+  /// With options, which posembed/pretrained.h has.
+  static POSEMBED_API TokenEmbedding from_file(
+      const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
+      const pretrained::ReadOptions& read, bool freeze = true, TokenOptions options = {0, 0});
+  static POSEMBED_API TokenEmbedding
+  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
+            const pretrained::ReadOptions& read, bool freeze, TokenOptions options,
+            const pretrained::OpenOptions& open);
 };
 
 }  // namespace posembed

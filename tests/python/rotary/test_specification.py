@@ -6,6 +6,9 @@ import copy
 import math
 import pickle
 import re
+import resource
+import time
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -395,3 +398,30 @@ def test_differences_in_words() -> None:
     assert "4 numbers" not in plain.diff(same)
     factor = plain.diff(pe.RotarySpec(8, scaling=pe.YarnScaling(1.0, 64, attention_factor=1.5)))
     assert "attention factor: 1 against 1.5" in factor
+
+
+def resident_bytes() -> int:
+    """Memory of this process now: the second number of Linux' /proc/self/statm."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_a_growing_generation_keeps_few_specifications(capsys: pytest.CaptureFixture[str]) -> None:
+    """Dynamic NTK has a new specification at each length: 10,000 of them, with their time."""
+    rope = pe.RotaryEmbedding(64, scaling=pe.DynamicNtkScaling(2.0, 16))
+    query = torch.randn(1, 1, 2, 64)
+
+    def grow(lengths: range) -> float:
+        start = time.perf_counter()
+        for seq_len in lengths:
+            rope(query, seq_len=seq_len)
+        return (time.perf_counter() - start) / len(lengths)
+
+    grow(range(17, 2017))
+    before = resident_bytes()
+    seconds = grow(range(2017, 12017))
+    kept = resident_bytes() - before
+    with capsys.disabled():
+        print(f"\n{seconds * 1e6:.0f} µs and {kept / 10000:.0f} bytes for each new length")
+    assert kept < 8 << 20
+    assert torch.equal(rope(query, seq_len=12016), rope.resolve(12016)(query))
