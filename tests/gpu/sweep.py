@@ -9,6 +9,7 @@ holds NaN, so that an element that a kernel leaves out shows. compute-sanitizer 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 import traceback
@@ -19,12 +20,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "python"))
 
 import posembed as pe
-from support import alibi, bag, input, learned, rotary, rotary_cache, rotary_norm, sinusoidal, token
 from support.case import TOLERANCE, OperatorCase, Sample, assert_close
+from support.families import FAMILIES
 from support.halves import CUDA_ON_CPU
 from torch import Tensor
 
-FAMILIES = (token, bag, learned, sinusoidal, rotary, rotary_cache, rotary_norm, alibi, input)
+CASES = [c for name in FAMILIES for c in importlib.import_module(f"support.{name}").CASES]
 SIZES = ((2, 3), (1, 1), (3, 7), (0, 5), (2, 0), (5, 33), (2, 97))
 QUICK_SIZES = ((2, 3), (3, 37))
 
@@ -100,7 +101,7 @@ def main() -> None:
     if not arguments.no_poison:
         torch.use_deterministic_algorithms(True, warn_only=True)  # and fill new memory with NaN
     began, checks, failures = time.monotonic(), 0, 0
-    for case in (case for family in FAMILIES for case in family.CASES):
+    for case in CASES:
         for dtype in case.dtypes:
             if arguments.quick and dtype not in (torch.float32, torch.bfloat16):
                 continue
