@@ -127,7 +127,7 @@ Layout::Layout(const Places& places, bool hide, int64_t queries, int64_t keys) {
   distances_.keys = keys;
   distances_.offset = places.query_offset.value_or(keys - queries).expect_int();
   distances_.causal = places.causal;
-  distances_.hide = hide;
+  distances_.apply_mask = hide;
   const bool positions = places.query_positions.has_value() || places.key_positions.has_value();
   check_lengths(distances_, positions);
   const auto on_cpu = [](const MaybeTensor& tensor) {
