@@ -10,64 +10,11 @@ from posembed._build_info import BuildInfo
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
-def alibi_add(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_add_(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_softmax(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_softmax_(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool, on_bad_row: str
 ) -> VectorFile: ...
 
 _Progress = Callable[[int, int], None] | None
-
 
 class Vocabulary:
     def __init__(self, words: list[str]) -> None: ...
@@ -98,7 +45,7 @@ class ALiBi(ModuleWrapper):
         self,
         num_heads: int,
         *,
-        slopes: str | Tensor = "press",
+        slopes: str | Tensor = "paper",
         max_bias: float = 8.0,
         causal: bool = True,
         total_heads: int | None = None,
@@ -123,39 +70,43 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def add_(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def softmax(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def softmax_(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
@@ -173,6 +124,7 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
 
 class InputEmbedding(ModuleWrapper):

@@ -530,19 +530,19 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
 
 TEST(ALiBiSlopes, PowersOfTwo) {
   for (int64_t head = 0; head < 8; ++head) {
-    EXPECT_EQ(slope(SlopeKind::press, 8.0, 8, head), std::ldexp(1.0f, -static_cast<int>(head) - 1));
+    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 8, head), std::ldexp(1.0f, -static_cast<int>(head) - 1));
   }
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 16, 0), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 1, 0), 1.0f / 256);
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 16, 0), static_cast<float>(std::sqrt(0.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 1, 0), 1.0f / 256);
 }
 
 TEST(ALiBiSlopes, OtherHeadCountsInterleaveThePowersAround) {
   const float expected[] = {1.0f / 16, 1.0f / 256, 1.0f / 4};
   for (int64_t head = 0; head < 3; ++head) {
-    EXPECT_EQ(slope(SlopeKind::press, 8.0, 3, head), expected[head]);
+    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 3, head), expected[head]);
   }
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 12, 8), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 12, 11), static_cast<float>(std::exp2(-3.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 8), static_cast<float>(std::sqrt(0.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 11), static_cast<float>(std::exp2(-3.5)));
 }
 
 TEST(ALiBiSlopes, GeometricSeriesHasOneRatio) {
@@ -551,13 +551,13 @@ TEST(ALiBiSlopes, GeometricSeriesHasOneRatio) {
 }
 
 TEST(ALiBiSlopes, AreCorrectlyRounded) {
-  for (const auto kind : {SlopeKind::press, SlopeKind::geometric}) {
+  for (const auto kind : {SlopeKind::paper, SlopeKind::geometric}) {
     for (int64_t heads = 1; heads <= 256; ++heads) {
       for (int64_t head = 0; head < heads; ++head) {
         int64_t power = 1;
         while (2 * power <= heads) power *= 2;
         long double exponent = -8.0L * (head + 1) / heads;
-        if (kind == SlopeKind::press) {
+        if (kind == SlopeKind::paper) {
           exponent = head < power ? -8.0L * (head + 1) / power
                                   : -8.0L * (2 * (head - power) + 1) / (2 * power);
         }
