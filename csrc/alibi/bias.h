@@ -26,7 +26,7 @@ POSEMBED_INLINE Row row_at(int64_t number, int64_t heads, int64_t queries) {
 }
 
 template <typename T>
-POSEMBED_INLINE T* elements(const Matrices& matrices, const Row& row) {
+POSEMBED_INLINE T* row_data(const Matrices& matrices, const Row& row) {
   return static_cast<T*>(matrices.data) + row.batch * matrices.stride[0] +
          row.head * matrices.stride[1] + row.query * matrices.stride[2];
 }
@@ -37,54 +37,55 @@ inline constexpr int32_t hidden = std::numeric_limits<int32_t>::min();
 /// The bias of one head as a function of distance = key position - query position: two half-lines
 /// that meet at distance 0. Hidden keys get -infinity, or 0 to keep their scores.
 template <typename C>
-struct Line {
+struct BiasLine {
   C before;
   C after;
   C hidden;
 };
 
 template <typename C>
-POSEMBED_INLINE Line<C> line_of(const Slopes& slopes, const Distances& distances, int64_t head) {
+POSEMBED_INLINE BiasLine<C> bias_line(const Slopes& slopes, const Distances& distances,
+                                      int64_t head) {
   const auto read = [&](int64_t place) {
     return core::read_floating<C>(slopes.data, slopes.scalar, place);
   };
   return {read(head), -read(head + (slopes.sides - 1) * slopes.heads),
-          distances.hide ? -static_cast<C>(INFINITY) : C(0)};
+          distances.apply_mask ? -static_cast<C>(INFINITY) : C(0)};
 }
 
 template <typename C>
-POSEMBED_INLINE C slope_at(const Line<C>& line, int32_t distance) {
+POSEMBED_INLINE C slope_at(const BiasLine<C>& line, int32_t distance) {
   return distance > 0 ? line.after : line.before;
 }
 
 /// Computed from the distance, so that it is exact at any position: slope * key position, as in
 /// some models, loses precision at large positions.
 template <typename C>
-POSEMBED_INLINE C bias(const Line<C>& line, int32_t distance) {
+POSEMBED_INLINE C bias(const BiasLine<C>& line, int32_t distance) {
   return distance == hidden ? line.hidden : slope_at(line, distance) * static_cast<C>(distance);
 }
 
 /// A score with its bias. Hidden scores are not used: padding may hold NaN.
 template <typename C>
-POSEMBED_INLINE C biased(const Line<C>& line, int32_t distance, C score, C scale) {
+POSEMBED_INLINE C biased(const BiasLine<C>& line, int32_t distance, C score, C scale) {
   const C scaled = score * scale;
   if (distance == hidden) return line.hidden < 0 ? line.hidden : scaled;
   return core::fma(slope_at(line, distance), static_cast<C>(distance), scaled);
 }
 
 /// The distance, or hidden, if only the order of positions decides what is visible.
-POSEMBED_INLINE int32_t seen(const Distances& distances, int32_t distance) {
+POSEMBED_INLINE int32_t causal_distance(const Distances& distances, int32_t distance) {
   return distances.causal && distance > 0 ? hidden : distance;
 }
 
 /// Keys [begin, end).
-struct Keys {
+struct KeyRange {
   int64_t begin;
   int64_t end;
 };
 
 /// The keys of the document that contains the query of row `row`; empty if no document does.
-POSEMBED_INLINE Keys document_of(const Distances& distances, int64_t row) {
+POSEMBED_INLINE KeyRange document_of(const Distances& distances, int64_t row) {
   if (distances.documents == 0) return {0, distances.keys};
   const int64_t place = distances.offset + row;
   int64_t low = 0, high = distances.documents + 1;  // boundaries [0, low) are at or before `place`

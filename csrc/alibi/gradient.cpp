@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "alibi/operator.h"
+#include "alibi/score_positions.h"
 #include "dispatcher/autograd.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/saved_call.h"
@@ -22,14 +23,17 @@ using dispatcher::variable_list;
 int64_t code(at::ScalarType type) { return static_cast<int64_t>(type); }
 at::ScalarType type_of(int64_t code) { return static_cast<at::ScalarType>(code); }
 
-/// For derivatives, to which hidden keys contribute nothing.
-constexpr bool without_hiding = false;
+/// The call of a derivative, to which hidden keys contribute nothing.
+Call unmasked(Call call) {
+  call.apply_mask(false);
+  return call;
+}
 
 Tensor scaled(const Tensor& tensor, double scale) {
   return scale == 1.0 ? tensor : at::mul(tensor, scale);
 }
 
-using SavedPlaces = dispatcher::SavedCall<Places>;
+using SavedOptions = dispatcher::SavedCall<Call>;
 
 /// Gradient of alibi_bias.
 class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
@@ -38,17 +42,17 @@ class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    call.members(visit);
     visit(two_sided);
     visit(dtype);
   }
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {call_bias_backward(gradients[0], places.unpack(), two_sided, type_of(dtype))};
+    return {call_bias_backward(gradients[0], two_sided, type_of(dtype), call.unpack())};
   }
 
-  SavedPlaces places;
+  SavedOptions call;
   bool two_sided = false;
   int64_t dtype = 0;  // of slopes
 };
@@ -60,7 +64,7 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    call.members(visit);
     visit(queries);
     visit(keys);
     visit(batch);
@@ -71,12 +75,12 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const Tensor bias =
-        call_bias(gradients[0], queries, keys, places.unpack(), without_hiding, type_of(dtype));
+        call_bias(gradients[0], queries, keys, type_of(dtype), unmasked(call.unpack()));
     if (!batched) return {bias};
     return {bias.expand_symint({batch, -1, -1, -1})};
   }
 
-  SavedPlaces places;
+  SavedOptions call;
   c10::SymInt queries;
   c10::SymInt keys;
   c10::SymInt batch;
@@ -91,7 +95,7 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
 
   template <typename Visitor>
   void members(Visitor& visit) {
-    places.members(visit);
+    call.members(visit);
     visit(scale);
     visit(two_sided);
     visit(dtype);
@@ -102,10 +106,10 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
     if (!gradient.defined()) return {Tensor(), Tensor()};
     const Tensor of_scores = needs(0) ? scaled(gradient, scale) : Tensor();
     if (!needs(1)) return {of_scores, Tensor()};
-    return {of_scores, call_bias_backward(gradient, places.unpack(), two_sided, type_of(dtype))};
+    return {of_scores, call_bias_backward(gradient, two_sided, type_of(dtype), call.unpack())};
   }
 
-  SavedPlaces places;
+  SavedOptions call;
   double scale = 1.0;
   bool two_sided = false;
   int64_t dtype = 0;  // of slopes
@@ -119,8 +123,7 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   template <typename Visitor>
   void members(Visitor& visit) {
     visit(weights);
-    places.members(visit);
-    visit(hide);
+    call.members(visit);
     visit(scale);
     visit(sides);
     visit(dtype);
@@ -129,14 +132,13 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto [of_scores, of_slopes] =
-        call_softmax_backward(gradients[0], unpack_output(weights), places.unpack(), hide, scale,
-                              needs(1) ? sides : 0, type_of(dtype));
+        call_softmax_backward(gradients[0], unpack_output(weights), scale, needs(1) ? sides : 0,
+                              type_of(dtype), call.unpack());
     return {of_scores, needs(1) ? of_slopes : Tensor()};
   }
 
   SavedOutput weights;
-  SavedPlaces places;
-  bool hide = true;
+  SavedOptions call;
   double scale = 1.0;
   int64_t sides = 1;
   int64_t dtype = 0;  // of slopes
@@ -151,8 +153,7 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
   void members(Visitor& visit) {
     visit(grad);
     visit(weights);
-    places.members(visit);
-    visit(hide);
+    call.members(visit);
     visit(scale);
   }
 
@@ -162,8 +163,8 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
     if (!direction.defined()) return {Tensor(), Tensor()};
     variable_list result(2);
     if (needs(0)) {
-      result[0] = std::get<0>(
-          call_softmax_backward(direction, w, places.unpack(), hide, 1.0, 0, std::nullopt));
+      result[0] =
+          std::get<0>(call_softmax_backward(direction, w, 1.0, 0, std::nullopt, call.unpack()));
     }
     if (needs(1)) {
       const Tensor mean = (g * w).sum(-1, true), change = (direction * w).sum(-1, true);
@@ -174,8 +175,7 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
 
   SavedVariable grad;
   SavedVariable weights;
-  SavedPlaces places;
-  bool hide = true;
+  SavedOptions call;
   double scale = 1.0;
 
  private:
@@ -184,47 +184,48 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
     if (!of_slopes.defined() || of_slopes.dim() == 0 || of_slopes.sym_size(-1) == 0) {
       return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
     }
-    const Places at = places.unpack();
-    if (of_scores.defined()) return call_add(of_scores, of_slopes, at, without_hiding, scale);
-    return call_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), at, without_hiding,
-                     like.scalar_type())
+    const Call derived = unmasked(call.unpack());
+    if (of_scores.defined()) return call_add(of_scores, of_slopes, scale, derived);
+    return call_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
         .expand_symint(like.sym_sizes());
   }
 };
 
 // -------------------------------------------------------------------------------------- alibi_bias
 
-Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                     const Places& places, bool hide, MaybeType dtype) {
+Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
+                     const Call& given) {
+  const Call call = with_positions(given, queries, keys);
   auto node = dispatcher::node_for<AlibiBiasBackward>(slopes);
   if (node) {
-    node->places.save(places);
+    node->call.save(call);
     node->two_sided = slopes.dim() == 2;
     node->dtype = code(slopes.scalar_type());
   }
-  Tensor output = dispatcher::below_autograd(
-      [&] { return call_bias(slopes, queries, keys, places, hide, dtype); });
+  Tensor output =
+      dispatcher::below_autograd([&] { return call_bias(slopes, queries, keys, dtype, call); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(slopes); direction.defined()) {
     dispatcher::set_tangent(
-        output, call_bias(direction, queries, keys, places, without_hiding, output.scalar_type()));
+        output, call_bias(direction, queries, keys, output.scalar_type(), unmasked(call)));
   }
   return output;
 }
 
 void bias_out_autograd(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
-                       c10::SymInt keys, const Places& places, bool hide) {
+                       c10::SymInt keys, const Call& given) {
   dispatcher::check_inference_only(out, "out", "posembed::alibi_bias");
   dispatcher::check_inference_only(slopes, "slopes", "posembed::alibi_bias");
-  dispatcher::below_autograd([&] { call_bias_out(out, slopes, queries, keys, places, hide); });
+  const Call call = with_positions(given, queries, keys);
+  dispatcher::below_autograd([&] { call_bias_out(out, slopes, queries, keys, call); });
   torch::autograd::impl::bump_version(out);
 }
 
-Tensor bias_backward_autograd(const Tensor& grad, const Places& places, bool two_sided,
-                              MaybeType dtype) {
+Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtype,
+                              const Call& call) {
   auto node = dispatcher::node_for<AlibiBiasBackwardBackward>(grad);
   if (node && grad.dim() >= 3) {
-    node->places.save(places);
+    node->call.save(call);
     node->queries = grad.sym_size(-2);
     node->keys = grad.sym_size(-1);
     node->batched = grad.dim() == 4;
@@ -232,66 +233,71 @@ Tensor bias_backward_autograd(const Tensor& grad, const Places& places, bool two
     node->dtype = code(grad.scalar_type());
   }
   return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
-    return call_bias_backward(reduced, places, two_sided, dtype);
+    return call_bias_backward(reduced, two_sided, dtype, call);
   });
 }
 
 // --------------------------------------------------------------------------- alibi_add and softmax
 
+/// The call with positions for these scores, whose shape has not been checked.
+Call with_positions_of(const Tensor& scores, const Call& call) {
+  if (scores.dim() < 2) return call;
+  return with_positions(call, scores.sym_size(-2), scores.sym_size(-1));
+}
+
 /// The tangent of scores * scale + bias; undefined if neither has one.
-Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, const Places& places,
-                      double scale) {
+Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
   const Tensor of_scores = dispatcher::tangent(scores), of_slopes = dispatcher::tangent(slopes);
   if (!of_slopes.defined()) {
     return of_scores.defined() ? at::mul(of_scores, scale) : Tensor();
   }
-  if (of_scores.defined()) return call_add(of_scores, of_slopes, places, without_hiding, scale);
-  const Tensor bias = call_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1), places,
-                                without_hiding, scores.scalar_type());
+  if (of_scores.defined()) return call_add(of_scores, of_slopes, scale, unmasked(call));
+  const Tensor bias = call_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1),
+                                scores.scalar_type(), unmasked(call));
   return bias.expand_symint(scores.sym_sizes());
 }
 
-Tensor add_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
-                    double scale) {
+Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale, const Call& given) {
+  const Call call = with_positions_of(scores, given);
   auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
-  Tensor output =
-      dispatcher::below_autograd([&] { return call_add(scores, slopes, places, hide, scale); });
+  Tensor output = dispatcher::below_autograd([&] { return call_add(scores, slopes, scale, call); });
   if (node) {
-    node->places.save(places);
+    node->call.save(call);
     node->scale = scale;
     node->two_sided = slopes.dim() == 2;
     node->dtype = code(slopes.scalar_type());
     torch::autograd::set_history(output, node);
   }
-  dispatcher::set_tangent(output, biased_tangent(scores, slopes, places, scale));
+  dispatcher::set_tangent(output, biased_tangent(scores, slopes, scale, call));
   return output;
 }
 
-Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
-                        double scale) {
+Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale,
+                        const Call& given) {
+  const Call call = with_positions_of(scores, given);
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
   Tensor output =
-      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, places, hide, scale); });
+      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, scale, call); });
   if (node) {
     torch::autograd::set_history(output, node);
     node->weights = dispatcher::save_output(output);
-    node->places.save(places);
-    node->hide = hide;
+    node->call.save(call);
     node->scale = scale;
     node->sides = slopes.dim() == 2 ? 2 : 1;
     node->dtype = code(slopes.scalar_type());
   }
-  const Tensor direction = biased_tangent(scores, slopes, places, scale);
+  const Tensor direction = biased_tangent(scores, slopes, scale, call);
   if (direction.defined()) {
-    dispatcher::set_tangent(output, std::get<0>(call_softmax_backward(direction, output, places,
-                                                                      hide, 1.0, 0, std::nullopt)));
+    dispatcher::set_tangent(
+        output, std::get<0>(call_softmax_backward(direction, output, 1.0, 0, std::nullopt, call)));
   }
   return output;
 }
 
 /// The tangents of both results of alibi_softmax_backward.
-void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, const Places& places,
-                                   double scale, const Tensor& of_scores, const Tensor& of_slopes) {
+void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, double scale,
+                                   const Call& call, const Tensor& of_scores,
+                                   const Tensor& of_slopes) {
   const Tensor dg = dispatcher::tangent(grad), dw = dispatcher::tangent(weights);
   if (!dg.defined() && !dw.defined()) return;
   const Tensor g = dispatcher::primal(grad), w = dispatcher::primal(weights);
@@ -308,37 +314,36 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, co
   direction = direction - w * change;
   dispatcher::set_tangent(of_scores, scaled(direction, scale));
   if (of_slopes.sym_size(-1) != 0) {
-    dispatcher::set_tangent(of_slopes, call_bias_backward(direction, places, of_slopes.dim() == 2,
-                                                          of_slopes.scalar_type()));
+    dispatcher::set_tangent(of_slopes, call_bias_backward(direction, of_slopes.dim() == 2,
+                                                          of_slopes.scalar_type(), call));
   }
 }
 
 std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const Tensor& weights,
-                                                     const Places& places, bool hide, double scale,
-                                                     int64_t sides, MaybeType dtype) {
+                                                     double scale, int64_t sides, MaybeType dtype,
+                                                     const Call& call) {
   auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
   auto [of_scores, of_slopes] = dispatcher::below_autograd(
-      [&] { return call_softmax_backward(grad, weights, places, hide, scale, sides, dtype); });
+      [&] { return call_softmax_backward(grad, weights, scale, sides, dtype, call); });
   if (node) {
     node->grad = dispatcher::save(grad);
     node->weights = dispatcher::save(weights);
-    node->places.save(places);
-    node->hide = hide;
+    node->call.save(call);
     node->scale = scale;
     torch::autograd::set_history(variable_list{of_scores, of_slopes}, node);
   }
-  set_softmax_backward_tangents(grad, weights, places, scale, of_scores, of_slopes);
+  set_softmax_backward_tangents(grad, weights, scale, call, of_scores, of_slopes);
   return {of_scores, of_slopes};
 }
 
 template <auto change>
-void change_autograd(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
-                     double scale) {
+void change_autograd(const Tensor& scores, const Tensor& slopes, double scale, const Call& given) {
   constexpr const char* alternative =
       change == call_add_in_place ? "posembed::alibi_add" : "posembed::alibi_softmax";
   dispatcher::check_inference_only(scores, "scores", alternative);
   dispatcher::check_inference_only(slopes, "slopes", alternative);
-  dispatcher::below_autograd([&] { change(scores, slopes, places, hide, scale); });
+  const Call call = with_positions_of(scores, given);
+  dispatcher::below_autograd([&] { change(scores, slopes, scale, call); });
   torch::autograd::impl::bump_version(scores);
 }
 

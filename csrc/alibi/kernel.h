@@ -27,8 +27,8 @@ struct Distances {
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t offset = 0;
-  bool causal = true;  // keys after the query are hidden
-  bool hide = true;    // hidden keys get -infinity, otherwise bias 0
+  bool causal = true;      // keys after the query are hidden
+  bool apply_mask = true;  // hidden keys get -infinity, otherwise bias 0
 
   core::IndexView query_positions;  // no data: none
   core::IndexView key_positions;

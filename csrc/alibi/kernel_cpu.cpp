@@ -17,7 +17,7 @@ struct Tile {
   int64_t head;
   int64_t first;
   int64_t count;
-  Keys keys;
+  KeyRange keys;
 };
 
 /// Cuts rows [begin, end), numbered over all heads, into tiles.
@@ -42,21 +42,21 @@ void fill_hidden(T* begin, T* end) {
 
 /// The biases of keys 0 … `size` - 1 for a query at `position`.
 template <typename T>
-void fill_ramp(const Line<float>& line, const Distances& distances, int64_t position, int64_t size,
-               T* ramp) {
-  const int64_t end = for_blocks<T>(
+void fill_ramp(const BiasLine<float>& line, const Distances& distances, int64_t position,
+               int64_t size, T* ramp) {
+  const int64_t end = for_each_block<T>(
       line, distances, position, size,
-      [&](int64_t key, const Biases& biases) { core::store_pair(biases.values(), ramp + key); },
-      [&](int64_t key, const Biases& biases, const Edge& edge) {
-        core::store_pair(edge.hide(biases.values()), ramp + key, edge.count);
+      [&](int64_t key, const BlockBias& biases) { core::store_pair(biases.values(), ramp + key); },
+      [&](int64_t key, const BlockBias& biases, const PartialBlock& partial) {
+        core::store_pair(partial.masked(biases.values()), ramp + key, partial.count);
       });
   fill_hidden(ramp + end, ramp + size);
 }
 
-void fill_ramp(const Line<double>& line, const Distances& distances, int64_t position, int64_t size,
-               double* ramp) {
+void fill_ramp(const BiasLine<double>& line, const Distances& distances, int64_t position,
+               int64_t size, double* ramp) {
   for (int64_t key = 0; key < size; ++key) {
-    ramp[key] = bias(line, seen(distances, static_cast<int32_t>(key - position)));
+    ramp[key] = bias(line, causal_distance(distances, static_cast<int32_t>(key - position)));
   }
 }
 
@@ -65,13 +65,13 @@ void fill_ramp(const Line<double>& line, const Distances& distances, int64_t pos
 template <typename T>
 void fill_tile(const FillArguments& arguments, const Tile& tile, bool streamed) {
   const Distances& distances = arguments.distances;
-  const auto line = line_of<Compute<T>>(arguments.slopes, distances, tile.head);
+  const auto line = bias_line<Compute<T>>(arguments.slopes, distances, tile.head);
   const int64_t keys = tile.keys.end - tile.keys.begin, last = tile.first + tile.count - 1;
   T ramp[ramp_size];
   fill_ramp(line, distances, distances.offset + last - tile.keys.begin, keys + tile.count - 1,
             ramp);
   for (int64_t query = tile.first; query <= last; ++query) {
-    T* out = elements<T>(arguments.out, {0, tile.head, query}) + tile.keys.begin;
+    T* out = row_data<T>(arguments.out, {0, tile.head, query}) + tile.keys.begin;
     const T* window = ramp + (last - query);
     if (streamed) {
       core::stream_copy(out, window, keys * int64_t{sizeof(T)});
@@ -94,12 +94,12 @@ void fill_tiles(const FillArguments& arguments, int64_t begin, int64_t end) {
 template <typename T>
 void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
   const Distances& distances = arguments.distances;
-  DistanceRows rows(distances);
+  RowDistances rows(distances);
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, arguments.slopes.heads, distances.queries);
-    const auto line = line_of<Compute<T>>(arguments.slopes, distances, row.head);
+    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.head);
     const int32_t* distance = rows.at(row);
-    T* out = elements<T>(arguments.out, row);
+    T* out = row_data<T>(arguments.out, row);
     for (int64_t key = 0; key < distances.keys; ++key) {
       core::store(bias(line, distance[key]), out + key);
     }
@@ -110,23 +110,23 @@ void fill_rows(const FillArguments& arguments, int64_t begin, int64_t end) {
 
 /// One row after another, which suits the hardware prefetcher.
 template <typename T>
-void add_plain_row(const T* in, const Line<float>& line, const Distances& distances, int64_t query,
-                   float scale, T* out) {
-  const int64_t end = for_blocks<T>(
+void add_plain_row(const T* in, const BiasLine<float>& line, const Distances& distances,
+                   int64_t query, float scale, T* out) {
+  const int64_t end = for_each_block<T>(
       line, distances, distances.offset + query, distances.keys,
-      [&](int64_t key, const Biases& biases) {
+      [&](int64_t key, const BlockBias& biases) {
         prefetch_scores(in + key);
-        core::store_pair(biases.on(core::load_pair(in + key), scale), out + key);
+        core::store_pair(biases.added_to(core::load_pair(in + key), scale), out + key);
       },
-      [&](int64_t key, const Biases& biases, const Edge& edge) {
-        const FloatPair scores = core::load_pair(in + key, edge.count);
-        core::store_pair(edge.hide(biases.on(scores, scale)), out + key, edge.count);
+      [&](int64_t key, const BlockBias& biases, const PartialBlock& partial) {
+        const FloatPair scores = core::load_pair(in + key, partial.count);
+        core::store_pair(partial.masked(biases.added_to(scores, scale)), out + key, partial.count);
       });
   fill_hidden(out + end, out + distances.keys);
 }
 
 template <typename T>
-void add_row(const T* in, const Line<Compute<T>>& line, const int32_t* distance, int64_t keys,
+void add_row(const T* in, const BiasLine<Compute<T>>& line, const int32_t* distance, int64_t keys,
              Compute<T> scale, T* out) {
 #pragma GCC ivdep  // in and out are the same row or do not overlap
   for (int64_t key = 0; key < keys; ++key) {
@@ -138,12 +138,12 @@ template <typename T>
 void add_range(const ScoreArguments& arguments, int64_t begin, int64_t end) {
   const Distances& distances = arguments.distances;
   const auto scale = static_cast<Compute<T>>(arguments.scale);
-  DistanceRows rows(distances);
+  RowDistances rows(distances);
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, arguments.slopes.heads, distances.queries);
-    const auto line = line_of<Compute<T>>(arguments.slopes, distances, row.head);
-    const T* in = elements<T>(arguments.in, row);
-    T* out = elements<T>(arguments.out, row);
+    const auto line = bias_line<Compute<T>>(arguments.slopes, distances, row.head);
+    const T* in = row_data<T>(arguments.in, row);
+    T* out = row_data<T>(arguments.out, row);
     if constexpr (!std::is_same_v<T, double>) {
       if (distances.plain()) {
         add_plain_row(in, line, distances, row.query, scale, out);
@@ -161,10 +161,10 @@ void reduce_range(const ReduceArguments& arguments, int64_t begin, int64_t end) 
   const Distances& distances = arguments.distances;
   const SlopeGradient& gradient = arguments.slopes;
   const int64_t all = arguments.batch * gradient.heads * distances.queries;
-  DistanceRows rows(distances);
+  RowDistances rows(distances);
   for (int64_t number = begin; number < end; ++number) {
     const Row row = row_at(number, gradient.heads, distances.queries);
-    const T* grad = elements<T>(arguments.grad, row);
+    const T* grad = row_data<T>(arguments.grad, row);
     const SlopeSums sums = distances.plain() ? slope_sums(grad, distances, row.query)
                                              : slope_sums(grad, rows.at(row), distances.keys);
     store_sums(sums, gradient, number, all);

@@ -31,10 +31,10 @@ class Query {
         batch_(row.batch),
         position_(plain ? distances.offset + row.query
                         : query_position(distances, row.batch, row.query)),
-        document_(plain ? Keys{0, distances.keys} : document_of(distances, row.query)) {}
+        document_(plain ? KeyRange{0, distances.keys} : document_of(distances, row.query)) {}
 
   __device__ int32_t distance_to(int64_t key) const {
-    if constexpr (plain) return seen(distances_, static_cast<int32_t>(key - position_));
+    if constexpr (plain) return causal_distance(distances_, static_cast<int32_t>(key - position_));
     if (key < document_.begin || key >= document_.end) return hidden;
     if (is_masked(distances_, batch_, key)) return hidden;
     const int64_t distance = key_position(distances_, batch_, key) - position_;
@@ -42,7 +42,7 @@ class Query {
       core::record_error(distances_.error, core::ErrorKind::distance, distance, key, 0);
       return hidden;
     }
-    return seen(distances_, static_cast<int32_t>(distance));
+    return causal_distance(distances_, static_cast<int32_t>(distance));
   }
 
   __device__ int32_t plain_distance(int64_t key) const {
@@ -53,7 +53,7 @@ class Query {
 
   /// Keys from here on are hidden and have weight 0.
   __device__ int64_t visible_end() const {
-    if (!plain || !distances_.causal || !distances_.hide) return distances_.keys;
+    if (!plain || !distances_.causal || !distances_.apply_mask) return distances_.keys;
     const int64_t end = position_ + 1;
     return end < 0 ? 0 : (end < distances_.keys ? end : distances_.keys);
   }
@@ -62,7 +62,7 @@ class Query {
   const Distances& distances_;
   int64_t batch_;
   int64_t position_;
-  Keys document_;
+  KeyRange document_;
 };
 
 /// Divides the numbers of rows without division instructions.
@@ -90,7 +90,7 @@ struct OneSide {
 };
 
 template <int width, typename C, bool plain>
-__device__ OneSide<C> one_side(const Query<plain>& query, const Line<C>& line, int64_t key) {
+__device__ OneSide<C> one_side(const Query<plain>& query, const BiasLine<C>& line, int64_t key) {
   if constexpr (!plain || width == 1) return {};
   const int32_t first = query.plain_distance(key), last = first + width - 1;
   constexpr int32_t exact = 1 << 24;  // smaller whole numbers are floats
@@ -101,7 +101,7 @@ __device__ OneSide<C> one_side(const Query<plain>& query, const Line<C>& line, i
 
 /// Adds biases to the scores of `width` keys.
 template <int width, typename C, bool plain>
-__device__ void add_biases(const Query<plain>& query, const Line<C>& line, int64_t key, C scale,
+__device__ void add_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key, C scale,
                            C (&scores)[width]) {
   const auto side = one_side<width>(query, line, key);
   if (side.holds) {
@@ -118,7 +118,7 @@ __device__ void add_biases(const Query<plain>& query, const Line<C>& line, int64
 }
 
 template <int width, typename C, bool plain>
-__device__ void fill_biases(const Query<plain>& query, const Line<C>& line, int64_t key,
+__device__ void fill_biases(const Query<plain>& query, const BiasLine<C>& line, int64_t key,
                             C (&biases)[width]) {
   const auto side = one_side<width>(query, line, key);
   if (side.holds) {
@@ -156,8 +156,8 @@ __global__ void fill_kernel(FillArguments arguments, RowNumbers numbers) {
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
-    T* out = elements<T>(arguments.out, row);
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    T* out = row_data<T>(arguments.out, row);
     for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
          key += block_size * width) {
       C biases[width];
@@ -177,9 +177,9 @@ __global__ void add_kernel(ScoreArguments arguments, RowNumbers numbers) {
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
-    const T* in = elements<const T>(arguments.in, row);
-    T* out = elements<T>(arguments.out, row);
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    const T* in = row_data<const T>(arguments.in, row);
+    T* out = row_data<T>(arguments.out, row);
     for (int64_t key = int64_t{threadIdx.x} * width; key < distances.keys;
          key += block_size * width) {
       C scores[width];
@@ -209,9 +209,9 @@ __global__ void softmax_kernel(ScoreArguments arguments, RowNumbers numbers, int
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const Line<C> line = line_of<C>(arguments.slopes, distances, row.head);
-    const T* in = elements<const T>(arguments.in, row);
-    T* out = elements<T>(arguments.out, row);
+    const BiasLine<C> line = bias_line<C>(arguments.slopes, distances, row.head);
+    const T* in = row_data<const T>(arguments.in, row);
+    T* out = row_data<T>(arguments.out, row);
     const int64_t end = query.visible_end();
     // A thread visits the same keys in every pass, so passes need no barrier between them.
     const auto each_pack = [&](auto visit) {
@@ -300,9 +300,9 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const T* grad = elements<const T>(arguments.grad, row);
-    const T* weights = elements<const T>(arguments.weights, row);
-    T* out = elements<T>(arguments.out, row);
+    const T* grad = row_data<const T>(arguments.grad, row);
+    const T* weights = row_data<const T>(arguments.weights, row);
+    T* out = row_data<T>(arguments.out, row);
     const int64_t end = query.visible_end();
     const auto each_pack = [&](int64_t keys, auto visit) {
       for (int64_t key = int64_t{threadIdx.x} * width; key < keys; key += block_size * width) {
@@ -348,7 +348,7 @@ __global__ void reduce_rows_kernel(ReduceArguments arguments, RowNumbers numbers
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     const Row row = numbers.row(number);
     const Query<plain> query(distances, row);
-    const T* grad = elements<const T>(arguments.grad, row);
+    const T* grad = row_data<const T>(arguments.grad, row);
     SlopeSums sums;
     for (int64_t key = threadIdx.x; key < query.visible_end(); key += block_size) {
       sums.add(query.distance_to(key), core::load(grad[key]));

@@ -51,9 +51,9 @@ class Softmax {
         buffer_(arguments.distances.keys) {}
 
   void row(const Row& row) {
-    const auto line = line_of<float>(arguments_.slopes, distances_, row.head);
-    const T* in = elements<T>(arguments_.in, row);
-    T* out = elements<T>(arguments_.out, row);
+    const auto line = bias_line<float>(arguments_.slopes, distances_, row.head);
+    const T* in = row_data<T>(arguments_.in, row);
+    T* out = row_data<T>(arguments_.out, row);
     if (distances_.plain()) {
       read_plain(in, line, row.query);
       exponentiate();
@@ -67,26 +67,27 @@ class Softmax {
 
  private:
   /// Biased scores of visible keys into the buffer, in the order of T's vectors.
-  void read_plain(const T* in, const Line<float>& line, int64_t query) {
+  void read_plain(const T* in, const BiasLine<float>& line, int64_t query) {
     Floats most = broadcast(-INFINITY);
     const auto keep = [&](FloatPair scores, int64_t key) {
       write_pair(scores, buffer_.data() + key);
       most = larger(larger(scores.first, scores.second), most);
     };
-    end_ = for_blocks<T>(
+    end_ = for_each_block<T>(
         line, distances_, distances_.offset + query, distances_.keys,
-        [&](int64_t key, const Biases& biases) {
+        [&](int64_t key, const BlockBias& biases) {
           prefetch_scores(in + key);
-          keep(biases.on(core::load_pair(in + key), scale_), key);
+          keep(biases.added_to(core::load_pair(in + key), scale_), key);
         },
-        [&](int64_t key, const Biases& biases, const Edge& edge) {
-          keep(edge.hide(biases.on(core::load_pair(in + key, edge.count), scale_)), key);
+        [&](int64_t key, const BlockBias& biases, const PartialBlock& partial) {
+          keep(partial.masked(biases.added_to(core::load_pair(in + key, partial.count), scale_)),
+               key);
         });
     most_ = largest(most);
   }
 
   /// The same in the order of keys.
-  void read(const T* in, const Line<float>& line, const int32_t* distance) {
+  void read(const T* in, const BiasLine<float>& line, const int32_t* distance) {
     float* buffer = buffer_.data();
     end_ = distances_.keys;
     most_ = -INFINITY;
@@ -135,7 +136,7 @@ class Softmax {
   const ScoreArguments& arguments_;
   const Distances& distances_;
   const float scale_;
-  DistanceRows rows_;
+  RowDistances rows_;
   RowBuffer buffer_;
   int64_t end_ = 0;  // keys from here on are hidden
   float most_ = 0;
@@ -151,10 +152,10 @@ class Softmax<double> {
 
   void row(const Row& row) {
     const int64_t keys = arguments_.distances.keys;
-    const auto line = line_of<double>(arguments_.slopes, arguments_.distances, row.head);
+    const auto line = bias_line<double>(arguments_.slopes, arguments_.distances, row.head);
     const int32_t* distance = rows_.at(row);
-    const double* in = elements<double>(arguments_.in, row);
-    double* out = elements<double>(arguments_.out, row);
+    const double* in = row_data<double>(arguments_.in, row);
+    double* out = row_data<double>(arguments_.out, row);
     double most = -INFINITY, sum = 0;
     for (int64_t key = 0; key < keys; ++key) {
       out[key] = biased(line, distance[key], in[key], arguments_.scale);
@@ -167,7 +168,7 @@ class Softmax<double> {
 
  private:
   const ScoreArguments& arguments_;
-  DistanceRows rows_;
+  RowDistances rows_;
 };
 
 // ------------------------------------------------------------------------------------- backward
@@ -187,12 +188,12 @@ class SoftmaxBackward {
 
   void row(const Row& row, int64_t number) {
     const int64_t end = visible_end(row.query);
-    load(elements<T>(arguments_.grad, row), end, grad_.data());
-    load(elements<T>(arguments_.weights, row), end, weights_.data());
+    load(row_data<T>(arguments_.grad, row), end, grad_.data());
+    load(row_data<T>(arguments_.weights, row), end, weights_.data());
     const auto mean = static_cast<C>(dot(end));
     // The gradient of biased scores overwrites the weights, which are no longer needed.
     for (int64_t key = 0; key < end; ++key) weights_[at(key)] *= grad_[at(key)] - mean;
-    write(elements<T>(arguments_.out, row), end);
+    write(row_data<T>(arguments_.out, row), end);
     if (arguments_.slopes.sides > 0) sum_up(row, number, end);
   }
 
@@ -201,7 +202,7 @@ class SoftmaxBackward {
 
   /// Keys from here on have weight 0.
   int64_t visible_end(int64_t query) const {
-    if (!distances_.plain() || !distances_.causal || !distances_.hide) return distances_.keys;
+    if (!distances_.plain() || !distances_.causal || !distances_.apply_mask) return distances_.keys;
     return std::clamp<int64_t>(distances_.offset + query + 1, 0, distances_.keys);
   }
 
@@ -210,10 +211,10 @@ class SoftmaxBackward {
   }
 
   double dot(int64_t count) const {
-    double sums[parts] = {};
+    double sums[partial_sums] = {};
     int64_t i = 0;
-    for (; i + parts <= count; i += parts) {
-      for (int64_t part = 0; part < parts; ++part) {
+    for (; i + partial_sums <= count; i += partial_sums) {
+      for (int64_t part = 0; part < partial_sums; ++part) {
         sums[part] += static_cast<double>(grad_[at(i + part)]) * weights_[at(i + part)];
       }
     }
@@ -240,7 +241,7 @@ class SoftmaxBackward {
 
   const SoftmaxBackwardArguments& arguments_;
   const Distances& distances_;
-  DistanceRows rows_;
+  RowDistances rows_;
   std::vector<C> grad_;
   std::vector<C> weights_;
 };

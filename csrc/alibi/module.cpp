@@ -1,32 +1,17 @@
 // The ALiBi module and the functional interface: thin wrappers around the operators.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/matmul.h>
-
 #include <cmath>
 #include <ostream>
 #include <utility>
 #include <vector>
 
 #include "alibi/operator.h"
-#include "dispatcher/checks.h"
 #include "posembed/alibi.h"
 
 namespace posembed {
 
-const char* name(Slopes slopes) { return slopes == Slopes::press ? "press" : "geometric"; }
+const char* name(Slopes slopes) { return slopes == Slopes::paper ? "paper" : "geometric"; }
 
 namespace functional {
-namespace {
-
-alibi::Places places_of(const AlibiCall& call) {
-  alibi::MaybeOffset offset;
-  if (call.query_offset.has_value()) offset = c10::SymInt(*call.query_offset);
-  return {call.query_positions, call.key_positions, call.cu_seqlens, call.attention_mask, offset,
-          call.causal};
-}
-
-}  // namespace
 
 torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
                            std::optional<int64_t> total_heads, int64_t head_start,
@@ -35,45 +20,56 @@ torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
                             at::ArrayRef<double>(), /*factor=*/1.0, device);
 }
 
+torch::Tensor alibi_scaled_slopes(const torch::Tensor& slopes, int64_t key_length,
+                                  int64_t train_length) {
+  return alibi::call_scaled_slopes(slopes, key_length, train_length);
+}
+
 torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
   return alibi::call_positions(attention_mask);
 }
 
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
-                         const AlibiCall& call, std::optional<torch::Dtype> dtype) {
-  return alibi::call_bias(slopes, query_length, key_length, places_of(call), call.hide, dtype);
+                         const ALiBiCall& call, std::optional<torch::Dtype> dtype) {
+  return alibi::call_bias(slopes, query_length, key_length, dtype, call);
 }
 
 torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
-                             const AlibiCall& call) {
+                             const ALiBiCall& call) {
   TORCH_CHECK_VALUE(out.dim() >= 2,
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
                     out.sizes());
-  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), places_of(call), call.hide);
+  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), call);
   return out;
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
-                        const AlibiCall& call) {
-  return alibi::call_add(scores, slopes, places_of(call), call.hide, call.scale);
+                        const ALiBiCall& call) {
+  return alibi::call_add(scores, slopes, call.scale().value_or(1.0), call);
 }
 
 torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                         const AlibiCall& call) {
-  alibi::call_add_in_place(scores, slopes, places_of(call), call.hide, call.scale);
+                         const ALiBiCall& call) {
+  alibi::call_add_in_place(scores, slopes, call.scale().value_or(1.0), call);
   return scores;
 }
 
 torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
-                            const AlibiCall& call) {
-  return alibi::call_softmax(scores, slopes, places_of(call), call.hide, call.scale);
+                            const ALiBiCall& call) {
+  return alibi::call_softmax(scores, slopes, call.scale().value_or(1.0), call);
 }
 
 torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                             const AlibiCall& call) {
-  alibi::call_softmax_in_place(scores, slopes, places_of(call), call.hide, call.scale);
+                             const ALiBiCall& call) {
+  alibi::call_softmax_in_place(scores, slopes, call.scale().value_or(1.0), call);
   return scores;
+}
+
+torch::Tensor alibi_attention(const torch::Tensor& query, const torch::Tensor& key,
+                              const torch::Tensor& value, const torch::Tensor& slopes,
+                              const ALiBiCall& call, double dropout) {
+  return alibi::call_attention(query, key, value, slopes, call.scale(), dropout, call);
 }
 
 torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
@@ -127,7 +123,7 @@ torch::Tensor ALiBiImpl::derived_slopes() const {
     values.assign(data, data + plain.numel());
   }
   return alibi::call_slopes(options.num_heads(),
-                            posembed::name(kind == nullptr ? Slopes::press : *kind),
+                            posembed::name(kind == nullptr ? Slopes::paper : *kind),
                             options.max_bias(), options.total_heads(), options.head_start(), values,
                             options.factor(), like_.device());
 }
@@ -180,12 +176,21 @@ torch::Tensor ALiBiImpl::slopes() const {
   return options.learned() ? parameter_ : derived_.clone();
 }
 
+ALiBiCall ALiBiImpl::own_call(const ALiBiCall& call) const {
+  return ALiBiCall(call).causal(options.causal()).positions_from_mask(true);
+}
+
 /// The module's own tensor, which callers must not change.
 torch::Tensor ALiBiImpl::slopes_for(int64_t key_length) const {
   const torch::Tensor& all = options.learned() ? parameter_ : derived_;
   const auto train_length = options.train_length();
-  if (!train_length.has_value() || key_length <= *train_length) return all;
-  return all / (static_cast<double>(key_length) / static_cast<double>(*train_length));
+  if (!train_length.has_value()) return all;
+  return functional::alibi_scaled_slopes(all, key_length, *train_length);
+}
+
+/// For scores or biases [..., keys], whose shape the operators check.
+torch::Tensor ALiBiImpl::slopes_for(const torch::Tensor& scores) const {
+  return slopes_for(scores.dim() == 0 ? 0 : scores.size(-1));
 }
 
 torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
@@ -201,82 +206,27 @@ torch::Tensor ALiBiImpl::alibi_slopes(std::optional<int64_t> batch_size,
   return batch_size.has_value() ? plain.repeat({*batch_size, 1}) : plain.clone();
 }
 
-namespace {
-
-/// The call with the module's options and, if there is a mask, with positions that count only
-/// visible keys.
-functional::AlibiCall complete(functional::AlibiCall call, bool causal, int64_t queries,
-                               int64_t keys) {
-  call.causal = causal;
-  if (!call.attention_mask.has_value() || call.query_positions.has_value() ||
-      call.key_positions.has_value()) {
-    return call;
-  }
-  const torch::Tensor& mask = *call.attention_mask;
-  if (mask.dim() == 0 || mask.size(-1) != keys) return call;  // the operator raises the error
-  call.key_positions = functional::alibi_positions(mask);
-  const int64_t first = call.query_offset.value_or(keys - queries);
-  if (first >= 0 && first + queries <= keys) {
-    call.query_positions = call.key_positions->narrow(-1, first, queries);
-    call.query_offset.reset();
-  }
-  return call;
-}
-
-void check_attention(const torch::Tensor& query, const torch::Tensor& key,
-                     const torch::Tensor& value, double dropout) {
-  // query: [batch, num_heads, seq, head_dim], key: [batch, heads, keys, head_dim], value: [batch,
-  // heads, keys, value_dim]
-  dispatcher::check_rank(query, "query", 4, "[batch, num_heads, seq, head_dim]");
-  dispatcher::check_rank(key, "key", 4, "[batch, heads, keys, head_dim]");
-  dispatcher::check_rank(value, "value", 4, "[batch, heads, keys, value_dim]");
-  dispatcher::check_same_dtype(key, "key", query, "query");
-  dispatcher::check_same_dtype(value, "value", query, "query");
-  dispatcher::check_size(key.size(0), query.size(0), "key", "batch");
-  dispatcher::check_size(key.size(3), query.size(3), "key", "head_dim");
-  dispatcher::check_size(value.size(0), query.size(0), "value", "batch");
-  dispatcher::check_size(value.size(1), key.size(1), "value", "heads");
-  dispatcher::check_size(value.size(2), key.size(2), "value", "keys");
-  TORCH_CHECK_VALUE(key.size(1) > 0 && query.size(1) % key.size(1) == 0,
-                    "key: expected heads that divide those of query, ", query.size(1), ", got ",
-                    key.size(1));
-  TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, "dropout: expected 0 to 1, got ", dropout);
-}
-
-}  // namespace
-
 torch::Tensor ALiBiImpl::forward(int64_t query_length, std::optional<int64_t> key_length,
-                                 functional::AlibiCall call,
-                                 std::optional<torch::Dtype> dtype) const {
+                                 const ALiBiCall& call, std::optional<torch::Dtype> dtype) {
   const int64_t keys = key_length.value_or(query_length);
-  call = complete(std::move(call), options.causal(), query_length, keys);
-  return functional::alibi_bias(slopes_for(keys), query_length, keys, call,
+  return functional::alibi_bias(slopes_for(keys), query_length, keys, own_call(call),
                                 dtype.value_or(torch::typeMetaToScalarType(like_.dtype())));
 }
 
-torch::Tensor ALiBiImpl::forward_out(const torch::Tensor& out, functional::AlibiCall call) const {
-  TORCH_CHECK_VALUE(out.dim() >= 2, "out: expected [num_heads, query_length, key_length], got ",
-                    out.sizes());
-  call = complete(std::move(call), options.causal(), out.size(-2), out.size(-1));
-  return functional::alibi_bias_out(out, slopes_for(out.size(-1)), call);
+torch::Tensor ALiBiImpl::forward_out(const torch::Tensor& out, const ALiBiCall& call) const {
+  return functional::alibi_bias_out(out, slopes_for(out), own_call(call));
 }
 
-torch::Tensor ALiBiImpl::add_(const torch::Tensor& scores, functional::AlibiCall call) const {
-  alibi::check_matrix_shape(scores, "scores");
-  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
-  return functional::alibi_add_(scores, slopes_for(scores.size(-1)), call);
+torch::Tensor ALiBiImpl::add_(const torch::Tensor& scores, const ALiBiCall& call) const {
+  return functional::alibi_add_(scores, slopes_for(scores), own_call(call));
 }
 
-torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, functional::AlibiCall call) const {
-  alibi::check_matrix_shape(scores, "scores");
-  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
-  return functional::alibi_softmax(scores, slopes_for(scores.size(-1)), call);
+torch::Tensor ALiBiImpl::softmax(const torch::Tensor& scores, const ALiBiCall& call) const {
+  return functional::alibi_softmax(scores, slopes_for(scores), own_call(call));
 }
 
-torch::Tensor ALiBiImpl::softmax_(const torch::Tensor& scores, functional::AlibiCall call) const {
-  alibi::check_matrix_shape(scores, "scores");
-  call = complete(std::move(call), options.causal(), scores.size(-2), scores.size(-1));
-  return functional::alibi_softmax_(scores, slopes_for(scores.size(-1)), call);
+torch::Tensor ALiBiImpl::softmax_(const torch::Tensor& scores, const ALiBiCall& call) const {
+  return functional::alibi_softmax_(scores, slopes_for(scores), own_call(call));
 }
 
 torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_start,
@@ -286,27 +236,10 @@ torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_star
 }
 
 torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tensor& key,
-                                   const torch::Tensor& value, functional::AlibiCall call,
-                                   std::optional<double> scale, double dropout) const {
-  check_attention(query, key, value, dropout);
-  // [batch, key heads, queries of a group, head_dim]: keys need not be copied for each query of a
-  // group.
-  const int64_t key_heads = key.size(1), queries = query.size(2), keys = key.size(2);
-  const auto batch = query.size(0), heads = query.size(1), head_dim = query.size(3);
-  const torch::Tensor grouped =
-      query.reshape({batch, key_heads, heads / key_heads * queries, head_dim});
-  torch::Tensor scores =
-      at::matmul(grouped, key.transpose(-2, -1)).view({batch, heads, queries, keys});
-  call.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  // Do not ask whether the scores require grad: inside a torch.func transform they do not say so.
-  if (at::GradMode::is_enabled()) {
-    scores = softmax(scores, std::move(call));
-  } else {
-    softmax_(scores, std::move(call));
-  }
-  if (dropout > 0) scores = at::dropout(scores, dropout, /*train=*/true);
-  const torch::Tensor weights = scores.view({batch, key_heads, heads / key_heads * queries, keys});
-  return at::matmul(weights, value).view({batch, heads, queries, value.size(-1)});
+                                   const torch::Tensor& value, const ALiBiCall& call,
+                                   double dropout) const {
+  const int64_t keys = key.dim() == 4 ? key.size(2) : 0;  // the operator refuses other keys
+  return functional::alibi_attention(query, key, value, slopes_for(keys), own_call(call), dropout);
 }
 
 }  // namespace posembed

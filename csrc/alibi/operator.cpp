@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "alibi/kernel.h"
-#include "alibi/places.h"
+#include "alibi/score_positions.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
@@ -34,11 +34,11 @@ at::ScalarType type_or(const MaybeType& dtype, const Tensor& tensor) {
 }
 
 void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
-                const Places& places) {
+                const Call& call) {
   check_slopes(slopes);
   TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
   TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
-  check_places(places, batch_of_places(places), queries, keys, slopes.device());
+  check_call(call, batch_of_positions(call), queries, keys, slopes.device());
 }
 
 MaybeSize batch_size(const Tensor& scores) {
@@ -46,23 +46,22 @@ MaybeSize batch_size(const Tensor& scores) {
 }
 
 /// scores or a gradient of them: [heads, queries, keys] or [batch, heads, queries, keys]
-void check_matrices(const Tensor& scores, const char* argument, const Places& places) {
+void check_matrices(const Tensor& scores, const char* argument, const Call& call) {
   dispatcher::check_floating(scores, argument);
   check_matrix_shape(scores, argument);
-  check_places(places, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1),
-               scores.device());
+  check_call(call, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1), scores.device());
 }
 
-void check_scores(const Tensor& scores, const Tensor& slopes, const Places& places) {
-  check_matrices(scores, "scores", places);
+void check_scores(const Tensor& scores, const Tensor& slopes, const Call& call) {
+  check_matrices(scores, "scores", call);
   check_slopes(slopes);
   dispatcher::check_same_device(slopes, "slopes", scores, "scores");
   dispatcher::check_size(scores.sym_size(-3), slopes.sym_size(-1), "scores", "heads");
 }
 
-void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Places& places,
-                            int64_t sides) {
-  check_matrices(grad, "grad", places);
+void check_softmax_backward(const Tensor& grad, const Tensor& weights, int64_t sides,
+                            const Call& call) {
+  check_matrices(grad, "grad", call);
   dispatcher::check_same_shape(weights, "weights", grad, "grad");
   dispatcher::check_same_dtype(weights, "weights", grad, "grad");
   dispatcher::check_same_device(weights, "weights", grad, "grad");
@@ -70,18 +69,18 @@ void check_softmax_backward(const Tensor& grad, const Tensor& weights, const Pla
 }
 
 c10::SymDimVector bias_sizes(const Tensor& slopes, const c10::SymInt& queries,
-                             const c10::SymInt& keys, const Places& places) {
+                             const c10::SymInt& keys, const Call& call) {
   c10::SymDimVector sizes;
-  if (const MaybeSize batch = batch_of_places(places)) sizes.push_back(*batch);
+  if (const MaybeSize batch = batch_of_positions(call)) sizes.push_back(*batch);
   for (const c10::SymInt& size : {slopes.sym_size(-1), queries, keys}) sizes.push_back(size);
   return sizes;
 }
 
 void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& queries,
-                    const c10::SymInt& keys, const Places& places) {
+                    const c10::SymInt& keys, const Call& call) {
   dispatcher::check_floating(out, "out");
   dispatcher::check_same_device(out, "out", slopes, "slopes");
-  const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, places);
+  const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, call);
   TORCH_CHECK_VALUE(out.sym_sizes() == c10::SymIntArrayRef(expected), "out: expected ",
                     c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
 }
@@ -110,50 +109,50 @@ Matrices matrices_of(const Tensor& scores) {
 
 /// Runs a kernel over all rows.
 template <typename Arguments, typename Cpu, typename Cuda>
-void run(Arguments& call, const Tensor& tensor, int64_t rows, int64_t bytes_per_row, const Cpu& cpu,
-         const Cuda& cuda) {
-  call.distances.error = dispatcher::device_error(tensor.device());
-  dispatcher::launch(call, tensor, rows, bytes_per_row, cpu, cuda);
+void run(Arguments& arguments, const Tensor& tensor, int64_t rows, int64_t bytes_per_row,
+         const Cpu& cpu, const Cuda& cuda) {
+  arguments.distances.error = dispatcher::device_error(tensor.device());
+  dispatcher::launch(arguments, tensor, rows, bytes_per_row, cpu, cuda);
 }
 
-void fill(const Tensor& slopes, const Layout& layout, const Tensor& out) {
+void fill(const Tensor& slopes, const ScorePositions& positions, const Tensor& out) {
   if (out.numel() == 0) return;
   const Tensor dense = slopes.contiguous();
-  FillArguments call;
-  call.slopes = slopes_view(dense);
-  call.distances = layout.distances();
-  call.scalar = dispatcher::scalar_of(out);
-  call.batch = batch_of(out);
-  call.out = matrices_of(out);
-  run(call, out, call.batch * call.slopes.heads * out.size(-2),
-      out.size(-1) * core::size_of(call.scalar), fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
+  FillArguments arguments;
+  arguments.slopes = slopes_view(dense);
+  arguments.distances = positions.distances();
+  arguments.scalar = dispatcher::scalar_of(out);
+  arguments.batch = batch_of(out);
+  arguments.out = matrices_of(out);
+  run(arguments, out, arguments.batch * arguments.slopes.heads * out.size(-2),
+      out.size(-1) * core::size_of(arguments.scalar), fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
 }
 
-Tensor bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, const Places& places,
-            bool hide, MaybeType dtype) {
-  check_bias(slopes, queries, keys, places);
-  const Layout layout(places, hide, queries.expect_int(), keys.expect_int());
-  Tensor out = dispatcher::empty_symint(bias_sizes(slopes, queries, keys, places),
+Tensor bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
+            const Call& call) {
+  check_bias(slopes, queries, keys, call);
+  const ScorePositions positions(call, queries.expect_int(), keys.expect_int());
+  Tensor out = dispatcher::empty_symint(bias_sizes(slopes, queries, keys, call),
                                         slopes.options().dtype(type_or(dtype, slopes)));
-  fill(slopes, layout, out);
+  fill(slopes, positions, out);
   return out;
 }
 
 void bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-              const Places& places, bool hide) {
-  check_bias(slopes, queries, keys, places);
-  check_bias_out(out, slopes, queries, keys, places);
+              const Call& call) {
+  check_bias(slopes, queries, keys, call);
+  check_bias_out(out, slopes, queries, keys, call);
   dispatcher::check_writable(out, "out");
-  fill(slopes, Layout(places, hide, queries.expect_int(), keys.expect_int()), out);
+  fill(slopes, ScorePositions(call, queries.expect_int(), keys.expect_int()), out);
 }
 
-/// Calls the kernel of add or softmax.
-struct ScoreCall {
-  ScoreCall(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
-            const Tensor& out)
+/// The arguments of the kernels add and softmax.
+struct ScoreProblem {
+  ScoreProblem(const Tensor& scores, const Tensor& slopes, double scale,
+               const ScorePositions& positions, const Tensor& out)
       : dense(slopes.contiguous()) {
     arguments.slopes = slopes_view(dense);
-    arguments.distances = layout.distances();
+    arguments.distances = positions.distances();
     arguments.scalar = dispatcher::scalar_of(out);
     arguments.batch = batch_of(out);
     arguments.scale = scale;
@@ -172,42 +171,35 @@ struct ScoreCall {
   ScoreArguments arguments;
 };
 
-void add_to(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
-            const Tensor& out) {
-  if (out.numel() == 0) return;
-  ScoreCall call(scores, slopes, layout, scale, out);
-  run(call.arguments, out, call.rows(), call.bytes_per_row(), add_cpu,
+void add_to(ScoreProblem problem, const Tensor& out) {
+  run(problem.arguments, out, problem.rows(), problem.bytes_per_row(), add_cpu,
       POSEMBED_CUDA_LAUNCHER(add_cuda));
 }
 
-void softmax_to(const Tensor& scores, const Tensor& slopes, const Layout& layout, double scale,
-                const Tensor& out) {
-  if (out.numel() == 0) return;
-  ScoreCall call(scores, slopes, layout, scale, out);
-  run(call.arguments, out, call.rows(), call.bytes_per_row(), softmax_cpu,
+void softmax_to(ScoreProblem problem, const Tensor& out) {
+  run(problem.arguments, out, problem.rows(), problem.bytes_per_row(), softmax_cpu,
       POSEMBED_CUDA_LAUNCHER(softmax_cuda));
 }
 
-using Write = void (*)(const Tensor& scores, const Tensor& slopes, const Layout& layout,
-                       double scale, const Tensor& out);
+using Write = void (*)(ScoreProblem problem, const Tensor& out);
 
 template <Write write>
-Tensor new_scores(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
-                  double scale) {
-  check_scores(scores, slopes, places);
-  const Layout layout(places, hide, scores.size(-2), scores.size(-1));
+Tensor new_scores(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
+  check_scores(scores, slopes, call);
+  const ScorePositions positions(call, scores.size(-2), scores.size(-1));
   Tensor out = dispatcher::empty(scores.sizes(), scores.options());
-  write(dispatcher::with_contiguous_last_dim(scores), slopes, layout, scale, out);
+  const Tensor in = dispatcher::with_contiguous_last_dim(scores);
+  if (out.numel() > 0) write(ScoreProblem(in, slopes, scale, positions, out), out);
   return out;
 }
 
 template <Write write>
-void change_scores(const Tensor& scores, const Tensor& slopes, const Places& places, bool hide,
-                   double scale) {
-  check_scores(scores, slopes, places);
+void change_scores(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
+  check_scores(scores, slopes, call);
   dispatcher::check_writable(scores, "scores");
-  const Layout layout(places, hide, scores.size(-2), scores.size(-1));
-  write(scores, slopes, layout, scale, scores);
+  const ScorePositions positions(call, scores.size(-2), scores.size(-1));
+  if (scores.numel() == 0) return;
+  write(ScoreProblem(scores, slopes, scale, positions, scores), scores);
 }
 
 /// Memory for the gradient of slopes, which kernels first sum within rows.
@@ -239,84 +231,79 @@ class SlopeSum {
   SlopeGradient gradient_;
 };
 
-Tensor bias_backward(const Tensor& grad, const Places& places, bool two_sided, MaybeType dtype) {
-  check_matrices(grad, "grad", places);
-  const Layout layout(places, true, grad.size(-2), grad.size(-1));
+Tensor bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
+  check_matrices(grad, "grad", call);
+  const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor in = dispatcher::with_contiguous_last_dim(grad);
   const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
-  ReduceArguments call;
-  call.distances = layout.distances();
-  call.scalar = dispatcher::scalar_of(in);
-  call.batch = batch_of(in);
-  call.grad = matrices_of(in);
-  call.slopes = sum.gradient();
-  run(call, in, call.batch * call.slopes.heads * call.distances.queries,
-      call.distances.keys * core::size_of(call.scalar), reduce_cpu,
+  ReduceArguments arguments;
+  arguments.distances = positions.distances();
+  arguments.scalar = dispatcher::scalar_of(in);
+  arguments.batch = batch_of(in);
+  arguments.grad = matrices_of(in);
+  arguments.slopes = sum.gradient();
+  run(arguments, in, arguments.batch * arguments.slopes.heads * arguments.distances.queries,
+      arguments.distances.keys * core::size_of(arguments.scalar), reduce_cpu,
       POSEMBED_CUDA_LAUNCHER(reduce_cuda));
-  return sum.finish(call.batch, call.distances.queries);
+  return sum.finish(arguments.batch, arguments.distances.queries);
 }
 
-std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& weights,
-                                            const Places& places, bool hide, double scale,
-                                            int64_t sides, MaybeType dtype) {
-  check_softmax_backward(grad, weights, places, sides);
-  const Layout layout(places, hide, grad.size(-2), grad.size(-1));
+std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& weights, double scale,
+                                            int64_t sides, MaybeType dtype, const Call& call) {
+  check_softmax_backward(grad, weights, sides, call);
+  const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor of_output = dispatcher::with_contiguous_last_dim(grad),
                output = dispatcher::with_contiguous_last_dim(weights);
   Tensor out = dispatcher::empty(grad.sizes(), grad.options());
   const SlopeSum sum(grad, sides, dtype);
-  SoftmaxBackwardArguments call;
-  call.distances = layout.distances();
-  call.scalar = dispatcher::scalar_of(out);
-  call.batch = batch_of(out);
-  call.scale = scale;
-  call.grad = matrices_of(of_output);
-  call.weights = matrices_of(output);
-  call.out = matrices_of(out);
-  call.slopes = sum.gradient();
-  run(call, out, call.batch * call.slopes.heads * call.distances.queries,
-      3 * call.distances.keys * core::size_of(call.scalar), softmax_backward_cpu,
+  SoftmaxBackwardArguments arguments;
+  arguments.distances = positions.distances();
+  arguments.scalar = dispatcher::scalar_of(out);
+  arguments.batch = batch_of(out);
+  arguments.scale = scale;
+  arguments.grad = matrices_of(of_output);
+  arguments.weights = matrices_of(output);
+  arguments.out = matrices_of(out);
+  arguments.slopes = sum.gradient();
+  run(arguments, out, arguments.batch * arguments.slopes.heads * arguments.distances.queries,
+      3 * arguments.distances.keys * core::size_of(arguments.scalar), softmax_backward_cpu,
       POSEMBED_CUDA_LAUNCHER(softmax_backward_cuda));
-  return {out, sum.finish(call.batch, call.distances.queries)};
+  return {out, sum.finish(arguments.batch, arguments.distances.queries)};
 }
 
 // ------------------------------------------------------------------------------------------- Meta
 
-Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, const Places& places,
-                 bool, MaybeType dtype) {
-  check_bias(slopes, queries, keys, places);
-  return at::empty_symint(bias_sizes(slopes, queries, keys, places),
+Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
+                 const Call& call) {
+  check_bias(slopes, queries, keys, call);
+  return at::empty_symint(bias_sizes(slopes, queries, keys, call),
                           slopes.options().dtype(type_or(dtype, slopes)));
 }
 
 void bias_out_meta(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                   const Places& places, bool) {
-  check_bias(slopes, queries, keys, places);
-  check_bias_out(out, slopes, queries, keys, places);
+                   const Call& call) {
+  check_bias(slopes, queries, keys, call);
+  check_bias_out(out, slopes, queries, keys, call);
 }
 
-Tensor bias_backward_meta(const Tensor& grad, const Places& places, bool two_sided,
-                          MaybeType dtype) {
-  check_matrices(grad, "grad", places);
+Tensor bias_backward_meta(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
+  check_matrices(grad, "grad", call);
   return at::empty_symint(slope_sizes(grad, two_sided ? 2 : 1),
                           grad.options().dtype(type_or(dtype, grad)));
 }
 
-void change_scores_meta(const Tensor& scores, const Tensor& slopes, const Places& places, bool,
-                        double) {
-  check_scores(scores, slopes, places);
+void change_scores_meta(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
+  check_scores(scores, slopes, call);
 }
 
-Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes, const Places& places, bool,
-                       double) {
-  check_scores(scores, slopes, places);
+Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
+  check_scores(scores, slopes, call);
   return at::empty_symint(scores.sym_sizes(), scores.options());
 }
 
-std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tensor& weights,
-                                                 const Places& places, bool, double, int64_t sides,
-                                                 MaybeType dtype) {
-  check_softmax_backward(grad, weights, places, sides);
+std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tensor& weights, double,
+                                                 int64_t sides, MaybeType dtype, const Call& call) {
+  check_softmax_backward(grad, weights, sides, call);
   return {at::empty_symint(grad.sym_sizes(), grad.options()),
           at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))};
 }

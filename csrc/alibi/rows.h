@@ -32,7 +32,7 @@ struct WordPair {
 };
 
 template <typename T>
-POSEMBED_INLINE WordPair slots() {
+POSEMBED_INLINE WordPair element_indices() {
   WordPair result;
   for (int64_t lane = 0; lane < lanes; ++lane) {
     result.first[lane] = static_cast<uint32_t>(core::element_of_slot<T>(lane));
@@ -74,7 +74,7 @@ POSEMBED_INLINE void prefetch_scores(const T* in) {
 }
 
 /// The biases of a block of keys.
-struct Biases {
+struct BlockBias {
   FloatPair slope;
   FloatPair distance;
 
@@ -83,73 +83,75 @@ struct Biases {
   }
 
   /// scores * scale + bias
-  FloatPair on(FloatPair scores, float scale) const {
+  FloatPair added_to(FloatPair scores, float scale) const {
     return {core::fma(slope.first, distance.first, scores.first * scale),
             core::fma(slope.second, distance.second, scores.second * scale)};
   }
 };
 
 /// A block that is incomplete or has hidden keys.
-struct Edge {
-  int64_t count;  // elements of the row
-  WordPair away;  // nonzero: hidden, or beyond the row
+struct PartialBlock {
+  int64_t count;      // elements of the row
+  WordPair excluded;  // nonzero: hidden, or beyond the row
 
-  FloatPair hide(FloatPair scores) const { return select(away, broadcast_pair(-INFINITY), scores); }
+  FloatPair masked(FloatPair scores) const {
+    return select(excluded, broadcast_pair(-INFINITY), scores);
+  }
 };
 
 /// Visits the biases of `keys` keys of a plain ALiBi for a query at `position`: calls whole(key,
-/// biases) or part(key, biases, edge) for each block with visible keys. Returns the end of the
+/// biases) or part(key, biases, partial) for each block with visible keys. Returns the end of the
 /// blocks; keys from there on are hidden.
 template <typename T, typename Whole, typename Part>
-POSEMBED_INLINE int64_t for_blocks(const Line<float>& line, const Distances& distances,
-                                   int64_t position, int64_t keys, Whole whole, Part part) {
+POSEMBED_INLINE int64_t for_each_block(const BiasLine<float>& line, const Distances& distances,
+                                       int64_t position, int64_t keys, Whole whole, Part part) {
   const int64_t split = std::clamp<int64_t>(position + 1, 0, keys);
-  const bool hides = distances.causal && distances.hide;
+  const bool hides = distances.causal && distances.apply_mask;
   const int64_t end = hides ? split : keys;
   const FloatPair before = broadcast_pair(line.before);
   const FloatPair after = broadcast_pair(distances.causal ? 0.0f : line.after);
-  WordPair distance = slots<T>() + -position;
+  WordPair distance = element_indices<T>() + -position;
   int64_t key = 0;
   const auto advance = [&] {
     key += block;
     distance = distance + block;
   };
-  const auto at_edge = [&] {
+  const auto at_partial_block = [&] {
     const int64_t count = std::min(block, keys - key);
     const WordPair future = is_positive(distance);
-    const WordPair outside = is_positive(slots<T>() + (1 - count));
-    const Biases biases{select(future, after, before), to_floats(distance)};
+    const WordPair outside = is_positive(element_indices<T>() + (1 - count));
+    const BlockBias biases{select(future, after, before), to_floats(distance)};
     const Words hidden_lanes = Words{} - static_cast<uint32_t>(hides);
     part(key, biases,
-         Edge{count,
-              {outside.first | (future.first & hidden_lanes),
-               outside.second | (future.second & hidden_lanes)}});
+         PartialBlock{count,
+                      {outside.first | (future.first & hidden_lanes),
+                       outside.second | (future.second & hidden_lanes)}});
     advance();
   };
-  for (; key + block <= split; advance()) whole(key, Biases{before, to_floats(distance)});
-  if (key < split) at_edge();
-  for (; key + block <= end; advance()) whole(key, Biases{after, to_floats(distance)});
-  if (key < end) at_edge();
+  for (; key + block <= split; advance()) whole(key, BlockBias{before, to_floats(distance)});
+  if (key < split) at_partial_block();
+  for (; key + block <= end; advance()) whole(key, BlockBias{after, to_floats(distance)});
+  if (key < end) at_partial_block();
   return std::min(key, keys);
 }
 
 /// The distances along any row, with hidden keys marked. Does not use std::vector, because
 /// instruction sets would share its inline functions.
-class DistanceRows {
+class RowDistances {
  public:
-  explicit DistanceRows(const Distances& distances) : distances_(distances) {}
+  explicit RowDistances(const Distances& distances) : distances_(distances) {}
 
   /// Valid until the next call.
   const int32_t* at(const Row& row) {
     if (row.batch != batch_) read_positions(row.batch);
     const auto query = static_cast<int32_t>(query_position(distances_, row.batch, row.query));
-    const Keys document = document_of(distances_, row.query);
+    const KeyRange document = document_of(distances_, row.query);
     int32_t* const distance = memory_.get();
     const int32_t* const position = distance + distances_.keys;
     std::fill(distance, distance + document.begin, hidden);
     std::fill(distance + document.end, distance + distances_.keys, hidden);
     for (int64_t key = document.begin; key < document.end; ++key) {
-      distance[key] = seen(distances_, position[key] - query);
+      distance[key] = causal_distance(distances_, position[key] - query);
     }
     if (distances_.mask != nullptr) hide_masked(row.batch, distance);
     return distance;
@@ -186,12 +188,12 @@ struct SlopeSums {
   double after = 0;
 };
 
-/// Parts of a sum, which fix its order for any width of vectors.
-inline constexpr int64_t parts = 32;
+/// Number of partial sums, which fixes the order of additions for any width of vectors.
+inline constexpr int64_t partial_sums = 32;
 
 inline double total(const double* sums) {
   double result = 0;
-  for (int64_t part = 0; part < parts; ++part) result += sums[part];
+  for (int64_t part = 0; part < partial_sums; ++part) result += sums[part];
   return result;
 }
 
@@ -199,13 +201,13 @@ inline double total(const double* sums) {
 /// double.
 template <typename T>
 double weighted_sum(const T* grad, int64_t count, int64_t distance) {
-  double sums[parts] = {};
+  double sums[partial_sums] = {};
   int64_t i = 0;
-  for (; i + parts <= count; i += parts) {
-    Compute<T> values[parts];
-    for (int64_t part = 0; part < parts; ++part) values[part] = core::load(grad[i + part]);
+  for (; i + partial_sums <= count; i += partial_sums) {
+    Compute<T> values[partial_sums];
+    for (int64_t part = 0; part < partial_sums; ++part) values[part] = core::load(grad[i + part]);
     const auto first = static_cast<double>(distance + i);
-    for (int32_t part = 0; part < parts; ++part) {
+    for (int32_t part = 0; part < partial_sums; ++part) {
       sums[part] += static_cast<double>(values[part]) * (first + part);
     }
   }
@@ -228,11 +230,11 @@ SlopeSums slope_sums(const T* grad, const Distances& distances, int64_t query) {
 /// The sums of any row, from its distances.
 template <typename T>
 SlopeSums slope_sums(const T* grad, const int32_t* distance, int64_t keys) {
-  double before[parts] = {}, after[parts] = {};
+  double before[partial_sums] = {}, after[partial_sums] = {};
   for (int64_t key = 0; key < keys; ++key) {
     if (distance[key] == hidden) continue;
     const double product = static_cast<double>(core::load(grad[key])) * distance[key];
-    (distance[key] > 0 ? after : before)[key % parts] += product;
+    (distance[key] > 0 ? after : before)[key % partial_sums] += product;
   }
   return {total(before), -total(after)};
 }

@@ -1,20 +1,67 @@
 #include "dispatcher/schema.h"
 
-// clang-format off
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
-  const auto define = [&m](const std::string& schema) { posembed::dispatcher::define(m, schema); };
-  define("alibi_slopes(int num_heads, *, str kind=\"press\", float max_bias=8.0, int? total_heads=None, int head_start=0, float[] values=[], float factor=1.0, Device? device=None) -> Tensor");
-  define("alibi_positions(Tensor attention_mask) -> Tensor");
-  const std::string places = "Tensor? query_positions=None, Tensor? key_positions=None, Tensor? cu_seqlens=None, Tensor? attention_mask=None, *, SymInt? query_offset=None, bool causal=True, ";
-  const std::string scores = "Tensor slopes, " + places + "bool hide=True, float scale=1.0) -> ";
-  define("alibi_bias(Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True, ScalarType? dtype=None) -> Tensor");
-  define("alibi_bias_out(Tensor(a!) out, Tensor slopes, SymInt query_length, SymInt key_length, " + places + "bool hide=True) -> ()");
-  define("alibi_bias_backward(Tensor grad, " + places + "bool two_sided=False, ScalarType? dtype=None) -> Tensor");
-  define("alibi_add(Tensor scores, " + scores + "Tensor");
-  define("alibi_add_(Tensor(a!) scores, " + scores + "()");
-  define("alibi_softmax(Tensor scores, " + scores + "Tensor");
-  define("alibi_softmax_(Tensor(a!) scores, " + scores + "()");
-  define("alibi_softmax_backward(Tensor grad, Tensor weights, " + places + "bool hide=True, float scale=1.0, int sides=1, ScalarType? dtype=None) -> (Tensor, Tensor)");
-  define("alibi_lse_correction(Tensor slopes, SymInt query_length, *, SymInt query_start, SymInt key_start, str form=\"distance\", bool causal=True) -> Tensor");
+  using posembed::dispatcher::define;
+  define(m,
+         "alibi_slopes("
+         "int num_heads, "
+         "str kind=\"paper\", "
+         "float max_bias=8.0, "
+         "int? total_heads=None, "
+         "int head_start=0, "
+         "float[] values=[], "
+         "float factor=1.0, "
+         "*, "  // FakeTensorMode reads the device of results from a keyword
+         "Device? device=None) -> Tensor");
+  define(m,
+         "alibi_scaled_slopes(Tensor(a) slopes, SymInt key_length, int train_length) -> Tensor(a)");
+  define(m, "alibi_positions(Tensor attention_mask) -> Tensor");
+
+  // The fields of alibi::Call, those of a generation step first.
+  const std::string call =
+      "bool causal=True, "
+      "SymInt? query_offset=None, "
+      "Tensor? attention_mask=None, "
+      "bool positions_from_mask=False, "
+      "Tensor? query_positions=None, "
+      "Tensor? key_positions=None, "
+      "Tensor? cu_seqlens=None, "
+      "bool apply_mask=True";
+  const std::string lengths = "Tensor slopes, SymInt query_length, SymInt key_length, ";
+  define(m, "alibi_bias(" + lengths + "ScalarType? dtype=None, " + call + ") -> Tensor");
+  define(m, "alibi_bias_out(Tensor(a!) out, " + lengths + call + ") -> ()");
+  define(m, "alibi_bias_backward(Tensor grad, bool two_sided=False, ScalarType? dtype=None, " +
+                call + ") -> Tensor");
+  const std::string scores = "Tensor slopes, float scale=1.0, " + call;
+  define(m, "alibi_add(Tensor scores, " + scores + ") -> Tensor");
+  define(m, "alibi_add_(Tensor(a!) scores, " + scores + ") -> ()");
+  define(m, "alibi_softmax(Tensor scores, " + scores + ") -> Tensor");
+  define(m, "alibi_softmax_(Tensor(a!) scores, " + scores + ") -> ()");
+  define(m,
+         "alibi_softmax_backward("
+         "Tensor grad, "
+         "Tensor weights, "
+         "float scale=1.0, "
+         "int sides=1, "
+         "ScalarType? dtype=None, " +
+             call + ") -> (Tensor, Tensor)");
+  define(m,
+         "alibi_attention("
+         "Tensor query, "
+         "Tensor key, "
+         "Tensor value, "
+         "Tensor slopes, "
+         "float? scale=None, "
+         "float dropout=0.0, " +
+             call + ") -> Tensor");
+  define(m,
+         "alibi_check_attention(Tensor query, Tensor key, Tensor value, float dropout=0.0) -> ()");
+  define(m,
+         "alibi_lse_correction("
+         "Tensor slopes, "
+         "SymInt query_length, "
+         "SymInt query_start, "
+         "SymInt key_start, "
+         "str form=\"distance\", "
+         "bool causal=True) -> Tensor");
 }
-// clang-format on

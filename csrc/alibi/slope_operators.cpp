@@ -1,4 +1,4 @@
-// Operators that compute inputs of ALiBi: the heads' slopes, positions that skip padding, and the
+// Operators that compute inputs of ALiBi: the slopes of heads, positions that skip padding, and the
 // correction for a block of scores whose biases used local positions.
 #include <ATen/DimVector.h>
 #include <ATen/TensorOperators.h>
@@ -18,9 +18,11 @@ namespace posembed::alibi {
 namespace {
 
 SlopeKind kind_of(Text kind) {
-  if (kind == "press") return SlopeKind::press;
+  if (kind == "paper") return SlopeKind::paper;
   if (kind == "geometric") return SlopeKind::geometric;
-  TORCH_CHECK_VALUE(false, "kind: expected 'press' or 'geometric', got '", kind, "'");
+  TORCH_CHECK_VALUE(kind == "press", "kind: expected 'paper' or 'geometric', got '", kind, "'");
+  TORCH_WARN_ONCE("The slopes 'press' are now called 'paper'; the old name is deprecated.");
+  return SlopeKind::paper;
 }
 
 /// Slopes [sides, num_heads] of the heads from head_start on, out of all that a model has.
@@ -65,6 +67,14 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return dispatcher::floats_on(device.value_or(at::kCPU), all, sizes);
 }
 
+/// JAIS and BTLM flatten the bias of texts that are longer than those in training.
+Tensor scaled_slopes(const Tensor& slopes, c10::SymInt key_length, int64_t train_length) {
+  TORCH_CHECK_VALUE(train_length > 0, "train_length: expected a positive number, got ",
+                    train_length);
+  if (key_length <= train_length) return slopes;
+  return slopes.div(at::Scalar(c10::SymFloat(key_length) / static_cast<double>(train_length)));
+}
+
 /// Numbers only visible keys, from 0, as Bloom does.
 Tensor positions(const Tensor& attention_mask) {
   TORCH_CHECK_TYPE(at::isIntegralType(attention_mask.scalar_type(), /*includeBool=*/true),
@@ -82,9 +92,9 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",
                     "form: expected 'distance' or 'key', got '", form, "'");
-  const Places places{{}, {}, {}, {}, query_start - key_start, causal};
-  if (form == "key") return call_bias(slopes, query_length, 1, places, true, {}).squeeze(-1);
-  const Tensor of_row = call_bias(slopes, 1, 1, places, true, {}).squeeze(-1);
+  const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
+  if (form == "key") return call_bias(slopes, query_length, 1, {}, call).squeeze(-1);
+  const Tensor of_row = call_bias(slopes, 1, 1, {}, call).squeeze(-1);
   return of_row.expand_symint({-1, query_length}).contiguous();
 }
 
@@ -95,6 +105,11 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("alibi_slope
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("alibi_lse_correction", lse_correction);
   m.impl("alibi_positions", positions);
+  m.impl("alibi_scaled_slopes", scaled_slopes);
+}
+
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
+  m.impl("alibi_scaled_slopes", scaled_slopes);
 }
 
 }  // namespace posembed::alibi

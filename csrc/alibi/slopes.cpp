@@ -20,7 +20,7 @@ int64_t power_of_two_up_to(int64_t heads) {
 }  // namespace
 
 float slope(SlopeKind kind, double max_bias, int64_t heads, int64_t head) {
-  const int64_t whole = kind == SlopeKind::press ? power_of_two_up_to(heads) : heads;
+  const int64_t whole = kind == SlopeKind::paper ? power_of_two_up_to(heads) : heads;
   const double exact = head < whole ? series(max_bias, whole, head)
                                     : series(max_bias, 2 * whole, 2 * (head - whole));
   return static_cast<float>(exact);

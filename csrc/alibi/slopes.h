@@ -9,7 +9,7 @@ namespace posembed::alibi {
 enum class SlopeKind : int8_t {
   /// The paper's: powers of 2^(-max_bias / n) for n = 2^k heads. Other head counts take the series
   /// of the power of two below and fill up with every second slope of the one above.
-  press,
+  paper,
   /// Powers of 2^(-max_bias / heads) for every head count.
   geometric,
 };

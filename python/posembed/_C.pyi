@@ -9,58 +9,6 @@ from torch.nn.cpp import ModuleWrapper
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
-def alibi_add(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_add_(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_softmax(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
-def alibi_softmax_(
-    scores: Tensor,
-    slopes: Tensor,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    cu_seqlens: Tensor | None,
-    attention_mask: Tensor | None,
-    query_offset: int | None,
-    causal: bool,
-    hide: bool,
-    scale: float,
-    /,
-) -> Tensor: ...
 def open_vectors(
     path: str | bytes | PathLike[str], words: list[str], check_utf8: bool, on_bad_row: str
 ) -> VectorFile: ...
@@ -96,7 +44,7 @@ class ALiBi(ModuleWrapper):
         self,
         num_heads: int,
         *,
-        slopes: str | Tensor = "press",
+        slopes: str | Tensor = "paper",
         max_bias: float = 8.0,
         causal: bool = True,
         total_heads: int | None = None,
@@ -121,39 +69,43 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def add_(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def softmax(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def softmax_(
         self,
         scores: Tensor,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
@@ -171,6 +123,7 @@ class ALiBi(ModuleWrapper):
         key_positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        apply_mask: bool = True,
     ) -> Tensor: ...
 
 class InputEmbedding(ModuleWrapper):

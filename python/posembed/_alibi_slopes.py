@@ -40,8 +40,8 @@ class AlibiSlopes(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        if isinstance(slopes, str) and slopes not in ("press", "geometric"):
-            raise ValueError(f"slopes: expected 'press', 'geometric' or a tensor, got {slopes!r}")
+        if isinstance(slopes, str) and slopes not in ("paper", "geometric", "press"):
+            raise ValueError(f"slopes: expected 'paper', 'geometric' or a tensor, got {slopes!r}")
         if train_length is not None and whole("train_length", train_length) <= 0:
             raise ValueError(f"train_length: expected a positive number, got {train_length}")
         self.num_heads = whole("num_heads", num_heads)
@@ -51,7 +51,8 @@ class AlibiSlopes(nn.Module):
         self.train_length = train_length
         self.kind = slopes if isinstance(slopes, str) else "given"
         self._given = [] if isinstance(slopes, str) else self._numbers(slopes)
-        self._follow(torch.empty(0, device=device, dtype=dtype))
+        self._follow(torch.empty(0, device=device, dtype=dtype))  # warns that "press" is deprecated
+        self.kind = "paper" if self.kind == "press" else self.kind
         if self.learned:
             self.slopes = nn.Parameter(self._derived.to(self._dtype, copy=True))
 
@@ -67,7 +68,7 @@ class AlibiSlopes(nn.Module):
     def _derived_slopes(self, device: torch.device) -> Tensor:
         return functional.alibi_slopes(
             self.num_heads,
-            kind="press" if self.kind == "given" else self.kind,
+            kind="paper" if self.kind == "given" else self.kind,
             max_bias=self.max_bias,
             total_heads=self.total_heads,
             head_start=self.head_start,
@@ -114,9 +115,13 @@ class AlibiSlopes(nn.Module):
             device = self._elsewhere(scores)
             if device != slopes.device:
                 slopes = self._derived_slopes(device)
-        if self.train_length is None or key_length <= self.train_length:
+        if self.train_length is None:
             return slopes
-        return slopes / (key_length / self.train_length)
+        return functional.alibi_scaled_slopes(slopes, key_length, self.train_length)
+
+    def _slopes_for(self, scores: Tensor) -> Tensor:
+        """The slopes for scores [..., keys], whose shape the operators check."""
+        return self._slopes(scores.shape[-1] if scores.dim() > 0 else 0, scores)
 
     def _elsewhere(self, scores: Tensor | None) -> torch.device:
         """The device where slopes are needed, if not the module's own.

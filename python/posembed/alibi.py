@@ -17,7 +17,8 @@ from posembed import _attention, configuration, functional
 from posembed._alibi_slopes import AlibiSlopes
 from posembed._validation import flag
 from posembed.functional import Device
-from posembed.places import Places, complete, lengths
+from posembed.functional._alibi import check_attention
+from posembed.score_positions import ScorePositions
 
 # Options of model families that differ from the paper. Falcon's are in from_preset. Refact's bias,
 # slope * (j + 1), differs from the paper's by a constant along a row, which softmax ignores.
@@ -43,7 +44,7 @@ class ALiBi(AlibiSlopes):
 
     Args:
         num_heads: Heads of this module.
-        slopes: ``"press"``: the paper's series, interleaved if the number of heads is not a power
+        slopes: ``"paper"``: the paper's series, interleaved if the number of heads is not a power
             of two. ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a
             tensor [total_heads], or [2, total_heads] for keys left and right of the query.
         max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
@@ -71,7 +72,7 @@ class ALiBi(AlibiSlopes):
         self,
         num_heads: int,
         *,
-        slopes: str | Tensor = "press",
+        slopes: str | Tensor = "paper",
         max_bias: float = 8.0,
         causal: bool = True,
         total_heads: int | None = None,
@@ -119,7 +120,7 @@ class ALiBi(AlibiSlopes):
         Examples:
             >>> import posembed as pe
             >>> pe.ALiBi.from_preset("mosaicbert", 12)
-            ALiBi(12, slopes='press', max_bias=8, causal=False)
+            ALiBi(12, slopes='paper', max_bias=8, causal=False)
         """
         if name not in _PRESETS:
             known = ", ".join(repr(preset) for preset in _PRESETS)
@@ -153,7 +154,7 @@ class ALiBi(AlibiSlopes):
         Examples:
             >>> import posembed as pe
             >>> pe.ALiBi.from_config({"model_type": "bloom", "n_head": 16})
-            ALiBi(16, slopes='press', max_bias=8)
+            ALiBi(16, slopes='paper', max_bias=8)
         """
         preset = configuration.alibi(config)
         if num_heads is not None:
@@ -195,7 +196,7 @@ class ALiBi(AlibiSlopes):
         *,
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
-        **places: Unpack[Places],
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """The bias that SDPA takes as ``attn_mask``; see :func:`posembed.functional.alibi_bias`.
 
@@ -204,7 +205,7 @@ class ALiBi(AlibiSlopes):
             key_length: Number of keys; default: as many as queries.
             dtype: Default: that of the module, or of out.
             out: Memory for the result, for inference.
-            **places: Offset, positions, documents, mask: see :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             [num_heads, query_length, key_length], after a batch dimension if positions or mask have
@@ -223,16 +224,19 @@ class ALiBi(AlibiSlopes):
             causal=self.causal,
             dtype=dtype,
             out=out,
-            **complete(places, query_length, keys),
+            positions_from_mask=True,
+            **positions,
         )
 
-    def add_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
+    def add_(
+        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+    ) -> Tensor:
         """Scores [batch, num_heads, query, key] times scale plus bias, in place, for inference.
 
         Args:
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             ``scores``.
@@ -246,22 +250,24 @@ class ALiBi(AlibiSlopes):
             tensor([[-0.1250, -0.0625,  0.0000],
                     [-0.0078, -0.0039,  0.0000]])
         """
-        queries, keys = lengths(scores)
         return functional.alibi_add_(
             scores,
-            self._slopes(keys, scores),
+            self._slopes_for(scores),
             scale=scale,
             causal=self.causal,
-            **complete(places, queries, keys),
+            positions_from_mask=True,
+            **positions,
         )
 
-    def softmax(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
+    def softmax(
+        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+    ) -> Tensor:
         """Attention weights: the softmax of scores * scale + bias, in one pass over memory.
 
         Args:
             scores: [batch, num_heads, query, key] or [num_heads, query, key].
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             Shape and dtype of scores. A query that sees no key has weights 0.
@@ -275,22 +281,24 @@ class ALiBi(AlibiSlopes):
             tensor([[0.3127, 0.3329, 0.3544],
                     [0.3320, 0.3333, 0.3346]])
         """
-        queries, keys = lengths(scores)
         return functional.alibi_softmax(
             scores,
-            self._slopes(keys, scores),
+            self._slopes_for(scores),
             scale=scale,
             causal=self.causal,
-            **complete(places, queries, keys),
+            positions_from_mask=True,
+            **positions,
         )
 
-    def softmax_(self, scores: Tensor, *, scale: float = 1.0, **places: Unpack[Places]) -> Tensor:
+    def softmax_(
+        self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
+    ) -> Tensor:
         """:meth:`softmax` in place, for inference.
 
         Args:
             scores: Any strides, but a contiguous last dimension.
             scale: Multiplies the scores, not the bias.
-            **places: See :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             ``scores``.
@@ -298,13 +306,13 @@ class ALiBi(AlibiSlopes):
         Raises:
             ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax_`.
         """
-        queries, keys = lengths(scores)
         return functional.alibi_softmax_(
             scores,
-            self._slopes(keys, scores),
+            self._slopes_for(scores),
             scale=scale,
             causal=self.causal,
-            **complete(places, queries, keys),
+            positions_from_mask=True,
+            **positions,
         )
 
     def lse_correction(
@@ -373,7 +381,7 @@ class ALiBi(AlibiSlopes):
         key: Tensor,
         *,
         dropout: float = 0.0,
-        **places: Unpack[Places],
+        **positions: Unpack[ScorePositions],
     ) -> str:
         """The backend that :meth:`attention` uses for these arguments.
 
@@ -381,14 +389,15 @@ class ALiBi(AlibiSlopes):
             query: As in :meth:`attention`.
             key: As in :meth:`attention`.
             dropout: As in :meth:`attention`.
-            **places: See :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             "flash": FlashAttention-2 with slopes, if that package is installed. "flex": a compiled
             flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel for
             scale, bias, mask and softmax; only this one takes all arguments.
         """
-        return _attention.backend_for(self, query, dropout, places)
+        two_sided = self._derived.dim() == 2
+        return _attention.backend_for(query, two_sided, self.learned, dropout, positions)
 
     def attention(
         self,
@@ -399,7 +408,7 @@ class ALiBi(AlibiSlopes):
         scale: float | None = None,
         dropout: float = 0.0,
         backend: str | None = None,
-        **places: Unpack[Places],
+        **positions: Unpack[ScorePositions],
     ) -> Tensor:
         """Softmax(query key^T scale + bias) value, by the fastest available backend.
 
@@ -411,7 +420,7 @@ class ALiBi(AlibiSlopes):
             dropout: Probability with which weights are zeroed, in evaluation too, as with torch's
                 function: pass ``dropout=p if self.training else 0.0``.
             backend: Default: :meth:`attention_backend`.
-            **places: See :class:`posembed.places.Places`.
+            **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
             [batch, num_heads, seq, value_dim].
@@ -426,17 +435,32 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi(8).attention(query, key, key).shape  # a step of generation
             torch.Size([2, 8, 1, 64])
         """
-        _attention.check(query, key, value, dropout)
         if backend is None:
-            backend = self.attention_backend(query, key, dropout=dropout, **places)
+            backend = self.attention_backend(query, key, dropout=dropout, **positions)
+        keys = key.shape[-2] if key.dim() == 4 else 0  # the operators refuse other keys
+        if backend == "fused":
+            return functional.alibi_attention(
+                query,
+                key,
+                value,
+                self._slopes(keys, query),
+                scale=scale,
+                dropout=dropout,
+                causal=self.causal,
+                positions_from_mask=True,
+                **positions,
+            )
+        check_attention(query, key, value, dropout)
         if scale is None:
             scale = query.shape[-1] ** -0.5
-        if backend == "fused":
-            return _attention.fused(self, query, key, value, scale, dropout, places)
         if backend == "flex":
-            return _attention.flex(self, query, key, value, scale, places.get("query_offset"))
+            offset = positions.get("query_offset")
+            first = keys - query.shape[-2] if offset is None else offset
+            bias = self.score_mod(query_offset=first, key_length=keys)
+            return _attention.flex(query, key, value, bias, scale)
         if backend == "flash":
-            return _attention.flash(self, query, key, value, scale, dropout)
+            slopes = self._slopes(keys, query)
+            return _attention.flash(query, key, value, slopes, self.causal, scale, dropout)
         raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
 
     def extra_repr(self) -> str:

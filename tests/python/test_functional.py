@@ -60,7 +60,7 @@ CALLS: dict[str, Callable[[], Any]] = {
         SCORES, SLOPES, key_positions=torch.arange(3)
     ),
     "alibi_softmax_": lambda: in_place(
-        functional.alibi_softmax_, SCORES, SLOPES, scale=0.5, hide=False
+        functional.alibi_softmax_, SCORES, SLOPES, scale=0.5, apply_mask=False
     ),
     "rotary": lambda: functional.rotary(HEADS, spec=SPEC, offset=2, inverse=True),
     "rotary_": lambda: in_place(functional.rotary_, HEADS, spec=SPEC, offset=2),

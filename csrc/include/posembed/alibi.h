@@ -3,8 +3,10 @@
 /// Smith, Lewis, "Train Short, Test Long", arXiv:2108.12409.
 #pragma once
 
+#include <c10/core/SymInt.h>
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
 
@@ -22,41 +24,56 @@ namespace posembed {
 enum class Slopes {
   /// The paper's: for n = 2^k heads, head h has slope 2^(-max_bias (h + 1) / n). Other head counts
   /// take the series of the power of two below, then every second slope of the one above.
-  press,
+  paper,
   geometric,  ///< 2^(-max_bias (h + 1) / n) for any number n of heads
+  press [[deprecated("Slopes::press is now Slopes::paper")]] = paper,
 };
 
-/// "press" or "geometric".
+/// "paper" or "geometric".
 POSEMBED_API const char* name(Slopes slopes);
 
-namespace functional {
-
-/// Options that the ALiBi functions share: the positions of queries and keys, and which keys are
-/// visible.
-struct AlibiCall {
+/// Options of a call of ALiBi: which keys a query sees, and the positions of both.
+///
+///     alibi->softmax_(scores, posembed::ALiBiCall().scale(0.125).attention_mask(mask));
+struct POSEMBED_API ALiBiCall {
+  /// Multiplies the scores, not the bias; default: 1, in attention 1 / sqrt(head_dim). Functions
+  /// without scores ignore it.
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  /// -slope (i - j), and keys after the query are hidden; otherwise -slope |i - j|.
+  TORCH_ARG(bool, causal) = true;
   /// Position of the first query; default: the last query is at the last key.
-  std::optional<int64_t> query_offset = std::nullopt;
-  bool causal = true;  ///< -slope (i - j), future keys hidden; otherwise -slope |i - j|
-  bool hide = true;    ///< whether hidden keys get -infinity; otherwise their bias is 0
-  double scale = 1.0;  ///< multiplies the scores, not the bias; alibi_bias() does not read it
+  TORCH_ARG(std::optional<c10::SymInt>, query_offset) = std::nullopt;
+  /// [key] or [batch, key], bool or integers: keys with 0 are hidden.
+  TORCH_ARG(std::optional<torch::Tensor>, attention_mask) = std::nullopt;
+  /// With attention_mask and without positions, only visible keys are numbered, as in Bloom; see
+  /// functional::alibi_positions. Otherwise all keys are.
+  TORCH_ARG(bool, positions_from_mask) = false;
   /// int32 or int64 [query] or [batch, query].
-  std::optional<torch::Tensor> query_positions = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, query_positions) = std::nullopt;
   /// int32 or int64 [key] or [batch, key].
-  std::optional<torch::Tensor> key_positions = std::nullopt;
-  /// int32 or int64 [documents + 1]: other documents are hidden.
-  std::optional<torch::Tensor> cu_seqlens = std::nullopt;
-  /// [key] or [batch, key]: keys with 0 are hidden.
-  std::optional<torch::Tensor> attention_mask = std::nullopt;
+  TORCH_ARG(std::optional<torch::Tensor>, key_positions) = std::nullopt;
+  /// Packed documents, int32 or int64 [documents + 1]: keys of other documents are hidden.
+  TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
+  /// Hidden keys get -infinity for any score; otherwise nothing is added to their scores.
+  TORCH_ARG(bool, apply_mask) = true;
 };
+
+namespace functional {
 
 /// Slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
 /// (default: num_heads): float32 [num_heads].
 /// @throws c10::ValueError no heads, or heads outside total_heads
-POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes::press,
+POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes::paper,
                                         double max_bias = 8.0,
                                         std::optional<int64_t> total_heads = std::nullopt,
                                         int64_t head_start = 0,
                                         std::optional<torch::Device> device = std::nullopt);
+
+/// The slopes of JAIS and BTLM: divided by key_length / train_length where there are more keys than
+/// that; otherwise `slopes` itself.
+/// @throws c10::ValueError a train_length of 0 or less
+POSEMBED_API torch::Tensor alibi_scaled_slopes(const torch::Tensor& slopes, int64_t key_length,
+                                               int64_t train_length);
 
 /// Positions as Bloom counts them: visible keys are numbered from 0, and padding, on either side or
 /// in between, gets 0. int64, in the shape of attention_mask: [key_length] or [batch, key_length].
@@ -68,32 +85,43 @@ POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
 /// @param dtype  of the result; default: of slopes
 /// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length,
-                                      int64_t key_length, const AlibiCall& call = {},
+                                      int64_t key_length, const ALiBiCall& call = {},
                                       std::optional<torch::Dtype> dtype = std::nullopt);
 
 /// alibi_bias() into existing memory; returns `out`. For inference: raises if a gradient would be
 /// lost.
 /// @param out  in the shape of the result, any strides with a contiguous last dimension
 POSEMBED_API torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
-                                          const AlibiCall& call = {});
+                                          const ALiBiCall& call = {});
 
 /// scores * scale + bias in one pass; gradients flow to both.
 /// @param scores  floating [batch, heads, query, key] or [heads, query, key]
 POSEMBED_API torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
-                                     const AlibiCall& call = {});
+                                     const ALiBiCall& call = {});
 
 /// alibi_add() in place; returns `scores`. For inference: raises if a gradient would be lost.
 POSEMBED_API torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                                      const AlibiCall& call = {});
+                                      const ALiBiCall& call = {});
 
 /// Attention weights: softmax(scores * scale + bias) over keys, in one pass over the scores;
 /// gradients flow to both. A query that sees no key has weights 0.
 POSEMBED_API torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
-                                         const AlibiCall& call = {});
+                                         const ALiBiCall& call = {});
 
 /// alibi_softmax() in place; returns `scores`. For inference: raises if a gradient would be lost.
 POSEMBED_API torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
-                                          const AlibiCall& call = {});
+                                          const ALiBiCall& call = {});
+
+/// softmax(query key^T scale + bias) value; gradients flow to all of them.
+/// @param query  [batch, num_heads, seq, head_dim]
+/// @param key  [batch, heads, keys, head_dim], heads being num_heads or a divisor of it
+/// @param value  [batch, heads, keys, value_dim]
+/// @param slopes  floating [num_heads] or [2, num_heads]
+/// @param dropout  probability with which weights are zeroed
+/// @throws c10::ValueError shapes and dropout; c10::TypeError dtypes, outside autocast
+POSEMBED_API torch::Tensor alibi_attention(const torch::Tensor& query, const torch::Tensor& key,
+                                           const torch::Tensor& value, const torch::Tensor& slopes,
+                                           const ALiBiCall& call = {}, double dropout = 0.0);
 
 /// For ring and blocked attention, which merges blocks of keys by their log-sum-exp. If a kernel
 /// computes biases from query index i and key index j within its block, each query's log-sum-exp is
@@ -139,7 +167,7 @@ struct POSEMBED_API ALiBiOptions {
   TORCH_ARG(int64_t, num_heads);
   /// A series, or the slopes themselves: [total_heads], or [2, total_heads] for keys left and right
   /// of the query.
-  TORCH_ARG(SlopesOption, slopes) = Slopes::press;
+  TORCH_ARG(SlopesOption, slopes) = Slopes::paper;
   /// With 2^k heads, the last one has slope 2^-max_bias.
   TORCH_ARG(double, max_bias) = 8.0;
   /// -slope (i - j), keys after the query hidden; otherwise -slope |i - j|.
@@ -159,12 +187,12 @@ struct POSEMBED_API ALiBiOptions {
 /// Adds ALiBi biases to attention scores. Slopes that are not learned are derived from the options
 /// whenever the module moves, so there is no state to cast or save.
 ///
-/// All methods take `causal` from the module's options, not from the call. With an attention_mask
-/// and no positions they number only visible keys, as Bloom does (functional::alibi_positions); the
-/// functions number all keys.
+/// Methods set `causal` of the call from the module's options, and `positions_from_mask` to true.
 ///
 ///     posembed::ALiBi alibi(posembed::ALiBiOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, alibi->forward(q.size(2)));
+///
+/// In a torch::nn::Sequential the module comes first: it takes query_length, an int64_t.
 class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
  public:
   explicit ALiBiImpl(int64_t num_heads) : ALiBiImpl(ALiBiOptions(num_heads)) {}
@@ -196,44 +224,44 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
   /// @param key_length  default: query_length
   /// @param dtype  default: the module's
   torch::Tensor forward(int64_t query_length, std::optional<int64_t> key_length = std::nullopt,
-                        functional::AlibiCall call = {},
-                        std::optional<torch::Dtype> dtype = std::nullopt) const;
+                        const ALiBiCall& call = {},
+                        std::optional<torch::Dtype> dtype = std::nullopt);
 
   /// forward() into existing memory, for inference; returns it. See functional::alibi_bias_out.
-  torch::Tensor forward_out(const torch::Tensor& out, functional::AlibiCall call = {}) const;
+  torch::Tensor forward_out(const torch::Tensor& out, const ALiBiCall& call = {}) const;
 
   /// scores [batch, num_heads, query, key] = scores * scale + bias, in place, for inference;
   /// returns them.
-  torch::Tensor add_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+  torch::Tensor add_(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
   /// Attention weights: softmax(scores * scale + bias). See functional::alibi_softmax.
-  torch::Tensor softmax(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+  torch::Tensor softmax(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
   /// softmax() in place, for inference; returns the scores.
-  torch::Tensor softmax_(const torch::Tensor& scores, functional::AlibiCall call = {}) const;
+  torch::Tensor softmax_(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
   /// See functional::alibi_lse_correction.
   torch::Tensor lse_correction(int64_t query_length, int64_t query_start, int64_t key_start,
                                const std::string& form = "distance") const;
 
-  /// softmax(query key^T scale + bias) value.
-  /// @param query  [batch, num_heads, seq, head_dim]
-  /// @param key  [batch, heads, keys, head_dim], heads being num_heads or a divisor of it
-  /// @param value  [batch, heads, keys, value_dim]
-  /// @param call  its scale is not read
-  /// @param scale  default: 1 / sqrt(head_dim)
-  /// @param dropout  probability with which weights are zeroed
-  /// @throws c10::ValueError shapes and dropout; c10::TypeError dtypes
+  /// softmax(query key^T scale + bias) value. See functional::alibi_attention.
   torch::Tensor attention(const torch::Tensor& query, const torch::Tensor& key,
-                          const torch::Tensor& value, functional::AlibiCall call = {},
-                          std::optional<double> scale = std::nullopt, double dropout = 0.0) const;
+                          const torch::Tensor& value, const ALiBiCall& call = {},
+                          double dropout = 0.0) const;
 
   /// Read at construction and by reset().
   ALiBiOptions options;
 
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<int64_t>())},
+                           {2, torch::nn::AnyValue(ALiBiCall())},
+                           {3, torch::nn::AnyValue(std::optional<torch::Dtype>())})
+
  private:
+  ALiBiCall own_call(const ALiBiCall& call) const;
   torch::Tensor derived_slopes() const;
   torch::Tensor slopes_for(int64_t key_length) const;
+  torch::Tensor slopes_for(const torch::Tensor& scores) const;
   void follow(const torch::TensorOptions& like);
 
   torch::Tensor parameter_;  // defined if slopes are learned

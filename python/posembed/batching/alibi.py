@@ -11,7 +11,7 @@ from posembed.batching.copies import loop_rule
 from posembed.batching.dimensions import fold, size_of, unfold
 
 
-def has_mapped_places(in_dims: tuple[int | None, ...], first: int) -> bool:
+def has_mapped_positions(in_dims: tuple[int | None, ...], first: int) -> bool:
     """Whether positions, documents or a mask, which heads share, differ between copies."""
     return any(dim is not None for dim in in_dims[first:])
 
@@ -20,8 +20,8 @@ def alibi_bias_rule(
     info: Any, in_dims: tuple[int | None, ...], slopes: Tensor, *args: Any, **options: Any
 ) -> Any:
     """Into heads: those of each copy side by side."""
-    operator = torch.ops.posembed.alibi_bias
-    if has_mapped_places(in_dims, 1):
+    operator = torch.ops.posembed.alibi_bias.default
+    if has_mapped_positions(in_dims, 1):
         return loop_rule(operator, info, in_dims, slopes, *args, **options)
     sides = slopes.dim() - 2  # the dimension of heads: [heads] or [2, heads]
     bias = operator(fold(slopes, in_dims[0], sides, info.batch_size), *args, **options)
@@ -33,8 +33,8 @@ def alibi_bias_backward_rule(
     info: Any, in_dims: tuple[int | None, ...], grad: Tensor, *args: Any, **options: Any
 ) -> Any:
     """Into heads: those of each copy side by side."""
-    operator = torch.ops.posembed.alibi_bias_backward
-    if has_mapped_places(in_dims, 1):
+    operator = torch.ops.posembed.alibi_bias_backward.default
+    if has_mapped_positions(in_dims, 1):
         return loop_rule(operator, info, in_dims, grad, *args, **options)
     folded = fold(grad, in_dims[0], grad.dim() - 4, info.batch_size)
     result = operator(folded, *args, **options)
@@ -52,8 +52,8 @@ def alibi_scores_rule(
     **options: Any,
 ) -> Any:
     """alibi_add and alibi_softmax: into heads, those of each copy side by side."""
-    operator = getattr(torch.ops.posembed, name)
-    if has_mapped_places(in_dims, 2):
+    operator = getattr(torch.ops.posembed, name).default
+    if has_mapped_positions(in_dims, 2):
         return loop_rule(operator, info, in_dims, scores, slopes, *args, **options)
     size = info.batch_size
     heads = scores.dim() - (3 if in_dims[0] is None else 4)
@@ -68,21 +68,22 @@ def alibi_softmax_backward_rule(
     in_dims: tuple[int | None, ...],
     grad: Tensor,
     weights: Tensor,
-    *args: Any,
+    scale: float = 1.0,
     sides: int = 1,
+    *args: Any,
     **options: Any,
 ) -> Any:
     """Into heads: those of each copy side by side."""
-    operator = torch.ops.posembed.alibi_softmax_backward
-    if has_mapped_places(in_dims, 2):
-        return loop_rule(operator, info, in_dims, grad, weights, *args, sides=sides, **options)
+    operator = torch.ops.posembed.alibi_softmax_backward.default
+    if has_mapped_positions(in_dims, 2):
+        return loop_rule(operator, info, in_dims, grad, weights, scale, sides, *args, **options)
     size = info.batch_size
     heads = [
         tensor.dim() - (3 if dim is None else 4)
         for tensor, dim in zip((grad, weights), in_dims, strict=False)
     ]
     folded = (fold(grad, in_dims[0], heads[0], size), fold(weights, in_dims[1], heads[1], size))
-    of_scores, of_slopes = operator(*folded, *args, sides=sides, **options)
+    of_scores, of_slopes = operator(*folded, scale, sides, *args, **options)
     rest = size_of(grad, in_dims[0], heads[0])
     of_scores, _ = unfold(of_scores, heads[0], size, rest)
     if sides == 0:

@@ -141,7 +141,7 @@ def differentiable(device: str) -> dict[str, tuple[Callable[..., Any], tuple[Ten
         "learned positions": (with_table(learned, x), (random(6, 3),)),
         "tokens": (with_table(token, ids), (random(5, 3),)),
         "ALiBi": (
-            lambda slopes: functional.alibi_bias(slopes, 3, 4, hide=False),
+            lambda slopes: functional.alibi_bias(slopes, 3, 4, apply_mask=False),
             (random(2),),
         ),
         "input": (embedded, tuple(random(*p.shape) for p in whole.parameters())),

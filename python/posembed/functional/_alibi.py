@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from posembed import _C
-from posembed.functional._eager import eager
 from posembed.functional._options import Device
+from posembed.score_positions import ScorePositions
+
+
+def _options(
+    causal: bool,
+    positions_from_mask: bool,
+    query_offset: int | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    apply_mask: bool = True,
+) -> tuple[Any, ...]:
+    """The last arguments of the schemas, without trailing defaults."""
+    no_positions = query_positions is None and key_positions is None and cu_seqlens is None
+    if no_positions and apply_mask is True:
+        if attention_mask is not None:
+            return causal, query_offset, attention_mask, positions_from_mask
+        return () if causal is True and query_offset is None else (causal, query_offset)
+    positions = (query_positions, key_positions, cu_seqlens)
+    return (causal, query_offset, attention_mask, positions_from_mask, *positions, apply_mask)
 
 
 def alibi_slopes(
     num_heads: int,
     *,
-    kind: str = "press",
+    kind: str = "paper",
     max_bias: float = 8.0,
     total_heads: int | None = None,
     head_start: int = 0,
@@ -27,7 +48,7 @@ def alibi_slopes(
 
     Args:
         num_heads: Number of heads.
-        kind: "press": the paper's series, interleaved if the number of heads is not a power of two.
+        kind: "paper": the paper's series, interleaved if the number of heads is not a power of two.
             "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
         max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
         total_heads: Heads of the whole model, if these are only some of them.
@@ -48,15 +69,39 @@ def alibi_slopes(
         >>> pe.functional.alibi_slopes(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    return torch.ops.posembed.alibi_slopes(  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_slopes.default(  # type: ignore[no-any-return]
         num_heads,
-        kind=kind,
-        max_bias=max_bias,
-        total_heads=total_heads,
-        head_start=head_start,
-        values=list(values),
-        factor=factor,
+        kind,
+        max_bias,
+        total_heads,
+        head_start,
+        list(values),
+        factor,
         device=None if device is None else torch.device(device),
+    )
+
+
+def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> Tensor:
+    """The slopes of JAIS and BTLM, which divide them if there are more keys than in training.
+
+    Args:
+        slopes: Floating [heads] or [2, heads].
+        key_length: Number of keys.
+        train_length: Number of keys up to which slopes stay as they are.
+
+    Returns:
+        ``slopes``, divided by ``key_length / train_length`` if that is more than 1.
+
+    Raises:
+        ValueError: train_length is not positive.
+
+    Examples:
+        >>> import posembed as pe
+        >>> pe.functional.alibi_scaled_slopes(pe.functional.alibi_slopes(4), 4096, 2048)
+        tensor([0.1250, 0.0312, 0.0078, 0.0020])
+    """
+    return torch.ops.posembed.alibi_scaled_slopes.default(  # type: ignore[no-any-return]
+        slopes, key_length, train_length
     )
 
 
@@ -79,7 +124,7 @@ def alibi_positions(attention_mask: Tensor) -> Tensor:
         >>> pe.functional.alibi_positions(torch.tensor([0, 0, 1, 1, 0, 1]))
         tensor([0, 0, 0, 1, 0, 2])
     """
-    return torch.ops.posembed.alibi_positions(attention_mask)  # type: ignore[no-any-return]
+    return torch.ops.posembed.alibi_positions.default(attention_mask)  # type: ignore[no-any-return]
 
 
 def alibi_bias(
@@ -87,38 +132,28 @@ def alibi_bias(
     query_length: int,
     key_length: int,
     *,
-    query_offset: int | None = None,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     causal: bool = True,
-    hide: bool = True,
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """The bias of attention scores; gradients flow to slopes.
+    """The bias that SDPA takes as ``attn_mask``; gradients flow to slopes.
 
-    Computed from distances in float32 and rounded once, so that it is accurate at any position.
+    It is computed from distances in float32 and rounded once, so that it is accurate at any
+    position.
 
     Args:
         slopes: Floating [heads], or [2, heads] for keys left and right of the query.
         query_length: Number of queries.
         key_length: Number of keys.
-        query_offset: Position of the first query among the keys; default: the last query is at the
-            last key.
-        query_positions: Positions of the queries, int32 or int64 [query_length] or
-            [batch, query_length]; default: consecutive.
-        key_positions: Positions of the keys, [key_length] or [batch, key_length].
-        cu_seqlens: Boundaries of packed documents: int32 or int64 [documents + 1], from 0 to
-            key_length. Keys of other documents than the query's are hidden.
-        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: hidden, but still
-            counted: :func:`alibi_positions` gives positions that number only visible keys.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
-        hide: Hidden keys get -inf; otherwise 0.
         dtype: Default: that of slopes.
         out: Memory for the result, for inference: any strides with a contiguous last dimension.
+        positions_from_mask: With an attention_mask and without positions, only visible keys are
+            numbered, as by :func:`alibi_positions`.
+        **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
         [heads, query_length, key_length]; [batch, heads, query_length, key_length] if positions or
@@ -136,36 +171,15 @@ def alibi_bias(
         tensor([[-0.5000,  0.0000,    -inf],
                 [-1.0000, -0.5000,  0.0000]])
     """
-    if out is not None:
-        if dtype not in (None, out.dtype):
-            raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
-        torch.ops.posembed.alibi_bias_out(
-            out,
-            slopes,
-            query_length,
-            key_length,
-            query_positions,
-            key_positions,
-            cu_seqlens,
-            attention_mask,
-            query_offset=query_offset,
-            causal=causal,
-            hide=hide,
+    options = _options(causal, positions_from_mask, **positions)
+    if out is None:
+        return torch.ops.posembed.alibi_bias.default(  # type: ignore[no-any-return]
+            slopes, query_length, key_length, dtype, *options
         )
-        return out
-    return torch.ops.posembed.alibi_bias(  # type: ignore[no-any-return]
-        slopes,
-        query_length,
-        key_length,
-        query_positions,
-        key_positions,
-        cu_seqlens,
-        attention_mask,
-        query_offset=query_offset,
-        causal=causal,
-        hide=hide,
-        dtype=dtype,
-    )
+    if dtype not in (None, out.dtype):
+        raise TypeError(f"dtype: expected none or that of out, {out.dtype}, got {dtype}")
+    torch.ops.posembed.alibi_bias_out.default(out, slopes, query_length, key_length, *options)
+    return out
 
 
 def alibi_add(
@@ -173,29 +187,21 @@ def alibi_add(
     slopes: Tensor,
     *,
     scale: float = 1.0,
-    query_offset: int | None = None,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     causal: bool = True,
-    hide: bool = True,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
 ) -> Tensor:
     """Scores times scale plus bias in one pass over memory; gradients flow to scores and slopes.
 
     Args:
         scores: Floating [batch, heads, query, key] or [heads, query, key].
-        slopes: As in :func:`alibi_bias`, with the other arguments.
+        slopes: Floating [heads], or [2, heads] for keys left and right of the query.
         scale: Multiplies the scores, not the bias.
-        query_offset: Position of the first query among the keys; default: the last query is at the
-            last key.
-        query_positions: As in :func:`alibi_bias`.
-        key_positions: As in :func:`alibi_bias`.
-        cu_seqlens: As in :func:`alibi_bias`.
-        attention_mask: As in :func:`alibi_bias`.
         causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
             ``-slope * abs(i - j)``.
-        hide: Hidden keys get -inf for any score; otherwise nothing is added to their scores.
+        positions_from_mask: With an attention_mask and without positions, only visible keys are
+            numbered, as by :func:`alibi_positions`.
+        **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
         Shape and dtype of scores.
@@ -210,11 +216,8 @@ def alibi_add(
         tensor([[ 0.0000,  0.5000,    -inf],
                 [-0.5000,  0.0000,  0.5000]])
     """
-    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
-    if eager(*given):
-        return _C.alibi_add(*given, query_offset, causal, hide, scale)
-    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    return torch.ops.posembed.alibi_add(*given, **form)  # type: ignore[no-any-return]
+    options = _options(causal, positions_from_mask, **positions)
+    return torch.ops.posembed.alibi_add.default(scores, slopes, scale, *options)  # type: ignore[no-any-return]
 
 
 def alibi_add_(
@@ -222,13 +225,9 @@ def alibi_add_(
     slopes: Tensor,
     *,
     scale: float = 1.0,
-    query_offset: int | None = None,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     causal: bool = True,
-    hide: bool = True,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
 ) -> Tensor:
     """:func:`alibi_add` in place; returns ``scores``. For inference.
 
@@ -240,11 +239,8 @@ def alibi_add_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
-    if eager(*given):
-        return _C.alibi_add_(*given, query_offset, causal, hide, scale)
-    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    torch.ops.posembed.alibi_add_(*given, **form)
+    options = _options(causal, positions_from_mask, **positions)
+    torch.ops.posembed.alibi_add_.default(scores, slopes, scale, *options)
     return scores
 
 
@@ -253,13 +249,9 @@ def alibi_softmax(
     slopes: Tensor,
     *,
     scale: float = 1.0,
-    query_offset: int | None = None,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     causal: bool = True,
-    hide: bool = True,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
 ) -> Tensor:
     """Attention weights, softmax(scores * scale + bias) over keys, in one pass over scores.
 
@@ -278,11 +270,8 @@ def alibi_softmax(
         tensor([[0.3775, 0.6225, 0.0000],
                 [0.1863, 0.3072, 0.5065]])
     """
-    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
-    if eager(*given):
-        return _C.alibi_softmax(*given, query_offset, causal, hide, scale)
-    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    return torch.ops.posembed.alibi_softmax(*given, **form)  # type: ignore[no-any-return]
+    options = _options(causal, positions_from_mask, **positions)
+    return torch.ops.posembed.alibi_softmax.default(scores, slopes, scale, *options)  # type: ignore[no-any-return]
 
 
 def alibi_softmax_(
@@ -290,13 +279,9 @@ def alibi_softmax_(
     slopes: Tensor,
     *,
     scale: float = 1.0,
-    query_offset: int | None = None,
-    query_positions: Tensor | None = None,
-    key_positions: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
     causal: bool = True,
-    hide: bool = True,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
 ) -> Tensor:
     """:func:`alibi_softmax` in place; returns ``scores``. For inference.
 
@@ -308,12 +293,62 @@ def alibi_softmax_(
     Raises:
         ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
     """
-    given = (scores, slopes, query_positions, key_positions, cu_seqlens, attention_mask)
-    if eager(*given):
-        return _C.alibi_softmax_(*given, query_offset, causal, hide, scale)
-    form = {"query_offset": query_offset, "causal": causal, "hide": hide, "scale": scale}
-    torch.ops.posembed.alibi_softmax_(*given, **form)
+    options = _options(causal, positions_from_mask, **positions)
+    torch.ops.posembed.alibi_softmax_.default(scores, slopes, scale, *options)
     return scores
+
+
+def alibi_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    causal: bool = True,
+    positions_from_mask: bool = False,
+    **positions: Unpack[ScorePositions],
+) -> Tensor:
+    """Softmax(query key^T scale + bias) value; gradients flow to all of them.
+
+    The scores are in memory; one kernel does scale, bias, mask and softmax.
+
+    Args:
+        query: [batch, num_heads, seq, head_dim].
+        key: [batch, num_heads or a divisor of it, keys, head_dim].
+        value: [batch, heads of key, keys, value_dim].
+        slopes: Floating [num_heads], or [2, num_heads] for keys left and right of the query.
+        scale: Default: ``head_dim ** -0.5``.
+        dropout: Probability with which weights are zeroed.
+        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
+            ``-slope * abs(i - j)``.
+        positions_from_mask: With an attention_mask and without positions, only visible keys are
+            numbered, as by :func:`alibi_positions`.
+        **positions: See :class:`posembed.score_positions.ScorePositions`.
+
+    Returns:
+        [batch, num_heads, seq, value_dim].
+
+    Raises:
+        ValueError: Shapes do not fit, or dropout is not a probability.
+        TypeError: Dtypes differ, outside autocast.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> query, key = torch.randn(2, 8, 1, 64), torch.randn(2, 4, 100, 64)
+        >>> pe.functional.alibi_attention(query, key, key, pe.functional.alibi_slopes(8)).shape
+        torch.Size([2, 8, 1, 64])
+    """
+    options = _options(causal, positions_from_mask, **positions)
+    return torch.ops.posembed.alibi_attention.default(  # type: ignore[no-any-return]
+        query, key, value, slopes, scale, dropout, *options
+    )
+
+
+def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
+    """Raises as :func:`alibi_attention` does, for other implementations of attention."""
+    torch.ops.posembed.alibi_check_attention.default(query, key, value, dropout)
 
 
 def alibi_lse_correction(
@@ -355,11 +390,6 @@ def alibi_lse_correction(
         >>> pe.functional.alibi_lse_correction(slopes, 2, query_start=4, key_start=2)[0]
         tensor([-1., -1.])
     """
-    return torch.ops.posembed.alibi_lse_correction(  # type: ignore[no-any-return]
-        slopes,
-        query_length,
-        query_start=query_start,
-        key_start=key_start,
-        form=form,
-        causal=causal,
+    return torch.ops.posembed.alibi_lse_correction.default(  # type: ignore[no-any-return]
+        slopes, query_length, query_start, key_start, form, causal
     )

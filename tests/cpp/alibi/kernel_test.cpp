@@ -83,7 +83,7 @@ double expected_distance(const Distances& distances, int64_t batch, int64_t row,
 double expected_bias(double before, double after, const Distances& distances, int64_t row,
                      int64_t key, int64_t batch = 0) {
   const double distance = expected_distance(distances, batch, row, key);
-  if (std::isnan(distance)) return distances.hide ? -infinity : 0.0;
+  if (std::isnan(distance)) return distances.apply_mask ? -infinity : 0.0;
   return distance >= 0 ? -before * distance : after * distance;
 }
 
@@ -97,7 +97,7 @@ Compute<T> rounded(double value) {
 
 struct Case {
   int64_t queries, keys, offset;
-  bool causal, hide;
+  bool causal, apply_mask;
 };
 
 Distances distances_of(const Case& c) {
@@ -106,7 +106,7 @@ Distances distances_of(const Case& c) {
   distances.keys = c.keys;
   distances.offset = c.offset;
   distances.causal = c.causal;
-  distances.hide = c.hide;
+  distances.apply_mask = c.apply_mask;
   return distances;
 }
 
@@ -260,13 +260,13 @@ struct Placed {
     }
   }
 
-  Distances distances(bool causal, bool hide) const {
+  Distances distances(bool causal, bool apply_mask) const {
     Distances result;
     result.queries = queries;
     result.keys = keys;
     result.offset = 16;
     result.causal = causal;
-    result.hide = hide;
+    result.apply_mask = apply_mask;
     result.query_positions = {query_positions.data(), core::Index::int32};
     result.key_positions = {key_positions.data(), core::Index::int64};
     result.key_stride = keys;
@@ -318,10 +318,10 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
   const Placed placed;
   const std::vector<T> scores = random_numbers<T>(Placed::rows * Placed::keys, 3);
   for (const bool causal : {true, false}) {
-    for (const bool hide : {true, false}) {
+    for (const bool apply_mask : {true, false}) {
       ScoreArguments arguments;
       arguments.slopes = {two_sided.data(), core::Scalar::float32, 3, 2};
-      arguments.distances = placed.distances(causal, hide);
+      arguments.distances = placed.distances(causal, apply_mask);
       arguments.scalar = scalar_of<T>();
       arguments.batch = Placed::batch;
       arguments.scale = 0.25;
@@ -330,7 +330,8 @@ TYPED_TEST(ALiBiKernel, BiasesAndWeightsOfMovedAndHiddenKeys) {
       arguments.out = placed.matrices(sums.data());
       add_cpu(arguments, 0, Placed::rows);
       for (const auto& [name, softmax] : POSEMBED_COPIES(softmax)) {
-        SCOPED_TRACE(testing::Message() << name << " causal " << causal << " hide " << hide);
+        SCOPED_TRACE(testing::Message()
+                     << name << " causal " << causal << " apply_mask " << apply_mask);
         arguments.out = placed.matrices(weights.data());
         softmax(arguments, 0, 7);
         softmax(arguments, 7, Placed::rows);
@@ -474,7 +475,7 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
   const std::vector<T> grad = random_numbers<T>(count, 5);
   for (const bool plain : {true, false}) {
     SoftmaxBackwardArguments arguments;
-    arguments.distances = placed.distances(/*causal=*/false, /*hide=*/true);
+    arguments.distances = placed.distances(/*causal=*/false, /*apply_mask=*/true);
     if (plain) arguments.distances = distances_of({Placed::queries, Placed::keys, 16, false, true});
     arguments.scalar = scalar_of<T>();
     arguments.batch = Placed::batch;
@@ -529,19 +530,19 @@ TYPED_TEST(ALiBiKernel, GradientsThroughSoftmax) {
 
 TEST(ALiBiSlopes, PowersOfTwo) {
   for (int64_t head = 0; head < 8; ++head) {
-    EXPECT_EQ(slope(SlopeKind::press, 8.0, 8, head), std::ldexp(1.0f, -static_cast<int>(head) - 1));
+    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 8, head), std::ldexp(1.0f, -static_cast<int>(head) - 1));
   }
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 16, 0), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 1, 0), 1.0f / 256);
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 16, 0), static_cast<float>(std::sqrt(0.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 1, 0), 1.0f / 256);
 }
 
 TEST(ALiBiSlopes, OtherHeadCountsInterleaveThePowersAround) {
   const float expected[] = {1.0f / 16, 1.0f / 256, 1.0f / 4};
   for (int64_t head = 0; head < 3; ++head) {
-    EXPECT_EQ(slope(SlopeKind::press, 8.0, 3, head), expected[head]);
+    EXPECT_EQ(slope(SlopeKind::paper, 8.0, 3, head), expected[head]);
   }
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 12, 8), static_cast<float>(std::sqrt(0.5)));
-  EXPECT_EQ(slope(SlopeKind::press, 8.0, 12, 11), static_cast<float>(std::exp2(-3.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 8), static_cast<float>(std::sqrt(0.5)));
+  EXPECT_EQ(slope(SlopeKind::paper, 8.0, 12, 11), static_cast<float>(std::exp2(-3.5)));
 }
 
 TEST(ALiBiSlopes, GeometricSeriesHasOneRatio) {
@@ -550,13 +551,13 @@ TEST(ALiBiSlopes, GeometricSeriesHasOneRatio) {
 }
 
 TEST(ALiBiSlopes, AreCorrectlyRounded) {
-  for (const auto kind : {SlopeKind::press, SlopeKind::geometric}) {
+  for (const auto kind : {SlopeKind::paper, SlopeKind::geometric}) {
     for (int64_t heads = 1; heads <= 256; ++heads) {
       for (int64_t head = 0; head < heads; ++head) {
         int64_t power = 1;
         while (2 * power <= heads) power *= 2;
         long double exponent = -8.0L * (head + 1) / heads;
-        if (kind == SlopeKind::press) {
+        if (kind == SlopeKind::paper) {
           exponent = head < power ? -8.0L * (head + 1) / power
                                   : -8.0L * (2 * (head - power) + 1) / (2 * power);
         }

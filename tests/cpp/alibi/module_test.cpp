@@ -2,7 +2,9 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <limits>
 #include <sstream>
@@ -12,6 +14,7 @@
 namespace {
 
 using posembed::ALiBi;
+using posembed::ALiBiCall;
 using posembed::ALiBiOptions;
 using posembed::Slopes;
 
@@ -26,9 +29,8 @@ TEST(ALiBiModule, SubtractsSlopeTimesDistance) {
 TEST(ALiBiModule, OffsetMovesTheQueries) {
   ALiBi alibi(ALiBiOptions(4).causal(false));
   const torch::Tensor all = alibi->forward(7);
-  posembed::functional::AlibiCall call;
-  call.query_offset = 3;
-  EXPECT_TRUE(torch::equal(alibi->forward(2, 7, call), all.slice(1, 3, 5)));
+  const torch::Tensor moved = alibi->forward(2, 7, ALiBiCall().query_offset(3));
+  EXPECT_TRUE(torch::equal(moved, all.slice(1, 3, 5)));
 }
 
 TEST(ALiBiModule, LearnedSlopesHaveGradients) {
@@ -65,6 +67,34 @@ TEST(ALiBiModule, AttendsWithTheBias) {
   EXPECT_TRUE(torch::allclose(alibi->attention(query, key, key), expected, 1e-5, 1e-6));
 }
 
+TEST(ALiBiModule, AttentionHasAScaleOfItsOwn) {
+  ALiBi alibi(ALiBiOptions(4));
+  const torch::Tensor query = torch::randn({2, 4, 3, 8}), key = torch::randn({2, 4, 5, 8});
+  const torch::Tensor scores = query.matmul(key.transpose(-2, -1));
+  for (const double scale : {1.0, 1.0 / 8}) {
+    const ALiBiCall call = ALiBiCall().scale(scale);
+    const torch::Tensor expected = alibi->softmax(scores, call).matmul(key);
+    EXPECT_TRUE(torch::allclose(alibi->attention(query, key, key, call), expected, 1e-5, 1e-6));
+  }
+}
+
+TEST(ALiBiModule, OpensASequential) {
+  ALiBi alibi(4);
+  torch::nn::Sequential model(alibi, torch::nn::Softmax(-1));
+  EXPECT_TRUE(torch::equal(model->forward(int64_t{5}), alibi->forward(5).softmax(-1)));
+}
+
+TEST(ALiBiModule, FunctionsNumberVisibleKeysOnRequest) {
+  ALiBi alibi(2);
+  const torch::Tensor scores = torch::randn({1, 2, 2, 4});
+  const ALiBiCall call = ALiBiCall().attention_mask(torch::tensor({1, 0, 1, 1}));
+  const torch::Tensor all = posembed::functional::alibi_softmax(scores, alibi->slopes(), call);
+  EXPECT_FALSE(torch::equal(alibi->softmax(scores, call), all));
+  const torch::Tensor visible = posembed::functional::alibi_softmax(
+      scores, alibi->slopes(), ALiBiCall(call).positions_from_mask(true));
+  EXPECT_TRUE(torch::equal(alibi->softmax(scores, call), visible));
+}
+
 TEST(ALiBiModule, AttentionNamesWhatDoesNotFit) {
   ALiBi alibi(4);
   const torch::Tensor query = torch::zeros({2, 4, 3, 8}), key = torch::zeros({2, 2, 5, 8});
@@ -73,7 +103,7 @@ TEST(ALiBiModule, AttentionNamesWhatDoesNotFit) {
   EXPECT_THROW(alibi->attention(query, key, key.narrow(2, 0, 3)), c10::ValueError);
   EXPECT_THROW(alibi->attention(query, key, key.narrow(0, 0, 1)), c10::ValueError);
   EXPECT_THROW(alibi->attention(query, key, key.to(torch::kDouble)), c10::TypeError);
-  EXPECT_THROW(alibi->attention(query, key, key, {}, std::nullopt, 1.5), c10::ValueError);
+  EXPECT_THROW(alibi->attention(query, key, key, {}, 1.5), c10::ValueError);
   EXPECT_THROW(alibi->add_(torch::zeros({8})), c10::ValueError);
   EXPECT_THROW(alibi->alibi_slopes(-1), c10::ValueError);
 }
@@ -81,8 +111,7 @@ TEST(ALiBiModule, AttentionNamesWhatDoesNotFit) {
 TEST(ALiBiModule, SoftmaxInPlaceAndApart) {
   ALiBi alibi(ALiBiOptions(4));
   const torch::Tensor scores = torch::randn({2, 4, 3, 5});
-  posembed::functional::AlibiCall call;
-  call.scale = 0.5;
+  const ALiBiCall call = ALiBiCall().scale(0.5);
   const torch::Tensor expected = (scores * 0.5 + alibi->forward(3, 5)).softmax(-1);
   EXPECT_TRUE(torch::allclose(alibi->softmax(scores, call), expected, 1e-5, 1e-6));
   EXPECT_TRUE(alibi->softmax_(scores, call).is_same(scores));
@@ -92,8 +121,7 @@ TEST(ALiBiModule, SoftmaxInPlaceAndApart) {
 TEST(ALiBiModule, LeftPaddingChangesNothing) {
   ALiBi alibi(ALiBiOptions(2));
   const torch::Tensor query = torch::randn({1, 2, 6, 4}), key = torch::randn({1, 2, 6, 4});
-  posembed::functional::AlibiCall call;
-  call.attention_mask = torch::tensor({0, 0, 1, 1, 1, 1}).unsqueeze(0);
+  const ALiBiCall call = ALiBiCall().attention_mask(torch::tensor({0, 0, 1, 1, 1, 1}).unsqueeze(0));
   const auto real = [](const torch::Tensor& tensor) { return tensor.slice(2, 2); };
   const torch::Tensor alone = alibi->attention(real(query), real(key), real(key));
   EXPECT_TRUE(torch::allclose(real(alibi->attention(query, key, key, call)), alone, 1e-5, 1e-6));

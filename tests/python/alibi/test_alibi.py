@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import posembed as pe
@@ -17,11 +19,18 @@ from torch.nn.attention.flex_attention import flex_attention
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 25, 32, 71, 112])
-def test_press_slopes_are_the_papers(heads: int, device: torch.device) -> None:
+def test_the_slopes_are_the_papers(heads: int, device: torch.device) -> None:
     slopes = pe.ALiBi(heads, device=device).slopes
     assert slopes.dtype == torch.float32
     assert slopes.device.type == device.type
     assert_close(slopes, torch.tensor(paper_slopes(heads), dtype=torch.float64), 6e-8)
+
+
+def test_the_old_name_of_the_papers_slopes() -> None:
+    code = "import posembed as pe; print(pe.ALiBi(4, slopes='press'), pe.ALiBi(4, slopes='press'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.count("ALiBi(4, slopes='paper', max_bias=8)") == 2
+    assert run.stderr.count("'press' are now called 'paper'") == 1
 
 
 def test_geometric_slopes() -> None:
@@ -299,9 +308,7 @@ def test_softmax(dtype: torch.dtype, device: torch.device) -> None:
         "cu_seqlens": torch.tensor([0, 66, 70], device=device),
         "attention_mask": mask_of(2, 70, device=device),
     }
-    expected = softmax(
-        scores.double(), alibi.slopes.double(), *options.values(), causal=False, scale=0.25
-    )
+    expected = softmax(scores.double(), alibi.slopes.double(), **options, causal=False, scale=0.25)
     assert_close(alibi.softmax(scores, scale=0.25, **options), expected, TOLERANCE[dtype])
     alibi.softmax_(scores, scale=0.25, **options)
     assert_close(scores, expected, TOLERANCE[dtype])
@@ -354,6 +361,65 @@ def test_left_padding_changes_nothing(device: torch.device) -> None:
     assert_close(alibi.attention(*padded, attention_mask=mask)[:, :, 3:], alone, 1e-6)
     last = alibi.attention(padded[0][:, :, -1:], *padded[1:], attention_mask=mask)
     assert_close(last, alone[:, :, -1:], 1e-6)
+
+
+def numbered(mask: torch.Tensor, queries: int, first: int) -> dict[str, torch.Tensor]:
+    """The positions that modules take from a mask."""
+    positions = pe.functional.alibi_positions(mask)
+    return {"query_positions": positions[:, first : first + queries], "key_positions": positions}
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("offset", [None, 1])
+def test_positions_from_a_mask(offset: int | None, inference: bool, device: torch.device) -> None:
+    """Without autograd, kernels take positions from the mask themselves."""
+    alibi = pe.ALiBi(2, device=device)
+    scores = torch.randn(2, 2, 3, 7, device=device)
+    mask = mask_of(2, 7, device=device)
+    positions = numbered(mask, 3, 4 if offset is None else offset)
+    given = {"attention_mask": mask, "query_offset": offset}
+    with torch.inference_mode(inference):
+        found = alibi.softmax(scores, **given)
+        same = pe.functional.alibi_softmax(scores, alibi.slopes, positions_from_mask=True, **given)
+        expected = alibi.softmax(scores, attention_mask=mask, **positions)
+        biases = alibi(3, 7, **given), alibi(3, 7, attention_mask=mask, **positions)
+        out = alibi(3, 7, out=torch.empty_like(biases[0]), **given)
+        alibi.softmax_(scores, **given)
+    assert torch.equal(found, expected)
+    assert torch.equal(same, expected)
+    assert torch.equal(scores, expected)
+    assert torch.equal(biases[0], biases[1])
+    assert torch.equal(out, biases[1])
+
+
+def test_documents_go_by_the_offset_beside_a_mask(device: torch.device) -> None:
+    """The first document's queries see its keys, also if the last query is not at the last key."""
+    alibi = pe.ALiBi(2, device=device)
+    scores, mask = torch.randn(1, 2, 3, 6, device=device), torch.ones(1, 6, device=device).bool()
+    options = {"query_offset": 0, "cu_seqlens": torch.tensor([0, 3, 6], device=device)}
+    assert torch.equal(
+        alibi.softmax(scores, attention_mask=mask, **options), alibi.softmax(scores, **options)
+    )
+
+
+def test_positions_from_a_mask_compile_for_every_length() -> None:
+    graphs = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    alibi = pe.ALiBi(2, learned=True, train_length=8)
+
+    @torch.compile(backend=graphs, fullgraph=True, dynamic=True)
+    def weights(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return alibi.softmax(scores, scale=1, attention_mask=mask)  # a float is traced twice
+
+    for queries, keys in ((11, 13), (17, 23)):
+        scores, mask = torch.randn(2, 2, queries, keys), mask_of(2, keys, device="cpu")
+        expected = alibi.softmax(scores, attention_mask=mask)
+        assert_close(weights(scores, mask), expected, 1e-6)
+        grads = [
+            torch.autograd.grad(result.square().sum(), alibi.slopes)[0]
+            for result in (weights(scores, mask), alibi.softmax(scores, attention_mask=mask))
+        ]
+        assert_close(*grads, 1e-5)
+    assert graphs.frame_count == 1
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -450,6 +516,18 @@ def test_slopes_divided_for_longer_sequences() -> None:
         alibi.score_mod()
 
 
+def test_gradients_of_scaled_slopes() -> None:
+    slopes = torch.rand(3, requires_grad=True)
+    assert pe.functional.alibi_scaled_slopes(slopes, 8, 8) is slopes
+    found = pe.functional.alibi_scaled_slopes(slopes, 16, 8)
+    assert torch.equal(found, slopes / 2)
+    assert torch.equal(torch.autograd.grad(found.sum(), slopes)[0], torch.full((3,), 0.5))
+    each = torch.func.vmap(lambda row: pe.functional.alibi_scaled_slopes(row, 16, 8))
+    assert torch.equal(each(slopes.detach().unsqueeze(0)), found.detach().unsqueeze(0))
+    with pytest.raises(ValueError, match="train_length: expected a positive number, got 0"):
+        pe.functional.alibi_scaled_slopes(slopes, 16, 0)
+
+
 def test_learned_slopes_train(device: torch.device) -> None:
     """Learned slopes converge to those that made the target."""
     target = pe.ALiBi(4, causal=False, slopes=torch.tensor([0.9, 0.5, 0.2, 0.05]), device=device)(8)
@@ -490,7 +568,7 @@ def test_future_keys_may_be_left_alone(device: torch.device) -> None:
     """For use with another mask that hides them."""
     alibi = pe.ALiBi(3, device=device)
     scores = torch.randn(2, 3, 4, 6, device=device)
-    options = {"hide": False, "query_offset": 1}
+    options = {"apply_mask": False, "query_offset": 1}
     slopes = alibi.slopes.double()
     assert_close(alibi(4, 6, **options), bias(slopes, 4, 6, **options), 1e-7)
     assert_close(
@@ -592,7 +670,7 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(4, total_heads=6, head_start=3), ValueError, "head_start: expected heads within total_heads, 6, got head_start 3"),
         (lambda s: pe.ALiBi(4, head_start=-1), ValueError, "head_start: expected heads within"),
         (lambda s: pe.ALiBi(4, max_bias=0), ValueError, "max_bias: expected a positive number, got 0"),
-        (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "slopes: expected 'press', 'geometric' or a tensor, got 'linear'"),
+        (lambda s: pe.ALiBi(4, slopes="linear"), ValueError, "slopes: expected 'paper', 'geometric' or a tensor, got 'linear'"),
         (lambda s: pe.ALiBi(4, slopes=torch.rand(3)), ValueError, r"slopes: expected \[4\] or \[2, 4\], got \[3\]"),
         (lambda s: pe.functional.alibi_slopes(4, values=[1.0]), ValueError, "values: expected none, or one or two for each of total_heads 4, got 1"),
         (lambda s: pe.ALiBi(4)(-1), ValueError, "query_length: expected 0 or more, got -1"),
@@ -672,5 +750,5 @@ def test_learned_slopes_start_anew_after_meta() -> None:
 
 def test_slopes_may_be_a_list() -> None:
     assert torch.equal(pe.ALiBi(2, slopes=[0.5, 0.25]).slopes, torch.tensor([0.5, 0.25]))
-    with pytest.raises(ValueError, match="slopes: expected 'press', 'geometric' or a tensor"):
+    with pytest.raises(ValueError, match="slopes: expected 'paper', 'geometric' or a tensor"):
         pe.ALiBi(2, slopes="steep")

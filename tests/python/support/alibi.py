@@ -30,17 +30,22 @@ def paper_slopes(heads: int) -> list[float]:
 def distances(
     query_length: int,
     key_length: int,
+    causal: bool = True,
+    query_offset: int | None = None,
+    attention_mask: Tensor | None = None,
+    positions_from_mask: bool = False,
     query_positions: Tensor | None = None,
     key_positions: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    *,
-    query_offset: int | None = None,
-    causal: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Query position - key position, and which keys are hidden: both [batch or 1, 1, query, key]."""
     offset = key_length - query_length if query_offset is None else query_offset
     places = torch.arange(query_length) + offset
+    if positions_from_mask:
+        visible = attention_mask.cpu() != 0
+        key_positions = (visible.cumsum(-1) - 1) * visible
+        if 0 <= offset <= key_length - query_length:  # otherwise the mask says nothing about them
+            query_positions = key_positions[..., offset : offset + query_length]
     queries = places if query_positions is None else query_positions.cpu().long()
     keys = torch.arange(key_length) if key_positions is None else key_positions.cpu().long()
     distance = queries[..., :, None] - keys[..., None, :]
@@ -63,33 +68,33 @@ def bias(
     slopes: Tensor,
     query_length: int,
     key_length: int,
-    *places: Tensor | None,
-    hide: bool = True,
     dtype: torch.dtype | None = None,
-    **options: Any,
+    *options: Any,
+    apply_mask: bool = True,
+    **named: Any,
 ) -> Tensor:
     """The bias, minus slope times distance, element by element."""
-    distance, hidden = distances(query_length, key_length, *places, **options)
-    batched = any(p is not None and p.dim() == 2 for p in places)
+    distance, hidden = distances(query_length, key_length, *options, **named)
+    given = (*options, *named.values())
+    batched = any(isinstance(option, Tensor) and option.dim() == 2 for option in given)
     distance, hidden = distance.to(slopes.device, slopes.dtype), hidden.to(slopes.device)
     left, right = (slopes[0], slopes[1]) if slopes.dim() == 2 else (slopes, slopes)
     line = torch.where(
         distance >= 0, -left[:, None, None] * distance, right[:, None, None] * distance
     )
-    result = torch.where(hidden, torch.full_like(line, -INFINITY if hide else 0.0), line)
+    result = torch.where(hidden, torch.full_like(line, -INFINITY if apply_mask else 0.0), line)
     result = result if batched else result.squeeze(0)
     return result if dtype is None else result.to(dtype)
 
 
-def add(
-    scores: Tensor, slopes: Tensor, *places: Tensor | None, scale: float = 1.0, **options: Any
-) -> Tensor:
-    return scores * scale + bias(slopes, scores.shape[-2], scores.shape[-1], *places, **options)
+def add(scores: Tensor, slopes: Tensor, scale: float = 1.0, *options: Any, **named: Any) -> Tensor:
+    lengths = scores.shape[-2:]
+    return scores * scale + bias(slopes, *lengths, None, *options, **named)
 
 
-def softmax(scores: Tensor, slopes: Tensor, *places: Tensor | None, **options: Any) -> Tensor:
+def softmax(scores: Tensor, slopes: Tensor, *options: Any, **named: Any) -> Tensor:
     """Attention weights; a query that sees no key has weights 0."""
-    biased = add(scores, slopes, *places, **options)
+    biased = add(scores, slopes, *options, **named)
     sees = (biased > -INFINITY).any(-1, True)
     zero = torch.zeros_like(biased)
     return torch.where(sees, torch.where(sees, biased, zero).softmax(-1), zero)
@@ -102,16 +107,12 @@ def in_place(reference: Any) -> Any:
     return call
 
 
-def bias_backward(
-    grad: Tensor, *places: Tensor | None, two_sided: bool = False, **options: Any
-) -> Tensor:
+def bias_backward(grad: Tensor, two_sided: bool = False, **options: Any) -> Tensor:
     """The gradient from the bias's derivative by a slope: its value with slope 1 on that side."""
     heads = grad.shape[-3]
     ones = torch.ones(2, heads, dtype=grad.dtype, device=grad.device)
     sides = [ones * torch.tensor(side, device=grad.device)[:, None] for side in ([1, 0], [0, 1])]
-    weights = [
-        bias(side, grad.shape[-2], grad.shape[-1], *places, hide=False, **options) for side in sides
-    ]
+    weights = [bias(side, *grad.shape[-2:], apply_mask=False, **options) for side in sides]
     both = torch.stack([(grad * weight).sum((-2, -1)) for weight in weights])
     if grad.dim() == 4:
         both = both.sum(1)
@@ -119,17 +120,12 @@ def bias_backward(
 
 
 def softmax_backward(
-    grad: Tensor,
-    weights: Tensor,
-    *places: Tensor | None,
-    scale: float = 1.0,
-    sides: int = 1,
-    **options: Any,
+    grad: Tensor, weights: Tensor, scale: float = 1.0, sides: int = 1, **options: Any
 ) -> tuple[Tensor, Tensor]:
     change = weights * (grad - (grad * weights).sum(-1, True))
     if sides == 0:
         return change * scale, grad.new_empty(0)
-    return change * scale, bias_backward(change, *places, two_sided=sides == 2, **options)
+    return change * scale, bias_backward(change, two_sided=sides == 2, **options)
 
 
 def lse_correction(
@@ -168,11 +164,13 @@ def bias_out_sample(batch: int, seq: int, device: torch.device | str, dtype: tor
     out = torch.randn(batch, 3, 4, 9, device=device, dtype=dtype)[..., :7]
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries = positions_of(batch, 4, device=device)
-    return Sample((out, slopes, 4, 7, queries), {"causal": True})
+    return Sample((out, slopes, 4, 7, True, None, None, False, queries))
 
 
-def bias_out(out: Tensor, slopes: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
-    return bias(slopes, *args, **options), slopes
+def bias_out(
+    out: Tensor, slopes: Tensor, query_length: int, key_length: int, *options: Any
+) -> tuple[Tensor, ...]:
+    return bias(slopes, query_length, key_length, None, *options), slopes
 
 
 def placed_bias_sample(
@@ -181,7 +179,7 @@ def placed_bias_sample(
     """Lengths are numbers, which an exported program keeps, so they must not depend on sizes."""
     slopes = torch.rand(2, 3, device=device, dtype=dtype)
     queries, keys = positions_of(batch, 4, device=device), positions_of(7, device=device)
-    return Sample((slopes, 4, 7, queries, keys), {"causal": False})
+    return Sample((slopes, 4, 7, None, False, None, None, False, queries, keys))
 
 
 def lse_sample(form: str) -> Any:
@@ -204,29 +202,35 @@ def scores_sample(sides: tuple[int, ...], batched: bool = True, **options: Any) 
     return make
 
 
-def positions_sample(**options: Any) -> Any:
+def positions_sample(causal: bool) -> Any:
     """Samples with positions of keys per sequence and of queries for all."""
 
     def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
         scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
         slopes = torch.rand(2, 3, device=device, dtype=dtype)
         queries = positions_of(4, device=device, dtype=torch.int32)
-        return Sample((scores, slopes, queries, positions_of(batch, seq, device=device)), options)
+        keys = positions_of(batch, seq, device=device)
+        return Sample((scores, slopes, 1.0, causal, None, None, False, queries, keys))
 
     return make
 
 
-def documents_sample(**options: Any) -> Any:
-    """Samples with two documents and a mask with a batch."""
+def documents_sample(
+    batch: int, seq: int, device: torch.device | str, dtype: torch.dtype
+) -> Sample:
+    """Two documents and a mask with a batch."""
+    scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
+    slopes = torch.rand(3, device=device, dtype=dtype)
+    boundaries = torch.tensor([0, seq // 3, seq], device=device, dtype=torch.int32)
+    mask = mask_of(batch, seq, device=device)
+    return Sample((scores, slopes, 1.0, True, None, mask, False, None, None, boundaries))
 
-    def make(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
-        scores = torch.randn(batch, 3, 4, seq, device=device, dtype=dtype)
-        slopes = torch.rand(3, device=device, dtype=dtype)
-        boundaries = torch.tensor([0, seq // 3, seq], device=device, dtype=torch.int32)
-        mask = mask_of(batch, seq, device=device)
-        return Sample((scores, slopes, None, None, boundaries, mask), options)
 
-    return make
+def padding_sample(batch: int, seq: int, device: torch.device | str, dtype: torch.dtype) -> Sample:
+    """A mask that numbers the keys, among which all queries are."""
+    scores = torch.randn(batch, 3, seq, seq, device=device, dtype=dtype)
+    slopes = torch.rand(3, device=device, dtype=dtype)
+    return Sample((scores, slopes, 1.0, True, None, mask_of(batch, seq, device=device), True))
 
 
 def grad_sample(**options: Any) -> Any:
@@ -252,12 +256,13 @@ def cases_of_scores(name: str, reference: Any) -> list[OperatorCase]:
     samples = {
         "": (scores_sample((), causal=False), True),
         "-causal": (
-            scores_sample((2,), batched=False, hide=False, query_offset=1, scale=0.5),
+            scores_sample((2,), batched=False, apply_mask=False, query_offset=1, scale=0.5),
             True,
         ),
         "-hidden": (scores_sample((), scale=0.25), finite),
         "-positions": (positions_sample(causal=False), True),
-        "-documents": (documents_sample(), finite),
+        "-documents": (documents_sample, finite),
+        "-padding": (padding_sample, finite),
     }
     return [
         OperatorCase(name + suffix, operator, sample, reference, differentiable=differentiable)
@@ -277,7 +282,7 @@ CASES = [
     OperatorCase(
         "alibi_bias-causal",
         OPERATORS.alibi_bias.default,
-        bias_sample((2,), hide=False, query_offset=1),
+        bias_sample((2,), apply_mask=False, query_offset=1),
         bias,
     ),
     OperatorCase(

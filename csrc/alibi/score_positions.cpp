@@ -1,0 +1,195 @@
+#include "alibi/score_positions.h"
+
+#include <ATen/ops/ne.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/index_range.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/cu_seqlens.h"
+#include "dispatcher/tensors.h"
+
+namespace posembed::alibi {
+namespace {
+
+constexpr int64_t most = std::numeric_limits<int32_t>::max();
+
+// ------------------------------------------------------------------------------------------ shapes
+
+/// [length] or [batch, length]; a batch of 1 serves every batch.
+void check_shape(const Tensor& tensor, const char* argument, const MaybeSize& batch,
+                 const c10::SymInt& length) {
+  const int64_t dim = tensor.dim();
+  const bool fits = (dim == 1 || (dim == 2 && batch.has_value() &&
+                                  (tensor.sym_size(0) == *batch || tensor.sym_size(0) == 1))) &&
+                    tensor.sym_size(-1) == length;
+  if (batch.has_value()) {
+    TORCH_CHECK_VALUE(fits, argument, ": expected [", length, "] or [", *batch, ", ", length,
+                      "], got ", tensor.sym_sizes());
+  }
+  TORCH_CHECK_VALUE(fits, argument, ": expected [", length, "], got ", tensor.sym_sizes());
+}
+
+void check_device(const Tensor& tensor, const char* argument, c10::Device device) {
+  TORCH_CHECK_VALUE(tensor.device() == device, argument, ": expected the device of scores or ",
+                    "slopes, ", device, ", got ", tensor.device());
+}
+
+void check_positions(const MaybeTensor& positions, const char* argument, const MaybeSize& batch,
+                     const c10::SymInt& length, c10::Device device) {
+  if (!positions.has_value()) return;
+  dispatcher::check_integers(*positions, argument);
+  check_shape(*positions, argument, batch, length);
+  check_device(*positions, argument, device);
+}
+
+// ------------------------------------------------------------------------------------------ values
+
+struct Range {
+  int64_t low;
+  int64_t high;
+};
+
+Range range_of(const MaybeTensor& positions, int64_t first, int64_t count, const char* argument) {
+  if (!positions.has_value()) return {first, first + count - 1};
+  const Tensor plain = positions->contiguous();
+  const core::IndexView view = dispatcher::index_view(plain);
+  const int64_t bad = core::find_outside(view, plain.numel(), -most, most + 1);
+  TORCH_CHECK_INDEX(bad < 0, argument, ": expected -", most, " to ", most, ", got ",
+                    core::read(view, bad), " at place ", bad);
+  Range range{most, -most};
+  for (int64_t place = 0; place < plain.numel(); ++place) {
+    range.low = std::min(range.low, core::read(view, place));
+    range.high = std::max(range.high, core::read(view, place));
+  }
+  return range;
+}
+
+void check_distances(const Call& call, const Distances& distances) {
+  if (distances.queries == 0 || distances.keys == 0) return;
+  const Range query =
+      range_of(call.query_positions(), distances.offset, distances.queries, "query_positions");
+  const Range key = range_of(call.key_positions(), 0, distances.keys, "key_positions");
+  TORCH_CHECK_VALUE(key.high - query.low <= most && query.high - key.low <= most,
+                    "positions: expected distances between queries and keys up to ", most,
+                    ", got queries from ", query.low, " to ", query.high, " and keys from ",
+                    key.low, " to ", key.high);
+}
+
+void check_lengths(const Distances& distances, bool own_positions) {
+  TORCH_CHECK_VALUE(distances.queries <= most, "query_length: expected up to ", most, ", got ",
+                    distances.queries);
+  TORCH_CHECK_VALUE(distances.keys <= most, "key_length: expected up to ", most, ", got ",
+                    distances.keys);
+  const int64_t offset = distances.offset;
+  TORCH_CHECK_VALUE(offset >= -most && offset <= most, "query_offset: expected -", most, " to ",
+                    most, ", got ", offset);
+  TORCH_CHECK_VALUE(
+      own_positions || (offset + distances.queries <= most && distances.keys - offset <= most),
+      "query_offset: expected distances between queries and keys up to ", most,
+      ", got query_offset ", offset, " with query_length ", distances.queries, " and key_length ",
+      distances.keys);
+}
+
+bool has_positions(const Call& call) {
+  return call.query_positions().has_value() || call.key_positions().has_value();
+}
+
+bool numbers_visible_keys(const Call& call) {
+  return call.positions_from_mask() && call.attention_mask().has_value();
+}
+
+}  // namespace
+
+void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
+                const c10::SymInt& keys, c10::Device device) {
+  check_positions(call.query_positions(), "query_positions", batch, queries, device);
+  check_positions(call.key_positions(), "key_positions", batch, keys, device);
+  // with_positions() keeps the offset beside its positions, because documents go by the offset.
+  TORCH_CHECK_VALUE(!call.query_positions().has_value() || !call.query_offset().has_value() ||
+                        numbers_visible_keys(call),
+                    "query_offset: expected none beside query_positions");
+  if (const MaybeTensor& boundaries = call.cu_seqlens(); boundaries.has_value()) {
+    dispatcher::check_integers(*boundaries, "cu_seqlens");
+    TORCH_CHECK_VALUE(boundaries->dim() == 1 && boundaries->sym_size(0) >= 1,
+                      "cu_seqlens: expected [documents + 1], got ", boundaries->sym_sizes());
+    check_device(*boundaries, "cu_seqlens", device);
+  }
+  if (const MaybeTensor& mask = call.attention_mask(); mask.has_value()) {
+    TORCH_CHECK_TYPE(at::isIntegralType(mask->scalar_type(), /*includeBool=*/true),
+                     "attention_mask: expected bool or integers, got ", mask->scalar_type());
+    check_shape(*mask, "attention_mask", batch, keys);
+    check_device(*mask, "attention_mask", device);
+  }
+}
+
+MaybeSize batch_of_positions(const Call& call) {
+  for (const auto* tensor :
+       {&call.query_positions(), &call.key_positions(), &call.attention_mask()}) {
+    if (tensor->has_value() && (*tensor)->dim() == 2) return (*tensor)->sym_size(0);
+  }
+  return std::nullopt;
+}
+
+Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys) {
+  if (!numbers_visible_keys(call) || has_positions(call)) return call;
+  const Tensor& mask = *call.attention_mask();
+  if (mask.dim() == 0 || mask.sym_size(-1) != keys) return call;  // check_call() refuses it
+  const Tensor positions = call_positions(mask);
+  call.key_positions(positions);
+  const c10::SymInt first = call.query_offset().value_or(keys - queries);
+  if (first >= 0 && first + queries <= keys) {
+    call.query_positions(positions.narrow_symint(-1, first, queries));
+  }
+  return call;
+}
+
+ScorePositions::ScorePositions(const Call& given, int64_t queries, int64_t keys) {
+  const Call call = with_positions(given, queries, keys);
+  distances_.queries = queries;
+  distances_.keys = keys;
+  distances_.offset = call.query_offset().value_or(keys - queries).expect_int();
+  distances_.causal = call.causal();
+  distances_.apply_mask = call.apply_mask();
+  check_lengths(distances_, has_positions(call));
+  const auto on_cpu = [](const MaybeTensor& tensor) {
+    return !tensor.has_value() || tensor->device().is_cpu();
+  };
+  if (has_positions(call) && on_cpu(call.query_positions()) && on_cpu(call.key_positions())) {
+    check_distances(call, distances_);
+  }
+  set_positions(call.query_positions(), &distances_.query_positions, &distances_.query_stride);
+  set_positions(call.key_positions(), &distances_.key_positions, &distances_.key_stride);
+  if (call.cu_seqlens().has_value()) set_documents(*call.cu_seqlens());
+  if (call.attention_mask().has_value()) set_mask(*call.attention_mask());
+}
+
+const Tensor& ScorePositions::keep(Tensor tensor) {
+  kept_.push_back(std::move(tensor));
+  return kept_.back();
+}
+
+void ScorePositions::set_positions(const MaybeTensor& positions, core::IndexView* view,
+                                   int64_t* stride) {
+  if (!positions.has_value()) return;
+  const Tensor& rows = keep(dispatcher::with_dense_rows(*positions));
+  *view = dispatcher::index_view(rows);
+  *stride = rows.dim() == 2 && rows.size(0) > 1 ? rows.stride(0) : 0;
+}
+
+void ScorePositions::set_documents(const Tensor& cu_seqlens) {
+  const Tensor& boundaries = keep(cu_seqlens.contiguous());
+  dispatcher::check_cu_seqlens(boundaries, distances_.keys, "key_length");
+  distances_.cu_seqlens = dispatcher::index_view(boundaries);
+  distances_.documents = boundaries.numel() - 1;
+}
+
+void ScorePositions::set_mask(const Tensor& attention_mask) {
+  const bool is_bool = attention_mask.scalar_type() == at::kBool;
+  const Tensor& visible = keep((is_bool ? attention_mask : at::ne(attention_mask, 0)).contiguous());
+  distances_.mask = visible.const_data_ptr<bool>();
+  distances_.mask_stride = visible.dim() == 2 && visible.size(0) > 1 ? distances_.keys : 0;
+}
+
+}  // namespace posembed::alibi

@@ -1,0 +1,48 @@
+// The positions of queries and keys in a call, its documents and its mask: their checks, and the
+// form that kernels read.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "alibi/kernel.h"
+#include "alibi/operator.h"
+
+namespace posembed::alibi {
+
+using MaybeSize = std::optional<c10::SymInt>;
+
+/// Checks shapes, dtypes and devices; Meta kernels run it too.
+/// @param batch  none: there is no batch, as in scores [heads, query, key]
+void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
+                const c10::SymInt& keys, c10::Device device);
+
+/// The batch size of positions or mask; none if neither has a batch dimension.
+MaybeSize batch_of_positions(const Call& call);
+
+/// The call with the positions that `positions_from_mask` asks for; a call that has positions, or
+/// no mask, stays as it is. Autograd kernels resolve too, so that a backward pass uses the same
+/// positions and a compiler sees how they are computed.
+Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys);
+
+/// A call's positions as kernels read them, and the tensors that own the memory.
+class ScorePositions {
+ public:
+  /// Checks values: that lengths and distances fit in 31 bits and, on the CPU, positions and
+  /// document boundaries. Meta kernels must not, because a bound on symbolic lengths would become a
+  /// guard of compiled graphs.
+  ScorePositions(const Call& call, int64_t queries, int64_t keys);
+
+  const Distances& distances() const { return distances_; }
+
+ private:
+  const Tensor& keep(Tensor tensor);
+  void set_positions(const MaybeTensor& positions, core::IndexView* view, int64_t* stride);
+  void set_documents(const Tensor& cu_seqlens);
+  void set_mask(const Tensor& attention_mask);
+
+  Distances distances_;
+  std::vector<Tensor> kept_;
+};
+
+}  // namespace posembed::alibi
