@@ -125,7 +125,7 @@ demo: build $(requirements_demo)
 # Whole calls beside peers; then the kernels alone.
 benchmark: build
 	cmake -S . -B $(BUILD) --log-level=WARNING -DPOSEMBED_BENCHMARKS=ON
-	cmake --build $(BUILD) --target posembed_floors
+	cmake --build $(BUILD) --target posembed_bandwidth_limits
 	$(python) benchmarks/run.py --table $(BUILD)/benchmark.md --json $(BUILD)/benchmark.json $(BENCHMARK_ARGS)
 
 benchmark-kernels: $(requirements)

@@ -474,7 +474,7 @@ def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
         for label in made[0]
         if compile_peers or label != "torch.compile"
     }
-    lines, floor = (
+    lines, limit = (
         [f"### {case.name}", "", "| | time | GB/s | of copy |", "|---|---:|---:|---:|"],
         0.0,
     )
@@ -486,9 +486,9 @@ def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
                 f"| {label} | {type(error).__name__}: {str(error).splitlines()[0][:80]} | | |"
             )
             continue
-        floor = floor or seconds
+        limit = limit or seconds
         speed = case.moved / seconds / 1e9
-        lines.append(f"| {label} | {seconds * 1e6:.2f} µs | {speed:.0f} | {floor / seconds:.2f} |")
+        lines.append(f"| {label} | {seconds * 1e6:.2f} µs | {speed:.0f} | {limit / seconds:.2f} |")
     return [*lines, ""]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 SETS = ("avx512", "avx2")
 
-# Shares of the floor: (in place, cold) -> goal.
+# Shares of the limit: (in place, cold) -> goal.
 GOALS = {
     "avx512": {(True, False): 0.92, (True, True): 0.86, (False, False): 0.95, (False, True): 0.88},
     "avx2": {(True, False): 0.80, (True, True): 0.75, (False, False): 0.88, (False, True): 0.78},
@@ -54,13 +54,13 @@ def merge(found: Found, before: Found) -> None:
             if "best ns" in counters:
                 counters["best ns"] = min(counters["best ns"], other["best ns"])
             else:
-                for speed in ("GB/s", "floor GB/s"):
+                for speed in ("GB/s", "limit GB/s"):
                     counters[speed] = max(counters[speed], other[speed])
-                counters["ratio"] = counters["GB/s"] / counters["floor GB/s"]
+                counters["ratio"] = counters["GB/s"] / counters["limit GB/s"]
 
 
 def share(case: str, instruction_set: str, counters: dict[str, Any]) -> str:
-    """The share of the floor; bold where it misses the goal."""
+    """The share of the limit; bold where it misses the goal."""
     kind = case.partition("/")[0]
     if kind in ALIBI_GOALS:
         goal = ALIBI_GOALS[kind]
@@ -91,13 +91,13 @@ def main() -> None:
         kept = {name: before.get(name, {}) | cases for name, cases in found.items()}
         arguments.best.write_text(json.dumps(kept))
     print(f"{datetime.date.today().isoformat()}; a goal that is missed stands in bold.\n")
-    print("| case | floor, GB/s |", " | ".join(found), "|")
+    print("| case | limit, GB/s |", " | ".join(found), "|")
     print("|---|---:|" + "---:|" * len(found))
     first = next(iter(found.values()))
     for case, counters in first.items():
         if "ratio" in counters:
             shares = [share(case, name, cases[case]) for name, cases in found.items()]
-            print(f"| {case} | {counters['floor GB/s']:.1f} | {' | '.join(shares)} |")
+            print(f"| {case} | {counters['limit GB/s']:.1f} | {' | '.join(shares)} |")
     if not any("best ns" in counters for counters in first.values()):
         return
     print("\n| one token, 32 + 8 heads |", " | ".join(found), "|")

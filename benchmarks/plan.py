@@ -11,7 +11,7 @@ from posembed.commands.measure import Case
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Tensors, floors and compiled peers take seconds; only the cases that run build them.
+    """Tensors, limits and compiled peers take seconds; only the cases that run build them.
 
     Attributes:
         name: Of the case.

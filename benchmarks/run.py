@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, alibi, bag, companions, one_token, peers, pretrained, rotary, token
+from cases import additive, alibi, bag, fused_ops, one_token, peers, pretrained, rotary, token
 from plan import Plan
 from posembed.commands import measure
 from setting import Setting
@@ -44,7 +44,7 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, companions, token, bag, additive, alibi, one_token, pretrained)
+FAMILIES = (rotary, fused_ops, token, bag, additive, alibi, one_token, pretrained)
 
 
 def parse() -> argparse.Namespace:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from posembed.configuration import conventions, gguf
+from posembed.configuration import tables
 
 HEAD = """\
 # Which model rotates how
 
-`docs/rotary_conventions.py` writes this page from the tables in `posembed.configuration`. One test
+`docs/rotary_conventions.py` writes this page from the tables of `csrc/configuration`. One test
 compares both, and another compares every model type of transformers with its own code.
 
 A configuration file gives base, widths and scaling. It does not say which components form a pair,
@@ -41,9 +41,9 @@ print(spec.explain(), spec.diff(local), sep="\\n\\n")
 
 A published file leaves out what the model's configuration class adds: layers of different kinds,
 second bases, widths, defaults. Where transformers is installed and knows the model type, its class
-completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere
-the readers here take the file as it is, and raise for a model type whose class has rules of its own
-for a missing key. A number of the file that the class passes over raises, too.
+completes the file first: nothing is downloaded, no code of the file's repository runs. Elsewhere,
+and in C++, the readers take the file as it is, and raise for a model type whose class has rules of
+its own for a missing key. A number of the file that the class passes over raises, too.
 
 Every key is read, known to the class, or listed as one that has no bearing on positions; any other
 raises, whatever its name, until `ignore=` has it. So do two keys that contradict each other, and an
@@ -96,70 +96,74 @@ def table(columns: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 def switches() -> list[tuple[str, str]]:
     """Families with a key that says whether the model rotates."""
     families: dict[str, list[str]] = {}
-    for name, (key, default, rotating) in conventions.SWITCHES.items():
-        row = f"rotated if `{key}` is {rotating[0]!r}"
-        families.setdefault(row + " or missing" * (default in rotating), []).append(name)
+    for name, switch in tables()["switches"].items():
+        row = f"rotated if `{switch['key']}` is {switch['rotating']!r}"
+        missing = " or missing" if switch["otherwise"] == switch["rotating"] else ""
+        families.setdefault(row + missing, []).append(name)
     return [(row, listed(names)) for row, names in sorted(families.items())]
 
 
 def page() -> str:
     """The whole page."""
+    known = tables()
     pairing = [
-        ("(i, i + rotary_dim / 2)", listed(conventions.HALF_SPLIT)),
-        ("(2i, 2i + 1)", listed(conventions.INTERLEAVED)),
-        ("as `rope_interleave` says, or (2i, 2i + 1)", listed(conventions.BY_KEY)),
-        ("rotated the other way", listed(conventions.REVERSED)),
-        ("the last components of the head", listed(conventions.TRAILING)),
-        ("frequencies times a learned tensor", listed(conventions.LEARNED_SCALE)),
-        ("not rotated, whatever the keys say", listed(conventions.UNROTATED)),
+        ("(i, i + rotary_dim / 2)", listed(known["half_split"])),
+        ("(2i, 2i + 1)", listed(known["interleaved"])),
+        ("as `rope_interleave` says, or (2i, 2i + 1)", listed(known["by_key"])),
+        ("rotated the other way", listed(known["reversed"])),
+        ("the last components of the head", listed(known["trailing"])),
+        ("frequencies times a learned tensor", listed(known["learned_scales"])),
+        ("not rotated, whatever the keys say", listed(known["unrotated"])),
         *switches(),
         (
             "rotated where a window slides, not in `full_attention`",
-            listed(conventions.ROTATED_IF_SLIDING - conventions.ROTATED_WITHOUT_WINDOW),
+            listed(known["rotated_if_sliding"]),
         ),
-        ("the same, if layers have windows", listed(conventions.ROTATED_WITHOUT_WINDOW)),
-        ("rotated where `no_rope_layers` has 1", listed(conventions.BY_CODE["no_rope_layers"])),
+        ("the same, if layers have windows", listed(known["rotated_without_window"])),
+        (
+            "rotated where `no_rope_layers` has 1",
+            listed(known["rules_of_classes"]["no_rope_layers"]),
+        ),
         (
             "rotated where `layer_rope_theta` is not 0",
-            listed(conventions.BY_CODE["layer_rope_theta"]),
+            listed(known["rules_of_classes"]["layer_rope_theta"]),
         ),
-        ("scaled in `full_attention` alone", listed(conventions.SCALED_IF_FULL)),
+        ("scaled in `full_attention` alone", listed(known["scaled_if_full"])),
         (
             "with `use_dynamic_ntk`: its code rounds lengths up to `seq_length * 2 ** k`: resolve "
             "for those",
-            listed(conventions.DOUBLED_NTK),
+            listed(known["doubled_ntk"]),
         ),
     ]
-    other_towers = conventions.HEIGHT_THEN_WIDTH | (
-        conventions.INTERLEAVED_AXIAL - conventions.WIDTH_THEN_HEIGHT - conventions.WHOLE_GRID
-    )
+    other_towers = {*known["height_then_width"], *known["interleaved_axial"]}
+    other_towers -= {*known["width_then_height"], *known["whole_grid"]}
     thirds, halves = "time, height, width: ", "height, width: "
     axes = [
-        (thirds + "one after the other", listed(conventions.CONTIGUOUS_SECTIONS)),
-        (thirds + "in turns", listed(conventions.INTERLEAVED_SECTIONS)),
-        (thirds + "where `mrope_section` is given", listed(conventions.OPTIONAL_SECTIONS)),
-        (thirds + "height and width in turns, then time", listed(conventions.TIME_LAST)),
-        (thirds + "each its whole series", listed(conventions.TIME_HEIGHT_WIDTH)),
-        ("two axes in turns", listed(conventions.ALTERNATING_AXES)),
+        (thirds + "one after the other", listed(known["contiguous_sections"])),
+        (thirds + "in turns", listed(known["interleaved_sections"])),
+        (thirds + "where `mrope_section` is given", listed(known["optional_sections"])),
+        (thirds + "height and width in turns, then time", listed(known["time_last"])),
+        (thirds + "each its whole series", listed(known["time_height_width"])),
+        ("two axes in turns", listed(known["alternating_axes"])),
         (halves + "each its whole series", listed(other_towers)),
-        (halves + "each its whole series, width first", listed(conventions.WIDTH_THEN_HEIGHT)),
-        (halves + "in turns, width first", listed(conventions.WIDTH_AND_HEIGHT_IN_TURNS)),
-        (halves + "the even and the odd of one series", listed(conventions.SHARED_SERIES)),
-        (halves + "coordinates from -1 to 1", listed(conventions.NORMALISED_GRID)),
-        (halves + "in turns, all heads as one", listed(conventions.WHOLE_GRID)),
-        (halves + "`layer_type` names the axis", listed(conventions.WINDOW_OF_AXIS)),
+        (halves + "each its whole series, width first", listed(known["width_then_height"])),
+        (halves + "in turns, width first", listed(known["width_and_height_in_turns"])),
+        (halves + "the even and the odd of one series", listed(known["shared_series"])),
+        (halves + "coordinates from -1 to 1", listed(known["normalised_grid"])),
+        (halves + "in turns, all heads as one", listed(known["whole_grid"])),
+        (halves + "`layer_type` names the axis", listed(known["window_of_axis"])),
     ]
     architectures = [
-        ("(2i, 2i + 1)", listed(gguf.INTERLEAVED)),
-        ("(i, i + dimension_count / 2)", listed(gguf.HALF_SPLIT)),
-        ("sections one after the other", listed(gguf.CONTIGUOUS_SECTIONS)),
-        ("sections in turns", listed(gguf.INTERLEAVED_SECTIONS)),
-        ("rotated components are a separate head", listed(gguf.APART)),
-        ("rotated where a window slides", listed(gguf.ROTATED_IF_SLIDING)),
-        ("every fourth layer not rotated", listed(gguf.EVERY_FOURTH_UNROTATED)),
-        ("scaled where no window slides", listed(gguf.SCALED_IF_FULL)),
+        ("(2i, 2i + 1)", listed(known["gguf"]["interleaved"])),
+        ("(i, i + dimension_count / 2)", listed(known["gguf"]["half_split"])),
+        ("sections one after the other", listed(known["gguf"]["contiguous_sections"])),
+        ("sections in turns", listed(known["gguf"]["interleaved_sections"])),
+        ("rotated components are a separate head", listed(known["gguf"]["apart"])),
+        ("rotated where a window slides", listed(known["gguf"]["rotated_if_sliding"])),
+        ("every fourth layer not rotated", listed(known["gguf"]["every_fourth_unrotated"])),
+        ("scaled where no window slides", listed(known["gguf"]["scaled_if_full"])),
     ]
-    refused = [(f"`{name}`", reason) for name, reason in sorted(conventions.UNSUPPORTED.items())]
+    refused = [(f"`{name}`", reason) for name, reason in sorted(known["unsupported"].items())]
     return "".join(
         [
             HEAD + "\n" + table(("components", "model types"), pairing),

@@ -11,7 +11,7 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
-from cases import floors
+from cases import bandwidth_limits
 
 HEADS, LENGTH = 32, 2048
 EAGER = "eager"
@@ -49,18 +49,18 @@ def bias(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     """Beside the fastest fill of the same bytes."""
     module, eager = pe.ALiBi(HEADS).to(setting.device), Eager(dtype, setting.device)
     out = torch.empty(HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
-    floor = floors.fill(out) or {"fill_": lambda: out.fill_(1.0)}
+    limit = bandwidth_limits.fill(out) or {"fill_": lambda: out.fill_(1.0)}
     return Case(
         name,
         {
-            **floor,
+            **limit,
             "posembed": lambda: module(LENGTH, dtype=dtype),
             "posembed, into existing memory": lambda: module(LENGTH, out=out),
             EAGER: eager.bias,
         },
-        next(iter(floor)),
+        next(iter(limit)),
         (
-            Goal("posembed, into existing memory", floors.FILL, 0.95),
+            Goal("posembed, into existing memory", bandwidth_limits.FILL, 0.95),
             *against_eager(setting.allocator, 2.0 if dtype == torch.float32 else 5.0),
         ),
     )
@@ -70,16 +70,16 @@ def added(name: str, dtype: torch.dtype, causal: bool, setting: Setting) -> Case
     """Beside the fastest update of the same bytes in place."""
     module, eager = pe.ALiBi(HEADS, causal=causal).to(setting.device), Eager(dtype, setting.device)
     scores = torch.zeros(1, HEADS, LENGTH, LENGTH, device=setting.device, dtype=dtype)
-    floor = floors.update(scores) or {"mul_": lambda: scores.mul_(1.0)}
+    limit = bandwidth_limits.update(scores) or {"mul_": lambda: scores.mul_(1.0)}
     return Case(
         name,
         {
-            **floor,
+            **limit,
             "posembed": lambda: module.add_(scores, scale=0.125),
             EAGER: lambda: scores.mul_(0.125).add_(eager.table),
         },
-        next(iter(floor)),
-        (Goal("posembed", floors.UPDATE, 0.95),),
+        next(iter(limit)),
+        (Goal("posembed", bandwidth_limits.UPDATE, 0.95),),
     )
 
 
@@ -90,7 +90,7 @@ def softmax(name: str, dtype: torch.dtype, setting: Setting) -> Case:
     return Case(
         name,
         {
-            **floors.update(copy),
+            **bandwidth_limits.update(copy),
             "posembed": lambda: module.softmax(scores),
             "posembed, in place": lambda: module.softmax_(copy),
             EAGER: lambda: eager.softmax(scores),

@@ -13,7 +13,7 @@ from posembed.commands.measure import Case, Goal
 from setting import Setting
 from torch import Tensor
 
-from cases import floors, peers
+from cases import bandwidth_limits, peers
 
 QUERY_HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 128
 COPY, CLONE = "copy_ into existing memory", "clone"
@@ -33,8 +33,8 @@ def sizes(batch: int, seq: int, dtype: torch.dtype) -> str:
 def copy_of(query: Tensor, key: Tensor) -> dict[str, peers.Call]:
     query_out, key_out = torch.empty_like(query), torch.empty_like(key)
     return {
-        **floors.copy((query, query_out), (key, key_out)),
-        **floors.update(query_out, key_out),
+        **bandwidth_limits.copy((query, query_out), (key, key_out)),
+        **bandwidth_limits.update(query_out, key_out),
         COPY: lambda: (query_out.copy_(query), key_out.copy_(key)),
         CLONE: lambda: (query.clone(), key.clone()),
     }
@@ -45,10 +45,10 @@ def many_tokens(dtype: torch.dtype, allocator: str) -> tuple[Goal, ...]:
     if allocator == "default":
         return (Goal("posembed", CLONE, 0.95),)
     if allocator == "huge pages":
-        return (Goal("posembed", floors.COPY, 0.8),)
+        return (Goal("posembed", bandwidth_limits.COPY, 0.8),)
     wide = pe.build_info()["instruction_set"] == "avx512"
     times = {
-        floors.COPY: 0.9 if wide else 0.8,
+        bandwidth_limits.COPY: 0.9 if wide else 0.8,
         "transformers": 9.0 if wide else 1.0,
         "transformers, compiled": 4.0 if wide else 1.0,
         "complex numbers": (1.2 if dtype == torch.float32 else 5.0) if wide else 1.0,
@@ -91,8 +91,8 @@ def forward(
     }
     # A table holds every peer, whatever its pairing: their arithmetic is the same.
     candidates |= {} if interleaved else peers.all_of(query, key, setting.compile_peers)
-    floor = floors.COPY if floors.COPY in candidates else CLONE
-    return Case(name, candidates, floor, goals)
+    limit = bandwidth_limits.COPY if bandwidth_limits.COPY in candidates else CLONE
+    return Case(name, candidates, limit, goals)
 
 
 def window(
@@ -116,8 +116,8 @@ def window(
     }
     for label, call in peers.transformers(*windows, setting.compile_peers).items():
         candidates[label] = joined(call)
-    floor = floors.COPY if floors.COPY in candidates else CLONE
-    return Case(name, candidates, floor)
+    limit = bandwidth_limits.COPY if bandwidth_limits.COPY in candidates else CLONE
+    return Case(name, candidates, limit)
 
 
 def one_head(name: str, batch: int, seq: int, dtype: torch.dtype, setting: Setting) -> Case:
@@ -127,13 +127,15 @@ def one_head(name: str, batch: int, seq: int, dtype: torch.dtype, setting: Setti
     positions = torch.arange(seq, device=setting.device).repeat(batch, 1)
     out = torch.empty_like(key)
     candidates = {
-        **floors.copy((key, out)),
+        **bandwidth_limits.copy((key, out)),
         CLONE: key.clone,
         "posembed": lambda: rope(key),
         "posembed, positions for each sequence": lambda: rope(key, positions=positions),
         "posembed, in place": lambda: rope.rotate_(key),
     }
-    return Case(name, candidates, floors.COPY if floors.COPY in candidates else CLONE)
+    return Case(
+        name, candidates, bandwidth_limits.COPY if bandwidth_limits.COPY in candidates else CLONE
+    )
 
 
 def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) -> Case:
@@ -156,9 +158,9 @@ def backward(name: str, size: tuple[int, int, torch.dtype], setting: Setting) ->
         candidates[label] = step(call, transposed)
     for label, call in (peers.complex_form(*leaves) | peers.torchtune(*leaves)).items():
         candidates[label] = step(call, gradients)
-    floor = "posembed, forward alone"
-    goals = (Goal("posembed", floor, 1 / 2.1),)
-    return Case(name, candidates, floor, goals)
+    limit = "posembed, forward alone"
+    goals = (Goal("posembed", limit, 1 / 2.1),)
+    return Case(name, candidates, limit, goals)
 
 
 def forwards(

@@ -1,4 +1,4 @@
-// The ALiBi kernels alone, beside what memory allows. In every round the floors and the kernel run
+// The ALiBi kernels alone, beside what memory allows. In every round the limits and the kernel run
 // in turn on the same buffers, so that a noisy neighbour hits all of them; each is judged by its
 // best round.
 //
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "alibi/kernel.h"
+#include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
-#include "kernels/floors.h"
 #include "kernels/team.h"
 
 namespace posembed::benchmarks {
@@ -67,7 +67,7 @@ class Workload {
   }
 
   /// The fastest fill, or the fastest update in place.
-  double floor() {
+  double limit() {
     double best = std::numeric_limits<double>::infinity();
     if (case_.kernel == Kernel::fill) {
       for (const auto& fill : fills()) best = std::min(best, share(fill.run));
@@ -114,18 +114,18 @@ class Workload {
 
 void measure(benchmark::State& state, const Case& c) {
   Workload workload(c);
-  double floor = std::numeric_limits<double>::infinity(), kernel = floor;
+  double limit = std::numeric_limits<double>::infinity(), kernel = limit;
   for (auto _ : state) {
-    floor = std::min(floor, workload.floor());
+    limit = std::min(limit, workload.limit());
     const double time = workload.run();
     kernel = std::min(kernel, time);
     state.SetIterationTime(time);
   }
   state.counters["GB/s"] = 1e-9 * workload.traffic() / kernel;
-  state.counters["floor GB/s"] = 1e-9 * workload.traffic() / floor;
-  state.counters["floor ms"] = 1e3 * floor;
+  state.counters["limit GB/s"] = 1e-9 * workload.traffic() / limit;
+  state.counters["limit ms"] = 1e3 * limit;
   state.counters["best ms"] = 1e3 * kernel;
-  state.counters["ratio"] = floor / kernel;
+  state.counters["ratio"] = limit / kernel;
 }
 
 }  // namespace

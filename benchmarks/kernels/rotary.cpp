@@ -1,4 +1,4 @@
-// The rotary kernel alone, beside what memory allows. In every round the floors and the kernel run
+// The rotary kernel alone, beside what memory allows. In every round the limits and the kernel run
 // in turn on the same buffers, so that a noisy neighbour hits all of them; each is judged by its
 // best round.
 //
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
-#include "kernels/floors.h"
 #include "kernels/team.h"
 #include "rotary/frequencies.h"
 #include "rotary/kernel.h"
@@ -23,7 +23,7 @@ namespace posembed::benchmarks {
 namespace {
 
 using rotary::Arguments;
-using rotary::Rows;
+using rotary::HeadView;
 
 constexpr int64_t head_dim = 128, query_heads = 32, key_heads = 8;
 
@@ -79,15 +79,15 @@ class Workload {
     arguments.offset = 1000;
     int64_t begin = 0;
     for (int r = 0; r < 2; ++r) {
-      Rows& rows = arguments.rows[r];
-      rows.heads = r == 0 ? query_heads : key_heads;
-      rows.in = in_[turn]->data() + begin;
-      rows.out = (case_.in_place ? in_ : out_)[turn]->data() + begin;
-      const int64_t strides[] = {case_.seq * rows.heads * head_dim, rows.heads * head_dim,
+      HeadView& view = arguments.views[r];
+      view.heads = r == 0 ? query_heads : key_heads;
+      view.in = in_[turn]->data() + begin;
+      view.out = (case_.in_place ? in_ : out_)[turn]->data() + begin;
+      const int64_t strides[] = {case_.seq * view.heads * head_dim, view.heads * head_dim,
                                  head_dim};
-      std::copy(strides, strides + 3, rows.in_stride);
-      std::copy(strides, strides + 3, rows.out_stride);
-      begin += case_.tokens() * rows.heads * head_dim * core::size_of(case_.scalar);
+      std::copy(strides, strides + 3, view.in_stride);
+      std::copy(strides, strides + 3, view.out_stride);
+      begin += case_.tokens() * view.heads * head_dim * core::size_of(case_.scalar);
     }
     return arguments;
   }
@@ -134,7 +134,7 @@ class Workload {
 
 void measure(benchmark::State& state, const Case& c) {
   Workload workload(c);
-  const auto floors = [&] {
+  const auto limits = [&] {
     double best = std::numeric_limits<double>::infinity();
     if (c.in_place) {
       for (const auto& update : updates()) best = std::min(best, workload.update(update.run));
@@ -143,19 +143,19 @@ void measure(benchmark::State& state, const Case& c) {
     }
     return best;
   };
-  double floor = std::numeric_limits<double>::infinity(), kernel = floor;
+  double limit = std::numeric_limits<double>::infinity(), kernel = limit;
   for (auto _ : state) {
-    floor = std::min(floor, floors());
-    if (!c.cold) workload.rotate();  // the floors left other lines in the caches
-    // Twice, because several floors have their chances of a quiet moment.
+    limit = std::min(limit, limits());
+    if (!c.cold) workload.rotate();  // the limits left other lines in the caches
+    // Twice, because several limits have their chances of a quiet moment.
     const double time = std::min(workload.rotate(), workload.rotate());
     kernel = std::min(kernel, time);
     state.SetIterationTime(time);
   }
   const double gigabytes = 2e-9 * static_cast<double>(workload.bytes());
   state.counters["GB/s"] = gigabytes / kernel;
-  state.counters["floor GB/s"] = gigabytes / floor;
-  state.counters["ratio"] = floor / kernel;
+  state.counters["limit GB/s"] = gigabytes / limit;
+  state.counters["ratio"] = limit / kernel;
 }
 
 /// One token in the first-level cache, many calls to one reading of the clock.

@@ -1,6 +1,6 @@
 // The token kernels alone, beside what memory allows: the gather beside the fastest copy of as many
 // bytes as it reads and writes, the dense gradient beside the fastest fill of the table, its rows
-// beside a copy. In every round the floors and the kernel run in turn, so that a noisy neighbour
+// beside a copy. In every round the limits and the kernel run in turn, so that a noisy neighbour
 // hits all of them; each is judged by its best round.
 //
 //   token_benchmark [--benchmark_filter=gather]    POSEMBED_INSTRUCTION_SET=avx2 for a narrower one
@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/bandwidth_limits.h"
 #include "kernels/cases.h"
-#include "kernels/floors.h"
 #include "kernels/team.h"
 #include "token/kernel.h"
 
@@ -80,7 +80,7 @@ class Workload {
     return case_.kernel == Kernel::dense ? fill() : sum();
   }
 
-  double floor() {
+  double limit() {
     double best = std::numeric_limits<double>::infinity();
     if (case_.kernel == Kernel::dense) {
       for (const auto& named : fills()) {
@@ -187,17 +187,17 @@ class Workload {
 
 void measure(benchmark::State& state, const Case& c) {
   Workload workload(c);
-  double floor = std::numeric_limits<double>::infinity(), kernel = floor;
+  double limit = std::numeric_limits<double>::infinity(), kernel = limit;
   for (auto _ : state) {
-    floor = std::min(floor, workload.floor());
+    limit = std::min(limit, workload.limit());
     const double time = workload.run();
     kernel = std::min(kernel, time);
     state.SetIterationTime(time);
   }
   state.counters["GB/s"] = 1e-9 * workload.traffic() / kernel;
-  state.counters["floor ms"] = 1e3 * floor;
+  state.counters["limit ms"] = 1e3 * limit;
   state.counters["best ms"] = 1e3 * kernel;
-  state.counters["ratio"] = floor / kernel;
+  state.counters["ratio"] = limit / kernel;
 }
 
 void register_case(const Case& c) {

@@ -188,7 +188,7 @@ Tensor new_scores(const Tensor& scores, const Tensor& slopes, double scale, cons
   check_scores(scores, slopes, call);
   const ScorePositions positions(call, scores.size(-2), scores.size(-1));
   Tensor out = dispatcher::empty(scores.sizes(), scores.options());
-  const Tensor in = dispatcher::with_dense_rows(scores);
+  const Tensor in = dispatcher::with_contiguous_last_dim(scores);
   if (out.numel() > 0) write(ScoreProblem(in, slopes, scale, positions, out), out);
   return out;
 }
@@ -234,7 +234,7 @@ class SlopeSum {
 Tensor bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
   check_matrices(grad, "grad", call);
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
-  const Tensor in = dispatcher::with_dense_rows(grad);
+  const Tensor in = dispatcher::with_contiguous_last_dim(grad);
   const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
   ReduceArguments arguments;
   arguments.distances = positions.distances();
@@ -252,8 +252,8 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
                                             int64_t sides, MaybeType dtype, const Call& call) {
   check_softmax_backward(grad, weights, sides, call);
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
-  const Tensor of_output = dispatcher::with_dense_rows(grad),
-               output = dispatcher::with_dense_rows(weights);
+  const Tensor of_output = dispatcher::with_contiguous_last_dim(grad),
+               output = dispatcher::with_contiguous_last_dim(weights);
   Tensor out = dispatcher::empty(grad.sizes(), grad.options());
   const SlopeSum sum(grad, sides, dtype);
   SoftmaxBackwardArguments arguments;

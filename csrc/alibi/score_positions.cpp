@@ -173,7 +173,7 @@ const Tensor& ScorePositions::keep(Tensor tensor) {
 void ScorePositions::set_positions(const MaybeTensor& positions, core::IndexView* view,
                                    int64_t* stride) {
   if (!positions.has_value()) return;
-  const Tensor& rows = keep(dispatcher::with_dense_rows(*positions));
+  const Tensor& rows = keep(dispatcher::with_contiguous_last_dim(*positions));
   *view = dispatcher::index_view(rows);
   *stride = rows.dim() == 2 && rows.size(0) > 1 ? rows.stride(0) : 0;
 }

@@ -68,8 +68,8 @@ class TokenBagNode : public dispatcher::OperatorNode<TokenBagNode> {
     if (!gradient.defined()) return result;
     const Bag in = bag.unpack();
     if (needs(0)) {
-      result[0] = table_gradient(gradient, rows, in, mode, dispatcher::unpack(weights),
-                                 std::nullopt, form);
+      result[0] =
+          table_gradient(gradient, rows, in, mode, dispatcher::unpack(weights), std::nullopt, form);
     }
     if (needs(1)) {
       result[1] = call_token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in);
@@ -175,9 +175,8 @@ class TokenBagBackwardNode : public dispatcher::OperatorNode<TokenBagBackwardNod
     const Bag in = bag.unpack();
     if (needs(0)) {
       const MaybeTensor chosen = dispatcher::unpack(maxima);
-      result[0] = chosen.has_value()
-                      ? choose(table, in.ids, *chosen)
-                      : call_token_bag(table, in, mode, dispatcher::unpack(weights));
+      result[0] = chosen.has_value() ? choose(table, in.ids, *chosen)
+                                     : call_token_bag(table, in, mode, dispatcher::unpack(weights));
     }
     if (needs(1)) {
       result[1] = call_token_bag_weights_backward(*dispatcher::unpack(gradient), table, in);
@@ -275,7 +274,8 @@ TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
   m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_autograd>);
   m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_autograd>);
   m.impl("token_bag_backward_rows", TokenBagBackwardRows::kernel<token_bag_backward_rows_autograd>);
-  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward_autograd>);
+  m.impl("token_bag_weights_backward",
+         TokenBagWeightsBackward::kernel<token_bag_weights_backward_autograd>);
 }
 
 }  // namespace posembed::bag

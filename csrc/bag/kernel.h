@@ -14,7 +14,7 @@
 
 namespace posembed::bag {
 
-/// Assigns places to bags: `size` places each, or from a bag's offset to the next one's.
+/// Assigns places, the indices of `ids`, to bags: `size` each, or from a bag's offset to the next.
 struct Bags {
   core::IndexView ids;      // [count]
   core::IndexView offsets;  // [bags], or [bags + 1] with the end of the last one

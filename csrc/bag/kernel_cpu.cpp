@@ -72,7 +72,7 @@ struct Identity {
 };
 
 template <typename C>
-struct Over {
+struct DivideBy {
   C divisor;
 
   template <typename Number>
@@ -101,7 +101,7 @@ void add_rows(const PoolArguments& a, int64_t bag) {
   T* out = static_cast<T*>(a.out) + bag * a.embedding_dim;
   if (a.mode == Mode::mean) {
     const int64_t kept = std::max<int64_t>(1, count_places(a.bags, range));
-    const Over<Compute<T>> finish{static_cast<Compute<T>>(kept)};
+    const DivideBy<Compute<T>> finish{static_cast<Compute<T>>(kept)};
     core::sum_rows</*streaming=*/false>(rows, a.embedding_dim, finish, out);
   } else {
     core::sum_rows</*streaming=*/false>(rows, a.embedding_dim, Identity{}, out);

@@ -1,6 +1,6 @@
-// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, and so gives the same
-// bits. In the backward pass a warp or a thread takes a place and finds its bag by bisection, so
-// that long bags cost no more than short ones.
+// A warp pools 16 bytes per lane of a bag's rows in the CPU kernel's order, so results have the
+// same bits. In the backward pass a warp or a thread processes a place and finds its bag by binary
+// search, so that long bags cost no more than short ones.
 #include "bag/kernel.h"
 #include "core/device_item.h"
 #include "core/device_store.h"
@@ -23,7 +23,7 @@ using core::threads;
 using core::warps;
 
 // The division of rows among lanes.
-struct Pieces {
+struct WarpLayout {
   int64_t of_row;  // for a warp each
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
 };
@@ -95,10 +95,10 @@ struct RowsInFlight {
 
 // The bag and the first column of a lane: a warp takes several bags of narrow rows.
 template <int width>
-__device__ Item bag_of_lane(const Pieces& pieces) {
-  if (pieces.lanes == warp_size) return item_of_lane<width>(pieces.of_row, 1);
+__device__ Item bag_of_lane(const WarpLayout& layout) {
+  if (layout.lanes == warp_size) return item_of_lane<width>(layout.of_row, 1);
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x;
-  return {thread / pieces.lanes, thread % pieces.lanes * width};
+  return {thread / layout.lanes, thread % layout.lanes * width};
 }
 
 template <typename T, int width>
@@ -112,9 +112,9 @@ __device__ void write_row(const PoolArguments& a, const Item& item,
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, Pieces pieces) {
+__global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayout layout) {
   using C = Compute<T>;
-  const Item item = bag_of_lane<width>(pieces);
+  const Item item = bag_of_lane<width>(layout);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, Pieces pi
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, Pieces pieces) {
+__global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, WarpLayout layout) {
   using C = Compute<T>;
-  const Item item = bag_of_lane<width>(pieces);
+  const Item item = bag_of_lane<width>(layout);
   if (item.row >= a.bags.bags || item.column >= a.embedding_dim) return;
   const bool records = item.column == 0;
   const Range range = checked_range(a, item.row, records);
@@ -180,11 +180,11 @@ __global__ void __launch_bounds__(threads) compare_kernel(PoolArguments a, Piece
 
 template <typename T, int width>
 void launch_pool(const PoolArguments& a, cudaStream_t stream) {
-  Pieces pieces{pieces_of(a.embedding_dim, width), 1};
-  while (pieces.lanes < warp_size && pieces.lanes * width < a.embedding_dim) pieces.lanes *= 2;
+  WarpLayout layout{pieces_of(a.embedding_dim, width), 1};
+  while (layout.lanes < warp_size && layout.lanes * width < a.embedding_dim) layout.lanes *= 2;
   const auto kernel = a.mode == Mode::max ? compare_kernel<T, width> : add_kernel<T, width>;
-  const int64_t lanes = a.bags.bags * pieces.of_row * pieces.lanes;
-  core::launch(kernel, divide_up(lanes, threads), threads, stream, a, pieces);
+  const int64_t lanes = a.bags.bags * layout.of_row * layout.lanes;
+  core::launch(kernel, divide_up(lanes, threads), threads, stream, a, layout);
 }
 
 // ---- backward ----

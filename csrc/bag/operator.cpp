@@ -143,7 +143,7 @@ Layout lay_out(const Bag& in, int64_t num_embeddings) {
 void pool(const Tensor& weight, const Bag& in, const MaybeTensor& weights, Mode mode,
           const Tensor& out, const Tensor& maxima) {
   const Layout layout = lay_out(in, weight.size(0));
-  const Tensor table = dispatcher::with_dense_rows(weight);
+  const Tensor table = dispatcher::with_contiguous_last_dim(weight);
   const Tensor factors = weights.has_value() ? weights->contiguous() : Tensor();
   PoolArguments arguments;
   arguments.table = table.const_data_ptr();
@@ -303,7 +303,7 @@ void check_weights_backward(const Tensor& gradient, const Tensor& weight, const 
 Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in) {
   check_weights_backward(gradient, weight, in);
   const Layout layout = lay_out(in, weight.size(0));
-  const Tensor from = gradient.contiguous(), table = dispatcher::with_dense_rows(weight);
+  const Tensor from = gradient.contiguous(), table = dispatcher::with_contiguous_last_dim(weight);
   Tensor out = at::empty(in.ids.sizes(), weight.options());
   DotArguments arguments;
   arguments.gradient = from.const_data_ptr();
@@ -348,7 +348,8 @@ TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("token_bag", TokenBag::kernel<token_bag_meta>);
   m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_meta>);
   m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_meta>);
-  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward_meta>);
+  m.impl("token_bag_weights_backward",
+         TokenBagWeightsBackward::kernel<token_bag_weights_backward_meta>);
 }
 
 }  // namespace posembed::bag

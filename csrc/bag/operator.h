@@ -67,9 +67,11 @@ inline Tensor call_token_bag_backward(const Tensor& gradient, const c10::SymInt&
 }
 
 /// The same gradient as the ids of its touched rows, ascending, and these rows.
-inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(
-    const Tensor& gradient, const c10::SymInt& num_embeddings, const Bag& bag, Text mode,
-    const MaybeTensor& weights, const MaybeTensor& maxima) {
+inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(const Tensor& gradient,
+                                                               const c10::SymInt& num_embeddings,
+                                                               const Bag& bag, Text mode,
+                                                               const MaybeTensor& weights,
+                                                               const MaybeTensor& maxima) {
   static const auto handle =
       dispatcher::find<TokenBagBackwardRows::Signature>("posembed::token_bag_backward_rows");
   return TokenBagBackwardRows::call(handle, gradient, num_embeddings, bag, mode, weights, maxima);

@@ -1,5 +1,5 @@
-// Values combined over the threads of a block in device code, in a fixed order: within warps by
-// shuffles, then over the warps in shared memory.
+// Block-wide reductions in a fixed order: shuffles within each warp, then shared memory across
+// warps.
 #pragma once
 
 #include "core/device_vector.h"

@@ -1,5 +1,5 @@
-// A CPU kernel is one source file compiled once per instruction set, each copy in a namespace of
-// that name. This header declares the copies and calls the one that fits the processor.
+// A CPU kernel is one source file, compiled once per instruction set in a namespace of that name.
+// This header declares the copies and calls the widest one that the processor supports.
 #pragma once
 
 #include "core/instruction_set.h"

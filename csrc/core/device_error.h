@@ -22,7 +22,7 @@ struct DeviceError {
   uint32_t state;
   ErrorKind kind;
   int64_t value;  // the id or position that was given
-  int64_t place;  // its place in the flattened tensor
+  int64_t place;  // its index in the flattened tensor
   int64_t limit;  // valid values are 0 … limit - 1; negative: -1 and more
 };
 

@@ -1,4 +1,4 @@
-// Divides rows among warps into items, each a row or a piece of a long row.
+// Divides rows into items for warps: an item is a row or a piece of a long row.
 #pragma once
 
 #include "core/device_vector.h"

@@ -1,5 +1,5 @@
-// float8 e4m3fn, a type for key-value caches: 4 bits of exponent, 3 of mantissa, no infinity,
-// largest number 448. Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+// float8 e4m3fn for key-value caches: 4 bits of exponent, 3 of mantissa, no infinity, maximum 448.
+// Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Ids and positions in the user's int32 or int64, converted as they are read, never in memory.
+// Views of int32 or int64 ids and positions. Kernels convert them as they read, without a copy.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ inline int64_t find_outside(const T* values, int64_t count, int64_t low, int64_t
   return -1;
 }
 
-/// The place of the first of `count` values outside [low, limit), or -1. Expects low <= limit.
+/// The index of the first of `count` values outside [low, limit), or -1. Expects low <= limit.
 inline int64_t find_outside(const IndexView& view, int64_t count, int64_t low, int64_t limit) {
   return view.type == Index::int32
              ? find_outside(static_cast<const int32_t*>(view.data), count, low, limit)

@@ -93,8 +93,8 @@ bool overlap(const StridedMemory& a, const StridedMemory& b) {
   const int64_t a_item = a.item_size / unit, b_item = b.item_size / unit, distance = bytes / unit;
   const int64_t a_last = span(a) * a_item + a_item - 1, b_last = span(b) * b_item + b_item - 1;
   if (distance > a_last || -distance > b_last) return false;
-  // Solve place in a - place in b = distance. Places in b are counted from its end, so that every
-  // factor is positive.
+  // Solve offset in a - offset in b = distance. Offsets in b are counted from its end, so that
+  // every factor is positive.
   Sum sum;
   for (int64_t i = 0; i < a.rank; ++i) sum.add(a.stride[i] * a_item, a.size[i] - 1);
   for (int64_t i = 0; i < b.rank; ++i) sum.add(b.stride[i] * b_item, b.size[i] - 1);

@@ -1,5 +1,5 @@
-// The sum of partial sums that blocks have left in memory, in a fixed order and without atomics: a
-// block's lanes take neighbouring columns, and its warps share the parts.
+// Adds the partial sums that blocks have written to memory, in a fixed order and without atomics.
+// A block's lanes process neighbouring columns; its warps divide the parts.
 #pragma once
 
 #include "core/device_vector.h"

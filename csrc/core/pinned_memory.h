@@ -5,8 +5,8 @@
 
 namespace posembed::core {
 
-/// Zeroed, pinned memory, mapped into every device's address space. Null if CUDA has none to give.
-/// Exists in CUDA builds only.
+/// Zeroed, pinned memory, mapped into every device's address space. Null if CUDA cannot allocate
+/// it. Exists in CUDA builds only.
 void* allocate_pinned(std::size_t bytes);
 
 }  // namespace posembed::core

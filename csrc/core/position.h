@@ -49,8 +49,8 @@ POSEMBED_INLINE double to_double(const Position& position) {
   return position.scale * (static_cast<double>(position.whole) + part);
 }
 
-/// The whole turns per position that a turn lacks: no whole position needs them, but a fraction of
-/// one does. 0 for frequencies in [0, 2 pi), in radians per position.
+/// The whole turns per position that a turn drops. Only fractions of a position need them. 0 for
+/// frequencies in [0, 2 pi), in radians per position.
 POSEMBED_INLINE int64_t whole_turns(double radians, Turn64 turn) {
   constexpr double turn_of_radian = 0.15915494309189535;  // 1 / (2 pi)
   const double turns = radians * turn_of_radian - static_cast<double>(turn) * 0x1p-64;

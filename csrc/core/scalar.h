@@ -89,7 +89,7 @@ POSEMBED_INLINE void store(double value, double* out) { *out = value; }
 /// Round to nearest, ties to even. A NaN stays one; on a GPU, as in torch, it becomes 0x7fff.
 POSEMBED_INLINE void store(float value, BFloat16* out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  // The compiler turns two neighbours into one instruction; the steps below take 14.
+  // The compiler combines two neighbours into one instruction; the steps below take 14.
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
 #else
   const uint32_t bits = float_bits(value);

@@ -1,5 +1,5 @@
-// Copies to memory that is not read soon. Non-temporal stores save traffic, because they do not
-// read a cache line before they write it.
+// Non-temporal ("streaming") stores, for memory that is not read soon. They write past the caches
+// and save traffic, because they do not read a cache line before they write it.
 #pragma once
 
 #include <cstdint>

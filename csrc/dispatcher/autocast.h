@@ -6,8 +6,8 @@
 
 namespace posembed::dispatcher {
 
-/// Turns autocast off while it exists.
-using PastAutocast = c10::impl::ExcludeDispatchKeyGuard;
+/// Disables autocast for the lifetime of this object.
+using AutocastDisabled = c10::impl::ExcludeDispatchKeyGuard;
 
 /// A parameter, or an optional one, in the dtype of `data`; cast once per autocast region.
 template <typename Parameter>

@@ -87,8 +87,8 @@ inline void check_positions_shape(const at::Tensor& positions, const char* argum
 }
 
 /// Checks memory that a kernel will write: the last dimension must be contiguous.
-inline void check_dense_rows(const at::Tensor& tensor, const char* argument) {
-  TORCH_CHECK_VALUE(has_dense_rows(tensor), argument,
+inline void check_last_dim_contiguous(const at::Tensor& tensor, const char* argument) {
+  TORCH_CHECK_VALUE(last_dim_contiguous(tensor), argument,
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
 }
 

@@ -14,12 +14,12 @@ namespace posembed::dispatcher {
 /// Whether CUDA kernels process tensors on `device`.
 bool on_cuda(c10::Device device);
 
-/// Whether CUDA kernels process `tensor`. Use it, never the tensor's own answer: in tests the CPU
-/// stands in for CUDA.
+/// Whether CUDA kernels process `tensor`. Use `on_cuda(tensor)`, never `tensor.is_cuda`: in some
+/// tests the CPU replaces the CUDA device.
 inline bool on_cuda(const at::Tensor& tensor) { return on_cuda(tensor.device()); }
 
-/// Makes `tensor`'s device the current one while it exists. Throws c10::IndexError if an earlier
-/// kernel recorded a bad id or position.
+/// Makes `tensor`'s device current for the lifetime of this object. Throws c10::IndexError if an
+/// earlier kernel recorded a bad id or position.
 class CudaScope {
  public:
   explicit CudaScope(const at::Tensor& tensor);

@@ -120,7 +120,6 @@ void check_errors(bool wait) {
   raise_device_error();
 }
 
-
 }  // namespace posembed::dispatcher
 
 void posembed::check_errors(bool wait) { posembed::dispatcher::check_errors(wait); }

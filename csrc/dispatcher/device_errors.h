@@ -9,8 +9,8 @@
 
 namespace posembed::dispatcher {
 
-/// The record that kernels on `device` write, one for each device: atomic operations on memory of
-/// the host hold among the kernels of one GPU. Null on the CPU.
+/// The record that kernels on `device` write. One per device, because atomic operations on host
+/// memory are atomic only among kernels of one GPU. Null on the CPU.
 core::DeviceError* device_error(c10::Device device);
 
 /// Throws c10::IndexError for the recorded error of a device, if there is one, and clears it. Does

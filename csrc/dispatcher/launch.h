@@ -4,8 +4,8 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/parallel.h"
 
-// A CUDA launcher as an argument of launch(). Name it only inside `if constexpr`, because without
-// CUDA it does not exist.
+// Wraps a CUDA launcher as an argument of launch(). Use its name only inside `if constexpr`,
+// because it does not exist without CUDA.
 #define POSEMBED_CUDA_LAUNCHER(launcher)                                                 \
   [](const auto& arguments, ::posembed::core::CudaStream stream) -> const char* {        \
     if constexpr (::posembed::core::built_with_cuda) return launcher(arguments, stream); \

@@ -23,21 +23,21 @@ bool same_places(const at::Tensor& tensor, const at::Tensor& other) {
 }  // namespace
 
 void check_writable(const at::Tensor& tensor, const char* argument) {
-  check_dense_rows(tensor, argument);
+  check_last_dim_contiguous(tensor, argument);
   TORCH_CHECK_VALUE(
       tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
       ": expected elements that do not share memory, got strides ", tensor.strides());
 }
 
-void check_apart(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
-                 const char* other_argument) {
+void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
+                      const char* other_argument) {
   TORCH_CHECK_VALUE(!core::overlap(memory_of(tensor), memory_of(other)), argument,
                     ": expected memory apart from ", other_argument,
                     "'s, got tensors that overlap");
 }
 
-void check_apart_or_same(const at::Tensor& out, const char* argument, const at::Tensor& in,
-                         const char* in_argument) {
+void check_no_overlap_or_same(const at::Tensor& out, const char* argument, const at::Tensor& in,
+                              const char* in_argument) {
   if (out.const_data_ptr() == in.const_data_ptr() && same_places(out, in)) return;
   TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
                     in_argument, " itself or memory apart from it, got tensors that overlap");

@@ -11,11 +11,11 @@ namespace posembed::dispatcher {
 void check_writable(const at::Tensor& tensor, const char* argument);
 
 /// Throws c10::ValueError if the tensors share a byte; exact even for interleaved views.
-void check_apart(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
-                 const char* other_argument);
+void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
+                      const char* other_argument);
 
 /// The same, but `out` may be `in`, which is then changed in place.
-void check_apart_or_same(const at::Tensor& out, const char* argument, const at::Tensor& in,
-                         const char* in_argument);
+void check_no_overlap_or_same(const at::Tensor& out, const char* argument, const at::Tensor& in,
+                              const char* in_argument);
 
 }  // namespace posembed::dispatcher

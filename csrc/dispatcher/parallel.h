@@ -1,4 +1,4 @@
-// Spreads a CPU kernel's range over torch's threads.
+// Divides a CPU kernel's range among torch's threads.
 #pragma once
 
 #include <ATen/Parallel.h>

@@ -45,7 +45,9 @@ class SavedFields<Call, std::tuple<Fields...>> {
  public:
   void save(const Call& call) {
     saved_ = std::apply(
-        [](const auto&... fields) { return Saved(SavedField<std::decay_t<Fields>>::save(fields)...); },
+        [](const auto&... fields) {
+          return Saved(SavedField<std::decay_t<Fields>>::save(fields)...);
+        },
         Call::fields(call));
   }
 

@@ -1,9 +1,8 @@
-// How families register their schemas: TORCH_LIBRARY_FRAGMENT(posembed, m) in their schema.cpp.
-//
-// `spec` is the JSON text of a specification: numbers that no dtype cast can change. Lengths and
-// offsets are SymInt, so that a compiled graph serves every length. Operators without tensor
-// arguments take a device, as FakeTensorMode requires. "(a!)" marks a tensor that the operator
-// writes to; such operators return nothing, which functionalization expects.
+// Families register schemas with TORCH_LIBRARY_FRAGMENT(posembed, m) in their schema.cpp. `spec` is
+// the JSON text of a specification: numbers that no dtype cast can change. Lengths and offsets are
+// SymInt, so that a compiled graph serves every length. Operators without tensor arguments take a
+// device, as FakeTensorMode requires. "(a!)" marks a tensor that the operator writes to; such
+// operators return nothing, which functionalization expects.
 #pragma once
 
 #include <torch/library.h>

@@ -49,13 +49,13 @@ inline core::PositionView position_view(const at::Tensor& positions) {
 
 /// Whether the last dimension is contiguous, as kernels require. Strides of a tensor without
 /// elements mean nothing: numpy sets all of them to 0.
-inline bool has_dense_rows(const at::Tensor& tensor) {
+inline bool last_dim_contiguous(const at::Tensor& tensor) {
   return tensor.size(-1) <= 1 || tensor.stride(-1) == 1 || tensor.numel() == 0;
 }
 
 /// `tensor`, copied if its last dimension is not contiguous.
-inline at::Tensor with_dense_rows(const at::Tensor& tensor) {
-  return has_dense_rows(tensor) ? tensor : tensor.contiguous();
+inline at::Tensor with_contiguous_last_dim(const at::Tensor& tensor) {
+  return last_dim_contiguous(tensor) ? tensor : tensor.contiguous();
 }
 
 }  // namespace posembed::dispatcher

@@ -1,5 +1,5 @@
-// Forward without a norm: adds rows in registers, four tokens side by side, because memory serves
-// several pages at once faster than one after another. Part of kernel_cpu.cpp.
+// Forward without a norm: adds rows in registers, four tokens at a time, because several pages are
+// read in parallel faster than in sequence. Part of kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"
@@ -13,7 +13,7 @@ class RowAdder {
  public:
   explicit RowAdder(int64_t dim) : dim_(dim) {}
 
-  void add(const Rows<T>& rows, T* out) {
+  void add(const RowPointers<T>& rows, T* out) {
     rows_[count_] = rows;
     out_[count_++] = out;
     if (count_ == side_by_side) add_all();
@@ -21,7 +21,7 @@ class RowAdder {
 
   void flush() {
     for (int64_t k = 0; k < count_; ++k) {
-      core::for_runs(dim_, [&](int64_t i, auto count) { add_run(k, i, count); });
+      core::for_blocks(dim_, [&](int64_t i, auto count) { add_block(k, i, count); });
     }
     count_ = 0;
   }
@@ -32,8 +32,8 @@ class RowAdder {
   static constexpr int64_t step = 256 / sizeof(T);
 
   template <typename Count>
-  void add_run(int64_t k, int64_t i, Count count) const {
-    core::store_run<streaming>(sum_at<plain>(rows_[k], i, count), out_[k] + i, count);
+  void add_block(int64_t k, int64_t i, Count count) const {
+    core::store_block<streaming>(sum_at<plain>(rows_[k], i, count), out_[k] + i, count);
   }
 
   void add_all() {
@@ -41,18 +41,20 @@ class RowAdder {
     for (int64_t first = 0; first < whole; first += step) {
 #pragma GCC unroll 1
       for (int64_t k = 0; k < side_by_side; ++k) {
-        for (int64_t i = 0; i < step; i += core::run) add_run(k, first + i, core::Whole{});
+        for (int64_t i = 0; i < step; i += core::block_size)
+          add_block(k, first + i, core::WholeBlock{});
       }
     }
 #pragma GCC unroll 1
     for (int64_t k = 0; k < side_by_side; ++k) {
-      core::for_runs(dim_ - whole, [&](int64_t i, auto count) { add_run(k, whole + i, count); });
+      core::for_blocks(dim_ - whole,
+                       [&](int64_t i, auto count) { add_block(k, whole + i, count); });
     }
     count_ = 0;
   }
 
   int64_t dim_, count_ = 0;
-  Rows<T> rows_[side_by_side];
+  RowPointers<T> rows_[side_by_side];
   T* out_[side_by_side];
 };
 
@@ -60,10 +62,10 @@ template <typename T, bool plain, bool streaming>
 void add_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;
   RowAdder<T, plain, streaming> adder(a.embedding_dim);
-  TokenRows<T> tokens(a, begin, end);
+  TokenIterator<T> tokens(a, begin, end);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     // Only one row of sinusoids is kept: the next position overwrites it.
-    if (tokens.makes_wave()) adder.flush();
+    if (tokens.computes_sinusoid()) adder.flush();
     if (streaming) tokens.expect(static_cast<const T*>(f.out));
     adder.add(tokens.rows(), static_cast<T*>(f.out) + row_of(a, tokens.token()) * a.embedding_dim);
   }
@@ -76,16 +78,16 @@ template <typename T, bool streaming>
 void drop_tokens(const ForwardArguments& f, int64_t begin, int64_t end) {
   const Arguments& a = f.input;
   const int64_t dim = a.embedding_dim;
-  TokenRows<T> tokens(a, begin, end);
+  TokenIterator<T> tokens(a, begin, end);
   DropFactors<T> drop(a.dropout, a.seed, a.first_element, dim);
   for (int64_t number = begin; number < end; ++number, tokens.advance()) {
     const int64_t row = row_of(a, tokens.token());
-    const Rows<T> rows = tokens.rows();
+    const RowPointers<T> rows = tokens.rows();
     const Compute<T>* factors = drop.at(row * dim, dim);
     T* out = static_cast<T*>(f.out) + row * dim;
-    core::for_runs(dim, [&](int64_t i, auto count) {
-      const Run<T> sum = sum_at<false>(rows, i, count);
-      core::store_run<streaming>(sum * core::load_values<T>(factors + i), out + i, count);
+    core::for_blocks(dim, [&](int64_t i, auto count) {
+      const Block32<T> sum = sum_at<false>(rows, i, count);
+      core::store_block<streaming>(sum * core::load_values<T>(factors + i), out + i, count);
     });
   }
 }

@@ -27,7 +27,8 @@ void check_token(const Input& in) {
   dispatcher::check_same_device(in.ids, "ids", in.token, "token");
   if (!in.own_rows) return;
   TORCH_CHECK_VALUE(in.padding_idx() == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
-                    "own_rows: expected no padding_idx and a row of token for each id, ", "got padding_idx ", in.padding_idx(), ", ", in.token.sym_size(0), " rows and ",
+                    "own_rows: expected no padding_idx and a row of token for each id, ",
+                    "got padding_idx ", in.padding_idx(), ", ", in.token.sym_size(0), " rows and ",
                     in.ids.sym_numel(), " ids");
 }
 
@@ -38,7 +39,8 @@ void check_position(const Input& in) {
   TORCH_CHECK_VALUE(
       sinusoidal || in.position().has_value() || !in.positions().has_value(),
       "positions: expected none where there is no table of positions and no sinusoid");
-  learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1), in.offset().number());
+  learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1),
+                           in.offset().number());
   if (in.positions().has_value()) {
     dispatcher::check_same_device(*in.positions(), "positions", in.token, "token");
   }
@@ -112,14 +114,13 @@ Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
 void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
   for (int64_t place = 0; place < ids.numel(); ++place) {
-    TORCH_CHECK_VALUE(core::read(view, place) == place,
-                      "ids: expected 0, 1, … with own_rows, got ",
+    TORCH_CHECK_VALUE(core::read(view, place) == place, "ids: expected 0, 1, … with own_rows, got ",
                       core::read(view, place), " at place ", place);
   }
 }
 
 void prepare_token(const Input& in, Prepared& prepared) {
-  prepared.token = dispatcher::with_dense_rows(in.token);
+  prepared.token = dispatcher::with_contiguous_last_dim(in.token);
   prepared.ids = in.ids.contiguous();
   if (!dispatcher::on_cuda(in.token)) {
     check_range(prepared.ids, "ids", in.token, "token");
@@ -133,7 +134,7 @@ void prepare_token(const Input& in, Prepared& prepared) {
 
 void prepare_type(const Input& in, Prepared& prepared) {
   if (!in.token_type().has_value()) return;
-  prepared.token_type = dispatcher::with_dense_rows(*in.token_type());
+  prepared.token_type = dispatcher::with_contiguous_last_dim(*in.token_type());
   const bool given = in.types().has_value();
   if (given) prepared.types = in.types()->contiguous();
   if (given && !dispatcher::on_cuda(in.token))
@@ -174,7 +175,7 @@ void prepare_sinusoid(const Input& in, Prepared& prepared) {
 
 void prepare_position(const Input& in, Prepared& prepared) {
   if (!in.position().has_value()) return;
-  prepared.position = dispatcher::with_dense_rows(*in.position());
+  prepared.position = dispatcher::with_contiguous_last_dim(*in.position());
   const int64_t rows = in.position()->size(0);
   if (!in.positions().has_value()) {
     learned::check_length(in.offset().number().expect_int(), in.ids.size(1), rows, in.first_row());
@@ -191,7 +192,9 @@ void prepare_position(const Input& in, Prepared& prepared) {
 
 void prepare_norm(const Input& in, Prepared& prepared) {
   Arguments& arguments = prepared.arguments;
-  arguments.norm = in.norm() == InputNorm::layer ? Norm::layer : in.norm() == InputNorm::rms ? Norm::rms : Norm::none;
+  arguments.norm = in.norm() == InputNorm::layer ? Norm::layer
+                   : in.norm() == InputNorm::rms ? Norm::rms
+                                                 : Norm::none;
   arguments.eps = in.eps();
   if (in.norm_weight().has_value()) {
     prepared.weight = in.norm_weight()->contiguous();

@@ -4,7 +4,7 @@
 // of kernel_cpu.cpp.
 #pragma once
 
-#include "core/run_sum.h"
+#include "core/block32_sum.h"
 #include "input/drop_factors.h"
 #include "input/token_rows.h"
 
@@ -15,7 +15,7 @@ template <typename T>
 struct GradientRow {
   using C = Compute<T>;
 
-  Rows<T> rows;
+  RowPointers<T> rows;
   const T* given;  // the output's gradient
   const T* soon;   // that of a later token, to prefetch
   T* out;          // nullptr: only the sums are needed
@@ -28,7 +28,7 @@ struct GradientRow {
 /// weighted gradient.
 template <typename T, int group>
 struct GradientSums {
-  Run<T> along[group]{}, total[group]{};
+  Block32<T> along[group]{}, total[group]{};
 };
 
 /// `plain`: see sum_at.
@@ -83,12 +83,12 @@ class BackwardPart {
   /// Tokens that are processed together.
   static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
 
-  /// Whether the tokens of a place share a row of sinusoids, if any, because only one row is kept.
+  /// Whether the tokens of a seq index share a row of sinusoids, if any: only one row is kept.
   static bool shares_waves(const Arguments& a) {
     return a.sinusoid.pairs == 0 || a.position.index_stride[0] == 0;
   }
 
-  /// The end of a part. For the position gradient, all tokens of a place belong to one part.
+  /// The end of a part. For the position gradient, all tokens of a seq index belong to one part.
   int64_t last(int64_t number) const {
     const int64_t unit = b_.position_gradient == nullptr ? 1 : a_.batch;
     return (number + 1) * (a_.batch * a_.seq / unit) / b_.parts * unit;
@@ -102,8 +102,8 @@ class BackwardPart {
   /// those.
   void store_position(int64_t place) const {
     T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
-    core::for_runs(dim_, [&](int64_t i, auto count) {
-      core::store_run<streaming>(core::load_values<T>(position_ + i), out + i, count);
+    core::for_blocks(dim_, [&](int64_t i, auto count) {
+      core::store_block<streaming>(core::load_values<T>(position_ + i), out + i, count);
     });
   }
 
@@ -149,26 +149,26 @@ class BackwardPart {
   }
 
   template <typename Count>
-  POSEMBED_INLINE Run<T> gradient_at(const GradientRow<T>& row, const C* factors, int64_t i,
-                                     Count count) {
-    const Run<T> given = core::load_run(row.given + i, count);
+  POSEMBED_INLINE Block32<T> gradient_at(const GradientRow<T>& row, const C* factors, int64_t i,
+                                         Count count) {
+    const Block32<T> given = core::load_block(row.given + i, count);
     return factors == nullptr ? given : given * core::load_values<T>(factors + i);
   }
 
-  /// Adds a run of a token's gradient to the sum of its type and writes it.
+  /// Adds a block of a token's gradient to the sum of its type and writes it.
   template <typename Count>
-  POSEMBED_INLINE void write(const GradientRow<T>& row, Run<T> value, int64_t i, Count count) {
+  POSEMBED_INLINE void write(const GradientRow<T>& row, Block32<T> value, int64_t i, Count count) {
     if (row.type != nullptr) {
       core::store_values(core::load_values<T>(row.type + i) + value, row.type + i);
     }
-    if (row.out != nullptr) core::store_run<streaming>(core::as_sum(value), row.out + i, count);
+    if (row.out != nullptr) core::store_block<streaming>(core::as_sum(value), row.out + i, count);
   }
 
   /// Without a norm, the gradient is only summed and copied.
   void sum_row(const GradientRow<T>& row, const C* factors) const {
-    core::for_runs(dim_, [&](int64_t i, auto count) {
-      prefetch_run(row.soon + i);
-      const Run<T> value = gradient_at(row, factors, i, count);
+    core::for_blocks(dim_, [&](int64_t i, auto count) {
+      prefetch_block(row.soon + i);
+      const Block32<T> value = gradient_at(row, factors, i, count);
       core::store_values(core::load_values<T>(position_ + i) + value, position_ + i);
       write(row, value, i, count);
     });
@@ -186,15 +186,16 @@ class BackwardPart {
       slope[k] = core::sum(sums.along[k]) * factor;
       offset[k] = a_.norm == Norm::layer ? core::sum(sums.total[k]) * factor : C(0);
     }
-    core::for_runs(dim_, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
-      const Run<T> weight = core::load_values<T>(weight_.values() + i);
-      Run<T> position = core::load_values<T>(position_ + i);
+    core::for_blocks(dim_, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+      const Block32<T> weight = core::load_values<T>(weight_.values() + i);
+      Block32<T> position = core::load_values<T>(position_ + i);
 #pragma GCC unroll 4
       for (int k = 0; k < group; ++k) {
-        const Run<T> g = gradient_at(rows[k], factors, i, count) * weight;
-        const Run<T> straight = core::fma(g, core::fill<T>(rows[k].rstd), core::fill<T>(offset[k]));
-        const Run<T> value = core::fma(core::load_values<T>(rows[k].normalised + i),
-                                       core::fill<T>(slope[k]), straight);
+        const Block32<T> g = gradient_at(rows[k], factors, i, count) * weight;
+        const Block32<T> straight =
+            core::fma(g, core::fill<T>(rows[k].rstd), core::fill<T>(offset[k]));
+        const Block32<T> value = core::fma(core::load_values<T>(rows[k].normalised + i),
+                                           core::fill<T>(slope[k]), straight);
         position = position + value;
         write(rows[k], value, i, count);
       }
@@ -209,14 +210,14 @@ class BackwardPart {
                                        const C* factors) const {
     const auto add = [&](GradientSums<T, group> sums, int64_t i,
                          auto count) POSEMBED_INLINE_LAMBDA {
-      const Run<T> weight = core::load_values<T>(weight_.values() + i);
-      Run<T> weight_sum = core::load_values<T>(weight_sum_ + i);
-      Run<T> bias_sum = core::load_values<T>(bias_sum_ + i);
+      const Block32<T> weight = core::load_values<T>(weight_.values() + i);
+      Block32<T> weight_sum = core::load_values<T>(weight_sum_ + i);
+      Block32<T> bias_sum = core::load_values<T>(bias_sum_ + i);
 #pragma GCC unroll 4
       for (int k = 0; k < group; ++k) {
-        const Run<T> x = (sum_at<plain>(rows[k].rows, i, count) - rows[k].mean) * rows[k].rstd;
-        prefetch_run(rows[k].soon + i);
-        Run<T> g = gradient_at(rows[k], factors, i, count);
+        const Block32<T> x = (sum_at<plain>(rows[k].rows, i, count) - rows[k].mean) * rows[k].rstd;
+        prefetch_block(rows[k].soon + i);
+        Block32<T> g = gradient_at(rows[k], factors, i, count);
         weight_sum = core::fma(g, x, weight_sum);
         bias_sum = bias_sum + g;
         g = g * weight;
@@ -228,7 +229,7 @@ class BackwardPart {
       core::store_values(bias_sum, bias_sum_ + i);
       return sums;
     };
-    return core::fold_runs(dim_, GradientSums<T, group>{}, add, [](int64_t, auto) {});
+    return core::fold_blocks(dim_, GradientSums<T, group>{}, add, [](int64_t, auto) {});
   }
 
   const BackwardArguments& b_;
@@ -236,7 +237,7 @@ class BackwardPart {
   int64_t dim_, columns_, count_;
   bool grouped_;
   RowMemory<C> memory_;
-  TokenRows<T> tokens_;
+  TokenIterator<T> tokens_;
   DropFactors<T> factors_;
   ValueRow<T> weight_;
   C* partial_;

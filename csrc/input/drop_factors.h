@@ -2,8 +2,8 @@
 // kernel_cpu.cpp.
 #pragma once
 
+#include "core/block32.h"
 #include "core/philox.h"
-#include "core/run.h"
 #include "input/token_rows.h"
 
 namespace posembed::input::POSEMBED_ISA {
@@ -22,7 +22,7 @@ class DropFactors {
         words_(1, drops_ ? columns + 8 : 0),
         factors_(2, drops_ ? columns : 0) {}
 
-  /// The factors of `columns` elements from `element` on, in the order of runs; nullptr: all are 1.
+  /// The factors of `columns` elements from `element` on, in block order; nullptr: all are 1.
   const C* at(int64_t element, int64_t columns) {
     if (!drops_) return nullptr;
     const uint64_t first = origin_ + static_cast<uint64_t>(element);
@@ -31,7 +31,7 @@ class DropFactors {
     C* factor = factors_.row(0);
     const auto scale = static_cast<C>(dropout_.scale);
     for (int64_t i = 0; i < columns; ++i) factor[i] = word[i] < dropout_.threshold ? C(0) : scale;
-    const int64_t whole = core::round_up_to_runs(columns);
+    const int64_t whole = core::round_up_to_blocks(columns);
     for (int64_t i = columns; i < whole; ++i) factor[i] = 0;
     core::order_values<T>(factor, whole, factors_.row(1));
     return factors_.row(1);

@@ -35,16 +35,15 @@ Tensor position_rows(const Input& in) {
 }
 
 /// The table rows of counted positions.
-learned::Rows counted_rows(const Input& in) {
-  return {std::nullopt, in.offset(), in.first_row()};
-}
+learned::Rows counted_rows(const Input& in) { return {std::nullopt, in.offset(), in.first_row()}; }
 
 // -------------------------------------------------------------------- as a chain of operators
 
 /// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
-  Tensor sum = at::mul(token::call_embedding(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
+  Tensor sum =
+      at::mul(token::call_embedding(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
   if (in.token_type().has_value()) {
     sum = at::add(sum, token::call_embedding(*in.token_type(), {types_of(in)}).to(type));
   }
@@ -194,8 +193,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
   }
   /// Whether only the token table's rows need the gradient of the sum.
   bool needs_rows(const Input& in) const {
-    return in.gradient() == TableGradient::rows && needs(token_edge) && changes(in) && !sorts_positions(in) &&
-           !sorts_types(in);
+    return in.gradient() == TableGradient::rows && needs(token_edge) && changes(in) &&
+           !sorts_positions(in) && !sorts_types(in);
   }
 
   /// The gradients after that of the sum.
@@ -217,9 +216,8 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
                                 posembed::name(in.gradient()));
     }
     if (sorts_positions(in)) {
-      result[position_edge] =
-          token::call_embedding_backward(sum, in.position()->sym_size(0),
-                                         {position_rows(in), in.position_padding_idx()});
+      result[position_edge] = token::call_embedding_backward(
+          sum, in.position()->sym_size(0), {position_rows(in), in.position_padding_idx()});
     }
     if (sorts_types(in)) {
       result[type_edge] =

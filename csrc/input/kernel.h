@@ -19,8 +19,8 @@ namespace posembed::input {
 struct Table {
   const void* data = nullptr;
   int64_t rows = 0;
-  int64_t stride = 0;     // between rows, in elements
-  core::IndexView index;  // the row; data == nullptr: offset + stride times place in the sequence
+  int64_t stride = 0;                // between rows, in elements
+  core::IndexView index;             // the row; data == nullptr: offset + stride * seq index
   int64_t index_stride[2] = {0, 1};  // batch, seq; in elements
   int64_t offset = 0;
   int64_t first_row = 0;  // added to every index
@@ -65,8 +65,8 @@ struct ForwardArguments {
   void* rstd = nullptr;
 };
 
-/// Tokens are numbered place * batch + batch index, so that neighbours share a position; works on
-/// tokens [begin, end). Indices must have been checked.
+/// Tokens are numbered seq index * batch + batch index, so that neighbours share a position;
+/// processes tokens [begin, end). Indices must have been checked.
 POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t begin, int64_t end));
 
 /// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
@@ -117,7 +117,8 @@ POSEMBED_INLINE T* sum_target(const BackwardArguments& b, int64_t number) {
   return static_cast<T*>(b.type_gradient) + (number - 2) * b.input.embedding_dim;
 }
 
-/// Processes parts [begin, end) of the tokens, or of the places if there is a `position_gradient`.
+/// Processes parts [begin, end) of the tokens, or of the seq indices if there is a
+/// `position_gradient`.
 POSEMBED_CPU_KERNEL(backward, void(const BackwardArguments& arguments, int64_t begin, int64_t end));
 
 /// Adds up the parts of sums [begin, end).

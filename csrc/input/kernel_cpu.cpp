@@ -1,7 +1,7 @@
 // Sums a token's row in a buffer in the first-level cache and applies norm and dropout there, so
 // that each table row is read once and the output is written once. Sums have the same bits on every
 // instruction set.
-#include "core/run.h"
+#include "core/block32.h"
 #include "core/stream.h"
 #include "input/add_range.h"
 #include "input/backward_part.h"
@@ -13,10 +13,10 @@
 namespace posembed::input::POSEMBED_ISA {
 namespace {
 
-using core::for_runs;
-using core::load_run;
+using core::for_blocks;
+using core::load_block;
 using core::load_values;
-using core::store_run;
+using core::store_block;
 
 template <typename T>
 bool is_streamed(const Arguments& a, const void* out) {
@@ -73,12 +73,12 @@ void add_sums(const BackwardArguments& b, int64_t begin, int64_t end) {
     T* out = sum_target<T>(b, number);
     if (out == nullptr) continue;
     const auto* from = static_cast<const Compute<T>*>(b.partial) + number * columns;
-    for_runs(b.input.embedding_dim, [&](int64_t i, auto count) {
-      Run<T> total{};
+    for_blocks(b.input.embedding_dim, [&](int64_t i, auto count) {
+      Block32<T> total{};
       for (int64_t part = 0; part < b.parts; ++part) {
         total = total + load_values<T>(from + part * stride + i);
       }
-      store_run(total, out + i, count);
+      store_block(total, out + i, count);
     });
   }
 }
@@ -96,8 +96,8 @@ void drop_range(const DropoutArguments& d, int64_t begin, int64_t end) {
     const T* x = static_cast<const T*>(d.x) + first;
     const Compute<T>* factor = factors.at(first, columns);
     T* out = static_cast<T*>(d.out) + first;
-    for_runs(columns, [&](int64_t i, auto count) {
-      store_run(load_run(x + i, count) * load_values<T>(factor + i), out + i, count);
+    for_blocks(columns, [&](int64_t i, auto count) {
+      store_block(load_block(x + i, count) * load_values<T>(factor + i), out + i, count);
     });
   }
 }

@@ -79,7 +79,7 @@ __device__ C team_sum(const Teams& teams, C value) {
   return teams.threads > warp_size ? block_sum(value) : core::over_warp(value, core::Add());
 }
 
-/// A thread's place in its team, and its team's among those of the block.
+/// A thread's index in its team, and its team's index in the block.
 struct Member {
   int in_block, team, rank;
 
@@ -177,7 +177,7 @@ struct KeptRow {
     });
   }
 
-  __device__ void add_position(const Rows<T>& rows) {
+  __device__ void add_position(const TokenRowPointers<T>& rows) {
     for_each([&](Columns<T, width>* columns, int column) {
       input::add_position<T, width>(rows, column, columns);
     });
@@ -209,14 +209,14 @@ __global__ void __launch_bounds__(max_threads, 2)
   bool shared_is_valid = true;
   int64_t next_id = index_of(a.token, begin, at.remainder);
   for (int64_t batch = begin; batch < end; ++batch) {
-    const Place place{batch, at.remainder, batch * a.seq + at.remainder};
+    const TokenIndices place{batch, at.remainder, batch * a.seq + at.remainder};
     const int64_t id = next_id;
     if (batch + 1 < end) next_id = index_of(a.token, batch + 1, at.remainder);
-    const Rows<T> rows = token_rows<T>(a, place, id, records);
+    const TokenRowPointers<T> rows = token_rows<T>(a, place, id, records);
     Row row(a, teams, member.rank);
     if (rows.valid) row.read(rows.token);
     if (batch == begin || !teams.share_positions) {
-      Rows<T> position;
+      TokenRowPointers<T> position;
       find_position(a, place, records, &position);
       shared_is_valid = position.valid;
       shared = Row(a, teams, member.rank);
@@ -260,7 +260,8 @@ __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArgume
   const int64_t token = blockIdx.x, dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   T* out = static_cast<T*>(f.out) + token * dim;
-  const Rows<T> rows = rows_of<T>(a, {token / a.seq, token % a.seq, token}, threadIdx.x == 0);
+  const TokenRowPointers<T> rows =
+      rows_of<T>(a, {token / a.seq, token % a.seq, token}, threadIdx.x == 0);
   if (!rows.valid) {
     for (int64_t i = begin; i < dim; i += step) store_columns<T, width>({}, out, i);
     return;
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArgume
 template <typename T, int width>
 struct BackwardRow {
   const BackwardArguments& b;
-  const Rows<T>& rows;
+  const TokenRowPointers<T>& rows;
   const core::Dropout& dropout;
   int64_t token;
   Compute<T> mean, rstd;
@@ -355,7 +356,7 @@ __device__ void add_to_sum(const Columns<T, width>& values, Compute<T>* sum) {
 /// Writes the gradient of a token's sum and adds it to the sum of its type.
 template <typename T, int width>
 __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>>& sums,
-                               const Rows<T>& rows, int64_t token, int64_t column,
+                               const TokenRowPointers<T>& rows, int64_t token, int64_t column,
                                const Columns<T, width>& values) {
   if (b.type_gradient != nullptr && rows.valid) {
     add_to_sum<T, width>(values, sums.row(2 + rows.type_index) + column);
@@ -366,14 +367,14 @@ __device__ void write_gradient(const BackwardArguments& b, const Sums<Compute<T>
 }
 
 template <typename T, int width>
-__device__ void backward_token(const BackwardArguments& b, const Place& place,
+__device__ void backward_token(const BackwardArguments& b, const TokenIndices& place,
                                const Sums<Compute<T>>& sums) {
   using C = Compute<T>;
   const Arguments& a = b.input;
   const int64_t dim = a.embedding_dim;
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   const int64_t token = place.token;
-  const Rows<T> rows = rows_of<T>(a, place, threadIdx.x == 0);
+  const TokenRowPointers<T> rows = rows_of<T>(a, place, threadIdx.x == 0);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   const bool normed = rows.valid && a.norm != Norm::none;
   const C mean = normed && b.mean != nullptr ? static_cast<const C*>(b.mean)[token] : C(0);

@@ -204,9 +204,9 @@ std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(const torch::Te
   const PositionRule rule = options.position_rule();
   const std::optional<torch::Tensor>&positions = call.positions(), &mask = call.attention_mask();
   const Offset& offset = call.offset();
-  TORCH_CHECK_VALUE(
-      !mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
-      "attention_mask: expected none unless position_rule is 'opt' and positions ", "are counted");
+  TORCH_CHECK_VALUE(!mask.has_value() || (rule == PositionRule::opt && !positions.has_value()),
+                    "attention_mask: expected none unless position_rule is 'opt' and positions ",
+                    "are counted");
   const bool counts_padding = mask.has_value() || (known && rule == PositionRule::roberta);
   TORCH_CHECK_VALUE(!offset.of_samples().has_value() || !counts_padding,
                     "offset: expected a number where padding is counted, got ",

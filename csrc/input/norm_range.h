@@ -1,11 +1,11 @@
 // Forward with a norm. Sums one token's row in a buffer in the first-level cache while it
-// normalises and writes the row of an earlier token, so that additions wait neither for square
-// roots nor for memory. Part of kernel_cpu.cpp.
+// normalises and writes the row of an earlier token, so that additions do not wait for square
+// roots or memory. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cmath>
 
-#include "core/run_sum.h"
+#include "core/block32_sum.h"
 #include "input/drop_factors.h"
 #include "input/token_rows.h"
 
@@ -14,7 +14,7 @@ namespace posembed::input::POSEMBED_ISA {
 /// Sums over a row, lane by lane.
 template <typename T>
 struct Sums {
-  Run<T> total{}, squares{};
+  Block32<T> total{}, squares{};
 };
 
 /// A summed row; normalised, it is sum * rstd + shift.
@@ -48,14 +48,14 @@ class NormRange {
       SummedRow<T>& now = rows[i % (delay + 1)];
       const SummedRow<T>& before = rows[(i + 1) % (delay + 1)];
       if (i >= count_) {
-        if (i >= delay) core::for_runs(dim_, writer(before));
+        if (i >= delay) core::for_blocks(dim_, writer(before));
         continue;
       }
       if (streaming) tokens_.expect(static_cast<const T*>(f_.out));
       now = {memory_.row(i % (delay + 1)), row_of(a_, tokens_.token())};
       const auto add = adder(now.sum);
-      const Sums<T> sums = i < delay ? core::fold_runs(dim_, Sums<T>{}, add, [](int64_t, auto) {})
-                                     : core::fold_runs(dim_, Sums<T>{}, add, writer(before));
+      const Sums<T> sums = i < delay ? core::fold_blocks(dim_, Sums<T>{}, add, [](int64_t, auto) {})
+                                     : core::fold_blocks(dim_, Sums<T>{}, add, writer(before));
       measure(core::sum(sums.total), core::sum(sums.squares), now);
       tokens_.advance();
     }
@@ -69,7 +69,7 @@ class NormRange {
   auto adder(C* sum) {
     return [rows = tokens_.rows(), sum](Sums<T> sums, int64_t i, auto count)
                POSEMBED_INLINE_LAMBDA {
-                 const Run<T> value = sum_at<plain>(rows, i, count);
+                 const Block32<T> value = sum_at<plain>(rows, i, count);
                  core::store_values(value, sum + i);
                  return Sums<T>{sums.total + value, core::fma(value, value, sums.squares)};
                };
@@ -81,11 +81,11 @@ class NormRange {
             weight = weight_.values(), bias = bias_.values(), factors,
             out = static_cast<T*>(f_.out) + row.number * dim_](int64_t i,
                                                                auto count) POSEMBED_INLINE_LAMBDA {
-      const Run<T> normed = core::fma(core::load_values<T>(sum + i), rstd, shift);
-      Run<T> result =
+      const Block32<T> normed = core::fma(core::load_values<T>(sum + i), rstd, shift);
+      Block32<T> result =
           core::fma(normed, core::load_values<T>(weight + i), core::load_values<T>(bias + i));
       if (factors != nullptr) result = result * core::load_values<T>(factors + i);
-      core::store_run<streaming>(result, out + i, count);
+      core::store_block<streaming>(result, out + i, count);
     };
   }
 
@@ -106,9 +106,9 @@ class NormRange {
 
   /// Subtracts the mean from a row and returns the variance.
   C centre(C mean, C* sum) const {
-    Run<T> squares{};
-    core::for_runs(dim_, [&](int64_t i, auto count) {
-      const Run<T> value = core::keep(core::load_values<T>(sum + i) - mean, count);
+    Block32<T> squares{};
+    core::for_blocks(dim_, [&](int64_t i, auto count) {
+      const Block32<T> value = core::keep_first(core::load_values<T>(sum + i) - mean, count);
       core::store_values(value, sum + i);
       squares = core::fma(value, value, squares);
     });
@@ -119,7 +119,7 @@ class NormRange {
   const Arguments& a_;
   int64_t dim_, count_;
   RowMemory<C> memory_;
-  TokenRows<T> tokens_;
+  TokenIterator<T> tokens_;
   DropFactors<T> factors_;
   ValueRow<T> weight_, bias_;
 };

@@ -133,7 +133,8 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
 /// Zeros all rows except those of the sequence's positions; returns the address of the latter,
 /// which the kernel writes.
 void* begin_positions(const Input& in, const Tensor& out) {
-  const int64_t first = in.offset().number().expect_int() + in.first_row(), end = first + in.ids.size(1);
+  const int64_t first = in.offset().number().expect_int() + in.first_row(),
+                end = first + in.ids.size(1);
   out.narrow(0, 0, first).zero_();
   out.narrow(0, end, out.size(0) - end).zero_();
   return target(out.narrow(0, first, in.ids.size(1)));
@@ -172,9 +173,9 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {
-    position = learned::call_learned_backward(
-        sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
-        {std::nullopt, in.offset(), in.first_row()});
+    position =
+        learned::call_learned_backward(sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
+                                       {std::nullopt, in.offset(), in.first_row()});
   }
   return results;
 }
@@ -250,7 +251,7 @@ Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probabilit
 // ------------------------------------------------------------------------------------ autocast
 
 Tensor input_embedding_autocast(const Input& given) {
-  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
   Input in = given;
   for (MaybeTensor* parameter :
        {&in.position(), &in.token_type(), &in.norm_weight(), &in.norm_bias()}) {
@@ -272,9 +273,8 @@ void register_kernels(torch::Library& m) {
 
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found) {
   const auto& [sum, weight, bias, position, type] = found;
-  const auto [row_ids, rows] =
-      token::call_embedding_backward_rows(changes(in) ? sum : gradient, in.token.sym_size(0),
-                                          {in.ids, in.padding_idx(), in.scale()});
+  const auto [row_ids, rows] = token::call_embedding_backward_rows(
+      changes(in) ? sum : gradient, in.token.sym_size(0), {in.ids, in.padding_idx(), in.scale()});
   return {row_ids, rows, weight, bias, position, type};
 }
 

@@ -27,10 +27,9 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "input_embedding(" + input + ") -> Tensor");
   define(m, "input_embedding_forward(" + input + ") -> (Tensor, Tensor, Tensor)");
   const std::string backward = "Tensor output_gradient, Tensor mean, Tensor rstd, " + input;
-  define(m, "input_embedding_backward(" + backward +
-                ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define(m,
+         "input_embedding_backward(" + backward + ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define(m, "input_embedding_backward_rows(" + backward +
                 ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  define(m,
-         "input_dropout(Tensor x, Tensor seed, float probability, SymInt first=0) -> Tensor");
+  define(m, "input_dropout(Tensor x, Tensor seed, float probability, SymInt first=0) -> Tensor");
 }

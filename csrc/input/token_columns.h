@@ -12,9 +12,9 @@ using core::load;
 using core::store;
 using core::Vector;
 
-/// The rows to sum for one token.
+/// The addresses of the rows to sum for one token.
 template <typename T>
-struct Rows {
+struct TokenRowPointers {
   const T* token = nullptr;
   const T* type = nullptr;
   const T* position = nullptr;
@@ -24,15 +24,15 @@ struct Rows {
   bool valid = true;
 };
 
-/// A token's place in its tensors.
-struct Place {
+/// Indices of a token: in the batch, in the sequence, and in [batch, seq].
+struct TokenIndices {
   int64_t batch, seq, token;
 };
 
 /// The row of one table; nullptr for an index outside it, which the thread that `records` records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
-                              const Place& place, bool records, bool* valid) {
+                              const TokenIndices& place, bool records, bool* valid) {
   if (table.data == nullptr) return nullptr;
   const auto row = static_cast<uint64_t>(index) + static_cast<uint64_t>(table.first_row);
   if (row >= static_cast<uint64_t>(table.rows)) {
@@ -47,8 +47,9 @@ __device__ const T* table_row(const Arguments& a, const Table& table, int64_t in
 
 /// The rows of token and type, for a token whose id is known.
 template <typename T>
-__device__ Rows<T> token_rows(const Arguments& a, const Place& place, int64_t id, bool records) {
-  Rows<T> rows;
+__device__ TokenRowPointers<T> token_rows(const Arguments& a, const TokenIndices& place, int64_t id,
+                                          bool records) {
+  TokenRowPointers<T> rows;
   rows.token = table_row<T>(a, a.token, id, place, records, &rows.valid);
   if (a.type.data != nullptr) rows.type_index = index_of(a.type, place.batch, place.seq);
   rows.type = table_row<T>(a, a.type, rows.type_index, place, records, &rows.valid);
@@ -57,7 +58,8 @@ __device__ Rows<T> token_rows(const Arguments& a, const Place& place, int64_t id
 
 /// Adds the row of the position.
 template <typename T>
-__device__ void find_position(const Arguments& a, const Place& place, bool records, Rows<T>* rows) {
+__device__ void find_position(const Arguments& a, const TokenIndices& place, bool records,
+                              TokenRowPointers<T>* rows) {
   rows->position_index = index_of(a.position, place.batch, place.seq);
   rows->position = table_row<T>(a, a.position, rows->position_index, place, records, &rows->valid);
   if (a.encoding == nullptr) return;
@@ -66,9 +68,10 @@ __device__ void find_position(const Arguments& a, const Place& place, bool recor
 }
 
 template <typename T>
-__device__ Rows<T> rows_of(const Arguments& a, const Place& place, bool records) {
+__device__ TokenRowPointers<T> rows_of(const Arguments& a, const TokenIndices& place,
+                                       bool records) {
   const int64_t id = index_of(a.token, place.batch, place.seq);
-  Rows<T> rows = token_rows<T>(a, place, id, records);
+  TokenRowPointers<T> rows = token_rows<T>(a, place, id, records);
   find_position(a, place, records, &rows);
   return rows;
 }
@@ -106,7 +109,8 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
 
 /// Adds the position's row or sinusoid.
 template <typename T, int width>
-__device__ void add_position(const Rows<T>& rows, int64_t column, Columns<T, width>* sum) {
+__device__ void add_position(const TokenRowPointers<T>& rows, int64_t column,
+                             Columns<T, width>* sum) {
   add_columns<T, width>(rows.position, column, sum);
   if (rows.encoding == nullptr) return;
   Columns<T, width> encoding;
@@ -117,7 +121,8 @@ __device__ void add_position(const Rows<T>& rows, int64_t column, Columns<T, wid
 
 /// The scaled row of the token.
 template <typename T, int width>
-__device__ Columns<T, width> token_columns(const Rows<T>& rows, Compute<T> scale, int64_t column) {
+__device__ Columns<T, width> token_columns(const TokenRowPointers<T>& rows, Compute<T> scale,
+                                           int64_t column) {
   Columns<T, width> sum = load_columns<T, width>(rows.token, column);
   if (scale == 1) return sum;
 #pragma unroll
@@ -127,7 +132,8 @@ __device__ Columns<T, width> token_columns(const Rows<T>& rows, Compute<T> scale
 
 /// The sum of token, type and position, in BERT's order.
 template <typename T, int width>
-__device__ Columns<T, width> sum_columns(const Arguments& a, const Rows<T>& rows, int64_t column) {
+__device__ Columns<T, width> sum_columns(const Arguments& a, const TokenRowPointers<T>& rows,
+                                         int64_t column) {
   auto sum = token_columns<T, width>(rows, static_cast<Compute<T>>(a.scale), column);
   add_columns<T, width>(rows.type, column, &sum);
   add_position<T, width>(rows, column, &sum);

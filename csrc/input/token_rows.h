@@ -5,22 +5,22 @@
 #include <cstdlib>
 #include <new>
 
-#include "core/run.h"
+#include "core/block32.h"
 #include "core/stream.h"
 #include "input/kernel.h"
 
 namespace posembed::input::POSEMBED_ISA {
 
+using core::Block32;
 using core::Compute;
-using core::Run;
 
 /// Memory for rows in the compute type. Does not use std::vector, because the linker could share
 /// its members between instruction sets.
 template <typename C>
 class RowMemory {
  public:
-  /// `rows` of at least `columns` elements, rounded up to whole runs.
-  RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_runs(columns + 1)) {
+  /// `rows` of at least `columns` elements, rounded up to whole blocks.
+  RowMemory(int64_t rows, int64_t columns) : stride_(core::round_up_to_blocks(columns + 1)) {
     const auto bytes = static_cast<size_t>(rows * stride_) * sizeof(C);
     data_ = static_cast<C*>(std::aligned_alloc(64, bytes));
     if (data_ == nullptr) throw std::bad_alloc();
@@ -36,16 +36,16 @@ class RowMemory {
   C* data_;
 };
 
-/// A row of T as values in the order of runs; a constant if there is no row.
+/// A row of T as values in block order; a constant if there is no row.
 template <typename T>
 class ValueRow {
  public:
   using C = Compute<T>;
 
   ValueRow(const void* row, int64_t columns, C otherwise) : memory_(1, columns) {
-    core::for_runs(columns, [&](int64_t i, auto count) {
+    core::for_blocks(columns, [&](int64_t i, auto count) {
       const auto values = row == nullptr ? core::fill<T>(otherwise)
-                                         : core::load_run(static_cast<const T*>(row) + i, count);
+                                         : core::load_block(static_cast<const T*>(row) + i, count);
       core::store_values(values, memory_.row(0) + i);
     });
   }
@@ -60,8 +60,8 @@ struct Token {
   int64_t batch, place;
 };
 
-/// The token with a number. Tokens are numbered by place, then batch, so that consecutive tokens
-/// share a position.
+/// The token with a number. Tokens are numbered by seq index, then batch, so that consecutive
+/// tokens share a position.
 POSEMBED_INLINE Token token_at(const Arguments& a, int64_t number) {
   return {number % a.batch, number / a.batch};
 }
@@ -72,7 +72,7 @@ POSEMBED_INLINE Token after(const Arguments& a, const Token& token) {
   return {0, token.place + 1};
 }
 
-/// The token's place in [batch, seq].
+/// The token's index in [batch, seq].
 POSEMBED_INLINE int64_t row_of(const Arguments& a, const Token& token) {
   return token.batch * a.seq + token.place;
 }
@@ -88,13 +88,13 @@ POSEMBED_INLINE const T* table_row(const Table& table, const Token& token) {
   return static_cast<const T*>(table.data) + row * table.stride;
 }
 
-/// A row of sinusoids in the order of runs.
+/// A row of sinusoids in block order.
 template <typename T>
-class Wave {
+class SinusoidRow {
  public:
   using C = Compute<T>;
 
-  explicit Wave(const sinusoidal::Sinusoid& sinusoid)
+  explicit SinusoidRow(const sinusoidal::Sinusoid& sinusoid)
       : sinusoid_(sinusoid), memory_(4, sinusoid.pairs == 0 ? 0 : sinusoid.layout.columns) {}
 
   /// Whether at(position) would overwrite the row that it last returned.
@@ -118,7 +118,7 @@ class Wave {
                            static_cast<C>(scale_of(sinusoid_) * place.scale), sines, cosines);
     const C* first = layout.cos_first ? cosines : sines;
     const C* second = layout.cos_first ? sines : cosines;
-    const int64_t columns = core::round_up_to_runs(layout.columns);
+    const int64_t columns = core::round_up_to_blocks(layout.columns);
     for (int64_t i = layout.filled; i < columns; ++i) row[i] = 0;
     const int64_t seconds = layout.filled - sinusoid_.pairs;
     const int64_t step = layout.interleaved ? 2 : 1;
@@ -136,22 +136,22 @@ class Wave {
   int64_t position_ = 0;
 };
 
-/// The rows of one token.
+/// The addresses of the rows of one token.
 template <typename T>
-struct Rows {
+struct RowPointers {
   const T* token = nullptr;
   const T* type = nullptr;
   const T* position = nullptr;
-  const Compute<T>* wave = nullptr;
+  const Compute<T>* sinusoid = nullptr;
   Compute<T> scale = 1;
   const T* soon = nullptr;  // the token row of a later token, to prefetch
 };
 
-/// Prefetches a run of a row into the second-level cache.
+/// Prefetches a block of a row into the second-level cache.
 template <typename T>
-POSEMBED_INLINE void prefetch_run(const T* row) {
+POSEMBED_INLINE void prefetch_block(const T* row) {
   constexpr int64_t line = 64 / sizeof(T);
-  for (int64_t k = 0; k < core::run; k += line) __builtin_prefetch(row + k, 0, 2);
+  for (int64_t k = 0; k < core::block_size; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
 /// Whether only an unscaled token row and a position row are summed. This most frequent case has
@@ -162,24 +162,24 @@ POSEMBED_INLINE bool is_plain(const Arguments& a) {
 
 /// The sum of a token's rows from column i on, in BERT's order. `plain`: is_plain(arguments).
 template <bool plain, typename T, typename Count>
-POSEMBED_INLINE Run<T> sum_at(const Rows<T>& rows, int64_t i, Count count) {
-  prefetch_run(rows.soon + i);
-  Run<T> sum = core::load_run(rows.token + i, count);
-  if constexpr (plain) return sum + core::load_run(rows.position + i, count);
+POSEMBED_INLINE Block32<T> sum_at(const RowPointers<T>& rows, int64_t i, Count count) {
+  prefetch_block(rows.soon + i);
+  Block32<T> sum = core::load_block(rows.token + i, count);
+  if constexpr (plain) return sum + core::load_block(rows.position + i, count);
   if (rows.scale != 1) sum = sum * rows.scale;
-  if (rows.type != nullptr) sum = sum + core::load_run(rows.type + i, count);
-  if (rows.position != nullptr) sum = sum + core::load_run(rows.position + i, count);
-  if (rows.wave != nullptr) sum = sum + core::load_values<T>(rows.wave + i);
+  if (rows.type != nullptr) sum = sum + core::load_block(rows.type + i, count);
+  if (rows.position != nullptr) sum = sum + core::load_block(rows.position + i, count);
+  if (rows.sinusoid != nullptr) sum = sum + core::load_values<T>(rows.sinusoid + i);
   return sum;
 }
 
 /// Iterates over tokens and finds their rows.
 template <typename T>
-class TokenRows {
+class TokenIterator {
  public:
   /// Tokens [begin, end).
-  TokenRows(const Arguments& a, int64_t begin, int64_t end)
-      : a_(a), left_(end - begin - distance), wave_(a.sinusoid) {
+  TokenIterator(const Arguments& a, int64_t begin, int64_t end)
+      : a_(a), left_(end - begin - distance), sinusoid_(a.sinusoid) {
     if (begin >= end) return;
     token_ = token_at(a, begin);
     soon_ = left_ > 0 ? token_at(a, begin + distance) : token_;
@@ -197,12 +197,12 @@ class TokenRows {
   }
 
   /// Whether rows() computes a new row of sinusoids.
-  bool makes_wave() const { return wave_.changes(index_of(a_.position, token_)); }
+  bool computes_sinusoid() const { return sinusoid_.changes(index_of(a_.position, token_)); }
 
   /// The rows of the current token.
-  Rows<T> rows() {
+  RowPointers<T> rows() {
     return {table_row<T>(a_.token, token_),    table_row<T>(a_.type, token_),
-            table_row<T>(a_.position, token_), wave_.at(index_of(a_.position, token_)),
+            table_row<T>(a_.position, token_), sinusoid_.at(index_of(a_.position, token_)),
             static_cast<Compute<T>>(a_.scale), table_row<T>(a_.token, soon_)};
   }
 
@@ -218,7 +218,7 @@ class TokenRows {
   const Arguments& a_;
   int64_t left_;  // tokens until soon_ is the last
   Token token_{}, soon_{};
-  Wave<T> wave_;
+  SinusoidRow<T> sinusoid_;
 };
 
 }  // namespace posembed::input::POSEMBED_ISA

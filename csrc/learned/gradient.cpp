@@ -105,10 +105,9 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
     const Tensor& table = gradients[0];
     if (!table.defined()) return {Tensor()};
     const Rows of = rows.unpack();
-    const Tensor looked_up =
-        of.positions.has_value()
-            ? call_learned_encode(table, *of.positions, of.first_row)
-            : table.narrow_symint(0, of.offset.number() + of.first_row, seq);
+    const Tensor looked_up = of.positions.has_value()
+                                 ? call_learned_encode(table, *of.positions, of.first_row)
+                                 : table.narrow_symint(0, of.offset.number() + of.first_row, seq);
     return {looked_up.expand_symint({batch, seq, table.sym_size(1)})};
   }
 

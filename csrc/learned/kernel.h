@@ -29,8 +29,8 @@ struct AddArguments {
   core::DeviceError* error = nullptr;  // CUDA: where a position outside the table is recorded
 };
 
-/// Tokens are numbered place * batch + batch index, so that neighbours share a position's row; adds
-/// tokens [begin, end). Positions must have been checked.
+/// Tokens are numbered seq index * batch + batch index, so that neighbours share a position's row;
+/// adds tokens [begin, end). Positions must have been checked.
 POSEMBED_CPU_KERNEL(add, void(const AddArguments& arguments, int64_t begin, int64_t end));
 
 /// Adds all tokens on `stream`; out is zeros where a position is outside the table.
@@ -44,7 +44,7 @@ struct SumArguments {
   int64_t batch = 0, seq = 0, embedding_dim = 0;
 };
 
-/// Sums places [begin, end).
+/// Sums seq indices [begin, end).
 POSEMBED_CPU_KERNEL(sum_batch, void(const SumArguments& arguments, int64_t begin, int64_t end));
 
 const char* sum_batch_cuda(const SumArguments& arguments, core::CudaStream stream);

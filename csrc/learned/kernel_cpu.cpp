@@ -1,5 +1,5 @@
 // One pass over x: reads a position's row once and adds it to the whole batch while it is in cache.
-#include "core/run.h"
+#include "core/block32.h"
 #include "core/stream.h"
 #include "learned/kernel.h"
 
@@ -15,9 +15,9 @@ int64_t row_of(const AddArguments& a, int64_t batch, int64_t place) {
 template <bool streaming, typename T>
 POSEMBED_INLINE void add_row(const T* x, const T* row, int64_t dim, T* out) {
   if (streaming) core::expect_stream(out + dim, dim * int64_t{sizeof(T)});
-  core::for_runs(dim, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
-    core::store_run<streaming>(core::load_run(x + i, count) + core::load_run(row + i, count),
-                               out + i, count);
+  core::for_blocks(dim, [&](int64_t i, auto count) POSEMBED_INLINE_LAMBDA {
+    core::store_block<streaming>(core::load_block(x + i, count) + core::load_block(row + i, count),
+                                 out + i, count);
   });
 }
 
@@ -33,33 +33,33 @@ void add_range(const AddArguments& a, int64_t begin, int64_t end) {
   if (streaming) core::stream_fence();
 }
 
-// Columns are summed in blocks of this many runs, which stay in registers.
-constexpr int64_t runs_together = core::wide ? 4 : 1;
+// Columns are summed this many blocks at a time, in registers.
+constexpr int64_t blocks_together = core::wide ? 4 : 1;
 
-/// Sums `count` runs of columns over the batch.
+/// Sums `count` blocks of columns over the batch.
 template <int64_t count, typename T, typename Size>
 POSEMBED_INLINE void sum_columns(const SumArguments& a, const T* column, Size size, T* out) {
-  core::Run<T> total[count] = {};
+  core::Block32<T> total[count] = {};
   for (int64_t batch = 0; batch < a.batch; ++batch) {
     const T* in = column + batch * a.seq * a.embedding_dim;
     for (int64_t r = 0; r < count; ++r) {
-      total[r] = total[r] + core::load_run(in + r * core::run, size);
+      total[r] = total[r] + core::load_block(in + r * core::block_size, size);
     }
   }
-  for (int64_t r = 0; r < count; ++r) core::store_run(total[r], out + r * core::run, size);
+  for (int64_t r = 0; r < count; ++r) core::store_block(total[r], out + r * core::block_size, size);
 }
 
 template <typename T>
 void sum_range(const SumArguments& a, int64_t begin, int64_t end) {
   const T* in = static_cast<const T*>(a.gradient);
   T* out = static_cast<T*>(a.out);
-  constexpr int64_t block = runs_together * core::run;
+  constexpr int64_t block = blocks_together * core::block_size;
   int64_t at = begin * a.embedding_dim;
   const int64_t last = end * a.embedding_dim;
   for (; at + block <= last; at += block) {
-    sum_columns<runs_together>(a, in + at, core::Whole{}, out + at);
+    sum_columns<blocks_together>(a, in + at, core::WholeBlock{}, out + at);
   }
-  core::for_runs(last - at, [&](int64_t i, auto count) {
+  core::for_blocks(last - at, [&](int64_t i, auto count) {
     sum_columns<1>(a, in + at + i, count, out + at + i);
   });
 }

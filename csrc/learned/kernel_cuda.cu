@@ -1,4 +1,4 @@
-// A warp adds one piece of a token's row; the batch sum gives each thread one vector of columns.
+// A warp adds one piece of a token's row. In the batch sum each thread adds one vector of columns.
 #include "core/device_item.h"
 #include "core/device_store.h"
 #include "learned/kernel.h"
@@ -25,7 +25,7 @@ template <typename T, int width>
 __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pieces) {
   const auto [number, first_column] = core::item_of_lane<width>(pieces, vectors_per_lane);
   if (number >= a.batch * a.seq) return;
-  // Tokens of one place follow each other, so that the row of its position stays in the cache.
+  // Tokens of one seq index are consecutive, so that the row of its position stays in the cache.
   const int64_t place = number / a.batch, batch = number % a.batch;
   const int64_t token = batch * a.seq + place;
   const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];

@@ -16,9 +16,9 @@ namespace functional {
 torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
                           const PositionCall& call, int64_t first_row) {
   const Offset& offset = call.offset();
-  return learned::call_learned_add(
-      x, weight,
-      {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2), offset.number(), first_row});
+  return learned::call_learned_add(x, weight,
+                                   {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
+                                    offset.number(), first_row});
 }
 
 torch::Tensor learned_encode(const torch::Tensor& weight, const torch::Tensor& positions,

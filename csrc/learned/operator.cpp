@@ -48,8 +48,7 @@ void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows
   // gradient: [batch, seq, embedding_dim]
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 3, "[batch, seq, embedding_dim]");
-  check_positions(rows.positions, gradient.sym_size(0), gradient.sym_size(1),
-                  rows.offset.number());
+  check_positions(rows.positions, gradient.sym_size(0), gradient.sym_size(1), rows.offset.number());
   TORCH_CHECK_VALUE(rows.first_row >= 0 && rows.first_row <= count, "first_row: expected 0 to ",
                     count, ", the rows of the table, got ", rows.first_row);
 }
@@ -78,7 +77,8 @@ Tensor learned_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
   const bool given = rows.positions.has_value();
   const int64_t offset = rows.offset.number().expect_int();
   if (!given) check_length(offset, x.size(1), weight.size(0), rows.first_row);
-  const Tensor in = dispatcher::with_dense_rows(x), table = dispatcher::with_dense_rows(weight);
+  const Tensor in = dispatcher::with_contiguous_last_dim(x),
+               table = dispatcher::with_contiguous_last_dim(weight);
   Tensor out = dispatcher::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
@@ -160,7 +160,7 @@ void register_kernels(torch::Library& m) {
 
 /// Keeps the dtype of x, which a layer may have lowered, and casts the table.
 Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const Rows& rows) {
-  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
   return call_learned_add(x, dispatcher::follow(weight, x), rows);
 }
 
@@ -204,9 +204,13 @@ TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
 #endif
 
-TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { m.impl("learned_add", Add::kernel<learned_add_autocast>); }
+TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) {
+  m.impl("learned_add", Add::kernel<learned_add_autocast>);
+}
 
-TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { m.impl("learned_add", Add::kernel<learned_add_autocast>); }
+TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) {
+  m.impl("learned_add", Add::kernel<learned_add_autocast>);
+}
 
 TORCH_LIBRARY_IMPL(posembed, Meta, m) {
   m.impl("learned_add", Add::kernel<learned_add_meta>);

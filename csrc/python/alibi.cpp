@@ -88,7 +88,7 @@ torch::Tensor attention(const ALiBiImpl& self, const torch::Tensor& query, const
 
 }  // namespace
 
-void bind_alibi(py::module_& module) {
+const Binding binding_of_alibi([](py::module_& module) {
   const auto scale = py::arg("scale") = py::none();
   const auto offset = py::arg("query_offset") = py::none();
   const auto queries = py::arg("query_positions") = py::none();
@@ -122,6 +122,6 @@ void bind_alibi(py::module_& module) {
   def_on_scores(bound, "add_", &on_scores<&ALiBiImpl::add_>);
   def_on_scores(bound, "softmax", &on_scores<&ALiBiImpl::softmax>);
   def_on_scores(bound, "softmax_", &on_scores<&ALiBiImpl::softmax_>);
-}
+});
 
 }  // namespace posembed::python

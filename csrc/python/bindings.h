@@ -5,6 +5,7 @@
 
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "posembed/offset.h"
 #include "posembed/pretrained.h"
@@ -16,14 +17,18 @@ namespace py = pybind11;
 /// Releases Python's global lock during a bound call.
 using without_gil = py::call_guard<py::gil_scoped_release>;
 
-void bind_alibi(py::module_& module);
-void bind_bag(py::module_& module);
-void bind_input(py::module_& module);
-void bind_learned(py::module_& module);
-void bind_pretrained(py::module_& module);
-void bind_rotary(py::module_& module);
-void bind_sinusoidal(py::module_& module);
-void bind_token(py::module_& module);
+/// Binds what a file has: each has one Binding, which registers a function of the module.
+class Binding {
+ public:
+  using Function = void (*)(py::module_& module);
+
+  explicit Binding(Function bind) { all().push_back(bind); }
+
+  static std::vector<Function>& all() {
+    static std::vector<Function> functions;
+    return functions;
+  }
+};
 
 /// A number, or "sqrt_dim"; raises ValueError for any other text.
 double table_scale(const py::object& scale, int64_t embedding_dim);

@@ -30,19 +30,20 @@ std::shared_ptr<InputEmbeddingImpl> make_input(
     std::optional<int64_t> padding_idx, const std::string& position_rule,
     std::optional<int64_t> token_dim, std::optional<int64_t> output_dim,
     const std::string& gradient) {
-  return std::make_shared<InputEmbeddingImpl>(InputOptions(num_embeddings, embedding_dim)
-                                                  .positions(positions_of(positions))
-                                                  .max_positions(max_positions)
-                                                  .num_types(num_types)
-                                                  .scale(table_scale(scale, embedding_dim))
-                                                  .norm(dispatcher::enum_from<InputNorm>(norm.value_or("none")))
-                                                  .eps(eps)
-                                                  .dropout(dropout)
-                                                  .padding_idx(padding_idx)
-                                                  .position_rule(rule_of(position_rule))
-                                                  .token_dim(token_dim)
-                                                  .output_dim(output_dim)
-                                                  .gradient(dispatcher::enum_from<TableGradient>(gradient)));
+  return std::make_shared<InputEmbeddingImpl>(
+      InputOptions(num_embeddings, embedding_dim)
+          .positions(positions_of(positions))
+          .max_positions(max_positions)
+          .num_types(num_types)
+          .scale(table_scale(scale, embedding_dim))
+          .norm(dispatcher::enum_from<InputNorm>(norm.value_or("none")))
+          .eps(eps)
+          .dropout(dropout)
+          .padding_idx(padding_idx)
+          .position_rule(rule_of(position_rule))
+          .token_dim(token_dim)
+          .output_dim(output_dim)
+          .gradient(dispatcher::enum_from<TableGradient>(gradient)));
 }
 
 torch::Tensor input_forward(InputEmbeddingImpl& self, const MaybeTensor& ids,
@@ -62,7 +63,7 @@ torch::Tensor input_forward(InputEmbeddingImpl& self, const MaybeTensor& ids,
 
 }  // namespace
 
-void bind_input(py::module_& module) {
+const Binding binding_of_input([](py::module_& module) {
   bind<InputEmbeddingImpl>(module, "InputEmbedding")
       .def(py::init(&make_input), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::kw_only(), py::arg("positions") = "learned", py::arg("max_positions") = py::none(),
@@ -75,6 +76,6 @@ void bind_input(py::module_& module) {
            py::arg("inputs_embeds") = py::none(), py::arg("offset") = 0,
            py::arg("attention_mask") = py::none(), py::arg("seed") = py::none(),
            py::arg("first_token") = 0, without_gil());
-}
+});
 
 }  // namespace posembed::python

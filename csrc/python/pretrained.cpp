@@ -149,7 +149,7 @@ pretrained::ReadOptions read_options(const std::string& tensor, std::optional<to
       .progress(progress_of(progress));
 }
 
-void bind_pretrained(py::module_& module) {
+const Binding binding_of_pretrained([](py::module_& module) {
   py::register_local_exception_translator(&translate);
   module.def("open_vectors", &open, py::arg("path"), py::arg("words"), py::arg("check_utf8"),
              py::arg("on_bad_row"));
@@ -166,6 +166,6 @@ void bind_pretrained(py::module_& module) {
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),
            py::arg("missing"), py::arg("progress"))
       .def("coverage", &coverage, py::arg("vocabulary"), py::arg("progress"));
-}
+});
 
 }  // namespace posembed::python

@@ -25,9 +25,10 @@ std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::str
     throw py::value_error("spec_options: expected none beside a RotarySpec");
   }
   const RotarySpec numbers = RotarySpec::from_json(spec.attr("to_json")().cast<std::string>());
-  return std::make_shared<RotaryEmbeddingImpl>(RotaryOptions(numbers)
-                                                   .layout(dispatcher::enum_from<Layout>(layout_name))
-                                                   .learned_frequencies(learned_frequencies));
+  return std::make_shared<RotaryEmbeddingImpl>(
+      RotaryOptions(numbers)
+          .layout(dispatcher::enum_from<Layout>(layout_name))
+          .learned_frequencies(learned_frequencies));
 }
 
 RotaryCall call_of(const MaybeTensor& positions, const Offset& offset,
@@ -70,7 +71,7 @@ std::shared_ptr<RotaryEmbeddingImpl> resolve(const RotaryEmbeddingImpl& self, in
 
 }  // namespace
 
-void bind_rotary(py::module_& module) {
+const Binding binding_of_rotary([](py::module_& module) {
   bind<RotaryEmbeddingImpl>(module, "RotaryEmbedding")
       .def(py::init(&make_rotary), py::arg("spec_or_head_dim"), py::kw_only(),
            py::arg("layout") = "bshd", py::arg("learned_frequencies") = false)
@@ -83,6 +84,6 @@ void bind_rotary(py::module_& module) {
       .def("rerotate_", &rerotate_in_place, py::arg("key"), py::arg("old_positions"),
            py::arg("new_positions"), py::kw_only(), py::arg("new_spec") = py::none())
       .def("resolve", &resolve, py::arg("seq_len"));
-}
+});
 
 }  // namespace posembed::python

@@ -29,7 +29,7 @@ torch::Tensor sinusoidal_forward(Module& self, const torch::Tensor& x,
 
 }  // namespace
 
-void bind_sinusoidal(py::module_& module) {
+const Binding binding_of_sinusoidal([](py::module_& module) {
   bind<Module>(module, "SinusoidalPositionalEmbedding")
       .def(py::init(&make_sinusoidal), py::arg("embedding_dim"), py::kw_only(),
            py::arg("base") = 10000.0, py::arg("preset") = "vaswani",
@@ -40,6 +40,6 @@ void bind_sinusoidal(py::module_& module) {
       .def("encode", &Module::encode, py::arg("positions"), py::kw_only(),
            py::arg("dtype") = py::none(), without_gil())
       .def("shift_matrix", &Module::shift_matrix, py::arg("distance"), without_gil());
-}
+});
 
 }  // namespace posembed::python

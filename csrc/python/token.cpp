@@ -15,14 +15,15 @@ std::shared_ptr<TokenEmbeddingImpl> make_token(int64_t num_embeddings, int64_t e
                                                bool scale_grad_by_freq, bool sparse,
                                                const py::object& scale,
                                                const std::string& gradient) {
-  return std::make_shared<TokenEmbeddingImpl>(TokenOptions(num_embeddings, embedding_dim)
-                                                  .padding_idx(padding_idx)
-                                                  .max_norm(max_norm)
-                                                  .norm_type(norm_type)
-                                                  .scale_grad_by_freq(scale_grad_by_freq)
-                                                  .sparse(sparse)
-                                                  .scale(table_scale(scale, embedding_dim))
-                                                  .gradient(dispatcher::enum_from<TableGradient>(gradient)));
+  return std::make_shared<TokenEmbeddingImpl>(
+      TokenOptions(num_embeddings, embedding_dim)
+          .padding_idx(padding_idx)
+          .max_norm(max_norm)
+          .norm_type(norm_type)
+          .scale_grad_by_freq(scale_grad_by_freq)
+          .sparse(sparse)
+          .scale(table_scale(scale, embedding_dim))
+          .gradient(dispatcher::enum_from<TableGradient>(gradient)));
 }
 
 std::shared_ptr<TokenEmbeddingImpl> from_file(
@@ -57,7 +58,7 @@ double table_scale(const py::object& scale, int64_t embedding_dim) {
   throw py::value_error("scale: expected a number or 'sqrt_dim', got '" + text + "'");
 }
 
-void bind_token(py::module_& module) {
+const Binding binding_of_token([](py::module_& module) {
   bind<TokenEmbeddingImpl>(module, "TokenEmbedding")
       .def(py::init(&make_token), py::arg("num_embeddings"), py::arg("embedding_dim"),
            py::arg("padding_idx") = py::none(), py::arg("max_norm") = py::none(),
@@ -73,6 +74,6 @@ void bind_token(py::module_& module) {
             py::arg("tensor") = "", py::arg("vocabulary") = py::none(), py::arg("missing") = "mean",
             py::arg("dtype") = py::none(), py::arg("freeze") = true,
             py::arg("on_bad_row") = "raise");
-}
+});
 
 }  // namespace posembed::python

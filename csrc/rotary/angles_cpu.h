@@ -58,7 +58,7 @@ constexpr int64_t pair_of_slot(int64_t slot) {
          (interleaved ? core::pair_of_lane<T>(place) : core::element_of_slot<T>(place));
 }
 
-/// Fills the turns of all slots. Unrolled, so that places within a block are constants: a loop
+/// Fills the turns of all slots. Unrolled, so that indices within a block are constants: a loop
 /// would be a noticeable part of a call for one token.
 template <typename T, bool interleaved>
 void place_turns(int64_t pairs, const TurnOf<T>* of_pair, Turns<T>* turns) {

@@ -195,8 +195,8 @@ Inputs checked_inputs(const RotaryCall& call, int64_t tokens) {
   return inputs;
 }
 
-Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where) {
-  Rows result;
+HeadView head_view(const Tensor& in, const Tensor* out, const Dimensions& where) {
+  HeadView result;
   result.in = in.const_data_ptr();
   if (out != nullptr) result.out = out->mutable_data_ptr();
   result.heads = in.size(where.heads);
@@ -217,8 +217,8 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
   Arguments result;
   result.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
-    result.rows[i] = rows(*job.in[i], job.out[i], where);
-    result.rows[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
+    result.views[i] = head_view(*job.in[i], job.out[i], where);
+    result.views[i].window_only = job.in[i]->size(-1) != found.spec.head_dim;
   }
   result.scalar = dispatcher::scalar_of(query);
   result.batch = where.batch < 0 ? 1 : query.size(where.batch);
@@ -251,7 +251,7 @@ Arguments arguments(const Job& job, const Inputs& inputs, const Rotation& by,
 
 void launch_rotation(Arguments& call, const Tensor& query) {
   call.error = dispatcher::device_error(query.device());
-  const int64_t heads = call.rows[0].heads + (call.count > 1 ? call.rows[1].heads : 0);
+  const int64_t heads = call.views[0].heads + (call.count > 1 ? call.views[1].heads : 0);
   const int64_t token_bytes = 2 * heads * call.head_dim * core::size_of(call.scalar);
   dispatcher::launch(call, query, call.batch * call.seq, token_bytes, rotate_cpu,
                      POSEMBED_CUDA_LAUNCHER(rotate_cuda));

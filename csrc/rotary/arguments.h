@@ -49,7 +49,7 @@ Inputs checked_inputs(const RotaryCall& call, int64_t tokens);
 
 /// @param out  nullptr if rows are only read: asking for a mutable pointer would copy copy-on-write
 ///             memory
-Rows rows(const Tensor& in, const Tensor* out, const Dimensions& where);
+HeadView head_view(const Tensor& in, const Tensor* out, const Dimensions& where);
 
 /// One or two tensors to rotate, each with the destination of its result, if any.
 struct Job {

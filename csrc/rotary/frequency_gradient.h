@@ -30,7 +30,7 @@ POSEMBED_INLINE double total_of(const double* sums, int64_t chunks, int64_t pair
 }
 
 /// sums[chunk, pair] for chunks [begin, end): over tokens and heads, position * (g1 x0 - g0 x1).
-/// `arguments.rows[0]` is x, the rotated tensor, and rows[1] is g, the gradient of x; neither is
+/// `arguments.views[0]` is x, the rotated tensor, and views[1] is g, the gradient of x; neither is
 /// written.
 POSEMBED_CPU_KERNEL(sum_moments,
                     void(const Arguments& arguments, double* sums, int64_t begin, int64_t end));

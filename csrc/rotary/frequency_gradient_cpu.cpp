@@ -28,7 +28,7 @@ void add_moments(const T* x, const T* g, int64_t pairs, Compute<T>* POSEMBED_RES
 template <typename T>
 using Moments = Compute<T>[std::max<int64_t>(max_pairs, 2048)];
 
-/// Tiles keep the number of memory streams low where heads are runs.
+/// Tiles keep the number of memory streams low in head-major tensors.
 template <typename T>
 Tile tile_of_moments(const Arguments& arguments) {
   constexpr int64_t moments = sizeof(Moments<T>) / sizeof(Compute<T>);
@@ -39,8 +39,8 @@ Tile tile_of_moments(const Arguments& arguments) {
 /// The window of head `head` of a token in tensor `r`.
 template <typename T>
 const T* window_of(const Arguments& arguments, int64_t r, const Token& token, int64_t head) {
-  const Rows& rows = arguments.rows[r];
-  return row_of<T>(rows, token, head) + window_start(arguments, rows);
+  const HeadView& view = arguments.views[r];
+  return row_of<T>(view, token, head) + window_start(arguments, view);
 }
 
 /// Adds the moments of heads [begin, end) of a token.
@@ -58,7 +58,7 @@ void add_heads(const Arguments& arguments, const Tile& tile, const Token& token,
 template <typename T, bool interleaved>
 void tile_moments(const Arguments& arguments, const Tile& tile, int64_t begin, int64_t end,
                   Compute<T>* moments) {
-  const int64_t heads = arguments.rows[0].heads, pairs = arguments.pairs;
+  const int64_t heads = arguments.views[0].heads, pairs = arguments.pairs;
   std::fill_n(moments, (end - begin) * pairs, Compute<T>(0));
   for (int64_t head = 0; head < heads; head += tile.heads) {
     const int64_t last = std::min(head + tile.heads, heads);

@@ -1,6 +1,6 @@
 // The gradient of rotary frequencies on CUDA: a block sums a chunk of tokens; a thread sums packs
 // of pairs over some of the tokens and heads. A second kernel adds the chunks. There are no
-// atomics, so every run gives the same bits.
+// atomics, so results are deterministic.
 #include "core/part_sum.h"
 #include "rotary/frequency_gradient.h"
 #include "rotary/kernel_cuda.h"
@@ -13,9 +13,9 @@ struct SumLaunch {
   int64_t tokens, tokens_of_chunk;
   core::Divisor<int64_t> seq;
   double* sums;
-  core::Divisor<int> owners;       // threads that share a head
-  core::Divisor<int> head_groups;  // heads that a block takes at a time
-  int token_groups;                // tokens, likewise
+  core::Divisor<int> threads_per_head;  // threads that share a head
+  core::Divisor<int> head_groups;       // heads that a block takes at a time
+  int token_groups;                     // tokens, likewise
   uint8_t axis_of_pair[max_pairs];
 };
 
@@ -32,16 +32,16 @@ __device__ inline bool is_rotated(const Arguments& arguments, int64_t batch, int
 /// Pairs of a head, which begins at `in`.
 template <typename T, int size, bool interleaved>
 __device__ Pairs<T, size, interleaved> read_pairs(const T* in,
-                                                  const Places<size, interleaved>& places) {
-  return {Pack<T, size>::read(in + places.first), Pack<T, size>::read(in + places.second)};
+                                                  const PackColumns<size, interleaved>& columns) {
+  return {Pack<T, size>::read(in + columns.first), Pack<T, size>::read(in + columns.second)};
 }
 
 /// The moments of a thread's pairs over heads `head`, `head + step`, and so on.
 template <typename T, int size, bool interleaved>
 __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t seq, int head,
-                            int step, const Places<size, interleaved>& places,
+                            int step, const PackColumns<size, interleaved>& columns,
                             Compute<T> (&moments)[size]) {
-  const Rows &x = arguments.rows[0], &g = arguments.rows[1];
+  const HeadView &x = arguments.views[0], &g = arguments.views[1];
   const int64_t start = window_start(arguments, x);
   const T* x_row =
       static_cast<const T*>(x.in) + batch * x.in_stride[0] + seq * x.in_stride[1] + start;
@@ -49,8 +49,8 @@ __device__ void add_moments(const Arguments& arguments, int64_t batch, int64_t s
       static_cast<const T*>(g.in) + batch * g.in_stride[0] + seq * g.in_stride[1] + start;
 #pragma unroll 2
   for (int h = head; h < static_cast<int>(x.heads); h += step) {
-    auto in = read_pairs<T>(x_row + head_offset<size>(h, x.in_stride[2]), places);
-    auto gradient = read_pairs<T>(g_row + head_offset<size>(h, g.in_stride[2]), places);
+    auto in = read_pairs<T>(x_row + head_offset<size>(h, x.in_stride[2]), columns);
+    auto gradient = read_pairs<T>(g_row + head_offset<size>(h, g.in_stride[2]), columns);
 #pragma unroll
     for (int i = 0; i < size; ++i) {
       moments[i] =
@@ -65,8 +65,8 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   auto* parts = reinterpret_cast<double*>(core::dynamic_shared_memory());  // [groups, pairs]
   const Arguments& arguments = launch.arguments;
   const int pairs = static_cast<int>(arguments.pairs), threads = static_cast<int>(blockDim.x);
-  const auto at = core::divide(static_cast<int>(threadIdx.x), launch.owners);
-  const Places<size, interleaved> places(at.remainder, pairs);
+  const auto at = core::divide(static_cast<int>(threadIdx.x), launch.threads_per_head);
+  const PackColumns<size, interleaved> columns(at.remainder, pairs);
   const auto group = core::divide(at.quotient, launch.head_groups);
   const int64_t begin = blockIdx.x * launch.tokens_of_chunk;
   const int64_t end = min(launch.tokens, begin + launch.tokens_of_chunk);
@@ -76,13 +76,13 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
     const int64_t batch = place.quotient, seq = place.remainder;
     if (!is_rotated(arguments, batch, seq)) continue;
     Compute<T> moments[size] = {};
-    add_moments<T>(arguments, batch, seq, group.remainder, launch.head_groups.value, places,
+    add_moments<T>(arguments, batch, seq, group.remainder, launch.head_groups.value, columns,
                    moments);
     double position = core::to_double(position_of(arguments, batch, seq, 0));
 #pragma unroll
     for (int i = 0; i < size; ++i) {
       if (arguments.axes > 1) {
-        const int axis = core::through_data_cache(launch.axis_of_pair)[places.pair(i)];
+        const int axis = core::through_data_cache(launch.axis_of_pair)[columns.pair(i)];
         position = core::to_double(position_of(arguments, batch, seq, axis));
       }
       sum[i] = core::fma(position, static_cast<double>(moments[i]), sum[i]);
@@ -90,7 +90,7 @@ __global__ void sum_kernel(const __grid_constant__ SumLaunch launch) {
   }
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    parts[at.quotient * pairs + places.pair(i)] = arguments.reverse ? -sum[i] : sum[i];
+    parts[at.quotient * pairs + columns.pair(i)] = arguments.reverse ? -sum[i] : sum[i];
   }
   __syncthreads();
   const int groups = launch.head_groups.value * launch.token_groups;
@@ -111,9 +111,10 @@ __global__ void __launch_bounds__(core::part_threads)
 
 template <typename T, int size, bool interleaved>
 void launch_sum(const Arguments& arguments, double* sums, core::CudaStream stream) {
-  const int pairs = static_cast<int>(arguments.pairs), owners = pairs / size;
-  const int groups = std::max(1, threads_wanted / owners);
-  const int head_groups = static_cast<int>(std::clamp<int64_t>(arguments.rows[0].heads, 1, groups));
+  const int pairs = static_cast<int>(arguments.pairs), per_head = pairs / size;
+  const int groups = std::max(1, threads_wanted / per_head);
+  const int head_groups =
+      static_cast<int>(std::clamp<int64_t>(arguments.views[0].heads, 1, groups));
   SumLaunch launch = {};
   launch.arguments = arguments;
   launch.tokens = arguments.batch * arguments.seq;
@@ -121,7 +122,7 @@ void launch_sum(const Arguments& arguments, double* sums, core::CudaStream strea
   launch.tokens_of_chunk = tokens_of_chunk(launch.tokens);
   launch.seq = core::Divisor<int64_t>::of(arguments.seq);
   launch.sums = sums;
-  launch.owners = core::Divisor<int>::of(owners);
+  launch.threads_per_head = core::Divisor<int>::of(per_head);
   launch.head_groups = core::Divisor<int>::of(head_groups);
   launch.token_groups = groups / head_groups;
   if (arguments.axes > 1) {
@@ -129,7 +130,7 @@ void launch_sum(const Arguments& arguments, double* sums, core::CudaStream strea
   }
   const int used = head_groups * launch.token_groups;
   core::launch_with(sum_kernel<T, size, interleaved>, core::grid_of(chunks_of(launch.tokens)),
-                    static_cast<unsigned>(used * owners),
+                    static_cast<unsigned>(used * per_head),
                     static_cast<size_t>(used * pairs) * sizeof(double), stream, launch);
 }
 

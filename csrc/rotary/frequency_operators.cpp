@@ -20,7 +20,7 @@ SpecificationPointer check_tangent(const Tensor& rotated, const Rotation& by) {
 
 Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
   const SpecificationPointer spec = check_tangent(rotated, by);
-  const Tensor in = dispatcher::with_dense_rows(rotated);
+  const Tensor in = dispatcher::with_contiguous_last_dim(rotated);
   Tensor out = empty_result(rotated).zero_();
   const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
   Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by, *spec);
@@ -47,7 +47,7 @@ Tensor empty_frequencies(const Tensor& query, const Rotation& by, const RotarySp
 void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   double* const parts = sums.mutable_data_ptr<double>();
   const int64_t tokens = call.batch * call.seq, pairs = call.pairs;
-  const int64_t token_bytes = 2 * call.rows[0].heads * call.head_dim * core::size_of(call.scalar);
+  const int64_t token_bytes = 2 * call.views[0].heads * call.head_dim * core::size_of(call.scalar);
   dispatcher::parallel_for(
       sums.size(0), tokens_of_chunk(tokens) * token_bytes,
       [&](int64_t begin, int64_t end) { sum_moments_cpu(call, parts, begin, end); });
@@ -63,8 +63,8 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
 Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
                                    const Rotation& by) {
   const SpecificationPointer spec = check_frequencies_backward(gradient, query, by);
-  const Tensor in = dispatcher::with_dense_rows(query),
-               dense = dispatcher::with_dense_rows(gradient);
+  const Tensor in = dispatcher::with_contiguous_last_dim(query),
+               dense = dispatcher::with_contiguous_last_dim(gradient);
   const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
   const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by, *spec);
   Tensor out = empty_frequencies(query, by, spec->spec);

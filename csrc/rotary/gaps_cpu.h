@@ -15,12 +15,12 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Whether to fetch gaps: for data that leaves the caches, on processors other than Intel's.
+/// Whether to prefetch gaps: for data larger than the caches, on processors other than Intel's.
 template <typename T>
 bool fetches_gaps(const Arguments& arguments) {
   int64_t elements = 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    elements += elements_of(arguments, arguments.rows[r]);
+    elements += elements_of(arguments, arguments.views[r]);
   }
   return !core::is_intel && elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes;
 }
@@ -36,40 +36,41 @@ POSEMBED_INLINE void fetch(const void* begin, const void* end) {
 }
 
 /// Elements that a rotation reads of each head: in place, only the window.
-inline int64_t read_of_head(const Arguments& arguments, const Rows& rows) {
-  return rows.in == rows.out ? 2 * arguments.pairs : row_dim(arguments, rows);
+inline int64_t read_of_head(const Arguments& arguments, const HeadView& view) {
+  return view.in == view.out ? 2 * arguments.pairs : row_dim(arguments, view);
 }
 
 /// Elements between the part `read` of a head and that of the token's next head.
-inline int64_t gap_between_heads(const Rows& rows, int64_t read) {
-  return rows.heads > 1 && rows.in_stride[2] > read ? rows.in_stride[2] - read : 0;
+inline int64_t gap_between_heads(const HeadView& view, int64_t read) {
+  return view.heads > 1 && view.in_stride[2] > read ? view.in_stride[2] - read : 0;
 }
 
-/// The gap between heads if fetching it pays, otherwise 0: wide gaps cost more than they gain.
+/// The gap between heads if it is worth prefetching, otherwise 0: wide gaps cost more than they
+/// save.
 template <typename T>
-int64_t fetched_between_heads(const Arguments& arguments, const Rows& rows) {
+int64_t fetched_between_heads(const Arguments& arguments, const HeadView& view) {
   constexpr int64_t size = sizeof(T);
-  const int64_t read = read_of_head(arguments, rows), gap = gap_between_heads(rows, read);
+  const int64_t read = read_of_head(arguments, view), gap = gap_between_heads(view, read);
   const bool pays = gap * size <= std::clamp<int64_t>(read * size, 192, 256);
   return pays && fetches_gaps<T>(arguments) ? gap : 0;
 }
 
 template <typename T>
-POSEMBED_INLINE const T* row_of(const Rows& rows, const Token& token, int64_t head) {
-  return static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride);
+POSEMBED_INLINE const T* row_of(const HeadView& view, const Token& token, int64_t head) {
+  return static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride);
 }
 
-/// Fetches the gap, unless it is too wide to pay, between a token's rows of tensor `r` and the rows
+/// Prefetches the gap, unless it is too wide, between a token's rows of tensor `r` and the rows
 /// read next: the next tensor's, or after the last tensor those of the token `next`. Do not call it
-/// where gaps between heads have already stopped the prefetcher: it costs more than it gains there.
+/// where gaps between heads have already stopped the prefetcher: there it costs more than it saves.
 template <typename T>
 POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,
                                         const Token& next) {
   constexpr uintptr_t widest = 8192;  // bytes
   const bool same_token = r + 1 < arguments.count;
-  const Rows &rows = arguments.rows[r], &next_rows = arguments.rows[same_token ? r + 1 : 0];
-  const T* end = row_of<T>(rows, token, rows.heads - 1) + row_dim(arguments, rows);
-  const T* begin = row_of<T>(next_rows, same_token ? token : next, 0);
+  const HeadView &view = arguments.views[r], &next_view = arguments.views[same_token ? r + 1 : 0];
+  const T* end = row_of<T>(view, token, view.heads - 1) + row_dim(arguments, view);
+  const T* begin = row_of<T>(next_view, same_token ? token : next, 0);
   if (reinterpret_cast<uintptr_t>(begin) - reinterpret_cast<uintptr_t>(end) <= widest) {
     fetch(end, begin);
   }

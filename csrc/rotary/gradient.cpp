@@ -56,8 +56,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     const Rotation by = rotation.unpack(), back = transposed(by);
     const size_t count = gradients.size();
     if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
-      std::tie(gradients[0], gradients[1]) =
-          call_rotary_pair(gradients[0], gradients[1], back);
+      std::tie(gradients[0], gradients[1]) = call_rotary_pair(gradients[0], gradients[1], back);
     } else {
       if (gradients[0].defined()) gradients[0] = call_rotary(gradients[0], back);
       if (count == 2 && gradients[1].defined()) {
@@ -70,8 +69,8 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     const SavedVariable* const rotated[] = {&query, &key};
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
-      const Tensor part = call_rotary_frequencies_backward(
-          gradients[i], *dispatcher::unpack(*rotated[i]), by);
+      const Tensor part =
+          call_rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), by);
       gradients[count] = dispatcher::accumulate(gradients[count], part);
     }
     return std::move(gradients);
@@ -99,8 +98,7 @@ class RotaryTangentBackward : public dispatcher::OperatorNode<RotaryTangentBackw
     variable_list result(2);
     if (needs(0)) result[0] = call_rotary_tangent(gradient, transposed(by));
     if (needs(1)) {
-      result[1] =
-          call_rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
+      result[1] = call_rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
     }
     return result;
   }

@@ -63,7 +63,7 @@ POSEMBED_INLINE core::Turn128 turn_of(const Frequencies& frequencies, int64_t pa
 
 /// One tensor to rotate, viewed as [batch, seq, heads, head_dim] with a contiguous last dimension.
 /// `in == out` rotates in place; otherwise components outside the window are copied.
-struct Rows {
+struct HeadView {
   const void* in = nullptr;
   void* out = nullptr;
   int64_t heads = 0;
@@ -76,7 +76,7 @@ struct Rows {
 enum class Products : int8_t { kept, rounded, fused };
 
 struct Arguments {
-  Rows rows[2];       // query, and key if there is one
+  HeadView views[2];  // query, and key if there is one
   int64_t count = 1;  // 1: query only
   core::Scalar scalar = core::Scalar::float32;
   int64_t batch = 0, seq = 0;
@@ -108,13 +108,13 @@ struct Arguments {
 };
 
 /// Components of each row of `rows`.
-POSEMBED_INLINE int64_t row_dim(const Arguments& arguments, const Rows& rows) {
-  return rows.window_only ? 2 * arguments.pairs : arguments.head_dim;
+POSEMBED_INLINE int64_t row_dim(const Arguments& arguments, const HeadView& view) {
+  return view.window_only ? 2 * arguments.pairs : arguments.head_dim;
 }
 
 /// The first component of a row that is rotated.
-POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const Rows& rows) {
-  return rows.window_only ? 0 : arguments.start;
+POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const HeadView& view) {
+  return view.window_only ? 0 : arguments.start;
 }
 
 /// The position of a token where none are given.
@@ -126,8 +126,7 @@ POSEMBED_INLINE int64_t counted_position(const Call& call, int64_t seq) {
 
 /// The index of a token's position on an axis. `call` is Arguments, or has the same members.
 template <typename Call>
-POSEMBED_INLINE int64_t place_of_position(const Call& call, int64_t batch, int64_t seq,
-                                          int64_t axis) {
+POSEMBED_INLINE int64_t position_index(const Call& call, int64_t batch, int64_t seq, int64_t axis) {
   return batch * call.position_stride[0] + seq * call.position_stride[1] +
          axis * call.position_stride[2];
 }
@@ -137,7 +136,7 @@ template <typename Call>
 POSEMBED_INLINE core::Position position_of(const Call& call, int64_t batch, int64_t seq,
                                            int64_t axis) {
   if (call.positions.data == nullptr) return {counted_position(call, seq), 0, 1.0};
-  return core::read(call.positions, place_of_position(call, batch, seq, axis));
+  return core::read(call.positions, position_index(call, batch, seq, axis));
 }
 
 /// The same for positions that are not floating.
@@ -146,7 +145,7 @@ POSEMBED_INLINE int64_t whole_position_of(const Call& call, int64_t batch, int64
                                           int64_t axis) {
   if (call.positions.data == nullptr) return counted_position(call, seq);
   return core::read({call.positions.data, call.positions.index},
-                    place_of_position(call, batch, seq, axis));
+                    position_index(call, batch, seq, axis));
 }
 
 /// Whether a position leaves its token as it is: the integer -1. Floating positions leave none.
@@ -158,9 +157,9 @@ POSEMBED_INLINE bool leaves_token(const Call& call, const core::Position& positi
 /// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at the integer
 /// position -1 (on any axis) stays as it is.
 ///
-/// With `tangent`, `frequencies` are the frequencies' tangents and rows.in holds rotated pairs (x,
-/// y): rows.out becomes their tangents, position * frequency * (-y, x). Components that do not turn
-/// are not written, so rows.out must hold zeros.
+/// With `tangent`, `frequencies` are the frequencies' tangents and `in` holds rotated pairs (x,
+/// y): `out` becomes their tangents, position * frequency * (-y, x). Components that do not turn
+/// are not written, so `out` must hold zeros.
 POSEMBED_CPU_KERNEL(rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Rotates all tokens on `stream`. Returns nullptr, or the text of a CUDA error.

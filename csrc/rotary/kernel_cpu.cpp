@@ -1,6 +1,6 @@
 // Rotary embedding on the CPU, compiled once per instruction set. Walks tokens in small tiles: sine
-// and cosine of a tile are computed once, stay in the caches and serve all heads of query and key,
-// and all sequences of a batch if that pays.
+// and cosine of a tile are computed once, stay in the caches and rotate all heads of query and key,
+// and all sequences of a batch where sharing saves time.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -20,9 +20,8 @@ namespace {
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of the rows of a tile: first `heads` heads of every `apart`-th token from the first
-/// one, then the next heads of these tokens; then the same for the tokens from the second one, and
-/// so on.
+/// The order of a tile's rows: `heads` heads of every `apart`-th token from the first on, then the
+/// next heads of these tokens; then the same from the second token on, and so on.
 struct RowOrder {
   int64_t tile;  // tokens
   int64_t apart;
@@ -31,13 +30,13 @@ struct RowOrder {
 
 constexpr RowOrder token_by_token{1, 1, std::numeric_limits<int64_t>::max()};
 
-/// The order for heads_are_runs(): few and long runs of memory, for the hardware prefetcher.
+/// The order for head-major tensors: few, long memory streams, for the hardware prefetcher.
 template <typename T>
 constexpr RowOrder heads_first{tile_tokens<T>, 1, 4};
 
-/// Four long runs of memory at a time, if the heads of a token are neighbours. Pays only on Intel
-/// processors, for data that leaves the caches and tokens of a page or more, because sine and
-/// cosine are loaded more often.
+/// Four long memory streams at a time, if the heads of a token are contiguous. Only for Intel
+/// processors, data larger than the caches and tokens of a page or more: elsewhere loading sine and
+/// cosine more often costs more than it saves.
 template <typename T>
 RowOrder four_abreast(int64_t row_bytes) {
   constexpr int64_t bytes_in_turn = 1024;
@@ -48,20 +47,20 @@ RowOrder four_abreast(int64_t row_bytes) {
 /// The order in which one tensor is walked, and its rotation.
 template <typename T>
 struct Walk {
-  const Rows* rows;
+  const HeadView* view;
   Rotating<T> by;
   RowOrder order;
   bool fetches_behind;  // see fetch_behind_token()
-  bool fetches_runs;    // see fetch_ahead()
+  bool fetches_ahead;   // see fetch_ahead()
 };
 
 template <typename T>
-RowOrder choose_order(const Arguments& arguments, const Rows& rows, bool streaming) {
-  if (heads_are_runs(rows)) return heads_first<T>;
+RowOrder choose_order(const Arguments& arguments, const HeadView& view, bool streaming) {
+  if (is_head_major(view)) return heads_first<T>;
   constexpr int64_t cached = int64_t{128} << 20, size = sizeof(T);
-  const bool leaves_caches = streaming || elements_of(arguments, rows) * size >= cached;
-  const int64_t row_bytes = row_dim(arguments, rows) * size;
-  const bool long_tokens = rows.heads * row_bytes >= core::page;
+  const bool leaves_caches = streaming || elements_of(arguments, view) * size >= cached;
+  const int64_t row_bytes = row_dim(arguments, view) * size;
+  const bool long_tokens = view.heads * row_bytes >= core::page;
   return core::is_intel && leaves_caches && long_tokens ? four_abreast<T>(row_bytes)
                                                         : token_by_token;
 }
@@ -78,32 +77,33 @@ RotateGroup<T> choose_rotation(const Arguments& arguments) {
 }
 
 template <typename T, bool interleaved>
-Walk<T> plan_walk(const Arguments& arguments, const Rows& rows) {
-  const Stores stores = choose_stores<T>(arguments, rows);
+Walk<T> plan_walk(const Arguments& arguments, const HeadView& view) {
+  const Stores stores = choose_stores<T>(arguments, view);
   const auto rotate = stores == Stores::streaming
                           ? choose_rotation<T, interleaved, true>(arguments)
                           : choose_rotation<T, interleaved, false>(arguments);
-  const Margins margins = margins_of<T>(arguments, rows, stores);
-  const int64_t gap = gap_between_heads(rows, read_of_head(arguments, rows));
-  const RowOrder order = choose_order<T>(arguments, rows, stores != Stores::ordinary);
+  const Margins margins = margins_of<T>(arguments, view, stores);
+  const int64_t gap = gap_between_heads(view, read_of_head(arguments, view));
+  const RowOrder order = choose_order<T>(arguments, view, stores != Stores::ordinary);
   const bool fetches = fetches_gaps<T>(arguments), by_token = order.tile == 1;
   const bool fetches_behind = by_token && gap == margins.gap && fetches;
-  return {&rows, {rotate, stores, margins}, order, fetches_behind, !by_token && fetches};
+  return {&view, {rotate, stores, margins}, order, fetches_behind, !by_token && fetches};
 }
 
 /// Prefetches the first lines of a token before its angles are computed, because the hardware
-/// prefetcher does not follow from one tensor to the next. Pays only for streamed float32.
+/// prefetcher does not follow from one tensor to the next. Only for streamed float32; elsewhere it
+/// loses time.
 template <typename T>
 POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& token) {
   constexpr int64_t elements = 256 / sizeof(T);
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const T* first = row_of<T>(arguments.rows[r], token, 0);
+    const T* first = row_of<T>(arguments.views[r], token, 0);
     fetch(first, first + elements);
   }
 }
 
-/// For heads_are_runs(): fetches 2 KiB ahead of the rows to rotate next, because the hardware
-/// prefetcher does not follow that many runs.
+/// Prefetches 2 KiB ahead of the next rows of a head-major tensor, because the hardware prefetcher
+/// does not follow that many streams.
 template <typename T>
 POSEMBED_INLINE void fetch_ahead(const RowGroup<T>& rows, int64_t dim) {
   constexpr int64_t ahead = 2048 / sizeof(T);
@@ -112,11 +112,11 @@ POSEMBED_INLINE void fetch_ahead(const RowGroup<T>& rows, int64_t dim) {
 
 /// Heads [head, head + count) of a token.
 template <typename T>
-POSEMBED_INLINE RowGroup<T> heads_of_token(const Rows& rows, const Token& token, int64_t head,
+POSEMBED_INLINE RowGroup<T> heads_of_token(const HeadView& view, const Token& token, int64_t head,
                                            int64_t count) {
-  return {static_cast<const T*>(rows.in) + place_of(token, head, rows.in_stride),
-          static_cast<T*>(rows.out) + place_of(token, head, rows.out_stride), count,
-          rows.in_stride[2], rows.out_stride[2]};
+  return {static_cast<const T*>(view.in) + offset_of(token, head, view.in_stride),
+          static_cast<T*>(view.out) + offset_of(token, head, view.out_stride), count,
+          view.in_stride[2], view.out_stride[2]};
 }
 
 /// Fills `tokens`, and `angles` for tensor `r`, for `count` tokens from `begin` on.
@@ -138,16 +138,16 @@ void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, in
 template <typename T>
 void rotate_tile(const Arguments& arguments, const Walk<T>& walk, const Token* tokens,
                  const Angles<T>* angles, int64_t count) {
-  const Rows& rows = *walk.rows;
+  const HeadView& view = *walk.view;
   const RowOrder& order = walk.order;
-  const int64_t dim = row_dim(arguments, rows);
+  const int64_t dim = row_dim(arguments, view);
   for (int64_t first = 0; first < std::min(order.apart, count); ++first) {
-    for (int64_t head = 0; head < rows.heads; head += order.heads) {
-      const int64_t group = std::min(order.heads, rows.heads - head);
+    for (int64_t head = 0; head < view.heads; head += order.heads) {
+      const int64_t group = std::min(order.heads, view.heads - head);
       for (int64_t t = first; t < count; t += order.apart) {
-        const RowGroup<T> heads = heads_of_token<T>(rows, tokens[t], head, group);
-        if (walk.fetches_runs) fetch_ahead(heads, dim);
-        rotate_rows(arguments, rows, tokens[t], walk.by, angles[t], heads);
+        const RowGroup<T> heads = heads_of_token<T>(view, tokens[t], head, group);
+        if (walk.fetches_ahead) fetch_ahead(heads, dim);
+        rotate_rows(arguments, view, tokens[t], walk.by, angles[t], heads);
       }
     }
   }
@@ -162,25 +162,25 @@ struct Plan {
   int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
 };
 
-/// Whether the sequences of a batch have the same positions. False for xPos, where query and key
-/// have different angles.
+/// Whether the sequences of a batch can share angles: same positions, and no xPos, where query and
+/// key have different angles.
 inline bool has_common_positions(const Arguments& arguments) {
   if (arguments.batch == 1 || arguments.decay != nullptr) return false;
   if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;
   return arguments.positions.data == nullptr || arguments.position_stride[0] == 0;
 }
 
-/// Plan::places. Sharing angles saves most with few heads. Beyond the caches each sequence's tile
-/// is a separate run of memory, so sharing pays only for short runs without gaps to fetch.
+/// Plan::places. Sharing angles saves most with few heads. For data larger than the caches each
+/// sequence's tile is a separate memory stream, so only short tiles without gaps share.
 template <typename T>
 int64_t shared_places(const Arguments& arguments, const Walk<T>* walks) {
   if (!has_common_positions(arguments)) return 0;
   int64_t elements = 0;
   bool gaps = false;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    elements += rows.heads * row_dim(arguments, rows);
-    gaps = gaps || (walks[r].fetches_behind && rows.in_stride[1] != rows.heads * rows.in_stride[2]);
+    const HeadView& view = arguments.views[r];
+    elements += view.heads * row_dim(arguments, view);
+    gaps = gaps || (walks[r].fetches_behind && view.in_stride[1] != view.heads * view.in_stride[2]);
   }
   constexpr int64_t run = 2048, longest_token = run / 8;
   const int64_t token = elements * static_cast<int64_t>(sizeof(T));
@@ -194,7 +194,7 @@ void make_plan(const Arguments& arguments, Plan<T>* plan) {
   order_decay<T, interleaved>(arguments, &plan->turns);
   order_table<T, interleaved>(arguments, &plan->turns);
   for (int64_t r = 0; r < arguments.count; ++r) {
-    plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.rows[r]);
+    plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
     plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;
   }
   plan->places = shared_places(arguments, plan->walks);
@@ -208,7 +208,7 @@ void rotate_in_order(const Arguments& arguments, const Plan<T>& plan, const Toke
   Token tokens[tile_tokens<T>];
   const Walk<T>* const walks = plan.walks;
   const int64_t tile = walks[0].order.tile;
-  const bool shares = order.by_place && tile == 1 && has_common_positions(arguments);
+  const bool shares = order.seq_first && tile == 1 && has_common_positions(arguments);
   int64_t batch = order.token(begin).batch, seq = order.token(begin).seq;
   for (int64_t first = begin; first < end; first += tile) {
     const int64_t count = std::min(tile, end - first);
@@ -258,7 +258,7 @@ void rotate_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
   Plan<T> plan;
   make_plan<T, interleaved>(arguments, &plan);
   const TokenOrder order(arguments);
-  if (plan.places > 0 && !order.by_place && end - begin >= 2 * arguments.seq) {
+  if (plan.places > 0 && !order.seq_first && end - begin >= 2 * arguments.seq) {
     rotate_places<T, interleaved>(arguments, plan, order, begin, end);
   } else {
     rotate_in_order<T, interleaved>(arguments, plan, order, begin, end);

@@ -28,11 +28,11 @@ struct Tables {
   }
 
   template <int size, bool interleaved>
-  __device__ void read(int r, const Places<size, interleaved>& places,
+  __device__ void read(int r, const PackColumns<size, interleaved>& columns,
                        Angles<T, size, form>* angles) const {
 #pragma unroll
     for (int i = 0; i < size; ++i) {
-      const int pair = places.pair(i);
+      const int pair = columns.pair(i);
       angles->sine[i] = sine[r][pair];
       angles->cosine[i] = cosine[r][pair];
       if constexpr (decaying) angles->outer[i] = outer[r][pair];
@@ -80,53 +80,53 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
   using Owned = Pairs<T, size, interleaved>;
   __shared__ Tables<T, capacity, form> tables;
   core::wait_for_previous_kernel();
-  const Owners owners(launch.owners);
-  const Places<size, interleaved> places(owners.owner, launch.pairs);
+  const HeadThreads threads(launch.threads_per_head);
+  const PackColumns<size, interleaved> columns(threads.index, launch.pairs);
 
-  const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
+  const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const TokenRows<T, size, capacity> rows(launch, token);
+    const TokenHeads<T, size, capacity> heads(launch, token);
     Owned owned[heads_in_flight];
     const auto read_head = [&](int slot, int head) {
       if (head >= end) return;
-      const Row<T> row = rows.row(head);
-      owned[slot].first = Pack<T, size>::read(row.in + places.first);
-      owned[slot].second = Pack<T, size>::read(row.in + places.second);
+      const Row<T> row = heads.row(head);
+      owned[slot].first = Pack<T, size>::read(row.in + columns.first);
+      owned[slot].second = Pack<T, size>::read(row.in + columns.second);
     };
     // Issue loads of the first rows before the position is known, and of the next ones when a row
     // is done.
-    int head = owns_heads ? begin + owners.group : end;
+    int head = owns_heads ? begin + threads.group : end;
 #pragma unroll
     for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
 
     const bool rotated =
         fill_angles(launch, token, [&](const PairAt<T>& at) { tables.fill(launch, token, at); });
     Angles<T, size, form> angles;
-    tables.read(0, places, &angles);
+    tables.read(0, columns, &angles);
 
     while (head < end) {
 #pragma unroll
       for (int i = 0; i < heads_in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         if constexpr (form == Form::decaying) {
-          tables.read(head >= launch.query_heads, places, &angles);
+          tables.read(head >= launch.query_heads, columns, &angles);
         }
         if (rotated) rotate_owned<T, size, interleaved, capacity, form>(launch, angles, &owned[i]);
-        const Row<T> row = rows.row(head);
+        const Row<T> row = heads.row(head);
         if (rotated || (row.in != row.out && !launch.tangent)) {
-          owned[i].first.write(row.out + places.first);
-          owned[i].second.write(row.out + places.second);
+          owned[i].first.write(row.out + columns.first);
+          owned[i].second.write(row.out + columns.second);
         }
         read_head(i, head + heads_in_flight * launch.heads_per_pass);
       }
     }
     if (launch.tangent) continue;
-    copy_outside(launch, rows, 0, begin, min(end, launch.query_heads));
-    copy_outside(launch, rows, 1, max(begin, launch.query_heads), end);
+    copy_outside(launch, heads, 0, begin, min(end, launch.query_heads));
+    copy_outside(launch, heads, 1, max(begin, launch.query_heads), end);
   }
 }
 

@@ -42,7 +42,7 @@ constexpr int heads_of_thread = 5;  // the more, the less a token's own work cos
 /// alive.
 template <typename T, int capacity>
 struct Launch {
-  Rows rows[2];
+  HeadView views[2];
   int64_t tokens;
   core::Divisor<int64_t> seq;
   int64_t position_stride[3], offset;
@@ -51,10 +51,10 @@ struct Launch {
   Frequencies frequencies;
   core::DeviceError* error;
   Compute<T> amplitude, sine_amplitude;
-  int query_heads, heads;     // heads: of query and key together
-  core::Divisor<int> owners;  // threads that share a head
-  int heads_of_block;         // blocks (x: token, y) share the heads of a token
-  int heads_per_pass;         // heads that a block's threads cover at a time
+  int query_heads, heads;               // heads: of query and key together
+  core::Divisor<int> threads_per_head;  // threads that share a head
+  int heads_of_block;                   // blocks (x: token, y) share the heads of a token
+  int heads_per_pass;                   // heads that a block's threads cover at a time
   int pairs;
   int start[2], outside[2];  // of query and of key: components before, and outside, the window
   core::Divisor<int> packs_outside[2];
@@ -164,16 +164,16 @@ struct Pairs {
   __device__ T& member(int i) { return i < size ? first.element[i] : second.element[i - size]; }
 };
 
-/// The places of a thread's two packs in a window, and the pairs that they hold. Threads that share
-/// a row read neighbouring packs, whether pairs are interleaved or not.
+/// The columns, in the window, of a thread's two packs, and the pairs that they hold. Threads that
+/// share a row read neighbouring packs, whether pairs are interleaved or not.
 template <int size, bool interleaved>
-struct Places {
+struct PackColumns {
   static constexpr bool alone = interleaved && size == 1;  // a pair is two packs
 
   int first, second;
 
-  __device__ Places(int owner, int pairs)
-      : first(alone ? 2 * owner : owner * size), second(first + (alone ? 1 : pairs)) {}
+  __device__ PackColumns(int thread, int pairs)
+      : first(alone ? 2 * thread : thread * size), second(first + (alone ? 1 : pairs)) {}
 
   /// The pair that is number `i` of the thread's.
   __device__ int pair(int i) const {
@@ -201,7 +201,7 @@ __device__ Token token_of(const Launch<T, capacity>& launch, int64_t number) {
   return {number, place.quotient, place.remainder};
 }
 
-__device__ inline int64_t place_of(const Token& token, int64_t head, const int64_t* stride) {
+__device__ inline int64_t offset_of(const Token& token, int64_t head, const int64_t* stride) {
   return token.batch * stride[0] + token.seq * stride[1] + head * stride[2];
 }
 
@@ -212,17 +212,17 @@ __device__ int64_t head_offset(int head, int64_t stride) {
   return int64_t{head} * (size > 1 ? static_cast<int>(stride) : stride);
 }
 
-/// The rows of a token. Computes common offsets once.
+/// The addresses of a token's heads. Computes common offsets once.
 template <typename T, int size, int capacity>
-class TokenRows {
+class TokenHeads {
  public:
-  __device__ TokenRows(const Launch<T, capacity>& launch, const Token& token) : launch_(launch) {
+  __device__ TokenHeads(const Launch<T, capacity>& launch, const Token& token) : launch_(launch) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Rows& rows = launch.rows[r];
+      const HeadView& view = launch.views[r];
       const int start = launch.start[r];
-      in_[r] = static_cast<const T*>(rows.in) + place_of(token, 0, rows.in_stride) + start;
-      out_[r] = static_cast<T*>(rows.out) + place_of(token, 0, rows.out_stride) + start;
+      in_[r] = static_cast<const T*>(view.in) + offset_of(token, 0, view.in_stride) + start;
+      out_[r] = static_cast<T*>(view.out) + offset_of(token, 0, view.out_stride) + start;
     }
   }
 
@@ -230,9 +230,9 @@ class TokenRows {
   __device__ Row<T> row(int head) const {
     const bool is_key = head >= launch_.query_heads;
     const int place = is_key ? head - launch_.query_heads : head;
-    const Rows& rows = launch_.rows[is_key];
-    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, rows.in_stride[2]),
-            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, rows.out_stride[2])};
+    const HeadView& view = launch_.views[is_key];
+    return {(is_key ? in_[1] : in_[0]) + head_offset<size>(place, view.in_stride[2]),
+            (is_key ? out_[1] : out_[0]) + head_offset<size>(place, view.out_stride[2])};
   }
 
  private:
@@ -241,17 +241,17 @@ class TokenRows {
   T* out_[2];
 };
 
-/// The threads that share a head, and this thread among them.
-struct Owners {
-  int count, owner;
+/// The threads that share a head, and this thread's index among them.
+struct HeadThreads {
+  int count, index;
   int group;         // index of the head among those that the block covers at a time
-  bool are_in_warp;  // every head's threads stand in one warp, in number a power of two
+  bool within_warp;  // each head's threads are in one warp, a power of two of them
 
-  __device__ explicit Owners(const core::Divisor<int>& owners)
-      : count(owners.value), are_in_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
-    const auto place = core::divide(static_cast<int>(threadIdx.x), owners);
+  __device__ explicit HeadThreads(const core::Divisor<int>& per_head)
+      : count(per_head.value), within_warp(count <= core::warp_size && (count & (count - 1)) == 0) {
+    const auto place = core::divide(static_cast<int>(threadIdx.x), per_head);
     group = place.quotient;
-    owner = place.remainder;
+    index = place.remainder;
   }
 };
 
@@ -274,7 +274,8 @@ constexpr int copies_in_flight = 2;  // per thread, like heads_in_flight
 /// or the key.
 template <typename T, int size, int capacity>
 __device__ void copy_outside(const Launch<T, capacity>& launch,
-                             const TokenRows<T, size, capacity>& rows, int r, int begin, int end) {
+                             const TokenHeads<T, size, capacity>& heads, int r, int begin,
+                             int end) {
   const int before = launch.start[r] / size, window = 2 * launch.pairs / size;
   const int count = (end - begin) * (launch.outside[r] / size);
   const int threads = static_cast<int>(blockDim.x);
@@ -287,7 +288,7 @@ __device__ void copy_outside(const Launch<T, capacity>& launch,
       out[k] = nullptr;
       if (number >= count) continue;
       const auto at = core::divide(number, launch.packs_outside[r]);
-      const Row<T> row = rows.row(begin + at.quotient);
+      const Row<T> row = heads.row(begin + at.quotient);
       if (row.in == row.out) continue;
       const int pack = at.remainder - before + (at.remainder < before ? 0 : window);
       packs[k] = Pack<T, size>::read(row.in + pack * size);
@@ -395,15 +396,15 @@ bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = vector_bytes / sizeof(T);
   bool fits = arguments.pairs % size == 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    fits = fits && window_start(arguments, rows) % size == 0 &&
-           row_dim(arguments, rows) % size == 0 &&
-           reinterpret_cast<uintptr_t>(rows.in) % vector_bytes == 0 &&
-           reinterpret_cast<uintptr_t>(rows.out) % vector_bytes == 0;
+    const HeadView& view = arguments.views[r];
+    fits = fits && window_start(arguments, view) % size == 0 &&
+           row_dim(arguments, view) % size == 0 &&
+           reinterpret_cast<uintptr_t>(view.in) % vector_bytes == 0 &&
+           reinterpret_cast<uintptr_t>(view.out) % vector_bytes == 0;
     for (int i = 0; i < 3; ++i)
-      fits = fits && rows.in_stride[i] % size == 0 && rows.out_stride[i] % size == 0;
-    fits = fits && std::abs(rows.in_stride[2]) <= INT32_MAX &&
-           std::abs(rows.out_stride[2]) <= INT32_MAX;
+      fits = fits && view.in_stride[i] % size == 0 && view.out_stride[i] % size == 0;
+    fits = fits && std::abs(view.in_stride[2]) <= INT32_MAX &&
+           std::abs(view.out_stride[2]) <= INT32_MAX;
   }
   return fits;
 }
@@ -411,8 +412,8 @@ bool can_use_vectors(const Arguments& arguments) {
 template <typename T, int capacity, Form form = Form::exact>
 LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   LaunchOf<T, capacity, form> launch = {};
-  launch.rows[0] = arguments.rows[0];
-  if (arguments.count > 1) launch.rows[1] = arguments.rows[1];
+  launch.views[0] = arguments.views[0];
+  if (arguments.count > 1) launch.views[1] = arguments.views[1];
   launch.tokens = arguments.batch * arguments.seq;
   launch.seq = core::Divisor<int64_t>::of(std::max<int64_t>(1, arguments.seq));
   std::copy(arguments.position_stride, arguments.position_stride + 3, launch.position_stride);
@@ -423,14 +424,14 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.error = arguments.error;
   launch.amplitude = static_cast<Compute<T>>(arguments.amplitude);
   launch.sine_amplitude = arguments.reverse ? -launch.amplitude : launch.amplitude;
-  launch.query_heads = static_cast<int>(arguments.rows[0].heads);
+  launch.query_heads = static_cast<int>(arguments.views[0].heads);
   launch.heads =
-      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.rows[1].heads) : 0);
+      launch.query_heads + (arguments.count > 1 ? static_cast<int>(arguments.views[1].heads) : 0);
   launch.pairs = static_cast<int>(arguments.pairs);
   for (int64_t r = 0; r < arguments.count; ++r) {
-    const Rows& rows = arguments.rows[r];
-    launch.start[r] = static_cast<int>(window_start(arguments, rows));
-    launch.outside[r] = static_cast<int>(row_dim(arguments, rows)) - 2 * launch.pairs;
+    const HeadView& view = arguments.views[r];
+    launch.start[r] = static_cast<int>(window_start(arguments, view));
+    launch.outside[r] = static_cast<int>(row_dim(arguments, view)) - 2 * launch.pairs;
   }
   launch.axes = static_cast<int>(arguments.axes);
   launch.tangent = arguments.tangent;
@@ -466,8 +467,8 @@ inline int angle_threads(int pairs) {
 /// numbers.
 template <typename T, int capacity>
 cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::CudaStream stream) {
-  const int owners = std::max(1, launch->pairs / size);
-  launch->owners = core::Divisor<int>::of(owners);
+  const int per_head = std::max(1, launch->pairs / size);
+  launch->threads_per_head = core::Divisor<int>::of(per_head);
   for (int r = 0; r < 2; ++r) {
     launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
   }
@@ -481,12 +482,12 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   const int share = launch->tokens > 4 * wanted ? heads_of_thread : heads_in_flight;
   const int64_t passes = core::divide_up(launch->heads_of_block, share);
   const int64_t in_warps =
-      core::divide_up(passes * owners, core::warp_size) * core::warp_size / owners;
+      core::divide_up(passes * per_head, core::warp_size) * core::warp_size / per_head;
   const int64_t at_once = std::min<int64_t>(in_warps, core::divide_up(launch->heads_of_block, 2));
   launch->heads_per_pass =
-      static_cast<int>(std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / owners)));
+      static_cast<int>(std::clamp<int64_t>(at_once, 1, std::max(1, threads_wanted / per_head)));
   // A block of few heads still computes all angles.
-  const int threads = std::max(owners * launch->heads_per_pass, angle_threads(launch->pairs));
+  const int threads = std::max(per_head * launch->heads_per_pass, angle_threads(launch->pairs));
   cudaLaunchConfig_t config = {};
   config.gridDim =
       dim3(static_cast<unsigned>(std::min<int64_t>(launch->tokens, INT32_MAX)),
@@ -499,13 +500,13 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
 
 /// The angles of a thread's pairs.
 template <typename T, int size, bool interleaved>
-__device__ Angles<T, size> angles_of(const Places<size, interleaved>& places,
+__device__ Angles<T, size> angles_of(const PackColumns<size, interleaved>& columns,
                                      const Compute<T>* sines, const Compute<T>* cosines) {
   Angles<T, size> angles;
 #pragma unroll
   for (int i = 0; i < size; ++i) {
-    angles.sine[i] = sines[places.pair(i)];
-    angles.cosine[i] = cosines[places.pair(i)];
+    angles.sine[i] = sines[columns.pair(i)];
+    angles.cosine[i] = cosines[columns.pair(i)];
   }
   return angles;
 }

@@ -23,7 +23,7 @@ void rotate(const Job& job, const Rotation& by, const Specification& spec) {
 
 Tensor rotary(const Tensor& query, const Rotation& by) {
   const SpecificationPointer spec = check(query, nullptr, by);
-  const Tensor in = dispatcher::with_dense_rows(query);
+  const Tensor in = dispatcher::with_contiguous_last_dim(query);
   Tensor out = empty_result(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
   return out;
@@ -31,8 +31,8 @@ Tensor rotary(const Tensor& query, const Rotation& by) {
 
 std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
   const SpecificationPointer spec = check(query, &key, by);
-  const Tensor query_in = dispatcher::with_dense_rows(query);
-  const Tensor key_in = dispatcher::with_dense_rows(key);
+  const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
+  const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
   Tensor query_out = empty_result(query);
   Tensor key_out = empty_result(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
@@ -49,7 +49,7 @@ void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation
   const SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_writable(query, "query");
   dispatcher::check_writable(key, "key");
-  dispatcher::check_apart(key, "key", query, "query");
+  dispatcher::check_no_overlap(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, by, *spec);
 }
 
@@ -57,8 +57,8 @@ void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
   const SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_like(out, "out", query, "query");
   dispatcher::check_writable(out, "out");
-  dispatcher::check_apart_or_same(out, "out", query, "query");
-  const Tensor in = dispatcher::with_dense_rows(query);
+  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
+  const Tensor in = dispatcher::with_contiguous_last_dim(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
 }
 
@@ -69,13 +69,13 @@ void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tenso
   dispatcher::check_like(key_out, "key_out", key, "key");
   dispatcher::check_writable(query_out, "query_out");
   dispatcher::check_writable(key_out, "key_out");
-  dispatcher::check_apart(key_out, "key_out", query_out, "query_out");
-  dispatcher::check_apart(query_out, "query_out", key, "key");
-  dispatcher::check_apart(key_out, "key_out", query, "query");
-  dispatcher::check_apart_or_same(query_out, "query_out", query, "query");
-  dispatcher::check_apart_or_same(key_out, "key_out", key, "key");
-  const Tensor query_in = dispatcher::with_dense_rows(query);
-  const Tensor key_in = dispatcher::with_dense_rows(key);
+  dispatcher::check_no_overlap(key_out, "key_out", query_out, "query_out");
+  dispatcher::check_no_overlap(query_out, "query_out", key, "key");
+  dispatcher::check_no_overlap(key_out, "key_out", query, "query");
+  dispatcher::check_no_overlap_or_same(query_out, "query_out", query, "query");
+  dispatcher::check_no_overlap_or_same(key_out, "key_out", key, "key");
+  const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
+  const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
 }
 

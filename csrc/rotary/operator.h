@@ -84,8 +84,8 @@ inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
   return Rotary::call(handle, rotated, by);
 }
 
-/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.call.frequencies()`, from `query` and
-/// the gradient of query.
+/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.call.frequencies()`, from
+/// `query` and the gradient of query.
 inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
                                                const Rotation& by) {
   static const auto handle = dispatcher::find<RotaryFrequenciesBackward::Signature>(

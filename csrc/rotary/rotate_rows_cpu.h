@@ -38,7 +38,7 @@ POSEMBED_INLINE void rotate_pair(Values* first, Values* second, Values cosine, V
   *second = core::fma(y, cosine, x * sine);
 }
 
-/// Prefetches on Intel processors; on AMD's it would cost time. Rotations in place need to look
+/// Prefetches on Intel processors only, because on AMD's it loses time. In-place rotations prefetch
 /// farther ahead than streamed ones.
 template <bool streaming, int64_t bytes, typename T>
 POSEMBED_INLINE void prefetch(const T* in) {
@@ -280,11 +280,11 @@ struct Margins {
 constexpr Margins no_margins{0, 0, 0};
 
 template <typename T>
-Margins margins_of(const Arguments& arguments, const Rows& rows, Stores stores) {
-  const int64_t gap = fetched_between_heads<T>(arguments, rows);
+Margins margins_of(const Arguments& arguments, const HeadView& view, Stores stores) {
+  const int64_t gap = fetched_between_heads<T>(arguments, view);
   if (stores != Stores::streaming) return {0, 0, gap};
-  const int64_t start = window_start(arguments, rows);
-  return {start, row_dim(arguments, rows) - start - 2 * arguments.pairs, gap};
+  const int64_t start = window_start(arguments, view);
+  return {start, row_dim(arguments, view) - start - 2 * arguments.pairs, gap};
 }
 
 /// Streams `count` elements in whole cache lines.
@@ -414,7 +414,7 @@ RotateGroup<T> choose_rotation(int64_t pairs) {
   return choose_rotation<T, interleaved, streaming>(pairs, Known{});
 }
 
-/// memcpy that fetches 1 KiB ahead on Intel processors, where prefetching pays.
+/// memcpy that prefetches 1 KiB ahead on Intel processors, where prefetching saves time.
 inline void copy_ahead(void* out, const void* in, int64_t bytes) {
   const char* ahead = static_cast<const char*>(in) + 1024;
   if (core::is_intel) fetch(ahead, ahead + bytes);
@@ -424,11 +424,11 @@ inline void copy_ahead(void* out, const void* in, int64_t bytes) {
 /// Rotates rows in a buffer and streams them from there. Reads rows from end to end, as the
 /// hardware prefetcher expects.
 template <typename T>
-void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token& token,
+void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const Token& token,
                       RotateGroup<T> rotate, const Angles<T>& angles, const RowGroup<T>& group) {
   constexpr int64_t elements = buffer_bytes / static_cast<int64_t>(sizeof(T));
   alignas(64) T buffer[elements];
-  const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
+  const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
   const int64_t most = elements / dim;
   for (int64_t row = 0; row < group.count; row += most) {
     const int64_t count = std::min(most, group.count - row);
@@ -446,14 +446,14 @@ void rotate_in_buffer(const Arguments& arguments, const Rows& rows, const Token&
 /// Rotates the windows of `group`, rows of `rows`, and copies the components outside; copies
 /// everything if the token is not rotated. Tangents outside the window are 0 and not copied.
 template <typename T>
-POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const Rows& rows, const Token& token,
-                                 const Rotating<T>& by, const Angles<T>& angles,
+POSEMBED_INLINE void rotate_rows(const Arguments& arguments, const HeadView& view,
+                                 const Token& token, const Rotating<T>& by, const Angles<T>& angles,
                                  const RowGroup<T>& group) {
   if (by.stores == Stores::streaming_from_buffer) {
-    rotate_in_buffer(arguments, rows, token, by.rotate, angles, group);
+    rotate_in_buffer(arguments, view, token, by.rotate, angles, group);
     return;
   }
-  const int64_t dim = row_dim(arguments, rows), start = window_start(arguments, rows);
+  const int64_t dim = row_dim(arguments, view), start = window_start(arguments, view);
   const bool streams_margins = by.stores == Stores::streaming && token.rotated;
   if (!arguments.tangent && !streams_margins) {
     const int64_t window = token.rotated ? start : dim;

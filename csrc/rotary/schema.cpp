@@ -16,12 +16,11 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_(Tensor(a!) query, " + rotation + ") -> ()");
   define(m, "rotary_pair_(Tensor(a!) query, Tensor(b!) key, " + rotation + ") -> ()");
   define(m, "rotary_out(Tensor(a!) out, Tensor query, " + rotation + ") -> ()");
-  define(m,
-         "rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " +
-             rotation + ") -> ()");
+  define(m, "rotary_pair_out(Tensor(a!) query_out, Tensor(b!) key_out, Tensor query, Tensor key, " +
+                rotation + ") -> ()");
   define(m, "rotary_tangent(Tensor rotated, " + rotation + ") -> Tensor");
-  define(m, "rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation +
-                ") -> Tensor");
+  define(m,
+         "rotary_frequencies_backward(Tensor gradient, Tensor query, " + rotation + ") -> Tensor");
   define(m,
          "rotary_rerotate_("
          "Tensor(a!) key, "

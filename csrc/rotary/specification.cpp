@@ -129,8 +129,7 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
 
 namespace rotary {
 
-Specification::Specification(std::string_view text)
-    : spec(parse(std::string(text))) {
+Specification::Specification(std::string_view text) : spec(parse(std::string(text))) {
   spec.check_fields();
   Scaled numbers = scaled(spec);
   check_results(numbers);

@@ -1,4 +1,4 @@
-// Decides which rows are written past the caches. Included only by kernel_cpu.cpp files.
+// Chooses which rows are written with non-temporal stores. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <cstdint>
@@ -34,17 +34,17 @@ bool can_stream_window(const Arguments& arguments) {
   return arguments.pairs % (2 * lanes) == 0 || arguments.pairs == lanes;
 }
 
-inline int64_t elements_of(const Arguments& arguments, const Rows& rows) {
-  return arguments.batch * arguments.seq * rows.heads * row_dim(arguments, rows);
+inline int64_t elements_of(const Arguments& arguments, const HeadView& view) {
+  return arguments.batch * arguments.seq * view.heads * row_dim(arguments, view);
 }
 
 template <typename T>
-bool can_stream(const Arguments& arguments, const Rows& rows) {
-  const int64_t dim = row_dim(arguments, rows);
+bool can_stream(const Arguments& arguments, const HeadView& view) {
+  const int64_t dim = row_dim(arguments, view);
   const bool in_part = 2 * arguments.pairs < dim;
-  return rows.in != rows.out && !(in_part && arguments.tangent) && in_whole_lines<T>(dim) &&
-         in_whole_lines<T>(window_start(arguments, rows)) && can_stream_window<T>(arguments) &&
-         can_stream<T>(elements_of(arguments, rows), rows.out, rows.out_stride);
+  return view.in != view.out && !(in_part && arguments.tangent) && in_whole_lines<T>(dim) &&
+         in_whole_lines<T>(window_start(arguments, view)) && can_stream_window<T>(arguments) &&
+         can_stream<T>(elements_of(arguments, view), view.out, view.out_stride);
 }
 
 /// Rows that are rotated in part are assembled in a buffer of this size and streamed from there,
@@ -55,22 +55,22 @@ constexpr int64_t buffer_bytes = 4096;
 /// rows are aligned or contiguous. Rows rotated as a whole take this way only on Intel processors,
 /// and not by tables, which it slows down.
 template <typename T>
-bool can_stream_from_buffer(const Arguments& arguments, const Rows& rows) {
+bool can_stream_from_buffer(const Arguments& arguments, const HeadView& view) {
   constexpr int64_t size = sizeof(T);
-  const int64_t dim = row_dim(arguments, rows), elements = elements_of(arguments, rows);
+  const int64_t dim = row_dim(arguments, view), elements = elements_of(arguments, view);
   const bool pays = 2 * arguments.pairs < dim || (core::is_intel && arguments.cosines == nullptr);
-  return rows.in != rows.out && !arguments.tangent && pays && dim * size <= buffer_bytes &&
+  return view.in != view.out && !arguments.tangent && pays && dim * size <= buffer_bytes &&
          elements * size >= uncached_bytes &&
-         (rows.out_stride[2] == dim || can_stream<T>(elements, rows.out, rows.out_stride));
+         (view.out_stride[2] == dim || can_stream<T>(elements, view.out, view.out_stride));
 }
 
 /// How results are written.
 enum class Stores { ordinary, streaming, streaming_from_buffer };
 
 template <typename T>
-Stores choose_stores(const Arguments& arguments, const Rows& rows) {
-  if (can_stream<T>(arguments, rows)) return Stores::streaming;
-  return can_stream_from_buffer<T>(arguments, rows) ? Stores::streaming_from_buffer
+Stores choose_stores(const Arguments& arguments, const HeadView& view) {
+  if (can_stream<T>(arguments, view)) return Stores::streaming;
+  return can_stream_from_buffer<T>(arguments, view) ? Stores::streaming_from_buffer
                                                     : Stores::ordinary;
 }
 

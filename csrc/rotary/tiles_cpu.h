@@ -1,5 +1,5 @@
-// Tiles: some heads of some tokens. If the tokens of a head are neighbours in memory, each head is
-// a separate run; with tiles a kernel follows few runs at a time and fetches ahead in them.
+// Tiles: some heads of some tokens. In a head-major tensor each head is a separate memory stream;
+// with tiles a kernel reads few streams at a time and prefetches them.
 // Included only by kernel_cpu.cpp files.
 #pragma once
 
@@ -17,20 +17,20 @@ struct Tile {
   int64_t heads;
 };
 
-/// `for_runs` if heads are runs in a tensor that leaves the caches, otherwise one token at a time.
+/// `head_major` if a tensor is head-major and leaves the caches, otherwise one token at a time.
 /// Tiles of several tokens fetch the rows of the next tile.
 template <typename T>
-Tile choose_tile(const Arguments& arguments, Tile for_runs) {
-  bool runs = false;
+Tile choose_tile(const Arguments& arguments, Tile head_major) {
+  bool any_head_major = false;
   int64_t heads = 0;
   for (int64_t r = 0; r < arguments.count; ++r) {
-    runs = runs || heads_are_runs(arguments.rows[r]);
-    heads = std::max(heads, arguments.rows[r].heads);
+    any_head_major = any_head_major || is_head_major(arguments.views[r]);
+    heads = std::max(heads, arguments.views[r].heads);
   }
-  return runs && fetches_gaps<T>(arguments) ? for_runs : Tile{1, heads};
+  return any_head_major && fetches_gaps<T>(arguments) ? head_major : Tile{1, heads};
 }
 
-/// Fetches `count` rows of `dim`, each in a separate run, into the second-level cache: the first
+/// Fetches `count` rows of `dim`, each in a separate stream, into the second-level cache: the first
 /// could not keep them while other rows are read.
 template <typename T>
 POSEMBED_INLINE void fetch_rows(const T* in, int64_t step, int64_t count, int64_t dim) {
@@ -49,10 +49,10 @@ template <typename T>
 POSEMBED_INLINE void fetch_next_tile(const Arguments& arguments, int64_t r, const Tile& tile,
                                      const Token& token, int64_t begin, int64_t end) {
   if (tile.tokens == 1) return;
-  const Rows& rows = arguments.rows[r];
+  const HeadView& view = arguments.views[r];
   const Token next{token.batch, token.seq + tile.tokens, false};
-  fetch_rows(row_of<T>(rows, next, begin), rows.in_stride[2], end - begin,
-             row_dim(arguments, rows));
+  fetch_rows(row_of<T>(view, next, begin), view.in_stride[2], end - begin,
+             row_dim(arguments, view));
 }
 
 }  // namespace

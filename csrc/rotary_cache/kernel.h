@@ -1,6 +1,6 @@
 // Rotates query and key and writes key and value to a paged cache, in one pass over memory. Pages
 // as in Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-// PagedAttention", 2023: a token's slot is page * page_size + place in the page.
+// PagedAttention", 2023: a token's slot is page * page_size + index in the page.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace posembed::rotary_cache {
 /// The cache of keys or of values: [pages, page_size, heads, dim] with a contiguous last dimension.
 struct Cache {
   void* data = nullptr;
-  int64_t stride[3] = {0, 0, 0};  // page, place in the page, head; in elements
+  int64_t stride[3] = {0, 0, 0};  // page, index in the page, head; in elements
   /// float8: the divisor of rows.
   float scale = 1.0f;
   const float* scale_data = nullptr;  // the scale on the data's device, instead of `scale`
@@ -24,7 +24,7 @@ struct Cache {
 struct Arguments {
   /// Query and key. The key's `out` is null if the rotated key is written only to the cache.
   rotary::Arguments rotation;
-  rotary::Rows value;  // `out` is not used
+  rotary::HeadView value;  // `out` is not used
   int64_t value_dim = 0;
   Cache key_cache, value_cache;
   bool float8 = false;              // the caches' type: float8 e4m3fn, or that of the data
@@ -41,10 +41,10 @@ POSEMBED_INLINE int64_t slot_offset(const Cache& cache, int64_t slot, int64_t pa
 
 /// Processes tokens [begin, end) in the order of rotary's TokenOrder. Slots and positions must have
 /// been checked.
-POSEMBED_CPU_KERNEL(rotate_and_keep, void(const Arguments& arguments, int64_t begin, int64_t end));
+POSEMBED_CPU_KERNEL(rotate_and_cache, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Processes all tokens on `stream`. A slot outside the cache is recorded and its token is not
 /// written.
-const char* rotate_and_keep_cuda(const Arguments& arguments, core::CudaStream stream);
+const char* rotate_and_cache_cuda(const Arguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::rotary_cache

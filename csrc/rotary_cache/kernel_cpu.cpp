@@ -1,8 +1,8 @@
 // Computes a token's angles once for all its heads and writes rotated keys directly to the cache.
 #include <algorithm>
 
+#include "core/block32.h"
 #include "core/float8.h"
-#include "core/run.h"
 #include "core/stream.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/rotate_rows_cpu.h"
@@ -12,7 +12,7 @@
 namespace posembed::rotary_cache::POSEMBED_ISA {
 namespace {
 
-using rotary::Rows;
+using rotary::HeadView;
 using rotary::POSEMBED_ISA::Angles;
 using rotary::POSEMBED_ISA::Rotating;
 using rotary::POSEMBED_ISA::RowGroup;
@@ -23,10 +23,10 @@ using rotary::POSEMBED_ISA::Token;
 /// alias the next numbers.
 template <typename T>
 void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out) {
-  core::for_runs(count, [&](int64_t i, auto columns) POSEMBED_INLINE_LAMBDA {
-    core::Compute<T> values[core::run];
-    uint32_t bits[core::run];
-    core::Float8 rounded[core::run];
+  core::for_blocks(count, [&](int64_t i, auto columns) POSEMBED_INLINE_LAMBDA {
+    core::Compute<T> values[core::block_size];
+    uint32_t bits[core::block_size];
+    core::Float8 rounded[core::block_size];
     core::load_elements(in + i, columns, values);
     for (int64_t k = 0; k < columns; ++k) {
       bits[k] = core::float8_bits(static_cast<float>(values[k]) / scale);
@@ -38,20 +38,20 @@ void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out)
 
 /// Stores rows of T unchanged, or divided and rounded to float8.
 template <typename T, bool float8>
-class Keeper {
+class CacheWriter {
  public:
-  using Kept = std::conditional_t<float8, core::Float8, T>;
+  using Stored = std::conditional_t<float8, core::Float8, T>;
 
   /// `elements`: the number of elements of all rows.
-  Keeper(const Cache& cache, int64_t page_size, int64_t elements)
+  CacheWriter(const Cache& cache, int64_t page_size, int64_t elements)
       : cache_(cache),
         page_size_(page_size),
         streaming_(!float8 &&
                    rotary::POSEMBED_ISA::can_stream<T>(elements, cache.data, cache.stride)),
         scale_(cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
 
-  Kept* row(int64_t slot) const {
-    return static_cast<Kept*>(cache_.data) + slot_offset(cache_, slot, page_size_);
+  Stored* row(int64_t slot) const {
+    return static_cast<Stored*>(cache_.data) + slot_offset(cache_, slot, page_size_);
   }
 
   int64_t head_stride() const { return cache_.stride[2]; }
@@ -59,7 +59,7 @@ class Keeper {
   /// Whether rows are written past the caches.
   bool streaming() const { return streaming_; }
 
-  void keep(const T* in, int64_t count, Kept* out) const {
+  void write(const T* in, int64_t count, Stored* out) const {
     if constexpr (float8) {
       round_to_float8(in, count, scale_, out);
     } else if (streaming_) {
@@ -78,58 +78,58 @@ class Keeper {
 
 /// The rows of one token; `out` is null if `rows` has none.
 template <typename T>
-RowGroup<T> rows_of(const Rows& rows, const Token& token) {
+RowGroup<T> rows_of(const HeadView& view, const Token& token) {
   const auto place = [&](const int64_t* stride) {
     return token.batch * stride[0] + token.seq * stride[1];
   };
-  T* out = static_cast<T*>(rows.out);
-  return {static_cast<const T*>(rows.in) + place(rows.in_stride),
-          out == nullptr ? nullptr : out + place(rows.out_stride), rows.heads, rows.in_stride[2],
-          rows.out_stride[2]};
+  T* out = static_cast<T*>(view.out);
+  return {static_cast<const T*>(view.in) + place(view.in_stride),
+          out == nullptr ? nullptr : out + place(view.out_stride), view.heads, view.in_stride[2],
+          view.out_stride[2]};
 }
 
 template <typename T, bool float8>
-void keep_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
-               const Keeper<T, float8>& keeper, int64_t slot) {
-  auto* out = keeper.row(slot);
+void write_rows(const T* in, int64_t step, int64_t heads, int64_t dim,
+                const CacheWriter<T, float8>& writer, int64_t slot) {
+  auto* out = writer.row(slot);
   for (int64_t head = 0; head < heads; ++head) {
-    keeper.keep(in + head * step, dim, out + head * keeper.head_stride());
+    writer.write(in + head * step, dim, out + head * writer.head_stride());
   }
 }
 
 template <typename T, bool interleaved>
-Rotating<T> rotating(const rotary::Arguments& rotary, const Rows& rows, Stores stores) {
+Rotating<T> rotating(const rotary::Arguments& rotary, const HeadView& view, Stores stores) {
   namespace kernel = rotary::POSEMBED_ISA;
   return {stores == Stores::streaming
               ? kernel::choose_rotation<T, interleaved, true>(rotary.pairs)
               : kernel::choose_rotation<T, interleaved, false>(rotary.pairs),
-          stores, kernel::margins_of<T>(rotary, rows, stores)};
+          stores, kernel::margins_of<T>(rotary, view, stores)};
 }
 
 /// The parts of a call that all tokens share.
 template <typename T, bool float8>
 struct Walk {
   const Arguments& arguments;
-  Keeper<T, float8> keys, values;
-  Rotating<T> of_query, of_key, of_kept;  // of_kept writes to the cache
+  CacheWriter<T, float8> keys, values;
+  Rotating<T> of_query, of_key, of_cached;  // of_cached writes to the cache
 
   int64_t slot(const Token& token) const {
     return core::read(arguments.slots, token.batch * arguments.slot_stride[0] +
                                            token.seq * arguments.slot_stride[1]);
   }
 
-  void rotate(const Rows& rows, const Token& token, const Angles<T>& angles,
+  void rotate(const HeadView& view, const Token& token, const Angles<T>& angles,
               const RowGroup<T>& group, const Rotating<T>& by) const {
-    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, rows, token, by, angles, group);
+    rotary::POSEMBED_ISA::rotate_rows(arguments.rotation, view, token, by, angles, group);
   }
 
   /// Rotates a key for a float8 cache window by window and rounds it to T in between, as if it came
   /// from memory.
-  void keep_windows(const Token& token, const Angles<T>& angles, const RowGroup<T>& key,
-                    int64_t slot) const {
+  void write_windows(const Token& token, const Angles<T>& angles, const RowGroup<T>& key,
+                     int64_t slot) const {
     const rotary::Arguments& rotary = arguments.rotation;
-    const Rows& rows = rotary.rows[1];
-    const int64_t dim = row_dim(rotary, rows), begin = window_start(rotary, rows);
+    const HeadView& view = rotary.views[1];
+    const int64_t dim = row_dim(rotary, view), begin = window_start(rotary, view);
     const int64_t count = 2 * rotary.pairs, end = begin + count;
     T window[2 * rotary::max_pairs];
     for (int64_t head = 0; head < key.count; ++head) {
@@ -139,38 +139,38 @@ struct Walk {
         of_key.rotate(in + begin, window, 1, 0, 0, angles, rotary.pairs,
                       rotary::POSEMBED_ISA::no_margins);
       }
-      keys.keep(in, begin, out);
-      keys.keep(token.rotated ? window : in + begin, count, out + begin);
-      keys.keep(in + end, dim - end, out + end);
+      keys.write(in, begin, out);
+      keys.write(token.rotated ? window : in + begin, count, out + begin);
+      keys.write(in + end, dim - end, out + end);
     }
   }
 
-  void keep_key(const Token& token, const Angles<T>& angles, int64_t slot) const {
-    const Rows& rows = arguments.rotation.rows[1];
-    RowGroup<T> key = rows_of<T>(rows, token);
+  void write_key(const Token& token, const Angles<T>& angles, int64_t slot) const {
+    const HeadView& view = arguments.rotation.views[1];
+    RowGroup<T> key = rows_of<T>(view, token);
     if (key.out != nullptr) {
-      rotate(rows, token, angles, key, of_key);
+      rotate(view, token, angles, key, of_key);
       if (slot < 0) return;
-      keep_rows(key.out, key.out_step, key.count, row_dim(arguments.rotation, rows), keys, slot);
+      write_rows(key.out, key.out_step, key.count, row_dim(arguments.rotation, view), keys, slot);
     } else if (slot >= 0) {
       if constexpr (float8) {
-        keep_windows(token, angles, key, slot);
+        write_windows(token, angles, key, slot);
       } else {
         key.out = keys.row(slot);
         key.out_step = keys.head_stride();
-        rotate(rows, token, angles, key, of_kept);
+        rotate(view, token, angles, key, of_cached);
       }
     }
   }
 
   void run(const Token& token, const Angles<T>& angles) const {
-    const Rows& query = arguments.rotation.rows[0];
+    const HeadView& query = arguments.rotation.views[0];
     rotate(query, token, angles, rows_of<T>(query, token), of_query);
     const int64_t where = slot(token);
-    keep_key(token, angles, where);
+    write_key(token, angles, where);
     if (where < 0) return;
     const RowGroup<T> value = rows_of<T>(arguments.value, token);
-    keep_rows(value.in, value.in_step, value.count, arguments.value_dim, values, where);
+    write_rows(value.in, value.in_step, value.count, arguments.value_dim, values, where);
   }
 };
 
@@ -178,23 +178,24 @@ template <typename T, bool interleaved, bool float8>
 Walk<T, float8> plan_walk(const Arguments& arguments) {
   namespace kernel = rotary::POSEMBED_ISA;
   const rotary::Arguments& rotary = arguments.rotation;
-  const Rows& key = rotary.rows[1];
+  const HeadView& key = rotary.views[1];
   const int64_t tokens = rotary.batch * rotary.seq;
-  const Keeper<T, float8> keys{arguments.key_cache, arguments.page_size,
-                               tokens * key.heads * row_dim(rotary, key)};
-  const Keeper<T, float8> values{arguments.value_cache, arguments.page_size,
-                                 tokens * arguments.value.heads * arguments.value_dim};
-  const Stores stores = kernel::choose_stores<T>(rotary, rotary.rows[0]);
-  Rows kept = key;
-  kept.out = arguments.key_cache.data;
-  std::copy_n(arguments.key_cache.stride, 3, kept.out_stride);
-  const Stores stores_of_kept = float8 ? Stores::ordinary : kernel::choose_stores<T>(rotary, kept);
+  const CacheWriter<T, float8> keys{arguments.key_cache, arguments.page_size,
+                                    tokens * key.heads * row_dim(rotary, key)};
+  const CacheWriter<T, float8> values{arguments.value_cache, arguments.page_size,
+                                      tokens * arguments.value.heads * arguments.value_dim};
+  const Stores stores = kernel::choose_stores<T>(rotary, rotary.views[0]);
+  HeadView cached = key;
+  cached.out = arguments.key_cache.data;
+  std::copy_n(arguments.key_cache.stride, 3, cached.out_stride);
+  const Stores stores_of_cached =
+      float8 ? Stores::ordinary : kernel::choose_stores<T>(rotary, cached);
   return {arguments,
           keys,
           values,
-          rotating<T, interleaved>(rotary, rotary.rows[0], stores),
+          rotating<T, interleaved>(rotary, rotary.views[0], stores),
           rotating<T, interleaved>(rotary, key, Stores::ordinary),
-          rotating<T, interleaved>(rotary, kept, stores_of_kept)};
+          rotating<T, interleaved>(rotary, cached, stores_of_cached)};
 }
 
 template <typename T, bool interleaved, bool float8>
@@ -212,7 +213,7 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
     walk.run(token, angles);
   }
   const bool streams = walk.of_query.stores != Stores::ordinary ||
-                       walk.of_kept.stores != Stores::ordinary || walk.keys.streaming() ||
+                       walk.of_cached.stores != Stores::ordinary || walk.keys.streaming() ||
                        walk.values.streaming();
   if (streams) core::stream_fence();
 }
@@ -226,7 +227,7 @@ void walk_tokens(const Arguments& arguments, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void rotate_and_keep(const Arguments& arguments, int64_t begin, int64_t end) {
+void rotate_and_cache(const Arguments& arguments, int64_t begin, int64_t end) {
   core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto walk = arguments.rotation.interleaved ? walk_tokens<T, true> : walk_tokens<T, false>;

@@ -1,6 +1,6 @@
-// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
-// members of its pairs. A thread writes its results to all their destinations, so keys and values
-// are read once.
+// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
+// members of its pairs. Each thread writes its results to every destination, so keys and values are
+// read once.
 #include "core/float8.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_cache/kernel.h"
@@ -13,8 +13,8 @@ using rotary::Pack;
 using rotary::Token;
 
 /// Arguments of a launch in addition to those of the rotation.
-struct Keeping {
-  rotary::Rows value;
+struct CacheLaunch {
+  rotary::HeadView value;
   Cache key_cache, value_cache;
   core::IndexView slots;
   int64_t slot_stride[2];
@@ -24,9 +24,9 @@ struct Keeping {
   core::Divisor<int> value_packs;  // of a head
 };
 
-/// A token's place in the caches.
+/// A token's slot in the caches.
 struct Slot {
-  bool is_kept = false;
+  bool is_written = false;
   int64_t page = 0, place = 0;
 };
 
@@ -36,8 +36,8 @@ struct alignas(size) Float8Pack {
   uint16_t pair[size / 2];
 };
 
-/// Divides by a scale, as exactly as a division does for all quotients that float8 can tell apart,
-/// in three instructions.
+/// Divides by a scale in three instructions. Equals a division for every quotient that float8
+/// distinguishes.
 class Scale {
  public:
   __device__ explicit Scale(float scale)
@@ -56,35 +56,35 @@ class Scale {
   bool is_moderate_;
 };
 
-/// The place of one token in a cache; stores packs of T there.
+/// Writes packs of T to one token's slot in a cache.
 template <typename T, int size, bool float8>
-struct Keeper {
-  using Kept = std::conditional_t<float8, core::Float8, T>;
+struct CacheWriter {
+  using Stored = std::conditional_t<float8, core::Float8, T>;
 
-  Kept* token;
+  Stored* token;
   int64_t head_stride;
   Scale scale;
 
-  __device__ Keeper(const Cache& cache, const Slot& slot)
-      : token(static_cast<Kept*>(cache.data) + slot.page * cache.stride[0] +
+  __device__ CacheWriter(const Cache& cache, const Slot& slot)
+      : token(static_cast<Stored*>(cache.data) + slot.page * cache.stride[0] +
               slot.place * cache.stride[1]),
         head_stride(cache.stride[2]),
         scale(!float8 || cache.scale_data == nullptr ? cache.scale : *cache.scale_data) {}
 
-  __device__ void keep(const Pack<T, size>& pack, int head, int place) const {
-    Kept* out = token + rotary::head_offset<size>(head, head_stride) + place;
+  __device__ void write(const Pack<T, size>& pack, int head, int place) const {
+    Stored* out = token + rotary::head_offset<size>(head, head_stride) + place;
     const auto scaled = [&](int i) {
       return scale.divide(static_cast<float>(core::load(pack.element[i])));
     };
     if constexpr (float8 && size == 1) {
       core::store(scaled(0), out);
     } else if constexpr (float8) {
-      Float8Pack<size> kept;
+      Float8Pack<size> rounded;
 #pragma unroll
       for (int i = 0; i < size / 2; ++i) {
-        kept.pair[i] = core::float8_pair(scaled(2 * i), scaled(2 * i + 1));
+        rounded.pair[i] = core::float8_pair(scaled(2 * i), scaled(2 * i + 1));
       }
-      *reinterpret_cast<Float8Pack<size>*>(out) = kept;
+      *reinterpret_cast<Float8Pack<size>*>(out) = rounded;
     } else {
       pack.write(out);
     }
@@ -92,37 +92,37 @@ struct Keeper {
 };
 
 /// The token's slot. Records a slot outside the cache.
-__device__ inline Slot slot_of(const Keeping& keeping, const Token& token,
+__device__ inline Slot slot_of(const CacheLaunch& cache, const Token& token,
                                core::DeviceError* error) {
   const int64_t slot = core::read(
-      keeping.slots, token.batch * keeping.slot_stride[0] + token.seq * keeping.slot_stride[1]);
-  if (slot >= 0 && slot < keeping.slot_count) {
-    const auto place = core::divide(slot, keeping.page_size);
+      cache.slots, token.batch * cache.slot_stride[0] + token.seq * cache.slot_stride[1]);
+  if (slot >= 0 && slot < cache.slot_count) {
+    const auto place = core::divide(slot, cache.page_size);
     return {true, place.quotient, place.remainder};
   }
   if (slot != -1 && threadIdx.x == 0) {
-    core::record_error(error, core::ErrorKind::slot, slot, token.number, keeping.slot_count);
+    core::record_error(error, core::ErrorKind::slot, slot, token.number, cache.slot_count);
   }
   return {};
 }
 
 /// Copies the components outside the window of keys [begin, end) to the rotated keys and the cache.
 template <typename T, int size, bool float8, int capacity>
-__device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& keeping,
-                             const rotary::TokenRows<T, size, capacity>& rows, const Slot& slot,
-                             int begin, int end) {
+__device__ void cache_outside(const Launch<T, capacity>& launch, const CacheLaunch& cache,
+                              const rotary::TokenHeads<T, size, capacity>& heads, const Slot& slot,
+                              int begin, int end) {
   const int before = launch.start[1] / size, window = 2 * launch.pairs / size;
   const int count = (end - begin) * (launch.outside[1] / size);
-  const Keeper<T, size, float8> keeper(keeping.key_cache, slot);
+  const CacheWriter<T, size, float8> writer(cache.key_cache, slot);
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const auto at = core::divide(i, launch.packs_outside[1]);
     const int head = begin + at.quotient;
     const int column = (at.remainder < before ? at.remainder : at.remainder + window) * size;
-    const rotary::Row<T> row = rows.row(launch.query_heads + head);
+    const rotary::Row<T> row = heads.row(launch.query_heads + head);
     const auto pack = Pack<T, size>::read(row.in + column - launch.start[1]);
-    const bool moves = launch.rows[1].out != nullptr && row.in != row.out;
+    const bool moves = launch.views[1].out != nullptr && row.in != row.out;
     if (moves) pack.write(row.out + column - launch.start[1]);
-    if (slot.is_kept) keeper.keep(pack, head, column);
+    if (slot.is_written) writer.write(pack, head, column);
   }
 }
 
@@ -131,32 +131,31 @@ __device__ void keep_outside(const Launch<T, capacity>& launch, const Keeping& k
 template <typename T, int size>
 class Values {
  public:
-  __device__ Values(const Keeping& keeping, const Token& token, int begin, int end)
-      : keeping_(keeping),
-        in_(static_cast<const T*>(keeping.value.in) +
-            rotary::place_of(token, begin, keeping.value.in_stride)),
+  __device__ Values(const CacheLaunch& cache, const Token& token, int begin, int end)
+      : cache_(cache),
+        in_(static_cast<const T*>(cache.value.in) +
+            rotary::offset_of(token, begin, cache.value.in_stride)),
         begin_(begin),
-        count_((end - begin) * (keeping.value_dim / size)) {
+        count_((end - begin) * (cache.value_dim / size)) {
     const int first = static_cast<int>(threadIdx.x);
-    if (first < count_) first_ = read(core::divide(first, keeping.value_packs));
+    if (first < count_) first_ = read(core::divide(first, cache.value_packs));
   }
 
-  template <typename Keeper>
-  __device__ void keep(const Keeper& keeper) const {
+  template <typename Writer>
+  __device__ void write(const Writer& writer) const {
     for (int i = threadIdx.x; i < count_; i += blockDim.x) {
-      const auto at = core::divide(i, keeping_.value_packs);
+      const auto at = core::divide(i, cache_.value_packs);
       const bool is_first = i == static_cast<int>(threadIdx.x);
-      keeper.keep(is_first ? first_ : read(at), begin_ + at.quotient, at.remainder * size);
+      writer.write(is_first ? first_ : read(at), begin_ + at.quotient, at.remainder * size);
     }
   }
 
  private:
   __device__ Pack<T, size> read(const core::Quotient<int>& at) const {
-    return Pack<T, size>::read(in_ + at.quotient * keeping_.value.in_stride[2] +
-                               at.remainder * size);
+    return Pack<T, size>::read(in_ + at.quotient * cache_.value.in_stride[2] + at.remainder * size);
   }
 
-  const Keeping& keeping_;
+  const CacheLaunch& cache_;
   const T* in_;
   int begin_, count_;
   Pack<T, size> first_;
@@ -165,67 +164,67 @@ class Values {
 template <typename T, int size, bool interleaved, bool float8, int capacity>
 __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_blocks<size, 3>)
     cache_kernel(const __grid_constant__ Launch<T, capacity> launch,
-                 const __grid_constant__ Keeping keeping) {
+                 const __grid_constant__ CacheLaunch cache) {
   using Owned = rotary::Pairs<T, size, interleaved>;
   constexpr int in_flight = rotary::heads_in_flight;
   __shared__ core::Compute<T> sines[capacity], cosines[capacity];
   core::wait_for_previous_kernel();
-  const rotary::Owners owners(launch.owners);
-  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
+  const rotary::HeadThreads threads(launch.threads_per_head);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
 
-  const bool owns_heads = launch.pairs > 0 && owners.group < launch.heads_per_pass;
+  const bool owns_heads = launch.pairs > 0 && threads.group < launch.heads_per_pass;
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
   const int splits = static_cast<int>(gridDim.y), split = static_cast<int>(blockIdx.y);
-  const int value_heads = static_cast<int>(keeping.value.heads);
-  const bool key_moves = launch.rows[1].out != nullptr;
+  const int value_heads = static_cast<int>(cache.value.heads);
+  const bool key_moves = launch.views[1].out != nullptr;
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const rotary::TokenRows<T, size, capacity> rows(launch, token);
+    const rotary::TokenHeads<T, size, capacity> heads(launch, token);
     Owned owned[in_flight];
     const auto read_head = [&](int at, int head) {
       if (head >= end) return;
-      const rotary::Row<T> row = rows.row(head);
-      owned[at].first = Pack<T, size>::read(row.in + places.first);
-      owned[at].second = Pack<T, size>::read(row.in + places.second);
+      const rotary::Row<T> row = heads.row(head);
+      owned[at].first = Pack<T, size>::read(row.in + columns.first);
+      owned[at].second = Pack<T, size>::read(row.in + columns.second);
     };
     // Issue loads of the first rows and values before position and slot are known.
-    int head = owns_heads ? begin + owners.group : end;
+    int head = owns_heads ? begin + threads.group : end;
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
-    const Values<T, size> values(keeping, token, value_heads * split / splits,
+    const Values<T, size> values(cache, token, value_heads * split / splits,
                                  value_heads * (split + 1) / splits);
 
-    const Slot slot = slot_of(keeping, token, launch.error);
+    const Slot slot = slot_of(cache, token, launch.error);
     const bool rotated = begin_token(launch, token, sines, cosines);
-    const auto angles = rotary::angles_of<T>(places, sines, cosines);
-    const Keeper<T, size, float8> keeper(keeping.key_cache, slot);
+    const auto angles = rotary::angles_of<T>(columns, sines, cosines);
+    const CacheWriter<T, size, float8> writer(cache.key_cache, slot);
     while (head < end) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, head += launch.heads_per_pass) {
         if (head >= end) break;
         if (rotated) owned[i].rotate(angles);
         const bool is_key = head >= launch.query_heads;
-        const rotary::Row<T> row = rows.row(head);
+        const rotary::Row<T> row = heads.row(head);
         if ((!is_key || key_moves) && (rotated || row.in != row.out)) {
-          owned[i].first.write(row.out + places.first);
-          owned[i].second.write(row.out + places.second);
+          owned[i].first.write(row.out + columns.first);
+          owned[i].second.write(row.out + columns.second);
         }
-        if (is_key && slot.is_kept) {
+        if (is_key && slot.is_written) {
           const int start = launch.start[1];
-          keeper.keep(owned[i].first, head - launch.query_heads, start + places.first);
-          keeper.keep(owned[i].second, head - launch.query_heads, start + places.second);
+          writer.write(owned[i].first, head - launch.query_heads, start + columns.first);
+          writer.write(owned[i].second, head - launch.query_heads, start + columns.second);
         }
         read_head(i, head + in_flight * launch.heads_per_pass);
       }
     }
     const int queries = launch.query_heads;
-    rotary::copy_outside(launch, rows, 0, begin, min(end, queries));
-    keep_outside<T, size, float8>(launch, keeping, rows, slot, max(begin - queries, 0),
-                                  end - queries);
-    if (!slot.is_kept) continue;
-    values.keep(Keeper<T, size, float8>(keeping.value_cache, slot));
+    rotary::copy_outside(launch, heads, 0, begin, min(end, queries));
+    cache_outside<T, size, float8>(launch, cache, heads, slot, max(begin - queries, 0),
+                                   end - queries);
+    if (!slot.is_written) continue;
+    values.write(CacheWriter<T, size, float8>(cache.value_cache, slot));
   }
 }
 
@@ -241,7 +240,7 @@ bool fits_vectors(const Cache& cache) {
 template <typename T, bool float8>
 bool can_use_vectors(const Arguments& arguments) {
   constexpr int64_t size = rotary::vector_bytes / sizeof(T);
-  const rotary::Rows& value = arguments.value;
+  const rotary::HeadView& value = arguments.value;
   bool fits = arguments.value_dim % size == 0 &&
               reinterpret_cast<uintptr_t>(value.in) % rotary::vector_bytes == 0;
   for (const int64_t stride : value.in_stride) fits = fits && stride % size == 0;
@@ -251,18 +250,18 @@ bool can_use_vectors(const Arguments& arguments) {
 }
 
 template <int size>
-Keeping make_keeping(const Arguments& arguments) {
-  Keeping keeping = {};
-  keeping.value = arguments.value;
-  keeping.key_cache = arguments.key_cache;
-  keeping.value_cache = arguments.value_cache;
-  keeping.slots = arguments.slots;
-  std::copy(arguments.slot_stride, arguments.slot_stride + 2, keeping.slot_stride);
-  keeping.page_size = core::Divisor<int64_t>::of(arguments.page_size);
-  keeping.slot_count = arguments.slot_count;
-  keeping.value_dim = static_cast<int>(arguments.value_dim);
-  keeping.value_packs = core::Divisor<int>::of(std::max(1, keeping.value_dim / size));
-  return keeping;
+CacheLaunch make_cache_launch(const Arguments& arguments) {
+  CacheLaunch cache = {};
+  cache.value = arguments.value;
+  cache.key_cache = arguments.key_cache;
+  cache.value_cache = arguments.value_cache;
+  cache.slots = arguments.slots;
+  std::copy(arguments.slot_stride, arguments.slot_stride + 2, cache.slot_stride);
+  cache.page_size = core::Divisor<int64_t>::of(arguments.page_size);
+  cache.slot_count = arguments.slot_count;
+  cache.value_dim = static_cast<int>(arguments.value_dim);
+  cache.value_packs = core::Divisor<int>::of(std::max(1, cache.value_dim / size));
+  return cache;
 }
 
 template <typename T, int size, bool interleaved, bool float8, int capacity>
@@ -271,7 +270,7 @@ const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   if (launch.tokens == 0 || launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
   cudaLaunchKernelEx(&config, cache_kernel<T, size, interleaved, float8, capacity>, launch,
-                     make_keeping<size>(arguments));
+                     make_cache_launch<size>(arguments));
   return core::launch_error();
 }
 
@@ -301,7 +300,7 @@ const char* launch_size(const Arguments& arguments, core::CudaStream stream) {
 
 }  // namespace
 
-const char* rotate_and_keep_cuda(const Arguments& arguments, core::CudaStream stream) {
+const char* rotate_and_cache_cuda(const Arguments& arguments, core::CudaStream stream) {
   return core::visit_scalar(arguments.rotation.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return arguments.float8 ? launch_size<T, true>(arguments, stream)

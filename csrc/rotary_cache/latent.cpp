@@ -76,6 +76,8 @@ TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
 }
 
 // Not composite, because torch.func.vmap would run it sample by sample, with a warning.
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>); }
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
+  m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>);
+}
 
 }  // namespace posembed::rotary_cache

@@ -27,12 +27,11 @@ torch::Tensor functional::rotary_cache_(const torch::Tensor& query, const torch:
                                         const torch::Tensor& slot_mapping, const RotarySpec& spec,
                                         const RotaryCacheCall& call) {
   const std::string text = spec.to_json();
-  rotary_cache::call_rotary_cache({query, key, value, key_cache, value_cache, slot_mapping, text,
-                                   rotary::positions_of(call, query), call.layout(),
-                                   name(call.cache_layout()), call.offset().number(),
-                                   call.query_out(), call.rotate_key(), number(call.key_scale()),
-                                   number(call.value_scale()), tensor(call.key_scale()),
-                                   tensor(call.value_scale())});
+  rotary_cache::call_rotary_cache(
+      {query, key, value, key_cache, value_cache, slot_mapping, text,
+       rotary::positions_of(call, query), call.layout(), name(call.cache_layout()),
+       call.offset().number(), call.query_out(), call.rotate_key(), number(call.key_scale()),
+       number(call.value_scale()), tensor(call.key_scale()), tensor(call.value_scale())});
   return call.query_out().value_or(query);
 }
 

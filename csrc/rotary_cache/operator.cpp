@@ -127,8 +127,8 @@ struct Named {
   const char* name;
 };
 
-void check_apart(const Named& tensor, const Named& other) {
-  dispatcher::check_apart(tensor.tensor, tensor.name, other.tensor, other.name);
+void check_no_overlap(const Named& tensor, const Named& other) {
+  dispatcher::check_no_overlap(tensor.tensor, tensor.name, other.tensor, other.name);
 }
 
 /// Checks that every output is writable and shares no memory with another tensor.
@@ -142,16 +142,16 @@ void check_memory(const Call& call) {
   for (const Named& target : written) dispatcher::check_writable(target.tensor, target.name);
   if (call.rotate_key) dispatcher::check_writable(key.tensor, key.name);
   for (int i = 0; i < 3; ++i) {
-    for (int j = 0; j < i; ++j) check_apart(written[i], written[j]);
-    check_apart(key, written[i]);
-    check_apart(value, written[i]);
-    if (elsewhere && i > 0) check_apart(query, written[i]);
+    for (int j = 0; j < i; ++j) check_no_overlap(written[i], written[j]);
+    check_no_overlap(key, written[i]);
+    check_no_overlap(value, written[i]);
+    if (elsewhere && i > 0) check_no_overlap(query, written[i]);
   }
   if (call.rotate_key) {
-    check_apart(value, key);
-    if (elsewhere) check_apart(key, query);
+    check_no_overlap(value, key);
+    if (elsewhere) check_no_overlap(key, query);
   }
-  dispatcher::check_apart_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
+  dispatcher::check_no_overlap_or_same(rotated.tensor, rotated.name, query.tensor, query.name);
 }
 
 /// Checks slots on the CPU before anything is written; CUDA kernels record bad ones.
@@ -189,11 +189,11 @@ void set_slots(const Tensor& slots, const Dimensions& where, Arguments& argument
 void launch(Arguments& arguments, const Tensor& query) {
   rotary::Arguments& rotation = arguments.rotation;
   rotation.error = dispatcher::device_error(query.device());
-  const int64_t elements = rotation.rows[0].heads * rotation.head_dim +
-                           rotation.rows[1].heads * (rotation.head_dim + arguments.value_dim);
+  const int64_t elements = rotation.views[0].heads * rotation.head_dim +
+                           rotation.views[1].heads * (rotation.head_dim + arguments.value_dim);
   dispatcher::launch(arguments, query, rotation.batch * rotation.seq,
-                     2 * elements * core::size_of(rotation.scalar), rotate_and_keep_cpu,
-                     POSEMBED_CUDA_LAUNCHER(rotate_and_keep_cuda));
+                     2 * elements * core::size_of(rotation.scalar), rotate_and_cache_cpu,
+                     POSEMBED_CUDA_LAUNCHER(rotate_and_cache_cuda));
 }
 
 void rotary_cache(const Call& call) {
@@ -208,13 +208,13 @@ void rotary_cache(const Call& call) {
   const rotary::Rotation by = rotation_of(call);
   const rotary::Inputs inputs = rotary::checked_inputs(by.call, call.query.size(where.seq));
   const Tensor slots = checked_slots(call, arguments.slot_count);
-  const Tensor query = dispatcher::with_dense_rows(call.query);
-  const Tensor key = dispatcher::with_dense_rows(call.key);
-  const Tensor value = dispatcher::with_dense_rows(call.value);
+  const Tensor query = dispatcher::with_contiguous_last_dim(call.query);
+  const Tensor key = dispatcher::with_contiguous_last_dim(call.key);
+  const Tensor value = dispatcher::with_contiguous_last_dim(call.value);
   const Tensor* const rotated_key = call.rotate_key ? &key : nullptr;
-  arguments.rotation = rotary::arguments(
-      {{&query, &key}, {&call.rotated_query(), rotated_key}, 2}, inputs, by, *spec);
-  arguments.value = rotary::rows(value, nullptr, where);
+  arguments.rotation = rotary::arguments({{&query, &key}, {&call.rotated_query(), rotated_key}, 2},
+                                         inputs, by, *spec);
+  arguments.value = rotary::head_view(value, nullptr, where);
   arguments.value_dim = value.size(-1);
   arguments.key_cache =
       cache_of(call.key_cache, call.cache_layout, call.key_scale, call.key_scale_tensor);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/run_sum.h"
+#include "core/block32_sum.h"
 #include "core/stream.h"
 #include "rotary/gaps_cpu.h"
 #include "rotary/streaming_cpu.h"
@@ -25,7 +25,7 @@ using Heads = kernel::RowGroup<T>;
 /// The weights of query or of key.
 template <typename C>
 struct Weights {
-  Row<C> from_start, behind_window;                // of columns, in the order of runs
+  Row<C> from_start, behind_window;                // of columns, in block order
   alignas(64) C first[kernel::max_padded_pairs];   // of the members of pairs, in the
   alignas(64) C second[kernel::max_padded_pairs];  // order of angles
 };
@@ -55,8 +55,8 @@ struct NormingAngles {
 
 constexpr int64_t most_tokens = 16;  // in a tile
 
-/// The tile for heads that are runs: few enough runs of memory for the hardware prefetcher.
-constexpr kernel::Tile tile_for_runs{most_tokens, 8};
+/// The tile for head-major tensors: few enough memory streams for the hardware prefetcher.
+constexpr kernel::Tile head_major_tile{most_tokens, 8};
 
 template <typename T, bool interleaved>
 class Forward {
@@ -67,14 +67,14 @@ class Forward {
   explicit Forward(const Arguments& arguments)
       : arguments_(arguments),
         rotation_(arguments.rotation),
-        tile_(kernel::choose_tile<T>(rotation_, tile_for_runs)) {
+        tile_(kernel::choose_tile<T>(rotation_, head_major_tile)) {
     kernel::order_turns<T, interleaved>(rotation_, &turns_);
     for (int64_t r = 0; r < 2; ++r) {
       set_weights(r);
-      const Rows& rows = rotation_.rows[r];
-      stores_[r] = kernel::choose_stores<T>(rotation_, rows);
+      const HeadView& view = rotation_.views[r];
+      stores_[r] = kernel::choose_stores<T>(rotation_, view);
       fetches_behind_[r] = tile_.tokens == 1 && kernel::fetches_gaps<T>(rotation_) &&
-                           kernel::gap_between_heads(rows, rotation_.head_dim) == 0;
+                           kernel::gap_between_heads(view, rotation_.head_dim) == 0;
       norm_rotated_[r] = stores_[r] == Stores::streaming ? choose<true>() : choose<false>();
     }
   }
@@ -107,8 +107,8 @@ class Forward {
     load_weights<T>(arguments_, r, row);
     Weights<C>& weights = weights_[r];
     const int64_t end = rotation_.start + 2 * rotation_.pairs, dim = rotation_.head_dim;
-    core::order_values<T>(row, core::round_up_to_runs(dim), weights.from_start);
-    core::order_values<T>(row + end, core::round_up_to_runs(dim - end), weights.behind_window);
+    core::order_values<T>(row, core::round_up_to_blocks(dim), weights.from_start);
+    core::order_values<T>(row + end, core::round_up_to_blocks(dim - end), weights.behind_window);
     const C* window = row + rotation_.start;
     for (int64_t slot = 0; slot < kernel::padded(rotation_.pairs); ++slot) {
       const int64_t pair = kernel::pair_of_slot<T, interleaved>(slot);
@@ -135,7 +135,7 @@ class Forward {
   /// registers, because reading memory just after it was written, in another width, waits for all
   /// earlier stores.
   void norm_tile(const TokenOrder& order, int64_t first, int64_t count, int64_t r) {
-    const int64_t heads = rotation_.rows[r].heads;
+    const int64_t heads = rotation_.views[r].heads;
     for (int64_t head = 0; head < heads; head += tile_.heads) {
       for (int64_t t = 0; t < count; ++t) {
         Token token = order.token(first + t);
@@ -148,23 +148,23 @@ class Forward {
   /// Processes heads [begin, end) of a token.
   void norm_heads(const Token& token, const Angles<T>& angles, int64_t r, int64_t begin,
                   int64_t end) {
-    const Rows& rows = rotation_.rows[r];
+    const HeadView& view = rotation_.views[r];
     kernel::fetch_next_tile<T>(rotation_, r, tile_, token, begin, end);
     if (token.rotated) set_coefficients(angles, weights_[r]);
     const NormHeads norm = token.rotated ? norm_rotated_[r] : &Forward::norm_unrotated;
     const int64_t most = stores_[r] == Stores::streaming_from_buffer
                              ? std::min(heads_at_once, buffer_elements / rotation_.head_dim)
                              : heads_at_once;
-    const T* in = static_cast<const T*>(rows.in);
-    T* out = static_cast<T*>(rows.out);
+    const T* in = static_cast<const T*>(view.in);
+    T* out = static_cast<T*>(view.out);
     for (int64_t head = begin; head < end; head += most) {
-      const Heads<T> heads{in + place_of(token, head, rows.in_stride),
-                           out + place_of(token, head, rows.out_stride), std::min(end - head, most),
-                           rows.in_stride[2], rows.out_stride[2]};
+      const Heads<T> heads{in + offset_of(token, head, view.in_stride),
+                           out + offset_of(token, head, view.out_stride),
+                           std::min(end - head, most), view.in_stride[2], view.out_stride[2]};
       C rstd[heads_at_once];
       set_rstd(heads, rstd);
       keep_rstd(rstd, heads.count, r,
-                (token.batch * rotation_.seq + token.seq) * rows.heads + head);
+                (token.batch * rotation_.seq + token.seq) * view.heads + head);
       norm_at_once(heads, norm, r, rstd);
     }
   }
@@ -187,9 +187,9 @@ class Forward {
     C sums[heads_at_once] = {};
     for (int64_t k = 0; k < heads.count; ++k) {
       const T* row = heads.in + k * heads.in_step;
-      core::Run<T> squares{};
-      core::for_runs(rotation_.head_dim, [&](int64_t i, auto count) {
-        const core::Run<T> x = core::load_run(row + i, count);
+      core::Block32<T> squares{};
+      core::for_blocks(rotation_.head_dim, [&](int64_t i, auto count) {
+        const core::Block32<T> x = core::load_block(row + i, count);
         squares = squares + x * x;
       });
       sums[k] = core::sum(squares);
@@ -239,9 +239,10 @@ class Forward {
 
   template <bool streaming>
   static void norm_columns(const T* in, T* out, int64_t count, C rstd, const C* weights) {
-    core::for_runs(count, [&](int64_t i, auto columns) {
-      const core::Run<T> weight = core::load_values<T>(weights + i);
-      core::store_run<streaming>(core::load_run(in + i, columns) * rstd * weight, out + i, columns);
+    core::for_blocks(count, [&](int64_t i, auto columns) {
+      const core::Block32<T> weight = core::load_values<T>(weights + i);
+      core::store_block<streaming>(core::load_block(in + i, columns) * rstd * weight, out + i,
+                                   columns);
     });
   }
 

@@ -23,7 +23,8 @@ namespace {
 // -------------------------------------------------------------------- as a chain of operators
 
 dispatcher::Normed normed(const Call& call, const Tensor& tensor) {
-  return dispatcher::norm_chain(tensor.to(dispatcher::compute_type(tensor)), false, call.options.eps());
+  return dispatcher::norm_chain(tensor.to(dispatcher::compute_type(tensor)), false,
+                                call.options.eps());
 }
 
 Tensor factor(const Call& call, const Tensor& weight) {

@@ -41,7 +41,7 @@ struct BackwardArguments {
   /// As in forward, but with the transposed rotation. Input rows are the results' gradients, output
   /// rows those of query and key.
   Arguments forward;
-  rotary::Rows normed[2];  // query and key; `out` is not used
+  rotary::HeadView normed[2];  // query and key; `out` is not used
   int64_t parts = 1;
   void* partial = nullptr;                        // [parts, 2, head_dim] in the compute type
   void* weight_gradient[2] = {nullptr, nullptr};  // [head_dim]

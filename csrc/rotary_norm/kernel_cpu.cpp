@@ -1,5 +1,5 @@
-// Norms and rotates a head while it is in cache, so that memory is read once and written once. Sums
-// have the same bits on every instruction set.
+// Norms and rotates a head while it is in cache, so that memory is read and written once. Sums have
+// the same bits on every instruction set.
 #include "rotary_norm/backward_cpu.h"
 #include "rotary_norm/forward_cpu.h"
 #include "rotary_norm/kernel.h"
@@ -13,7 +13,7 @@ void backward_parts(const BackwardArguments& arguments, int64_t begin, int64_t e
     for (int64_t part = begin; part < end; ++part) gradients.run(part);
   };
   if constexpr (std::is_same_v<T, core::BFloat16>) {
-    if (rotates_in_runs(arguments.forward.rotation)) {
+    if (rotates_in_block_order(arguments.forward.rotation)) {
       run(Backward<T, interleaved, true>(arguments));
       return;
     }

@@ -1,5 +1,5 @@
-// As in the rotary kernel, a block takes some or all heads of one token, and a thread owns both
-// members of its pairs and a share of the components outside the window. The threads of a head add
+// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
+// members of its pairs and a part of the components outside the window. The threads of a head add
 // their squares by shuffles. In the backward pass each of a fixed number of blocks takes a share of
 // the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "core/part_sum.h"
@@ -10,10 +10,10 @@ namespace posembed::rotary_norm {
 namespace {
 
 using core::Compute;
+using rotary::HeadThreads;
+using rotary::HeadView;
 using rotary::Launch;
-using rotary::Owners;
 using rotary::Pack;
-using rotary::Rows;
 using rotary::Token;
 
 /// Arguments of a launch in addition to those of the rotation; index 0 is query, 1 is key.
@@ -26,7 +26,7 @@ struct Norms {
 
 /// Additional arguments of the backward launch.
 struct Backward {
-  Rows normed[2];
+  HeadView normed[2];
   void* partial;
   int64_t parts;
 };
@@ -109,11 +109,11 @@ struct alignas(16) WindowWeights {
 
 /// Calls function(column) for this thread's packs of a row outside the window.
 template <int size, typename T, int capacity, typename Function>
-__device__ void for_outside(const Launch<T, capacity>& launch, const Owners& owners,
+__device__ void for_outside(const Launch<T, capacity>& launch, const HeadThreads& threads,
                             const Function& function) {
   const int before = launch.start[0] / size, window = 2 * launch.pairs / size;
   const int packs = launch.outside[0] / size;
-  for (int i = owners.owner; i < packs; i += owners.count) {
+  for (int i = threads.index; i < packs; i += threads.count) {
     function((i < before ? i : i + window) * size);
   }
 }
@@ -121,9 +121,9 @@ __device__ void for_outside(const Launch<T, capacity>& launch, const Owners& own
 /// The sum of `value` over the threads that share a head, in a fixed order. All threads of the
 /// block must call it, and never twice in a row with the same `buffer`.
 template <typename C>
-__device__ C head_sum(const Owners& owners, C value, bool buffer) {
-  if (owners.are_in_warp) {
-    for (int offset = owners.count / 2; offset > 0; offset /= 2) {
+__device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
+  if (threads.within_warp) {
+    for (int offset = threads.count / 2; offset > 0; offset /= 2) {
       value += __shfl_xor_sync(0xffffffffu, value, offset);
     }
     return value;
@@ -132,7 +132,7 @@ __device__ C head_sum(const Owners& owners, C value, bool buffer) {
   values[buffer][threadIdx.x] = value;
   __syncthreads();
   C sum = 0;
-  for (int i = 0; i < owners.count; ++i) sum += values[buffer][owners.group * owners.count + i];
+  for (int i = 0; i < threads.count; ++i) sum += values[buffer][threads.group * threads.count + i];
   return sum;
 }
 
@@ -146,7 +146,7 @@ struct Head {
   __device__ Head(const Launch<T, capacity>& launch, const Token& token, int head)
       : r(head >= launch.query_heads),
         number(r == 0 ? head : head - launch.query_heads),
-        rstd_at(token.number * launch.rows[r].heads + number) {}
+        rstd_at(token.number * launch.views[r].heads + number) {}
 };
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
   __shared__ C sines[capacity], cosines[capacity];
   __shared__ WindowWeights<C, capacity> window_weights[2];
   core::wait_for_previous_kernel();
-  const Owners owners(launch.owners);
-  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
+  const HeadThreads threads(launch.threads_per_head);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
   const int begin = static_cast<int>(blockIdx.y) * launch.heads_of_block;
   const int end = min(launch.heads, begin + launch.heads_of_block);
   const C inverse_dim = C(1) / static_cast<C>(norms.head_dim);
@@ -170,16 +170,16 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 
   for (int64_t number = blockIdx.x; number < launch.tokens; number += gridDim.x) {
     const Token token = token_of(launch, number);
-    const rotary::TokenRows<T, size, capacity> rows(launch, token);
+    const rotary::TokenHeads<T, size, capacity> heads(launch, token);
     const auto is_active = [&](int pass) {
-      return owners.group < launch.heads_per_pass && pass + owners.group < end;
+      return threads.group < launch.heads_per_pass && pass + threads.group < end;
     };
     const auto read_pass = [&](int pass) {
       Window<T, size> window = {};
       if (launch.pairs > 0 && is_active(pass)) {
-        const T* in = rows.row(pass + owners.group).in;
-        window.first = Pack<T, size>::read(in + places.first);
-        window.second = Pack<T, size>::read(in + places.second);
+        const T* in = heads.row(pass + threads.group).in;
+        window.first = Pack<T, size>::read(in + columns.first);
+        window.second = Pack<T, size>::read(in + columns.second);
       }
       return window;
     };
@@ -189,29 +189,29 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_pass(begin + i * launch.heads_per_pass);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles =
-        launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines) : rotary::Angles<C, size>{};
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
+                                         : rotary::Angles<C, size>{};
     for (int pass = begin; pass < end;) {
 #pragma unroll
       for (int i = 0; i < in_flight; ++i, pass += launch.heads_per_pass, buffer = !buffer) {
         if (pass >= end) break;
         const bool active = is_active(pass);
-        const int number_of_head = active ? pass + owners.group : begin;
+        const int number_of_head = active ? pass + threads.group : begin;
         rotary::Pairs<C, size, interleaved> owned = {widen(ahead[i].first), widen(ahead[i].second)};
         ahead[i] = read_pass(pass + in_flight * launch.heads_per_pass);
         C squares = dot(owned.second, owned.second, dot(owned.first, owned.first, C(0)));
-        const rotary::Row<T> row = rows.row(number_of_head);
+        const rotary::Row<T> row = heads.row(number_of_head);
         const int r = number_of_head >= launch.query_heads, start = launch.start[r];
         if (active) {
-          for_outside<size>(launch, owners, [&](int column) {
+          for_outside<size>(launch, threads, [&](int column) {
             const auto pack = load_wide<T, size>(row.in + column - start);
             squares = dot(pack, pack, squares);
           });
         }
-        const C mean = head_sum(owners, squares, buffer) * inverse_dim;
+        const C mean = head_sum(threads, squares, buffer) * inverse_dim;
         if (!active) continue;
         const C rstd = core::reciprocal_sqrt(mean + static_cast<C>(norms.eps));
-        if (norms.rstd[r] != nullptr && owners.owner == 0) {
+        if (norms.rstd[r] != nullptr && threads.index == 0) {
           const Head head(launch, token, number_of_head);
           static_cast<C*>(norms.rstd[r])[head.rstd_at] = rstd;
         }
@@ -220,13 +220,13 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
           multiply(weight, pack);
         };
         if (launch.pairs > 0) {
-          norm(&owned.first, window_weights[r].template read<size>(places.first));
-          norm(&owned.second, window_weights[r].template read<size>(places.second));
+          norm(&owned.first, window_weights[r].template read<size>(columns.first));
+          norm(&owned.second, window_weights[r].template read<size>(columns.second));
           if (rotated) owned.rotate(angles);
-          store_narrow<T, size>(owned.first, row.out + places.first);
-          store_narrow<T, size>(owned.second, row.out + places.second);
+          store_narrow<T, size>(owned.first, row.out + columns.first);
+          store_narrow<T, size>(owned.second, row.out + columns.second);
         }
-        for_outside<size>(launch, owners, [&](int column) {
+        for_outside<size>(launch, threads, [&](int column) {
           auto pack = load_wide<T, size>(row.in + column - start);
           norm(&pack, weights<T, size>(norms, r, column));
           store_narrow<T, size>(pack, row.out + column - start);
@@ -249,9 +249,9 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   using C = Compute<T>;
   __shared__ C sines[capacity], cosines[capacity];
   alignas(16) __shared__ C sums[sums_bytes / sizeof(C)];  // [groups, 2, head_dim]
-  const Owners owners(launch.owners);
-  const rotary::Places<size, interleaved> places(owners.owner, launch.pairs);
-  const int first = launch.start[0] + places.first, second = launch.start[0] + places.second;
+  const HeadThreads threads(launch.threads_per_head);
+  const rotary::PackColumns<size, interleaved> columns(threads.index, launch.pairs);
+  const int first = launch.start[0] + columns.first, second = launch.start[0] + columns.second;
   const int dim = norms.head_dim, groups = launch.heads_per_pass;
   for (int i = threadIdx.x; i < groups * 2 * dim; i += blockDim.x) sums[i] = 0;
   bool buffer = false;
@@ -261,18 +261,18 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   for (int64_t number = part * launch.tokens / backward.parts; number < end; ++number) {
     const Token token = token_of(launch, number);
     const bool rotated = begin_token(launch, token, sines, cosines) && launch.pairs > 0;
-    const auto angles =
-        launch.pairs > 0 ? rotary::angles_of<C>(places, sines, cosines) : rotary::Angles<C, size>{};
+    const auto angles = launch.pairs > 0 ? rotary::angles_of<C>(columns, sines, cosines)
+                                         : rotary::Angles<C, size>{};
     for (int pass = 0; pass < launch.heads; pass += groups, buffer = !buffer) {
-      const bool active = pass + owners.group < launch.heads;
-      const Head head(launch, token, active ? pass + owners.group : 0);
-      const Rows &rows = launch.rows[head.r], &normed = backward.normed[head.r];
-      const T* in = static_cast<const T*>(rows.in) + place_of(token, head.number, rows.in_stride);
-      T* out = static_cast<T*>(rows.out) + place_of(token, head.number, rows.out_stride);
+      const bool active = pass + threads.group < launch.heads;
+      const Head head(launch, token, active ? pass + threads.group : 0);
+      const HeadView &view = launch.views[head.r], &normed = backward.normed[head.r];
+      const T* in = static_cast<const T*>(view.in) + offset_of(token, head.number, view.in_stride);
+      T* out = static_cast<T*>(view.out) + offset_of(token, head.number, view.out_stride);
       const T* x =
-          static_cast<const T*>(normed.in) + place_of(token, head.number, normed.in_stride);
+          static_cast<const T*>(normed.in) + offset_of(token, head.number, normed.in_stride);
       const C rstd = active ? static_cast<const C*>(norms.rstd[head.r])[head.rstd_at] : C(0);
-      C* sum = sums + (owners.group * 2 + head.r) * dim;
+      C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
       C along = 0;
       // Adds to the weight's gradient; leaves the gradient of the normed row.
@@ -296,12 +296,12 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
           through_weight(&gradient.first, &row.first, first);
           through_weight(&gradient.second, &row.second, second);
         }
-        for_outside<size>(launch, owners, [&](int column) {
+        for_outside<size>(launch, threads, [&](int column) {
           auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
           through_weight(&g, &n, column);
         });
       }
-      along = head_sum(owners, along, buffer) / static_cast<C>(dim);
+      along = head_sum(threads, along, buffer) / static_cast<C>(dim);
       if (!active) continue;
       const auto through_norm = [&](Pack<C, size>* g, const Pack<C, size>& n, int column) {
 #pragma unroll
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
         through_norm(&gradient.first, row.first, first);
         through_norm(&gradient.second, row.second, second);
       }
-      for_outside<size>(launch, owners, [&](int column) {
+      for_outside<size>(launch, threads, [&](int column) {
         auto g = load_wide<T, size>(in + column), n = load_wide<T, size>(x + column);
         multiply(rstd, &n);
         multiply(weights<T, size>(norms, head.r, column), &g);
@@ -382,12 +382,12 @@ struct BackwardPass {
   const char* launch(core::CudaStream stream) const {
     auto launch = rotary::make_launch<T, capacity>(rotation());
     const int64_t dim = rotation().head_dim;
-    const int owners = std::max(1, launch.pairs / size);
-    launch.owners = core::Divisor<int>::of(owners);
+    const int per_head = std::max(1, launch.pairs / size);
+    launch.threads_per_head = core::Divisor<int>::of(per_head);
     const int64_t groups_that_fit =
         sums_bytes / (2 * dim * static_cast<int64_t>(sizeof(Compute<T>)));
     const int64_t most = std::clamp<int64_t>(
-        std::min<int64_t>(launch.heads, rotary::threads_wanted / owners), 1, groups_that_fit);
+        std::min<int64_t>(launch.heads, rotary::threads_wanted / per_head), 1, groups_that_fit);
     // Make passes equally large: 40 heads take 20 and 20 at a time, not 32 and 8.
     const int64_t passes = std::max<int64_t>(1, core::divide_up(launch.heads, most));
     launch.heads_per_pass =
@@ -398,7 +398,7 @@ struct BackwardPass {
     backward.parts = arguments.parts;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(arguments.parts));
-    config.blockDim = dim3(static_cast<unsigned>(owners * launch.heads_per_pass));
+    config.blockDim = dim3(static_cast<unsigned>(per_head * launch.heads_per_pass));
     config.stream = stream;
     cudaLaunchKernelEx(&config, backward_kernel<T, size, interleaved, capacity>, launch,
                        make_norms(arguments.forward), backward);
@@ -436,8 +436,8 @@ bool can_use_vectors(const Arguments& arguments) {
 
 template <typename T>
 bool can_use_vectors(const BackwardArguments& arguments) {
-  rotary::Arguments normed = arguments.forward.rotation;  // its rows are query and key
-  std::copy(arguments.normed, arguments.normed + 2, normed.rows);
+  rotary::Arguments normed = arguments.forward.rotation;  // its views are query and key
+  std::copy(arguments.normed, arguments.normed + 2, normed.views);
   return can_use_vectors<T>(arguments.forward) && rotary::can_use_vectors<T>(normed);
 }
 

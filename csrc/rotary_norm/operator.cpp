@@ -68,14 +68,14 @@ struct Prepared {
 };
 
 /// Reads rows of `in` and writes rows of `out`: query and key, or their gradients.
-Prepared prepare(const Call& call, const rotary::Specification& spec, const Two& in,
-                 const Two& out, bool transpose) {
+Prepared prepare(const Call& call, const rotary::Specification& spec, const Two& in, const Two& out,
+                 bool transpose) {
   Prepared prepared;
   const rotary::Rotation by = rotation_of(call, transpose);
   prepared.inputs =
       rotary::checked_inputs(by.call, call.query.size(rotary::dimensions(by.call.layout()).seq));
-  prepared.query = dispatcher::with_dense_rows(std::get<0>(in));
-  prepared.key = dispatcher::with_dense_rows(std::get<1>(in));
+  prepared.query = dispatcher::with_contiguous_last_dim(std::get<0>(in));
+  prepared.key = dispatcher::with_contiguous_last_dim(std::get<1>(in));
   prepared.weight[0] = call.query_weight.contiguous();
   prepared.weight[1] = call.key_weight.contiguous();
   Arguments& arguments = prepared.arguments;
@@ -90,7 +90,7 @@ Prepared prepare(const Call& call, const rotary::Specification& spec, const Two&
 
 /// The size of a token's heads in bytes.
 int64_t token_bytes(const rotary::Arguments& rotation) {
-  const int64_t heads = rotation.rows[0].heads + rotation.rows[1].heads;
+  const int64_t heads = rotation.views[0].heads + rotation.views[1].heads;
   return heads * rotation.head_dim * core::size_of(rotation.scalar);
 }
 
@@ -112,7 +112,8 @@ Two norm_rotary(const Call& call) {
 Four norm_rotary_forward(const Call& call) {
   const rotary::SpecificationPointer spec = check(call);
   Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-  Two rstd = {empty_rstd(call.query, call.options.layout()), empty_rstd(call.key, call.options.layout())};
+  Two rstd = {empty_rstd(call.query, call.options.layout()),
+              empty_rstd(call.key, call.options.layout())};
   Prepared prepared = prepare(call, *spec, {call.query, call.key}, out, false);
   prepared.arguments.rstd[0] = std::get<0>(rstd).mutable_data_ptr();
   prepared.arguments.rstd[1] = std::get<1>(rstd).mutable_data_ptr();
@@ -124,7 +125,7 @@ void norm_rotary_in_place(const Call& call) {
   const rotary::SpecificationPointer spec = check(call);
   dispatcher::check_writable(call.query, "query");
   dispatcher::check_writable(call.key, "key");
-  dispatcher::check_apart(call.key, "key", call.query, "query");
+  dispatcher::check_no_overlap(call.key, "key", call.query, "query");
   const Two both = {call.query, call.key};
   Prepared prepared = prepare(call, *spec, both, both, false);
   launch(prepared.arguments, call.query);
@@ -173,13 +174,13 @@ Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradie
   const Prepared prepared =
       prepare(call, *spec, {query_gradient, key_gradient}, {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.options.layout());
-  const Tensor normed[] = {dispatcher::with_dense_rows(call.query),
-                           dispatcher::with_dense_rows(call.key)};
+  const Tensor normed[] = {dispatcher::with_contiguous_last_dim(call.query),
+                           dispatcher::with_contiguous_last_dim(call.key)};
   const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
   BackwardArguments arguments;
   arguments.forward = prepared.arguments;
   for (int r = 0; r < 2; ++r) {
-    arguments.normed[r] = rotary::rows(normed[r], nullptr, where);
+    arguments.normed[r] = rotary::head_view(normed[r], nullptr, where);
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
   }
   const rotary::Arguments& rotation = arguments.forward.rotation;
@@ -226,12 +227,12 @@ Call with_weights_like_data(Call call) {
 }
 
 Two norm_rotary_autocast(const Call& call) {
-  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
   return call_norm_rotary(with_weights_like_data(call));
 }
 
 void norm_rotary_in_place_autocast(const Call& call) {
-  const dispatcher::PastAutocast past(c10::autocast_dispatch_keyset);
+  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
   call_norm_rotary_in_place(with_weights_like_data(call));
 }
 

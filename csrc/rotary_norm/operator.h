@@ -23,11 +23,11 @@ using Text = std::string_view;
 /// Arguments of the operators, in the order of their schemas. Refers to the text, which must
 /// outlive it.
 struct Call {
-  Tensor query;           // in `options.layout()`
-  Tensor key;             // the same with any number of heads
-  Tensor query_weight;    // [head_dim]
-  Tensor key_weight;      // [head_dim]
-  Text spec;              // RotarySpec::to_json()
+  Tensor query;            // in `options.layout()`
+  Tensor key;              // the same with any number of heads
+  Tensor query_weight;     // [head_dim]
+  Tensor key_weight;       // [head_dim]
+  Text spec;               // RotarySpec::to_json()
   NormRotaryCall options;  // whose offset is a number
 
   template <typename Self>

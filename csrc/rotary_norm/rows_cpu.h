@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/run.h"
+#include "core/block32.h"
 #include "rotary/angles_cpu.h"
 #include "rotary/rotate_rows_cpu.h"
 #include "rotary_norm/kernel.h"
@@ -18,15 +18,15 @@ using kernel::Angles;
 using kernel::Token;
 using kernel::TokenOrder;
 using kernel::Turns;
-using rotary::Rows;
+using rotary::HeadView;
 
-constexpr int64_t max_columns = max_head_dim + core::run;
+constexpr int64_t max_columns = max_head_dim + core::block_size;
 
-/// A row with room for whole runs that begin at any column.
+/// A row with room for whole blocks that begin at any column.
 template <typename C>
 using Row = C[max_columns];
 
-/// The factors of columns: the weights plus their common offset, then a run of zeros.
+/// The factors of columns: the weights plus their common offset, then a block of zeros.
 template <typename T>
 void load_weights(const Arguments& arguments, int64_t r, Row<Compute<T>>& row) {
   using C = Compute<T>;
@@ -34,7 +34,7 @@ void load_weights(const Arguments& arguments, int64_t r, Row<Compute<T>>& row) {
   const T* weight = static_cast<const T*>(arguments.weight[r]);
   const C offset = static_cast<C>(arguments.weight_offset);
   for (int64_t i = 0; i < dim; ++i) row[i] = core::load(weight[i]) + offset;
-  std::fill_n(row + dim, core::run, C(0));
+  std::fill_n(row + dim, core::block_size, C(0));
 }
 
 }  // namespace

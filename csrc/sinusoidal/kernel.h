@@ -38,7 +38,7 @@ inline int64_t encodings(const Arguments& arguments) {
   return groups_of(arguments) * arguments.seq;
 }
 
-/// Encodings are numbered by group * seq + place; applies encodings [begin, end) to their rows.
+/// Encodings are numbered by group * seq + seq index; applies encodings [begin, end) to their rows.
 POSEMBED_CPU_KERNEL(encode, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Processes all rows on `stream`. Returns nullptr, or the text of a CUDA error.

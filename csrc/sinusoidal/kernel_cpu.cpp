@@ -84,17 +84,17 @@ POSEMBED_INLINE void fill_block(const Sinusoid& sinusoid, const Position& positi
 /// Rows that share a position: the first, and the step from one to the next. `in` is null if
 /// encodings are only written.
 template <typename T>
-struct Rows {
+struct StridedRows {
   const T* in;
   T* out;
   int64_t in_step, out_step;
   int64_t count;
 
-  Rows at(int64_t column) const { return moved(column, column, count); }
-  Rows from(int64_t row) const { return moved(row * in_step, row * out_step, count - row); }
+  StridedRows at(int64_t column) const { return moved(column, column, count); }
+  StridedRows from(int64_t row) const { return moved(row * in_step, row * out_step, count - row); }
 
  private:
-  Rows moved(int64_t read, int64_t written, int64_t left) const {
+  StridedRows moved(int64_t read, int64_t written, int64_t left) const {
     return {in == nullptr ? nullptr : in + read, out + written, in_step, out_step, left};
   }
 };
@@ -105,7 +105,7 @@ FloatPair sum(FloatPair a, FloatPair b) { return {a.first + b.first, a.second + 
 /// pages apart, and processors let a load wait for an earlier store at the same offset in another
 /// page.
 template <int64_t count, bool streaming, typename T>
-POSEMBED_INLINE void add_vectors(FloatPair value, const Rows<T>& rows) {
+POSEMBED_INLINE void add_vectors(FloatPair value, const StridedRows<T>& rows) {
   FloatPair sums[count];
   T* outs[count];
   for (int64_t r = 0; r < count; ++r) {
@@ -117,7 +117,7 @@ POSEMBED_INLINE void add_vectors(FloatPair value, const Rows<T>& rows) {
 
 /// Adds the first `size` elements of two vectors to a row.
 template <typename T>
-void add_rest(FloatPair value, int64_t size, const Rows<T>& row) {
+void add_rest(FloatPair value, int64_t size, const StridedRows<T>& row) {
   core::store_pair(row.in == nullptr ? value : sum(core::load_pair(row.in, size), value), row.out,
                    size);
 }
@@ -125,7 +125,7 @@ void add_rest(FloatPair value, int64_t size, const Rows<T>& row) {
 /// Adds `size` neighbouring elements to `count` rows; value_at(i) returns two vectors of values
 /// from i on.
 template <int64_t count, bool streaming, typename T, typename Size, typename ValueAt>
-POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value_at) {
+POSEMBED_INLINE void add_to(Size size, const StridedRows<T>& rows, const ValueAt& value_at) {
   int64_t i = 0;
   for (; i + 2 * lanes <= size; i += 2 * lanes) {
     add_vectors<count, streaming>(value_at(i), rows.at(i));
@@ -138,7 +138,7 @@ POSEMBED_INLINE void add_to(Size size, const Rows<T>& rows, const ValueAt& value
 /// Whether the next loads are at the same offset, in another page, as these stores. Then several
 /// rows at a time are slower than one by one.
 template <typename T>
-bool loads_meet_stores(const Rows<T>& rows) {
+bool loads_meet_stores(const StridedRows<T>& rows) {
   const auto from = reinterpret_cast<uintptr_t>(rows.in);
   const uintptr_t ahead = (reinterpret_cast<uintptr_t>(rows.out) - from) % core::page;
   return 0 < ahead && ahead <= 2 * sizeof(core::Words);
@@ -146,7 +146,7 @@ bool loads_meet_stores(const Rows<T>& rows) {
 
 /// The same for all rows.
 template <bool streaming, typename T, typename Size, typename ValueAt>
-POSEMBED_INLINE void add_to_all(Size size, Rows<T> rows, const ValueAt& value_at) {
+POSEMBED_INLINE void add_to_all(Size size, StridedRows<T> rows, const ValueAt& value_at) {
   if (!loads_meet_stores(rows)) {
     for (; rows.count >= 4; rows = rows.from(4)) add_to<4, streaming>(size, rows, value_at);
     for (; rows.count >= 2; rows = rows.from(2)) add_to<2, streaming>(size, rows, value_at);
@@ -156,15 +156,15 @@ POSEMBED_INLINE void add_to_all(Size size, Rows<T> rows, const ValueAt& value_at
 
 /// Whether the vectors of all rows are aligned.
 template <typename T>
-bool is_aligned_to_vector(const Rows<T>& rows) {
+bool is_aligned_to_vector(const StridedRows<T>& rows) {
   constexpr auto width = static_cast<int64_t>(sizeof(core::Words) / sizeof(T));
   return core::is_aligned_to_vector(rows.out) && rows.out_step % width == 0;
 }
 
 /// The same; if `streamed` and the rows are aligned, past the caches.
 template <typename T, typename ValueAt>
-POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
-                             const ValueAt& value_at) {
+POSEMBED_INLINE void add_span(int64_t size, const StridedRows<T>& rows, bool streamed,
+                              const ValueAt& value_at) {
   const auto add = [&](auto known_size) {
     if (streamed && is_aligned_to_vector(rows)) {
       add_to_all<true>(known_size, rows, value_at);
@@ -182,19 +182,20 @@ POSEMBED_INLINE void add_run(int64_t size, const Rows<T>& rows, bool streamed,
 /// Adds a block whose first pair is `pair` to rows.
 template <typename T, bool interleaved>
 POSEMBED_INLINE void add_block(const Layout& layout, const Block<T, interleaved>& block,
-                               int64_t pair, int64_t count, const Rows<T>& rows, bool streamed) {
+                               int64_t pair, int64_t count, const StridedRows<T>& rows,
+                               bool streamed) {
   const auto vector = [](const float* values) { return core::load_vector<Floats>(values); };
   const float* firsts = layout.cos_first ? block.cosines : block.sines;
   const float* seconds = layout.cos_first ? block.sines : block.cosines;
   if constexpr (interleaved) {
     const int64_t size = std::min(2 * count, layout.filled - 2 * pair);
-    add_run(size, rows.at(2 * pair), streamed, [&](int64_t i) {
+    add_span(size, rows.at(2 * pair), streamed, [&](int64_t i) {
       return core::join_neighbours<T>({vector(firsts + i / 2), vector(seconds + i / 2)});
     });
   } else {
     const int64_t second = second_column(layout, pair);
     const auto add_half = [&](const float* values, int64_t column, int64_t size) {
-      add_run(size, rows.at(column), streamed, [&](int64_t i) {
+      add_span(size, rows.at(column), streamed, [&](int64_t i) {
         return FloatPair{vector(values + i), vector(values + i + lanes)};
       });
     };
@@ -205,11 +206,11 @@ POSEMBED_INLINE void add_block(const Layout& layout, const Block<T, interleaved>
 
 template <bool interleaved>
 void add_block(const Layout& layout, const Block<double, interleaved>& block, int64_t pair,
-               int64_t count, const Rows<double>& rows, bool) {
+               int64_t count, const StridedRows<double>& rows, bool) {
   const auto add = [&](int64_t column, double value) {
     if (column >= layout.filled) return;
     for (int64_t r = 0; r < rows.count; ++r) {
-      const Rows<double> row = rows.from(r).at(column);
+      const StridedRows<double> row = rows.from(r).at(column);
       *row.out = (row.in == nullptr ? 0 : *row.in) + value;
     }
   };
@@ -222,9 +223,9 @@ void add_block(const Layout& layout, const Block<double, interleaved>& block, in
 
 /// Fills the columns after the last pair with x or zeros.
 template <typename T>
-void finish_rows(const Layout& layout, const Rows<T>& rows) {
+void finish_rows(const Layout& layout, const StridedRows<T>& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
-    const Rows<T> row = rows.from(r);
+    const StridedRows<T> row = rows.from(r);
     for (int64_t c = layout.filled; c < layout.columns; ++c) {
       if (row.in == nullptr) {
         core::store(Compute<T>(0), row.out + c);
@@ -237,7 +238,7 @@ void finish_rows(const Layout& layout, const Rows<T>& rows) {
 
 /// Rows [batch, batch + count) of the batch at `seq`.
 template <typename T>
-Rows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t count) {
+StridedRows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t count) {
   const auto place = [&](const int64_t* stride) { return batch * stride[0] + seq * stride[1]; };
   const T* in = static_cast<const T*>(arguments.in);
   return {in == nullptr ? nullptr : in + place(arguments.in_stride),
@@ -248,7 +249,7 @@ Rows<T> rows_of(const Arguments& arguments, int64_t batch, int64_t seq, int64_t 
 /// Applies the encoding of `position` to rows.
 template <typename T, bool interleaved>
 void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& turns,
-                     const Position& position, const Rows<T>& rows, bool streamed) {
+                     const Position& position, const StridedRows<T>& rows, bool streamed) {
   constexpr int64_t most = block_pairs<interleaved>;
   Block<T, interleaved> block;
   const auto slots = static_cast<int64_t>(turns.size());
@@ -279,7 +280,7 @@ void encode_range(const Arguments& arguments, int64_t begin, int64_t end) {
     const int64_t place = first * arguments.position_stride[0] + seq * arguments.position_stride[1];
     const Position position =
         placed(arguments.sinusoid, position_of(arguments.positions, arguments.offset, seq, place));
-    const Rows<T> rows = rows_of<T>(arguments, first, seq, last - first);
+    const StridedRows<T> rows = rows_of<T>(arguments, first, seq, last - first);
     encode(arguments.sinusoid, turns, position, rows, streamed);
   }
   if (streamed) core::stream_fence();

@@ -25,39 +25,40 @@ struct TurnBlock {
   TurnOf<T> turns[most_pairs<T>];
 };
 
-/// A thread's columns of a row: those of `width` pairs, one run if interleaved, otherwise two.
+/// A thread's columns of a row: those of `width` pairs, contiguous if interleaved, otherwise in two
+/// parts.
 template <typename T, int width>
 struct PairColumns {
   core::Vector<T, width> first, second;
 };
 
-/// The columns of a thread's pairs. Without packs (width 1) the second may lie outside the
+/// The columns of these two parts. Without packs (width 1) the second may lie outside the
 /// encoding.
-struct PairPlaces {
+struct PairIndices {
   int64_t first, second;
   bool has_second;
 };
 
 template <int width>
-__device__ PairPlaces places_of(const Layout& layout, int64_t pair) {
+__device__ PairIndices indices_of(const Layout& layout, int64_t pair) {
   const int64_t first = first_column(layout, pair);
   const int64_t second = layout.interleaved ? first + width : second_column(layout, pair);
   return {first, second, width > 1 || second < layout.filled};
 }
 
 template <typename T, int width>
-__device__ PairColumns<T, width> read_columns(const T* row, const PairPlaces& places) {
+__device__ PairColumns<T, width> read_columns(const T* row, const PairIndices& indices) {
   using Vector = core::Vector<T, width>;
   PairColumns<T, width> columns = {};
   if (row == nullptr) return columns;
-  columns.first = *reinterpret_cast<const Vector*>(row + places.first);
-  if (places.has_second) columns.second = *reinterpret_cast<const Vector*>(row + places.second);
+  columns.first = *reinterpret_cast<const Vector*>(row + indices.first);
+  if (indices.has_second) columns.second = *reinterpret_cast<const Vector*>(row + indices.second);
   return columns;
 }
 
 /// Adds values in the order of the columns, or writes them.
 template <typename T, int width>
-__device__ void apply(const Compute<T> (&values)[2][width], bool adds, const PairPlaces& places,
+__device__ void apply(const Compute<T> (&values)[2][width], bool adds, const PairIndices& indices,
                       PairColumns<T, width> columns, T* row) {
 #pragma unroll
   for (int i = 0; i < width; ++i) {
@@ -65,8 +66,8 @@ __device__ void apply(const Compute<T> (&values)[2][width], bool adds, const Pai
     core::store(adds ? core::load(first) + values[0][i] : values[0][i], &first);
     core::store(adds ? core::load(second) + values[1][i] : values[1][i], &second);
   }
-  core::write_vector<T, width>(columns.first, row + places.first);
-  if (places.has_second) core::write_vector<T, width>(columns.second, row + places.second);
+  core::write_vector<T, width>(columns.first, row + indices.first);
+  if (indices.has_second) core::write_vector<T, width>(columns.second, row + indices.second);
 }
 
 /// Interleaves the values of `width` pairs.
@@ -101,7 +102,7 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
     turns[i] = core::through_data_cache(block.turns)[place + i];
     factors[i] = static_cast<C>(amplitude(scale, sinusoid.order, turns[i]));
   }
-  const PairPlaces places = places_of<width>(layout, begin + place);
+  const PairIndices indices = indices_of<width>(layout, begin + place);
   const bool shared = arguments.position_stride[0] == 0;
   const int64_t rows = shared ? arguments.seq : arguments.batch * arguments.seq;
   const int64_t shared_begin = arguments.batch * blockIdx.z / gridDim.z;
@@ -122,7 +123,7 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
     const auto read_rows = [&] {
 #pragma unroll
       for (int i = 0; i < rows_in_flight; ++i)
-        columns[i] = read_columns<T, width>(in(b + i), places);
+        columns[i] = read_columns<T, width>(in(b + i), indices);
     };
     read_rows();
     const Position position =
@@ -143,7 +144,7 @@ __global__ void encode_kernel(Arguments arguments, const __grid_constant__ TurnB
         if (b + i >= last) break;
         T* out = static_cast<T*>(arguments.out) + (b + i) * arguments.out_stride[0] +
                  seq * arguments.out_stride[1];
-        apply<T, width>(values, arguments.in != nullptr, places, columns[i], out);
+        apply<T, width>(values, arguments.in != nullptr, indices, columns[i], out);
       }
       b += rows_in_flight;
       read_rows();

@@ -111,7 +111,7 @@ void copy_strides(const Tensor& rows, int64_t* stride) {
 
 Tensor add(const Tensor& x, const Addition& given) {
   const SpecificationPointer spec = check_add(x, given);
-  const Tensor in = dispatcher::with_dense_rows(x);
+  const Tensor in = dispatcher::with_contiguous_last_dim(x);
   const Tensor out = dispatcher::empty(x.sizes(), x.options());
   Arguments call;
   call.sinusoid = with_scale(spec->sinusoid(), given.scale);

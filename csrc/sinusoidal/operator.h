@@ -20,10 +20,10 @@ using Text = std::string_view;
 /// Arguments of sinusoidal_add, in the order of its schema. Refers to the text, which must outlive
 /// it.
 struct Addition {
-  Text spec;              // SinusoidalSpec::to_json()
+  Text spec;                             // SinusoidalSpec::to_json()
   MaybeTensor positions = std::nullopt;  // [seq] or [batch, seq]; none: offset, offset + 1, …
-  Offset offset = 0;      // a number
-  MaybeTensor scale = std::nullopt;  // floating, one element
+  Offset offset = 0;                     // a number
+  MaybeTensor scale = std::nullopt;      // floating, one element
 
   template <typename Self>
   static auto fields(Self& self) {

@@ -32,7 +32,7 @@ struct Sinusoid {
   const void* learned_scale = nullptr;        // multiplies them too: one number, on the device
   core::Scalar learned_type = core::Scalar::float32;
   int64_t order = 0;  // order of the derivative by the position
-  /// The place of position 0 in the series. Above 0, position -1 belongs to padding, which is zero.
+  /// The index of position 0 in the series. Above 0, position -1 belongs to padding, which is zero.
   int64_t first = 0;
 };
 
@@ -47,7 +47,7 @@ POSEMBED_INLINE Position position_of(const PositionView& view, int64_t offset, i
   return view.data == nullptr ? Position{offset + seq, 0, 1.0} : read(view, place);
 }
 
-/// The place of a position in the series; padding has the scale 0.
+/// The index of a position in the series; padding has the scale 0.
 POSEMBED_INLINE Position placed(const Sinusoid& sinusoid, Position position) {
   if (sinusoid.first == 0) return position;
   if (position.whole == -1 && position.part == 0) position.scale = 0.0;

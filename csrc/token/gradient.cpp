@@ -46,9 +46,8 @@ Tensor embedding_autograd(const Tensor& weight, const Ids& ids, Text gradient) {
     node->num_embeddings = weight.sym_size(0);
     node->form = gradient;
   }
-  return dispatcher::linear(node, weight, [&](const Tensor& table) {
-    return call_embedding(table, ids, gradient);
-  });
+  return dispatcher::linear(
+      node, weight, [&](const Tensor& table) { return call_embedding(table, ids, gradient); });
 }
 
 /// The count of each id among the ids: [..., 1], in a dtype that can hold it. 1 for ids outside the

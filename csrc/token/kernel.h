@@ -14,8 +14,9 @@
 
 namespace posembed::token {
 
-/// out[place] = scale * weight[ids[place] + first_row], zeros if there is no such row. first_row is
-/// positive for learned positions, negative for a part of a vocabulary.
+/// out[place] = scale * weight[ids[place] + first_row], zeros if there is no such row; a place is
+/// an index of `ids`. first_row is positive for learned positions, negative for a part of a
+/// vocabulary.
 struct GatherArguments {
   const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
   void* out = nullptr;           // [count, embedding_dim], contiguous

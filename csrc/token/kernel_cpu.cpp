@@ -137,7 +137,7 @@ GroupRows<T, weighted> rows_of(const SumArguments& a, int64_t group, int64_t las
 }
 
 template <typename C>
-struct Times {
+struct MultiplyBy {
   C factor;
 
   template <typename Number>
@@ -162,7 +162,7 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, con
       mover.add(rows.row(rows.begin), out);
     } else {
       const double divisor = a.scale_grad_by_freq ? static_cast<double>(count) : 1.0;
-      const Times<Compute<T>> finish{static_cast<Compute<T>>(a.scale / divisor)};
+      const MultiplyBy<Compute<T>> finish{static_cast<Compute<T>>(a.scale / divisor)};
       if (streaming) core::expect_stream(out, a.embedding_dim * int64_t{sizeof(T)});
       core::sum_rows<streaming>(rows, a.embedding_dim, finish, out);
     }
@@ -183,11 +183,11 @@ void sum_range(const SumArguments& a, int64_t begin, int64_t end, const Gap& gap
 }
 
 /// The start of a step of FillArguments' work: the first row and the first group at or after it.
-struct Cut {
+struct FillStart {
   int64_t row, group;
 };
 
-Cut cut_at(const FillArguments& a, int64_t at) {
+FillStart fill_start(const FillArguments& a, int64_t at) {
   const auto row_of = [&](int64_t group) {
     return static_cast<int64_t>(a.sum.entries[a.sum.starts[group]] >> 32);
   };
@@ -205,7 +205,7 @@ Cut cut_at(const FillArguments& a, int64_t at) {
 }
 
 template <typename T, bool streaming>
-void fill_range(const FillArguments& a, const Cut& begin, const Cut& end) {
+void fill_range(const FillArguments& a, const FillStart& begin, const FillStart& end) {
   T* out = static_cast<T*>(a.sum.out);
   const int64_t dim = a.sum.embedding_dim;
   int64_t next = begin.row;
@@ -258,7 +258,7 @@ void sum_groups(const SumArguments& arguments, int64_t begin, int64_t end) {
 }
 
 void fill_table(const FillArguments& arguments, int64_t begin, int64_t end) {
-  const Cut from = cut_at(arguments, begin), to = cut_at(arguments, end);
+  const FillStart from = fill_start(arguments, begin), to = fill_start(arguments, end);
   visit_sum(arguments.sum, [&](auto tag, auto streaming) {
     fill_range<typename decltype(tag)::type, streaming.value>(arguments, from, to);
   });

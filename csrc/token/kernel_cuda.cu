@@ -1,7 +1,7 @@
 // Gather: a warp copies four 16-byte vectors per lane at a time. Backward: a stable radix sort of
 // the ids, then a warp sums at most 64 rows of one id; for ids with more rows, the sums of such
 // spans are added. Every row, zero or not, is written once. There are no atomics and every sum has
-// one order, so every run gives the same bits.
+// one order, so results are deterministic.
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 
@@ -31,41 +31,41 @@ constexpr unsigned whole_warp = 0xffffffffu;
 constexpr int gather_vectors = 4;  // per lane
 
 /// A warp's share of the table: a piece of a wide row, or several narrow rows.
-struct Shares {
+struct WarpLayout {
   int64_t pieces;    // of a row
   int vectors_log2;  // of a piece, for each lane; fewer than gather_vectors: of several rows
   int lanes_log2;    // of a row that needs no whole warp
 };
 
-Shares shares_of(int64_t dim, int width) {
+WarpLayout warp_layout(int64_t dim, int width) {
   const int64_t vectors = divide_up(dim, width);
-  Shares shares{divide_up(vectors, gather_vectors * warp_size), 0, 0};
-  while ((warp_size << shares.vectors_log2) < vectors &&
-         1 << shares.vectors_log2 < gather_vectors) {
-    ++shares.vectors_log2;
+  WarpLayout layout{divide_up(vectors, gather_vectors * warp_size), 0, 0};
+  while ((warp_size << layout.vectors_log2) < vectors &&
+         1 << layout.vectors_log2 < gather_vectors) {
+    ++layout.vectors_log2;
   }
-  while (1 << shares.lanes_log2 < std::min<int64_t>(vectors, warp_size)) ++shares.lanes_log2;
-  return shares;
+  while (1 << layout.lanes_log2 < std::min<int64_t>(vectors, warp_size)) ++layout.lanes_log2;
+  return layout;
 }
 
 /// The rows that a warp takes.
-POSEMBED_INLINE int rows_of_warp(const Shares& shares) {
-  return (gather_vectors >> shares.vectors_log2) << (5 - shares.lanes_log2);
+POSEMBED_INLINE int rows_of_warp(const WarpLayout& layout) {
+  return (gather_vectors >> layout.vectors_log2) << (5 - layout.lanes_log2);
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Shares shares) {
+__global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, WarpLayout layout) {
   const int lane = threadIdx.x % warp_size;
   const int64_t item = int64_t{blockIdx.x} * core::warps + threadIdx.x / warp_size;
-  const int64_t row = shares.pieces == 1 ? item : item / shares.pieces;
-  const int64_t piece = item - row * shares.pieces;
-  const int64_t first = row * rows_of_warp(shares) + (lane >> shares.lanes_log2);
-  const int first_vector = lane & ((1 << shares.lanes_log2) - 1);
+  const int64_t row = layout.pieces == 1 ? item : item / layout.pieces;
+  const int64_t piece = item - row * layout.pieces;
+  const int64_t first = row * rows_of_warp(layout) + (lane >> layout.lanes_log2);
+  const int first_vector = lane & ((1 << layout.lanes_log2) - 1);
   const auto place_of = [&](int i) {
-    return first + (int64_t{i >> shares.vectors_log2} << (5 - shares.lanes_log2));
+    return first + (int64_t{i >> layout.vectors_log2} << (5 - layout.lanes_log2));
   };
   const auto column_of = [&](int i) {
-    const int vector = (i & ((1 << shares.vectors_log2) - 1)) * warp_size + first_vector;
+    const int vector = (i & ((1 << layout.vectors_log2) - 1)) * warp_size + first_vector;
     return (piece * gather_vectors * warp_size + vector) * width;
   };
   int64_t ids[gather_vectors];
@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(threads) gather_kernel(GatherArguments a, Shar
 
 template <typename T, int width>
 void launch_gather(const GatherArguments& a, cudaStream_t stream) {
-  const Shares shares = shares_of(a.embedding_dim, width);
-  const int64_t items = divide_up(a.count, rows_of_warp(shares)) * shares.pieces;
-  core::launch(gather_kernel<T, width>, blocks_for(items), threads, stream, a, shares);
+  const WarpLayout layout = warp_layout(a.embedding_dim, width);
+  const int64_t items = divide_up(a.count, rows_of_warp(layout)) * layout.pieces;
+  core::launch(gather_kernel<T, width>, blocks_for(items), threads, stream, a, layout);
 }
 
 // ---- backward ----
@@ -245,13 +245,13 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
 
 // The gradient of a place's row: a row of `gradient` times a factor.
 template <typename T>
-struct Share {
+struct GradientRow {
   const T* row;
   Compute<T> factor;
 };
 
 template <typename T>
-__device__ Share<T> share_of(const BackwardArguments& a, Place place) {
+__device__ GradientRow<T> gradient_row(const BackwardArguments& a, Place place) {
   const int64_t row = a.sources.rows != nullptr ? a.sources.rows[place] : place;
   const auto* factors = static_cast<const Compute<T>*>(a.sources.factors);
   return {static_cast<const T*>(a.gradient) + row * a.embedding_dim,
@@ -303,13 +303,13 @@ __device__ void add_rows(const BackwardArguments& a, const Place* places, int64_
 #pragma unroll
     for (int row = 0; row < rows; ++row) {
       if (first + row >= end) continue;
-      const Share<T> share = share_of<T>(a, places[first + row]);
-      factors[row] = share.factor;
+      const GradientRow<T> gradient = gradient_row<T>(a, places[first + row]);
+      factors[row] = gradient.factor;
 #pragma unroll
       for (int i = 0; i < vectors; ++i) {
         const int64_t place = column + i * warp_size * width;
         if (place >= a.embedding_dim) continue;
-        loaded[row][i] = *reinterpret_cast<const Vector<T, width>*>(share.row + place);
+        loaded[row][i] = *reinterpret_cast<const Vector<T, width>*>(gradient.row + place);
       }
     }
 #pragma unroll

@@ -192,8 +192,8 @@ Result gradient_of(const Tensor& gradient, const c10::SymInt& num_embeddings, co
   const int64_t count = num_embeddings.expect_int();
   const Tensor rows = gradient.contiguous(), places = in.ids.contiguous();
   if (!dispatcher::on_cuda(gradient) && in.vocabulary_start < 0) check_ids(places, count);
-  return make({rows, places, count, in.padding_idx, in.scale, in.scale_grad_by_freq,
-               in.vocabulary_start});
+  return make(
+      {rows, places, count, in.padding_idx, in.scale, in.scale_grad_by_freq, in.vocabulary_start});
 }
 
 Tensor embedding_backward(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
@@ -205,8 +205,7 @@ std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient,
   return gradient_of(gradient, num_embeddings, ids, rows_gradient);
 }
 
-Tensor embedding_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings,
-                               const Ids& ids) {
+Tensor embedding_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
   check_gradient(gradient, num_embeddings, ids);
   return at::empty_symint({num_embeddings, gradient.sym_size(-1)}, gradient.options());
 }
@@ -248,7 +247,7 @@ void check_ids(const Tensor& ids, int64_t num_embeddings) {
 }
 
 Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
-  const Tensor table = dispatcher::with_dense_rows(weight);
+  const Tensor table = dispatcher::with_contiguous_last_dim(weight);
   c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(weight.size(1));
   Tensor out = dispatcher::empty(sizes, weight.options());

@@ -1,6 +1,6 @@
-// Moves rows between arbitrary addresses, unchanged or times a factor. Eight rows side by side keep
-// memory busy: their pages are streamed at the same time and their next reads are under way.
-// Included only by kernels, once per instruction set.
+// Moves rows between arbitrary addresses, unchanged or times a factor. Moves eight rows in
+// parallel, because one row at a time leaves memory bandwidth unused. Included only by kernels,
+// once per instruction set.
 #pragma once
 
 #include <algorithm>

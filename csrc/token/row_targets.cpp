@@ -18,11 +18,11 @@ int64_t count_single(const SortedIds& sorted) {
 }
 
 /// Rows of a contiguous tensor.
-struct Rows {
+struct TensorRows {
   char* data;
   int64_t bytes;
 
-  explicit Rows(const at::Tensor& tensor)
+  explicit TensorRows(const at::Tensor& tensor)
       : data(static_cast<char*>(tensor.mutable_data_ptr())),
         bytes(tensor.size(1) * tensor.element_size()) {}
   void* row(int64_t number) const { return data + number * bytes; }
@@ -30,7 +30,7 @@ struct Rows {
 
 /// Assigns a target to each token, and drops the groups of one entry from `sums`.
 void share_rows(RowTargets& of) {
-  const Rows rows(of.rows), repeated(of.repeated);
+  const TensorRows rows(of.rows), repeated(of.repeated);
   auto& [words, counts, entries, starts, groups] = of.sums;
   auto* id = of.row_ids.mutable_data_ptr<int64_t>();
   int64_t sums = 0, next = 0;

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.cpp import ModuleWrapper
 
-from posembed._build_info import BuildInfo
 from posembed.pretrained import Format
 from posembed.specification import RotarySpec
 
@@ -117,8 +116,8 @@ class ALiBi(ModuleWrapper):
         key: Tensor,
         value: Tensor,
         *,
-        scale: float | None = None,
         dropout: float = 0.0,
+        scale: float | None = None,
         query_offset: int | None = None,
         query_positions: Tensor | None = None,
         key_positions: Tensor | None = None,
@@ -166,6 +165,20 @@ class LearnedPositionalEmbedding(ModuleWrapper):
     ) -> Tensor: ...
     def encode(self, positions: Tensor) -> Tensor: ...
     def extend(self, max_positions: int, method: str = "linear") -> None: ...
+
+class RelativePositionBias(ModuleWrapper):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        buckets: str = "t5",
+    ) -> None: ...
+    def forward(
+        self, query_length: int, key_length: int | None = None, *, query_offset: int | None = None
+    ) -> Tensor: ...
 
 class RotaryEmbedding(ModuleWrapper):
     def __init__(

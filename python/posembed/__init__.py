@@ -18,6 +18,7 @@ from posembed.functional import check_errors
 from posembed.input import InputEmbedding
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.pretrained import FileFormatError
+from posembed.relative_bias import RelativePositionBias
 from posembed.rotary import RotaryEmbedding
 from posembed.scaling import (
     DynamicNtkScaling,
@@ -55,6 +56,7 @@ __all__ = [
     "LongRopeScaling",
     "NtkScaling",
     "ProportionalScaling",
+    "RelativePositionBias",
     "RotaryEmbedding",
     "RotarySpec",
     "Sections",
@@ -74,8 +76,8 @@ __all__ = [
     "set_cache_limit",
 ]
 
-# Imported at their first use: models do not need them, pictures need matplotlib, and the C++ modules
-# are bound for one version of Python.
+# Imported at their first use: models do not need them, pictures need matplotlib, and the C++
+# modules are bound for one version of Python.
 _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
 
 

@@ -24,7 +24,7 @@ def backend_for(
     given = {name for name, value in positions.items() if value is not None}
     if not query.is_cuda or learned or given - {"query_offset"}:
         return "fused"
-    if query.shape[-2] == 1:  # one row of scores: nothing to save
+    if query.dim() != 4 or query.shape[-2] == 1:  # refused; one row of scores: nothing to save
         return "fused"
     half = query.dtype in (torch.bfloat16, torch.float16)
     if half and not given and not two_sided and _has_flash():

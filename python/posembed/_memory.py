@@ -40,7 +40,8 @@ def prefer_huge_pages(table: Tensor) -> None:
         >>> pe.prefer_huge_pages(table)
         >>> token = pe.TokenEmbedding.from_pretrained(table.normal_(), freeze=False)
     """
-    torch.ops.posembed.prefer_huge_pages.default(table)
+    if type(table) in (Tensor, torch.nn.Parameter):  # subclasses have no memory of their own
+        torch.ops.posembed.prefer_huge_pages.default(table)
 
 
 def set_cache_limit(bytes: int) -> int:

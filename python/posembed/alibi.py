@@ -16,7 +16,6 @@ from typing_extensions import Unpack
 from posembed import _attention, configuration, functional
 from posembed._alibi_slopes import AlibiSlopes
 from posembed._validation import flag
-from posembed.configuration import alibi as presets
 from posembed.functional import Device
 from posembed.functional._alibi import check_attention
 from posembed.score_positions import ScorePositions
@@ -157,7 +156,7 @@ class ALiBi(AlibiSlopes):
             >>> pe.ALiBi.from_config({"model_type": "bloom", "n_head": 16})
             ALiBi(16, slopes='paper', max_bias=8)
         """
-        preset = presets.read(configuration.load(config))
+        preset = configuration.alibi(config)
         if num_heads is not None:
             options["total_heads"] = preset.num_heads
         heads = preset.num_heads if num_heads is None else num_heads

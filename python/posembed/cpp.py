@@ -10,24 +10,9 @@ from typing import TYPE_CHECKING
 from posembed._library import bindings
 
 if TYPE_CHECKING:
-    from posembed._C import (
-        ALiBi,
-        InputEmbedding,
-        LearnedPositionalEmbedding,
-        RotaryEmbedding,
-        SinusoidalPositionalEmbedding,
-        TokenBag,
-        TokenEmbedding,
-    )
+    from posembed._C import *  # noqa: F403
 
-__all__ = [
-    "ALiBi",
-    "InputEmbedding",
-    "LearnedPositionalEmbedding",
-    "RotaryEmbedding",
-    "SinusoidalPositionalEmbedding",
-    "TokenBag",
-    "TokenEmbedding",
-]
+# Every module is bound as a class in _C.cpp, which a class in _C wraps.
+__all__ = sorted(name for name in dir(bindings().cpp) if not name.startswith("_"))
 
 globals().update({name: getattr(bindings(), name) for name in __all__})

@@ -6,13 +6,12 @@ arXiv:1706.03762.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from posembed import functional
+from posembed import functional, input_families
 from posembed._offset import positions_from
 from posembed._validation import finite, not_negative
 from posembed.functional import Device, Gradient
@@ -347,25 +346,29 @@ class InputEmbedding(nn.Module):
 
         Args:
             model_or_path: A ``transformers`` model with or without a head, or a folder or name that
-                ``AutoModel.from_pretrained`` takes.
+                ``AutoModel.from_pretrained`` takes. Of a folder with safetensors only the input
+                layer is read, in the file's dtype and without transformers.
 
         Raises:
             TypeError: Neither a model nor a name.
-            ValueError: The model belongs to another family.
+            ValueError: The model belongs to another family, or a tensor is missing or of another
+                shape.
 
         Examples:
             >>> import posembed as pe
             >>> from transformers import BertConfig, BertModel
             >>> embed = pe.InputEmbedding.from_huggingface(BertModel(BertConfig()))
         """
-        from posembed.input_families import copy_input
-
-        model = model_or_path
-        if isinstance(model, (str, Path)):
-            from transformers import AutoModel
-
-            model = AutoModel.from_pretrained(model)
-        return copy_input(model)
+        layer = input_families.read(model_or_path)
+        embed = cls(**layer.options)
+        with torch.no_grad():
+            for name, value in layer.parameters.items():
+                parameter = embed.get_parameter(name)
+                if parameter.shape != value.shape:
+                    expected, found = list(parameter.shape), list(value.shape)
+                    raise ValueError(f"{name}: expected {expected}, got {found}")
+                parameter.copy_(value).requires_grad_(value.requires_grad)
+        return embed.train(layer.training)
 
 
 def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> None:

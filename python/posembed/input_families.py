@@ -1,18 +1,75 @@
-"""Finds the parameters of the input layers of transformers' model families."""
+"""The input layers of transformers' model families: options and parameters of InputEmbedding.
+
+csrc/configuration/input.cpp finds them in a model's folder, by names of tensors. A model in memory
+is read here by its modules, which may differ from its configuration: dropout, resized tables.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from posembed.input import InputEmbedding
+from posembed import pretrained
+from posembed.configuration import readers
 
 
-def copy_input(model: Any) -> InputEmbedding:
-    """An InputEmbedding with the parameters and the mode of a model's input layer."""
+@dataclasses.dataclass
+class InputLayer:
+    """What :class:`posembed.InputEmbedding` has of a model.
+
+    Args:
+        options: Its arguments.
+        parameters: Values by the names of its parameters.
+        training: Whether the model is in training mode.
+    """
+
+    options: dict[str, Any]
+    parameters: dict[str, Tensor]
+    training: bool = False
+
+
+def read(model_or_path: Any) -> InputLayer:
+    """See :meth:`posembed.InputEmbedding.from_huggingface`."""
+    model = model_or_path
+    if isinstance(model, (str, Path)):
+        if is_folder_of_family(Path(model)):
+            return of_folder(model)
+        from transformers import AutoModel
+
+        model = AutoModel.from_pretrained(model)
+    return of_model(model)
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+def is_folder_of_family(path: Path) -> bool:
+    """Whether this is a folder with safetensors of a family that is known here."""
+    if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
+        return False
+    fields = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return isinstance(fields, dict) and fields.get("model_type") in FAMILIES
+
+
+def of_folder(path: str | Path) -> InputLayer:
+    """The input layer of a model's folder; reads none of its other tensors."""
+    layer = readers.input_layer(path)
+    file = pretrained.open_vectors(layer["file"])
+    parameters = {key: file.tensor(name) for key, name in layer["tensors"].items()}
+    table = parameters["token.weight"]
+    options = {**layer["options"], "dtype": table.dtype}
+    return InputLayer(options, {key: nn.Parameter(value) for key, value in parameters.items()})
+
+
+# ------------------------------------------------------------------------------------------- models
+
+
+def of_model(model: Any) -> InputLayer:
+    """The input layer of a model of transformers, in its mode."""
     if not isinstance(getattr(model, "base_model", None), nn.Module):
         found = type(model).__name__
         raise TypeError(f"model_or_path: expected a transformers model or its name, got {found}")
@@ -21,7 +78,9 @@ def copy_input(model: Any) -> InputEmbedding:
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ValueError(f"model_or_path: expected a model of {known}, got {family!r}")
-    return FAMILIES[family](base).train(base.training)
+    layer = FAMILIES[family](base)
+    layer.training = base.training
+    return layer
 
 
 @dataclasses.dataclass
@@ -35,32 +94,29 @@ class _Parts:
     projection: nn.Linear | None = None
 
 
-def _copied(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputEmbedding:
-    """An InputEmbedding with these parts' sizes and values."""
+def _layer(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputLayer:
+    """These parts' sizes and values."""
     dim = parts.token.embedding_dim
     if parts.position is not None:
         rows, dim = parts.position.weight.shape
         options["max_positions"] = rows - first_row
-    embed = InputEmbedding(
-        parts.token.num_embeddings,
-        dim,
+    options.update(
+        num_embeddings=parts.token.num_embeddings,
+        embedding_dim=dim,
         num_types=parts.token_type.num_embeddings if parts.token_type is not None else 0,
         norm="layer" if parts.norm is not None else None,
         eps=parts.norm.eps if parts.norm is not None else 1e-5,
         padding_idx=parts.token.padding_idx,
         device=parts.token.weight.device,
         dtype=parts.token.weight.dtype,
-        **options,
     )
-    with torch.no_grad():
-        for field in dataclasses.fields(parts):
-            source = getattr(parts, field.name)
-            if source is None:
-                continue
-            for key, value in source.named_parameters():
-                parameter = embed.get_parameter(f"{field.name}.{key}")
-                parameter.copy_(value).requires_grad_(value.requires_grad)
-    return embed
+    parameters = {
+        f"{field.name}.{key}": value
+        for field in dataclasses.fields(parts)
+        if (module := getattr(parts, field.name)) is not None
+        for key, value in module.named_parameters()
+    }
+    return InputLayer(options, parameters)
 
 
 def _bert_parts(layer: Any, projection: nn.Linear | None = None) -> _Parts:
@@ -73,14 +129,14 @@ def _bert_parts(layer: Any, projection: nn.Linear | None = None) -> _Parts:
     )
 
 
-def _bert(model: Any) -> InputEmbedding:
+def _bert(model: Any) -> InputLayer:
     layer = model.embeddings
-    return _copied(_bert_parts(layer), dropout=layer.dropout.p)
+    return _layer(_bert_parts(layer), dropout=layer.dropout.p)
 
 
-def _roberta(model: Any) -> InputEmbedding:
+def _roberta(model: Any) -> InputLayer:
     layer = model.embeddings
-    return _copied(
+    return _layer(
         _bert_parts(layer),
         first_row=layer.padding_idx + 1,
         position_rule="roberta",
@@ -88,35 +144,35 @@ def _roberta(model: Any) -> InputEmbedding:
     )
 
 
-def _projected(layer: Any, projection: nn.Linear | None) -> InputEmbedding:
+def _projected(layer: Any, projection: nn.Linear | None) -> InputLayer:
     output_dim = None if projection is None else projection.out_features
     parts = _bert_parts(layer, projection)
-    return _copied(parts, output_dim=output_dim, dropout=layer.dropout.p)
+    return _layer(parts, output_dim=output_dim, dropout=layer.dropout.p)
 
 
-def _electra(model: Any) -> InputEmbedding:
+def _electra(model: Any) -> InputLayer:
     return _projected(model.embeddings, getattr(model, "embeddings_project", None))
 
 
-def _albert(model: Any) -> InputEmbedding:
+def _albert(model: Any) -> InputLayer:
     return _projected(model.embeddings, model.encoder.embedding_hidden_mapping_in)
 
 
-def _gpt2(model: Any) -> InputEmbedding:
-    return _copied(_Parts(model.wte, model.wpe), dropout=model.drop.p)
+def _gpt2(model: Any) -> InputLayer:
+    return _layer(_Parts(model.wte, model.wpe), dropout=model.drop.p)
 
 
-def _opt(model: Any) -> InputEmbedding:
+def _opt(model: Any) -> InputLayer:
     decoder = getattr(model, "decoder", model)  # the model may be the decoder itself
     token_dim = None if decoder.project_in is None else decoder.project_in.in_features
     parts = _Parts(decoder.embed_tokens, decoder.embed_positions, projection=decoder.project_in)
-    return _copied(parts, first_row=2, position_rule="opt", token_dim=token_dim)
+    return _layer(parts, first_row=2, position_rule="opt", token_dim=token_dim)
 
 
-def _fairseq(model: Any) -> InputEmbedding:
+def _fairseq(model: Any) -> InputLayer:
     stack = getattr(model, "encoder", model)  # the model may be the encoder or the decoder itself
     token = stack.embed_tokens
-    return _copied(
+    return _layer(
         _Parts(token),
         positions="sinusoidal",
         position_rule="roberta",

@@ -10,13 +10,16 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from posembed._library import bindings
 from posembed._validation import whole
+
+if TYPE_CHECKING:
+    from posembed import _C
 
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
@@ -130,7 +133,8 @@ class VectorFile:
             )
         self.path = os.fsdecode(path)
         given = [] if words is None else words_of(words, "words")
-        self._file = bindings().open_vectors(path, given, unicode_errors == "strict", on_bad_row)
+        strict = unicode_errors == "strict"
+        self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
         self._size = os.path.getsize(path)  # now: the file may be moved while it is in use
 
     @property

@@ -200,7 +200,7 @@ class RotaryEmbedding(nn.Module):
         grows = self._regimes is not None and self._regimes[1] is None
         if not grows or seq_len <= self._regimes[2] or is_compiling():  # type: ignore[index]
             return self.spec_for(seq_len).text
-        return torch.ops.posembed.rotary_resolve.default(self._spec.text, int(seq_len))  # type: ignore[no-any-return]
+        return self._spec.resolved_text(int(seq_len))
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
         """The module with the frequencies for sequences of one length.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from posembed import configuration
 from posembed._validation import fields_of, finite, finites, flag, whole
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling
 
@@ -241,11 +242,15 @@ class RotarySpec:
             >>> pe.RotarySpec.from_huggingface(config).head_dim
             128
         """
-        from posembed.configuration import from_huggingface
-
-        return from_huggingface(
-            config, layer_type, part=part, interleaved=interleaved, base=base, ignore=ignore
+        text = configuration.rotary(
+            config,
+            layer_type=layer_type,
+            part=part,
+            interleaved=interleaved,
+            base=base,
+            ignore=ignore,
         )
+        return cls.from_json(text)
 
     @classmethod
     def for_layers(
@@ -281,9 +286,11 @@ class RotarySpec:
             >>> [spec is not None for spec in pe.RotarySpec.for_layers(config)]
             [True, True, True, False]
         """
-        from posembed.configuration import for_layers
-
-        return for_layers(config, part=part, interleaved=interleaved, base=base, ignore=ignore)
+        texts = configuration.rotary_layers(
+            config, part=part, interleaved=interleaved, base=base, ignore=ignore
+        )
+        specs = {text: cls.from_json(text) for text in set(texts) if text}
+        return [specs.get(text) for text in texts]
 
     def resolve(self, seq_len: int) -> RotarySpec:
         """The specification with the frequencies for sequences of one length.
@@ -291,8 +298,12 @@ class RotarySpec:
         Returns itself if the frequencies do not depend on the length. Do not mix keys that were
         rotated by different resolved specifications in one cache.
         """
-        resolved: str = torch.ops.posembed.rotary_resolve.default(self.text, seq_len)
+        resolved = self.resolved_text(seq_len)
         return self if resolved == self.text else self._of_canonical(resolved)
+
+    def resolved_text(self, seq_len: int) -> str:
+        """``resolve(seq_len).to_json()`` in one step, for a generation whose length grows."""
+        return torch.ops.posembed.rotary_resolve.default(self.text, seq_len)  # type: ignore[no-any-return]
 
     @property
     def is_dynamic(self) -> bool:
@@ -414,7 +425,9 @@ class SinusoidalSpec:
         Raises:
             ValueError: The text is not JSON, or has a key that is not a field.
         """
-        fields: dict[str, Any] = json.loads(torch.ops.posembed.sinusoidal_specification.default(text))
+        fields: dict[str, Any] = json.loads(
+            torch.ops.posembed.sinusoidal_specification.default(text)
+        )
         return cls(**fields)
 
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:

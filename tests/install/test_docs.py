@@ -1,13 +1,16 @@
 """The C++ fragments of the documentation compile, link and run in a separate CMake project."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/cpp/checkpoint"
 WORK = ROOT / "build" / f"docs-test-{torch.__version__}"
 HEADERS = ["posembed/posembed.h", "cstdio", "fstream", "iostream", "string"]
 PROJECT = """cmake_minimum_required(VERSION 3.24)
@@ -52,8 +55,28 @@ def test_fragments_run() -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     write(WORK / "CMakeLists.txt", PROJECT)
     write(WORK / "main.cpp", program(parts))
+    run(build_project(WORK, WORK / "build") / "fragments")
+
+
+def build_project(source: Path, build: Path) -> Path:
+    """Builds a project that finds this posembed; returns the folder of its programs."""
     folder = run(sys.executable, "-m", "posembed", "--cmake-dir").strip()
-    build = WORK / "build"
-    run("cmake", "-S", WORK, "-B", build, "-G", "Ninja", f"-DPosEmbed_DIR={folder}")
+    run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-DPosEmbed_DIR={folder}")
     run("cmake", "--build", build)
-    run(build / "fragments")
+    return build
+
+
+def test_the_example_reads_folders(tmp_path: Path) -> None:
+    """tests/cpp/configuration compares numbers; here the program runs."""
+    program = build_project(EXAMPLE, WORK / "checkpoint") / "checkpoint"
+    config = {"model_type": "llama", "head_dim": 64, "rope_theta": 500000, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = "layer 0: 64, base=500000\nlayer 1: 64, base=500000\n"
+    assert run(program, "rotary", tmp_path) == expected
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    tables = {"wte.weight": torch.ones(30, 4), "wpe.weight": torch.ones(9, 4)}
+    save_file(tables, tmp_path / "model.safetensors")
+    assert run(program, "input", tmp_path).endswith("[2, 8] -> [2, 8, 4]\n")
+    failed = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("checkpoint: num_hidden_layers: missing in the configuration")

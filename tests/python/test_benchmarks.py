@@ -57,14 +57,14 @@ def test_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def test_kernel_tables_keep_the_best_of_several_runs(tmp_path: Path) -> None:
-    """A program gets slower while its floor gets faster, then the reverse."""
+    """A program gets slower while its limit gets faster, then the reverse."""
     best, program = tmp_path / "best.json", tmp_path / "program"
-    for speed, floor, expected in (
+    for speed, limit, expected in (
         (20.0, 40.0, "0.50"),
         (10.0, 25.0, "0.50"),
         (32.0, 30.0, "0.80"),
     ):
-        case = {"name": "in_place/bf16/warm", "GB/s": speed, "floor GB/s": floor, "ratio": 0.0}
+        case = {"name": "in_place/bf16/warm", "GB/s": speed, "limit GB/s": limit, "ratio": 0.0}
         output = {"context": {"instruction_set": "avx2"}, "benchmarks": [case]}
         program.write_text(f"#!/bin/sh\necho '{json.dumps(output)}'\n")
         program.chmod(0o755)

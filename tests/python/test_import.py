@@ -33,6 +33,6 @@ def test_import_loads_neither_the_compiler_nor_optional_packages() -> None:
 
 def test_dir_shows_what_users_are_meant_to_find() -> None:
     shown = {name for name in dir(posembed) if not name.startswith("__")}
-    assert shown == {*posembed.__all__, "scaling", "analysis", "data", "plot"}
+    assert shown == {*posembed.__all__, "scaling", "analysis", "cpp", "data", "plot"}
     assert "__version__" in dir(posembed)
     assert all(hasattr(posembed, name) for name in shown)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
-from support import (
-    alibi,
-    bag,
-    input,
-    learned,
-    rotary,
-    rotary_cache,
-    rotary_norm,
-    sinusoidal,
-    token,
-)
 from support.case import TOLERANCE, OperatorCase, Sample, as_tuple, assert_close
+from support.families import FAMILIES
 from torch import Tensor
 
 OPERATORS: list[OperatorCase] = [
-    *token.CASES,
-    *bag.CASES,
-    *learned.CASES,
-    *sinusoidal.CASES,
-    *rotary.CASES,
-    *rotary_cache.CASES,
-    *rotary_norm.CASES,
-    *alibi.CASES,
-    *input.CASES,
+    case for family in FAMILIES for case in importlib.import_module(f"support.{family}").CASES
 ]
 
 # Operators that the shared tests cannot take, and the tests that cover them. Those without tensor
@@ -37,11 +21,13 @@ OPERATORS: list[OperatorCase] = [
 WITHOUT_CASE = {
     "embedding_backward_rows": "the size of its result depends on the ids; token/test_token.py",
     "token_bag_backward_rows": "the size of its result depends on the ids; bag/test_bag.py",
+    "prefer_huge_pages": "advice to the system; test_huge_pages.py",
     "embedding_resize": "draws random rows; token/test_resize.py",
     "learned_positions": "from integers to integers; learned/test_learned.py",
     "alibi_attention": "matrix products, which autocast casts; alibi/test_alibi.py",
     "alibi_check_attention": "returns nothing; alibi/test_alibi.py",
     "alibi_scaled_slopes": "may return its argument; alibi/test_alibi.py",
+    "relative_buckets": "from integers to integers; relative_bias/test_relative_bias.py",
     "alibi_positions": "from integers to integers; alibi/test_alibi.py",
     "norm_rotary_forward": "the forward pass of norm_rotary, which has cases",
     "norm_rotary_backward": "the backward pass of norm_rotary, which has cases",

@@ -169,6 +169,15 @@ MODULES = [
         scale="sqrt_dim",
         call=lambda m: m.forward(ids(2, 5)),
     ),
+    twins("RelativePositionBias", 4, call=lambda m: m.forward(3, 5)),
+    twins(
+        "RelativePositionBias",
+        2,
+        num_buckets=9,
+        bidirectional=False,
+        buckets="bert",
+        call=lambda m: m.forward(3, 5, query_offset=1),
+    ),
     twins("ALiBi", 12, call=lambda m: m.forward(3, 5)),
     twins(
         "ALiBi",

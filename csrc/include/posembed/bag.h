@@ -29,8 +29,8 @@ POSEMBED_API const char* name(BagMode mode);
 
 /// Options of functional::token_bag().
 struct POSEMBED_API BagCall {
-  /// int32/int64 [bags]: where each bag begins. The first is 0, and they never decrease; a bag whose
-  /// offset equals the next one is empty.
+  /// int32/int64 [bags]: where each bag begins. The first is 0, and they never decrease; a bag
+  /// whose offset equals the next one is empty.
   TORCH_ARG(std::optional<torch::Tensor>, offsets) = std::nullopt;
   /// Factors of the rows, for sums: in the shape of the ids and the dtype of the table.
   TORCH_ARG(std::optional<torch::Tensor>, weights) = std::nullopt;

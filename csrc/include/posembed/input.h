@@ -236,6 +236,29 @@ class POSEMBED_API InputEmbeddingImpl : public torch::nn::Cloneable<InputEmbeddi
                                                const InputCall& call) const;
 };
 
-TORCH_MODULE(InputEmbedding);
+class InputEmbedding : public torch::nn::ModuleHolder<InputEmbeddingImpl> {
+ public:
+  using torch::nn::ModuleHolder<InputEmbeddingImpl>::ModuleHolder;
+  using Impl = InputEmbeddingImpl;
+
+  /// The input layer of a model's folder, with equal results: config.json and safetensors, one file
+  /// or several with an index, as transformers' save_pretrained writes them for models with or
+  /// without a head. Only the tensors of the input layer are read. The module is in evaluation
+  /// mode and has the dtype of the file's token table.
+  ///
+  /// Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT,
+  /// M2M100 (NLLB), NLLB-MoE, FSMT; of those with an encoder and a decoder the encoder's layer.
+  /// position_rule counts positions among padding as RoBERTa, fairseq and OPT do; pass OPT's
+  /// attention mask to forward().
+  ///
+  ///     auto embed = posembed::InputEmbedding::from_huggingface("bert-base-uncased");
+  ///     auto h = embed->forward(ids);  // [batch, seq] -> [batch, seq, 768]
+  ///
+  /// @throws c10::ValueError another family, a folder without safetensors, a missing tensor, or one
+  ///     of another shape
+  /// @throws pretrained::FileFormatError a malformed file of tensors
+  /// @throws std::filesystem::filesystem_error a file cannot be read
+  static POSEMBED_API InputEmbedding from_huggingface(const std::string& folder);
+};
 
 }  // namespace posembed

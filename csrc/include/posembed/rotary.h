@@ -71,9 +71,9 @@ struct POSEMBED_API RotaryCall {
   /* implicit */ RotaryCall(torch::Tensor positions) : positions_(std::move(positions)) {}
 
   /// int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections also [axes,
-  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token as it is. Floating
-  /// positions may have fractions, as exact as whole numbers, and negative ones rotate backwards;
-  /// none of them leaves a token. Default: offset, offset + 1, …
+  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token as it is.
+  /// Floating positions may have fractions, as exact as whole numbers, and negative ones rotate
+  /// backwards; none of them leaves a token. Default: offset, offset + 1, …
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;

@@ -38,7 +38,8 @@ namespace functional {
 /// weights.
 ///
 ///     auto [q, k] =
-///         posembed::functional::norm_rotary(query, key, query_weight, key_weight, spec, positions);
+///         posembed::functional::norm_rotary(query, key, query_weight, key_weight, spec,
+///         positions);
 ///
 /// @param query  floating, in `call.layout()`: [batch, seq, heads, head_dim]
 /// @param key  like query, with any number of heads

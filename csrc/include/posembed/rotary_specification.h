@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "posembed/configuration.h"
 #include "posembed/export.h"
 
 namespace posembed {
@@ -155,6 +156,35 @@ struct POSEMBED_API RotarySpec {
   std::string to_json() const;
   /// @throws c10::ValueError text that is not JSON, unknown keys, and what check() refuses
   static RotarySpec from_json(const std::string& text);
+
+  /// Reads the specification of a model from its configuration: of transformers 4 and 5, Meta's and
+  /// Mistral's params.json, or GGUF metadata as JSON. Add tensors that change the rotation as keys:
+  /// GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
+  /// "rope_factors_long.weight" (Phi-3). The specification of a model whose keys say that it does
+  /// not rotate has a rotary_dim of 0.
+  ///
+  ///     const auto spec = posembed::RotarySpec::from_huggingface("llama/config.json");
+  ///     posembed::RotaryEmbedding rope{posembed::RotaryOptions(spec)};
+  ///
+  /// Reading is strict, because a wrong rotation is no error at run time, only a worse model: keys
+  /// that are unknown, missing or contradict each other raise. A published file leaves out what its
+  /// configuration class in transformers adds. Python completes files by these classes, C++ cannot:
+  /// where a class has a rule of its own for a missing key, the error says so. Add the key, or read
+  /// the file in Python and pass its to_json() to from_json().
+  /// @param config  the path of a configuration or of its folder, or JSON text
+  /// @throws c10::ValueError a key is missing, not understood, or contradicts another, layers of
+  ///     this kind do not exist or do not rotate, or an option has no effect; the text names it
+  /// @throws c10::TypeError a nested configuration is no JSON object
+  /// @throws std::filesystem::filesystem_error the file cannot be read
+  static RotarySpec from_huggingface(const std::string& config,
+                                     const ConfigurationOptions& options = {});
+
+  /// Reads one specification for each layer, in the model's order; none where a layer does not
+  /// rotate. Takes no layer_type; otherwise as from_huggingface().
+  /// @throws c10::ValueError also where the configuration does not say which layers are of which
+  ///     kind
+  static std::vector<std::optional<RotarySpec>> for_layers(
+      const std::string& config, const ConfigurationOptions& options = {});
 
   /// Whether frequencies depend on the length of the sequence. resolve() fixes them.
   bool is_dynamic() const;

@@ -13,7 +13,7 @@ from posembed.batching.dimensions import fold, size_of, unfold
 # The dimensions of batch (None: absent) and heads in each layout.
 DIMENSIONS = {"bshd": (0, 2), "bhsd": (0, 1), "sbhd": (1, 2), "thd": (None, 1)}
 # Of spec (which has none), positions, layout, offset, inverse, cu_seqlens, frequencies, transpose.
-DEFAULTS = (None, None, "bshd", 0, False, None, None, False)
+DEFAULTS: tuple[Any, ...] = (None, None, "bshd", 0, False, None, None, False)
 
 
 def rotary_positions(

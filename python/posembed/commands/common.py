@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posembed.configuration import file_of
-from posembed.configuration.layers import OneKindOfLayerError
 from posembed.specification import RotarySpec
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
     try:
         try:
             return read(arguments.layer_type)
-        except OneKindOfLayerError:
-            if not compared:
+        except ValueError as error:
+            if not (compared and str(error).startswith("layer_type: expected none:")):
                 raise
             return read(None)
     except ValueError as error:

@@ -20,9 +20,7 @@ import torch
 from posembed.commands import common, model_folder, verification
 from posembed.commands.model_folder import CONFIG
 from posembed.commands.permutation import Permutation, specs_of_kinds
-from posembed.configuration import file_of, load, select_part
-from posembed.configuration.conventions import CONVERTED
-from posembed.configuration.parts import typed
+from posembed.configuration import CONVERTED, file_of, load, select_part, typed
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands

@@ -28,7 +28,7 @@ from posembed.commands.permutation import (
     pairing,
     rotated,
 )
-from posembed.configuration.conventions import CONVERTED
+from posembed.configuration import CONVERTED
 from posembed.specification import RotarySpec
 
 TOKENS, VOCABULARY, WIDTH, LAYERS = 12, 64, 64, 4

@@ -11,11 +11,11 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posembed.configuration import conventions, layers
-from posembed.configuration.keys import Fields
+from posembed.configuration import parts
+from posembed.configuration.readers import Completed, Fields
 
 
 def class_of(model_type: Any) -> type | None:
@@ -43,18 +43,26 @@ def quiet() -> Iterator[None]:
         their_logging.set_verbosity(level)
 
 
+def normalised(fields: Fields) -> Fields:
+    """The file with keys where its configuration class looks for them."""
+    attention = fields.get("attn_config")
+    if isinstance(attention, Mapping) and attention.get("rope_theta") is not None:  # DBRX
+        return {**fields, "rope_theta": attention["rope_theta"]}
+    return fields
+
+
 def complete(fields: Fields) -> Any | None:
     """The file as an object of its configuration class.
 
-    None where transformers does not know the model type, or its class refuses the file: the readers
-    here, which take nothing for granted, then say what is missing.
+    None where transformers does not know the model type, or its class refuses the file: the
+    readers, which take nothing for granted, then say what is missing.
     """
     own = class_of(fields.get("model_type"))
     if own is None:
         return None
     with quiet():
         try:
-            return own(**copy.deepcopy(fields))
+            return own(**copy.deepcopy(normalised(fields)))
         except Exception:  # classes raise what they please
             return None
 
@@ -69,26 +77,9 @@ def known_keys(own: type) -> frozenset[str]:
     return frozenset(names)
 
 
-# Where a file may say the same by another key.
-OTHER_KEYS = {
-    "partial_rotary_factor": ("rotary_pct", "partial_rotary_factors", "qk_rope_head_dim"),
-    "rope_parameters": ("rope_scaling",),
-    "layer_types": ("layers_block_type",),
-}
-
-
-def check_complete(fields: Fields) -> None:
-    """Raises ValueError for a file that says less than the readers here need without its class."""
-    rope = layers.legacy(layers.seen_by(fields, 0))
-    stated = {key for key, value in fields.items() if value not in (None, [])}
-    stated |= set(rope)
-    if layers.is_nested(rope):
-        stated |= {"layer_types", "partial_rotary_factor", "rope_parameters"}
-    for key, model_types in conventions.BY_CODE.items():
-        keys = {key, *OTHER_KEYS.get(key, ())}
-        if fields.get("model_type") in model_types and not stated & keys:
-            raise ValueError(
-                f"{key}: missing in the configuration, and the configuration class of "
-                f"{fields['model_type']!r} has a rule of its own for it: install transformers, "
-                "which completes files, or add the key"
-            )
+def completed_part(whole: Any, part: str | None) -> Completed | None:
+    """A part of transformers' own object, with the keys that its class knows."""
+    if not type(whole).__module__.startswith("transformers."):
+        return None
+    fields, own = parts.of_object(whole, part)
+    return Completed(fields, known_keys(own))

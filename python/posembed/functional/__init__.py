@@ -33,7 +33,9 @@ from posembed.functional._options import (
     Gradient,
     Initialization,
     Layout,
+    RelativeBuckets,
 )
+from posembed.functional._relative_bias import relative_bias, relative_buckets
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
@@ -47,6 +49,7 @@ __all__ = [
     "Gradient",
     "Initialization",
     "Layout",
+    "RelativeBuckets",
     "alibi_add",
     "alibi_add_",
     "alibi_attention",
@@ -70,6 +73,8 @@ __all__ = [
     "norm_rotary",
     "norm_rotary_",
     "opt_positions",
+    "relative_bias",
+    "relative_buckets",
     "rerotate_",
     "roberta_positions",
     "rotary",

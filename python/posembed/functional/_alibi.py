@@ -24,13 +24,13 @@ def _options(
     apply_mask: bool = True,
 ) -> tuple[Any, ...]:
     """The last arguments of the schemas, without trailing defaults."""
-    first = (causal, query_offset)
-    rest = (query_positions, key_positions, cu_seqlens)
-    if apply_mask is not True or any(tensor is not None for tensor in rest):
-        return (*first, attention_mask, positions_from_mask, *rest, apply_mask)
-    if attention_mask is not None:
-        return (*first, attention_mask, positions_from_mask)
-    return () if causal is True and query_offset is None else first
+    no_positions = query_positions is None and key_positions is None and cu_seqlens is None
+    if no_positions and apply_mask is True:
+        if attention_mask is not None:
+            return causal, query_offset, attention_mask, positions_from_mask
+        return () if causal is True and query_offset is None else (causal, query_offset)
+    positions = (query_positions, key_positions, cu_seqlens)
+    return (causal, query_offset, attention_mask, positions_from_mask, *positions, apply_mask)
 
 
 def alibi_slopes(

@@ -13,6 +13,7 @@ Layout = Literal["bshd", "bhsd", "sbhd", "thd"]
 CacheLayout = Literal["nhd", "hnd"]
 Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]
+RelativeBuckets = Literal["t5", "bert"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
 
 

@@ -12,6 +12,7 @@
 
 namespace {
 
+using posembed::InputCall;
 using posembed::InputEmbedding;
 using posembed::InputEmbeddingImpl;
 using posembed::InputNorm;
@@ -39,7 +40,7 @@ torch::Tensor apart(InputEmbedding& embed, const torch::Tensor& ids, const torch
 TEST(InputModule, EqualsSubmodulesWithGradients) {
   InputEmbedding embed(bert());
   const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
-  const torch::Tensor result = embed->forward(some_ids(), std::nullopt, types);
+  const torch::Tensor result = embed->forward(some_ids(), InputCall().types(types));
   const torch::Tensor expected = apart(embed, some_ids(), types);
   EXPECT_TRUE(torch::allclose(result, expected, 1e-5, 2e-6));
   const torch::Tensor gradient = torch::randn_like(result);
@@ -58,26 +59,25 @@ TEST(InputModule, EqualsSubmodulesWithGradients) {
 TEST(InputFunction, EqualsTheModule) {
   InputEmbedding embed(bert());
   const torch::Tensor types = torch::tensor({{0, 0, 1, 1}, {1, 0, 1, 0}}, torch::kInt);
-  posembed::functional::InputCall call;
-  call.position = embed->learned->weight;
-  call.token_type = embed->token_type->weight;
-  call.types = types;
-  call.norm = InputNorm::layer;
-  call.norm_weight = embed->norm->weight;
-  call.norm_bias = embed->norm->bias;
-  call.eps = 1e-12;
-  call.padding_idx = 0;
-  call.offset = 1;
+  posembed::InputParts parts;
+  parts.position(embed->learned->weight)
+      .token_type(embed->token_type->weight)
+      .types(types)
+      .norm(InputNorm::layer)
+      .norm_weight(embed->norm->weight)
+      .norm_bias(embed->norm->bias)
+      .eps(1e-12)
+      .padding_idx(0)
+      .offset(1);
   const torch::Tensor& table = embed->token->weight;
-  const torch::Tensor expected = embed->forward(some_ids(), std::nullopt, types, /*offset=*/1);
-  const torch::Tensor result = posembed::functional::input_embedding(some_ids(), table, call);
+  const torch::Tensor expected = embed->forward(some_ids(), InputCall().types(types).offset(1));
+  const torch::Tensor result = posembed::functional::input_embedding(some_ids(), table, parts);
   EXPECT_TRUE(torch::equal(result, expected));
   const torch::Tensor gradient = torch::randn_like(result);
   EXPECT_TRUE(torch::equal(torch::autograd::grad({result}, {table}, {gradient})[0],
                            torch::autograd::grad({expected}, {table}, {gradient})[0]));
-  call.dropout = 0.5;
-  call.seed = torch::tensor({7}, torch::kLong);
-  const torch::Tensor dropped = posembed::functional::input_embedding(some_ids(), table, call);
+  parts.dropout(0.5).seed(torch::tensor({7}, torch::kLong));
+  const torch::Tensor dropped = posembed::functional::input_embedding(some_ids(), table, parts);
   EXPECT_TRUE(torch::equal(torch::where(dropped == 0, dropped, 2 * expected), dropped));
   EXPECT_TRUE((dropped == 0).any().item<bool>());
 }
@@ -108,11 +108,11 @@ TEST(InputModule, DropsOutInTrainingOnly) {
 TEST(InputModule, PartsOfABatchDropAsTheWhole) {
   InputEmbedding embed(bert().dropout(0.5));
   const torch::Tensor seed = torch::tensor({42}, torch::kLong), ids = some_ids();
-  const auto none = std::nullopt;
-  const torch::Tensor whole = embed->forward(ids, none, none, 0, none, seed);
-  const torch::Tensor second = embed->forward(ids.slice(0, 1), none, none, 0, none, seed, 4);
+  const InputCall seeded = InputCall().seed(seed);
+  const torch::Tensor whole = embed->forward(ids, seeded);
+  const torch::Tensor second = embed->forward(ids.slice(0, 1), InputCall(seeded).first_token(4));
   EXPECT_TRUE(torch::equal(second, whole.slice(0, 1)));
-  EXPECT_THROW(embed->forward(ids, none, none, 0, none, seed, -1), c10::ValueError);
+  EXPECT_THROW(embed->forward(ids, InputCall(seeded).first_token(-1)), c10::ValueError);
 }
 
 TEST(InputModule, SavesNoTableWithoutANorm) {
@@ -149,18 +149,17 @@ TEST(InputModule, StandsInASequential) {
 
 TEST(InputModule, TakesVectorsInsteadOfIds) {
   InputEmbedding embed(bert());
-  const auto none = std::nullopt;
   const torch::Tensor vectors = embed->token->forward(some_ids()).detach().requires_grad_();
-  const torch::Tensor result = embed->forward({}, none, none, 1, none, none, 0, vectors);
-  EXPECT_TRUE(torch::equal(result, embed->forward(some_ids(), none, none, 1)));
+  const torch::Tensor result = embed->forward({}, InputCall().offset(1).inputs_embeds(vectors));
+  EXPECT_TRUE(torch::equal(result, embed->forward(some_ids(), InputCall().offset(1))));
   result.square().sum().backward();
   EXPECT_TRUE(vectors.grad().any().item<bool>());
   EXPECT_THROW(embed->forward({}), c10::ValueError);
-  EXPECT_THROW(embed->forward(some_ids(), none, none, 0, none, none, 0, vectors), c10::ValueError);
+  EXPECT_THROW(embed->forward(some_ids(), InputCall().inputs_embeds(vectors)), c10::ValueError);
   const torch::Tensor narrow = vectors.detach().slice(2, 0, 4);
-  EXPECT_THROW(embed->forward({}, none, none, 0, none, none, 0, narrow), c10::ValueError);
+  EXPECT_THROW(embed->forward({}, InputCall().inputs_embeds(narrow)), c10::ValueError);
   const torch::Tensor half = vectors.detach().to(torch::kHalf);
-  EXPECT_THROW(embed->forward({}, none, none, 0, none, none, 0, half), c10::TypeError);
+  EXPECT_THROW(embed->forward({}, InputCall().inputs_embeds(half)), c10::TypeError);
 }
 
 TEST(InputModule, SinusoidsOfFairseqSkipPadding) {
@@ -190,7 +189,7 @@ TEST(InputModule, RefusesWhatDoesNotFit) {
   InputEmbedding embed(bert());
   EXPECT_THROW(embed->forward(some_ids()[0]), c10::ValueError);
   EXPECT_THROW(embed->forward(some_ids() + 1), c10::IndexError);
-  EXPECT_THROW(embed->forward(some_ids(), std::nullopt, std::nullopt, 3), c10::IndexError);
+  EXPECT_THROW(embed->forward(some_ids(), InputCall().offset(3)), c10::IndexError);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace {
 using posembed::LearnedOptions;
 using posembed::LearnedPositionalEmbedding;
 using posembed::LearnedPositionalEmbeddingImpl;
+using posembed::PositionCall;
 using torch::indexing::Slice;
 
 TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
@@ -19,7 +20,7 @@ TEST(LearnedModule, AddsRowsFromTheOffsetOn) {
   ASSERT_EQ(position->weight.sizes(), (std::vector<int64_t>{12, 4}));
   const torch::Tensor x = torch::randn({2, 3, 4});
   const torch::Tensor rows = position->weight.index({Slice(7, 10)});
-  EXPECT_TRUE(torch::equal(position->forward(x, std::nullopt, /*offset=*/5), x + rows));
+  EXPECT_TRUE(torch::equal(position->forward(x, PositionCall().offset(5)), x + rows));
   EXPECT_TRUE(torch::equal(position->forward(x, torch::tensor({5, 6, 7}, torch::kInt)), x + rows));
   EXPECT_TRUE(torch::equal(position->encode(torch::tensor({5, 6, 7}, torch::kLong)), rows));
 }
@@ -28,8 +29,8 @@ TEST(LearnedFunctions, AreWhatTheModuleDoes) {
   LearnedPositionalEmbedding position(LearnedOptions(6, 4).first_row(2));
   const torch::Tensor x = torch::randn({2, 3, 4}), places = torch::tensor({5, -1}, torch::kLong);
   namespace F = posembed::functional;
-  EXPECT_TRUE(torch::equal(F::learned_add(x, position->weight, std::nullopt, 1, 2),
-                           position->forward(x, std::nullopt, 1)));
+  EXPECT_TRUE(torch::equal(F::learned_add(x, position->weight, PositionCall().offset(1), 2),
+                           position->forward(x, PositionCall().offset(1))));
   EXPECT_TRUE(
       torch::equal(F::learned_encode(position->weight, places, 2), position->encode(places)));
   const torch::Tensor longer = F::learned_extend(position->weight, 9, 2, "cubic");
@@ -40,7 +41,7 @@ TEST(LearnedFunctions, AreWhatTheModuleDoes) {
 TEST(LearnedModule, GradientsFlowWithoutPython) {
   LearnedPositionalEmbedding position(4, 2);
   const torch::Tensor x = torch::randn({5, 3, 2}, torch::requires_grad());
-  position->forward(x, std::nullopt, /*offset=*/1).sum().backward();
+  position->forward(x, PositionCall().offset(1)).sum().backward();
   EXPECT_TRUE(torch::equal(x.grad(), torch::ones({5, 3, 2})));
   const torch::Tensor expected = torch::tensor({{0.f, 0.f}, {5.f, 5.f}, {5.f, 5.f}, {5.f, 5.f}});
   EXPECT_TRUE(torch::equal(position->weight.grad(), expected));
@@ -98,8 +99,9 @@ TEST(LearnedModule, NamesThePositionPastTheEnd) {
     return "nothing was raised";
   };
   const torch::Tensor x = torch::zeros({1, 3, 4});
-  EXPECT_NE(message([&] { position->forward(x, std::nullopt, 8); }).find("table of 10, got 10"),
-            std::string::npos);
+  EXPECT_NE(
+      message([&] { position->forward(x, PositionCall().offset(8)); }).find("table of 10, got 10"),
+      std::string::npos);
   const torch::Tensor positions = torch::tensor({0, 11, 3}, torch::kLong);
   EXPECT_NE(message([&] { position->forward(x, positions); }).find("got 11 at place 1"),
             std::string::npos);

@@ -155,7 +155,7 @@ class Call {
   Arguments arguments;
 
   int64_t place(int64_t r, int64_t b, int64_t s, int64_t h) const {
-    const int64_t* stride = arguments.rows[r].in_stride;
+    const int64_t* stride = arguments.views[r].in_stride;
     return problem_.shift + b * stride[0] + s * stride[1] + h * stride[2];
   }
 
@@ -255,15 +255,15 @@ class Call {
   }
 
   void set_rows(int64_t r, std::mt19937_64* random) {
-    Rows& rows = arguments.rows[r];
-    rows.heads = problem_.heads[r];
-    rows.window_only = r == 1 && problem_.window_only;
-    const int64_t row = row_dim(arguments, rows) + problem_.padding;
-    const int64_t b = problem_.batch, s = problem_.seq, h = rows.heads;
+    HeadView& view = arguments.views[r];
+    view.heads = problem_.heads[r];
+    view.window_only = r == 1 && problem_.window_only;
+    const int64_t row = row_dim(arguments, view) + problem_.padding;
+    const int64_t b = problem_.batch, s = problem_.seq, h = view.heads;
     const int64_t strides[3][3] = {
         {s * h * row, h * row, row}, {h * s * row, row, s * row}, {h * row, b * h * row, row}};
     for (int i = 0; i < 3; ++i)
-      rows.in_stride[i] = rows.out_stride[i] = strides[int(problem_.order)][i];
+      view.in_stride[i] = view.out_stride[i] = strides[int(problem_.order)][i];
     const int64_t elements = problem_.shift + b * s * h * row;
     const int64_t size = core::size_of(problem_.scalar);
     in_[r].resize(static_cast<size_t>(elements * size));
@@ -271,8 +271,8 @@ class Call {
     for (int64_t i = 0; i < elements; ++i)
       set_element(in_[r].data(), problem_.scalar, i, problem_.magnitude * normal(*random));
     out_[r].assign(in_[r].size(), char(0xab));
-    rows.in = in_[r].data() + problem_.shift * size;
-    rows.out = output(r).data() + problem_.shift * size;
+    view.in = in_[r].data() + problem_.shift * size;
+    view.out = output(r).data() + problem_.shift * size;
   }
 
   /// Checks the rotated window and copies the row into `expected`, so that a later comparison
@@ -280,13 +280,13 @@ class Call {
   void check_row(const Variant& variant, int64_t r, const char* before, const char* after,
                  char* expected, int64_t place, const std::vector<core::Position>& positions) {
     const Scalar scalar = problem_.scalar;
-    const Rows& rows = arguments.rows[r];
-    const int64_t start = window_start(arguments, rows);
+    const HeadView& view = arguments.views[r];
+    const int64_t start = window_start(arguments, view);
     const auto size = static_cast<size_t>(core::size_of(scalar));
     const auto begin = static_cast<size_t>(place) * size;
     if (!problem_.tangent) {
       memcpy(expected + begin, before + begin,
-             static_cast<size_t>(row_dim(arguments, rows)) * size);
+             static_cast<size_t>(row_dim(arguments, view)) * size);
     }
     if (leaves_token(arguments, positions)) return;
     memcpy(expected + begin + static_cast<size_t>(start) * size,

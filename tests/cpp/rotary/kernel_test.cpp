@@ -172,7 +172,7 @@ void check_streamed(Problem problem, bool by_tables) {
   std::vector<char> memory(bytes + 128);
   for (const int64_t shift : {0, 16}) {
     char* out = memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63) + shift;
-    call.arguments.rows[0].out = out;
+    call.arguments.views[0].out = out;
     for (const Variant& variant : variants()) {
       memset(out, 0, bytes);
       variant.rotate(call.arguments, 0, problem.batch * problem.seq);
@@ -476,8 +476,8 @@ TEST(RotaryKernel, TouchesNoByteBesideItsRows) {
           GuardedPages source(bytes), target(bytes);
           const auto rotated = [&](const void* in, void* out) {
             memcpy(const_cast<void*>(in), call.input(0).data(), bytes);
-            call.arguments.rows[0].in = in;
-            call.arguments.rows[0].out = out;
+            call.arguments.views[0].in = in;
+            call.arguments.views[0].out = out;
             variant.rotate(call.arguments, 0, 3);
             const char* result = static_cast<char*>(out);
             return std::vector<char>(result, result + bytes);
@@ -505,9 +505,9 @@ TEST(RotaryKernel, RowsSpreadOverMoreThanFourGigabytes) {
     problem.heads[0] = 1;
     problem.heads[1] = 0;
     Call call(problem);
-    Rows& rows = call.arguments.rows[0];
-    rows.in = rows.out = memory;
-    rows.in_stride[1] = rows.out_stride[1] = stride;
+    HeadView& view = call.arguments.views[0];
+    view.in = view.out = memory;
+    view.in_stride[1] = view.out_stride[1] = stride;
     values[stride] = 1.0f;
     values[stride + 32] = 0.0f;
     variant.rotate(call.arguments, 0, 2);

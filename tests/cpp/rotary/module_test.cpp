@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
 
 #include <sstream>
@@ -13,6 +15,7 @@
 namespace {
 
 using posembed::Layout;
+using posembed::RotaryCall;
 using posembed::RotaryEmbedding;
 using posembed::RotaryOptions;
 using posembed::RotarySpec;
@@ -20,7 +23,7 @@ using posembed::RotarySpec;
 TEST(RotaryModule, RotatesByPositionTimesFrequency) {
   RotaryEmbedding rope(RotaryOptions(2).layout(Layout::thd));
   const torch::Tensor query = torch::tensor({{{1.0, 0.0}}, {{1.0, 0.0}}}, torch::kFloat64);
-  const torch::Tensor rotated = rope->forward(query, std::nullopt, std::nullopt, /*offset=*/1);
+  const torch::Tensor rotated = rope->forward(query, RotaryCall().offset(1));
   for (int64_t token = 0; token < 2; ++token) {
     EXPECT_NEAR(rotated[token][0][0].item<double>(), std::cos(token + 1.0), 1e-15);
     EXPECT_NEAR(rotated[token][0][1].item<double>(), std::sin(token + 1.0), 1e-15);
@@ -34,8 +37,8 @@ TEST(RotaryModule, IsCalledAndMadeOfASpecification) {
   EXPECT_EQ(rope->options.base(), 500.0);
   const torch::Tensor query = torch::randn({1, 3, 2, 8}), key = query.narrow(2, 0, 1);
   EXPECT_TRUE(torch::equal(rope(query), rope->forward(query)));
-  const auto [rotated, rotated_key] = rope(query, key, std::nullopt, /*offset=*/5);
-  EXPECT_TRUE(torch::equal(rotated, rope(query, std::nullopt, std::nullopt, 5)));
+  const auto [rotated, rotated_key] = rope(query, key, RotaryCall().offset(5));
+  EXPECT_TRUE(torch::equal(rotated, rope(query, RotaryCall().offset(5))));
   EXPECT_TRUE(torch::equal(rotated_key, rotated.narrow(2, 0, 1)));
 }
 
@@ -63,24 +66,22 @@ TEST(RotaryModule, InPlaceEqualsFunctional) {
 }
 
 TEST(RotaryModule, IntoGivenMemory) {
-  const std::string spec = RotarySpec(8).to_json();
+  const RotarySpec spec(8);
   const torch::Tensor query = torch::randn({2, 3, 4, 8}), key = torch::randn({2, 3, 1, 8});
-  const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, {}, spec);
+  const auto [query_wanted, key_wanted] = posembed::functional::rotary(query, key, spec);
   const torch::Tensor packed = torch::zeros({2, 3, 6, 8});
   const torch::Tensor query_out = packed.narrow(2, 0, 4), key_out = packed.narrow(2, 4, 1);
   const auto [query_back, key_back] =
-      posembed::functional::rotary_out(query_out, key_out, query, key, {}, spec);
+      posembed::functional::rotary_out(query_out, key_out, query, key, spec);
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
   EXPECT_TRUE(torch::equal(key_out, key_wanted));
   EXPECT_TRUE(query_back.is_same(query_out));
   EXPECT_TRUE(key_back.is_same(key_out));
   query_out.zero_();
-  EXPECT_TRUE(posembed::functional::rotary_out(query_out, query, std::nullopt, {}, spec)
-                  .is_same(query_out));
+  EXPECT_TRUE(posembed::functional::rotary_out(query_out, query, spec).is_same(query_out));
   EXPECT_TRUE(torch::equal(query_out, query_wanted));
-  EXPECT_THROW(
-      posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, std::nullopt, {}, spec),
-      c10::ValueError);
+  EXPECT_THROW(posembed::functional::rotary_out(packed.narrow(2, 1, 4), query_out, spec),
+               c10::ValueError);
 }
 
 TEST(RotaryModule, KeysAloneGrowWhereQueriesFade) {
@@ -167,19 +168,37 @@ TEST(RotaryModule, PositionsMayHaveAxesWithoutAPair) {
   RotaryEmbedding rope(RotaryOptions(8).sections(posembed::Sections::of({1, 3, 0})));
   const torch::Tensor query = torch::randn({2, 3, 2, 8});
   const torch::Tensor positions = torch::randint(100, {3, 2, 3}, torch::kLong);
-  EXPECT_TRUE(torch::equal(rope->forward(query, std::nullopt, positions),
-                           rope->forward(query, std::nullopt, positions.slice(0, 0, 2))));
+  EXPECT_TRUE(torch::equal(rope->forward(query, RotaryCall(positions)),
+                           rope->forward(query, RotaryCall(positions.slice(0, 0, 2)))));
 }
 
 TEST(RotaryModule, DocumentsRestartPositions) {
   RotaryEmbedding rope(RotaryOptions(8).layout(Layout::thd));
   const torch::Tensor query = torch::randn({7, 2, 8});
-  const torch::Tensor rotated = rope->forward(query, std::nullopt, std::nullopt, /*offset=*/2,
-                                              /*cu_seqlens=*/torch::tensor({0, 3, 7}, torch::kInt));
-  const torch::Tensor second = rope->forward(query.slice(0, 3), std::nullopt, std::nullopt, 2);
+  const torch::Tensor starts = torch::tensor({0, 3, 7}, torch::kInt);
+  const torch::Tensor rotated = rope->forward(query, RotaryCall().offset(2).cu_seqlens(starts));
+  const torch::Tensor second = rope->forward(query.slice(0, 3), RotaryCall().offset(2));
   EXPECT_TRUE(torch::equal(rotated.slice(0, 3), second));
-  EXPECT_THROW(rope->forward(query, std::nullopt, std::nullopt, 0, torch::tensor({0, 6})),
+  EXPECT_THROW(rope->forward(query, RotaryCall().cu_seqlens(torch::tensor({0, 6}))),
                c10::ValueError);
+}
+
+TEST(RotaryModule, StandsInASequential) {
+  RotaryEmbedding rope(RotaryOptions(8));
+  torch::nn::Sequential model(rope, torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
+  const torch::Tensor query = torch::randn({1, 3, 2, 8});
+  EXPECT_TRUE(torch::equal(model->forward(query), torch::layer_norm(rope(query), {8})));
+}
+
+TEST(RotaryModule, EachSampleHasItsOffset) {
+  RotaryEmbedding rope(RotaryOptions(8));
+  const torch::Tensor query = torch::randn({2, 3, 2, 8}), starts = torch::tensor({7, 4});
+  const torch::Tensor rotated = rope(query, RotaryCall().offset(starts));
+  const torch::Tensor second = rope(query.slice(0, 1), RotaryCall().offset(4));
+  EXPECT_TRUE(torch::equal(rotated.slice(0, 1), second));
+  EXPECT_TRUE(torch::equal(
+      rotated, posembed::functional::rotary(query, RotarySpec(8), RotaryCall().offset(starts))));
+  EXPECT_THROW(rope(query, RotaryCall(torch::arange(3)).offset(starts)), c10::ValueError);
 }
 
 TEST(RotaryModule, PrintsItsOptions) {
@@ -201,7 +220,7 @@ TEST(RotaryModule, BadInputRaisesC10Errors) {
   const torch::Tensor query = torch::randn({1, 3, 2, 8});
   EXPECT_THROW(rope->forward(query[0]), c10::ValueError);
   EXPECT_THROW(rope->forward(query.to(torch::kInt)), c10::TypeError);
-  EXPECT_THROW(rope->forward(query, std::nullopt, torch::tensor({0, -5, 2})), c10::IndexError);
+  EXPECT_THROW(rope->forward(query, RotaryCall(torch::tensor({0, -5, 2}))), c10::IndexError);
   EXPECT_THROW(RotaryEmbedding(RotaryOptions(7)), c10::ValueError);
   RotaryOptions learned(8);
   learned.learned_frequencies(true).numerics(posembed::Numerics::float32);

@@ -60,7 +60,8 @@ TEST(RotarySpec, AttentionFactorMultipliesQueries) {
   yarn.original_max_positions = 64;
   RotaryEmbedding rope(RotaryOptions(32).scaling(yarn));
   const torch::Tensor query = torch::randn({1, 3, 2, 32}, torch::kDouble);
-  const torch::Tensor still = rope->forward(query, std::nullopt, torch::zeros({3}, torch::kLong));
+  const torch::Tensor still =
+      rope->forward(query, posembed::RotaryCall(torch::zeros({3}, torch::kLong)));
   EXPECT_TRUE(torch::allclose(still, query * (0.1 * std::log(4.0) + 1.0)));
 }
 
@@ -119,10 +120,10 @@ TEST(RotaryEmbedding, MovesCachedKeys) {
   const torch::Tensor key = torch::randn({1, 4, 2, 32}, torch::kDouble);
   const torch::Tensor old_positions = torch::arange(4);
   const torch::Tensor new_positions = torch::arange(4) + 50;
-  const torch::Tensor cache = near->forward(key, std::nullopt, old_positions);
+  const torch::Tensor cache = near->forward(key, posembed::RotaryCall(old_positions));
   EXPECT_TRUE(
       near->rerotate_(cache, old_positions, new_positions, spec.resolve(64)).is_same(cache));
-  EXPECT_TRUE(torch::allclose(cache, far->forward(key, std::nullopt, new_positions)));
+  EXPECT_TRUE(torch::allclose(cache, far->forward(key, posembed::RotaryCall(new_positions))));
   EXPECT_THROW(whole->forward(key), c10::ValueError);
 }
 

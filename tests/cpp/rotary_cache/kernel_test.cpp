@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 
 // Renamed, because the library may contain the real launcher.
-#define rotate_and_keep_cuda rotate_and_keep_cuda_on_cpu
+#define rotate_and_cache_cuda rotate_and_cache_cuda_on_cpu
 #include "copies.h"
 #include "rotary/call.h"
 #include "rotary_cache/kernel_cuda.cu"
@@ -20,12 +20,12 @@ struct Variant {
 };
 
 void run_on_gpu(const Arguments& arguments, int64_t, int64_t) {
-  ASSERT_EQ(rotate_and_keep_cuda(arguments, nullptr), nullptr);
+  ASSERT_EQ(rotate_and_cache_cuda(arguments, nullptr), nullptr);
 }
 
 std::vector<Variant> variants() {
   std::vector<Variant> result = {{"cuda source", run_on_gpu}};
-  POSEMBED_ADD_COPIES(result, isa::rotate_and_keep)
+  POSEMBED_ADD_COPIES(result, isa::rotate_and_cache)
   return result;
 }
 
@@ -45,13 +45,13 @@ class Call {
   explicit Call(const Paged& paged) : paged_(paged), rotary_(paged.rotary) {
     const Problem& problem = paged.rotary;
     arguments.rotation = rotary_.arguments;
-    if (!paged.rotate_key) arguments.rotation.rows[1].out = nullptr;
+    if (!paged.rotate_key) arguments.rotation.views[1].out = nullptr;
     arguments.float8 = paged.float8;
     arguments.page_size = paged.page_size;
     arguments.slot_count = paged.pages * paged.page_size;
     set_slots();
     set_value(problem);
-    set_cache(key_cache_, row_dim(arguments.rotation, arguments.rotation.rows[1]), 0.5f,
+    set_cache(key_cache_, row_dim(arguments.rotation, arguments.rotation.views[1]), 0.5f,
               &arguments.key_cache);
     set_cache(value_cache_, paged.value_dim, 0.3f, &arguments.value_cache);
   }
@@ -135,7 +135,7 @@ class Call {
   void expect_rows(const std::vector<char>& rotated_keys, std::vector<char>* keys,
                    std::vector<char>* values) {
     const Problem& problem = paged_.rotary;
-    const int64_t dim = row_dim(arguments.rotation, arguments.rotation.rows[1]);
+    const int64_t dim = row_dim(arguments.rotation, arguments.rotation.views[1]);
     for (int64_t token = 0; token < problem.batch * problem.seq; ++token) {
       const int64_t slot = paged_.slots[static_cast<size_t>(token)];
       if (slot < 0 || slot >= arguments.slot_count) continue;

@@ -5,23 +5,20 @@
 
 namespace {
 
+using posembed::RotaryCacheCall;
+using posembed::RotaryCall;
 using posembed::RotarySpec;
-using posembed::functional::MlaRotaryCacheCall;
-using posembed::functional::RotaryCacheCall;
 
 TEST(RotaryCacheModule, RotatesAndWritesPages) {
-  const std::string spec = RotarySpec(8).to_json();
+  const RotarySpec spec(8);
   const torch::Tensor query = torch::randn({3, 4, 8}), key = torch::randn({3, 2, 8});
   const torch::Tensor value = torch::randn({3, 2, 8}), slots = torch::tensor({5, -1, 2});
   const torch::Tensor key_cache = torch::zeros({2, 2, 4, 8}), value_cache = key_cache.clone();
-  const posembed::functional::RotaryCall thd{posembed::Layout::thd, 7};
-  const auto [rotated_query, rotated_key] =
-      posembed::functional::rotary(query, key, std::nullopt, spec, thd);
-  RotaryCacheCall call;
-  call.cache_layout = posembed::CacheLayout::hnd;
-  call.offset = 7;
+  const auto [rotated_query, rotated_key] = posembed::functional::rotary(
+      query, key, spec, RotaryCall().layout(posembed::Layout::thd).offset(7));
   const torch::Tensor written = posembed::functional::rotary_cache_(
-      query, key, value, key_cache, value_cache, slots, std::nullopt, spec, call);
+      query, key, value, key_cache, value_cache, slots, spec,
+      RotaryCacheCall().cache_layout(posembed::CacheLayout::hnd).offset(7));
   EXPECT_TRUE(written.is_same(query));
   EXPECT_TRUE(torch::equal(query, rotated_query));
   EXPECT_TRUE(torch::equal(key_cache.select(0, 1).select(1, 1), rotated_key[0]));
@@ -31,35 +28,34 @@ TEST(RotaryCacheModule, RotatesAndWritesPages) {
 }
 
 TEST(RotaryCacheModule, ScaleIsANumberOrATensor) {
-  const std::string spec = RotarySpec(8).to_json();
+  const RotarySpec spec(8);
   const torch::Tensor key = torch::randn({3, 2, 8}), slots = torch::arange(3);
   torch::Tensor caches[2];
   for (int i = 0; i < 2; ++i) {
     caches[i] = torch::zeros({1, 4, 2, 8}).to(torch::kFloat8_e4m3fn);
-    RotaryCacheCall call;
-    call.key_scale = i == 0 ? posembed::functional::CacheScale(0.25) : torch::tensor({0.25f});
+    const posembed::CacheScale scale =
+        i == 0 ? posembed::CacheScale(0.25) : posembed::CacheScale(torch::tensor({0.25f}));
     posembed::functional::rotary_cache_(torch::randn({3, 4, 8}), key, key, caches[i],
-                                        caches[i].clone(), slots, std::nullopt, spec, call);
+                                        caches[i].clone(), slots, spec,
+                                        RotaryCacheCall().key_scale(scale));
   }
   EXPECT_TRUE(torch::equal(caches[0].view(torch::kByte), caches[1].view(torch::kByte)));
   EXPECT_GT(caches[0].to(torch::kFloat).abs().max().item<float>(), 0.0f);
 }
 
 TEST(RotaryCacheModule, LatentAttention) {
-  RotarySpec numbers(24);
-  numbers.rotary_dim = 8;
-  numbers.rotary_start = 16;
-  const std::string spec = numbers.to_json();
+  RotarySpec spec(24);
+  spec.rotary_dim = 8;
+  spec.rotary_start = 16;
   const torch::Tensor query = torch::randn({3, 4, 24}), key_rope = torch::randn({3, 8});
   const torch::Tensor latent = torch::randn({3, 32}), slots = torch::tensor({3, 1, 0});
   const torch::Tensor cache = torch::zeros({1, 4, 40});
   const auto [rotated_query, rotated_key] = posembed::functional::mla_rotary(
-      query, key_rope, std::nullopt, spec, {posembed::Layout::thd});
-  posembed::functional::MlaRotaryCacheCall call;
-  call.query_out = torch::zeros_like(query);
+      query, key_rope, spec, RotaryCall().layout(posembed::Layout::thd));
+  const torch::Tensor out = torch::zeros_like(query);
   const torch::Tensor written = posembed::functional::mla_rotary_cache_(
-      query, latent, key_rope, cache, slots, std::nullopt, spec, call);
-  EXPECT_TRUE(written.is_same(*call.query_out));
+      query, latent, key_rope, cache, slots, spec, posembed::MlaRotaryCacheCall().query_out(out));
+  EXPECT_TRUE(written.is_same(out));
   EXPECT_TRUE(torch::equal(written, rotated_query));
   EXPECT_TRUE(torch::equal(cache[0].index_select(0, slots), torch::cat({latent, rotated_key}, 1)));
 }
@@ -69,8 +65,7 @@ TEST(RotaryCacheModule, ASlotOutsideTheCacheRaisesBeforeAnythingIsWritten) {
   const torch::Tensor cache = torch::zeros({1, 4, 1, 8});
   const auto call = [&] {
     posembed::functional::rotary_cache_(query, kept, kept, cache, cache.clone(),
-                                        torch::tensor({0, 4}), std::nullopt,
-                                        RotarySpec(8).to_json());
+                                        torch::tensor({0, 4}), RotarySpec(8));
   };
   EXPECT_THROW(call(), c10::IndexError);
   EXPECT_TRUE(torch::equal(query, kept));

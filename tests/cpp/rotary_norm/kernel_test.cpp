@@ -154,7 +154,7 @@ void check_backward(const Problem& problem) {
     arguments.partial = partial.data();
     for (int r = 0; r < 2; ++r) {
       arguments.forward.rstd[r] = forward.arguments.rstd[r];
-      arguments.normed[r] = forward.rotary().arguments.rows[r];
+      arguments.normed[r] = forward.rotary().arguments.views[r];
       arguments.weight_gradient[r] = weights[r].data();
     }
     variant.backward(arguments, 0, arguments.parts);
@@ -184,7 +184,7 @@ void check_backward(const Problem& problem) {
 }
 
 /// Windows that the kernels of the CPU rotate in special ways.
-void add_whole_runs(Scalar scalar, std::vector<Problem>* problems) {
+void add_whole_blocks(Scalar scalar, std::vector<Problem>* problems) {
   for (const bool interleaved : {false, true}) {
     Problem problem;
     problem.scalar = scalar;
@@ -223,7 +223,7 @@ std::vector<Problem> problems() {
     largest.head_dim = max_head_dim;
     largest.pairs = rotary::max_pairs;
     result.push_back(largest);
-    add_whole_runs(scalar, &result);
+    add_whole_blocks(scalar, &result);
     Problem unrotated;
     unrotated.scalar = scalar;
     unrotated.pairs = 0;

@@ -6,30 +6,28 @@
 
 namespace {
 
+using posembed::NormRotaryCall;
 using posembed::RotarySpec;
 using posembed::functional::norm_rotary;
-using posembed::functional::NormRotaryCall;
 
 torch::Tensor norm(const torch::Tensor& x, const torch::Tensor& weight, double offset) {
   return x * (x.pow(2).mean(-1, true) + 1e-6).rsqrt() * (weight + offset);
 }
 
 TEST(RotaryNormModule, NormsThenRotates) {
-  const std::string spec = RotarySpec(8).to_json();
+  const RotarySpec spec(8);
   const auto options = torch::dtype(torch::kFloat64);
   const torch::Tensor query = torch::randn({2, 5, 4, 8}, options);
   const torch::Tensor key = torch::randn({2, 5, 1, 8}, options);
   const torch::Tensor weights = torch::randn({2, 8}, options);
-  NormRotaryCall call;
-  call.weight_offset = 1.0;
-  const auto [first, second] =
-      norm_rotary(query, key, weights[0], weights[1], std::nullopt, spec, call);
-  const auto [expected_query, expected_key] = posembed::functional::rotary(
-      norm(query, weights[0], 1.0), norm(key, weights[1], 1.0), std::nullopt, spec);
+  const auto call = NormRotaryCall().weight_offset(1.0);
+  const auto [first, second] = norm_rotary(query, key, weights[0], weights[1], spec, call);
+  const auto [expected_query, expected_key] =
+      posembed::functional::rotary(norm(query, weights[0], 1.0), norm(key, weights[1], 1.0), spec);
   EXPECT_TRUE(torch::allclose(first, expected_query, 1e-12, 1e-13));
   EXPECT_TRUE(torch::allclose(second, expected_key, 1e-12, 1e-13));
-  const auto [query_again, key_again] = posembed::functional::norm_rotary_(
-      query, key, weights[0], weights[1], std::nullopt, spec, call);
+  const auto [query_again, key_again] =
+      posembed::functional::norm_rotary_(query, key, weights[0], weights[1], spec, call);
   EXPECT_TRUE(query_again.is_same(query));
   EXPECT_TRUE(key_again.is_same(key));
   EXPECT_TRUE(torch::equal(query, first));
@@ -37,16 +35,16 @@ TEST(RotaryNormModule, NormsThenRotates) {
 }
 
 TEST(RotaryNormModule, GradientsFlowWithoutPython) {
-  const std::string spec = RotarySpec(8).to_json();
+  const RotarySpec spec(8);
   const auto leaf = [](at::IntArrayRef sizes) {
     return torch::randn(sizes, torch::dtype(torch::kFloat64).requires_grad(true));
   };
   const torch::Tensor given[] = {leaf({1, 3, 4, 8}), leaf({1, 3, 2, 8}), leaf({8}), leaf({8})};
-  const auto [query, key] = norm_rotary(given[0], given[1], given[2], given[3], std::nullopt, spec);
+  const auto [query, key] = norm_rotary(given[0], given[1], given[2], given[3], spec);
   const auto fused =
       torch::autograd::grad({query.sum() + key.sum()}, {given[0], given[1], given[2], given[3]});
   const auto [slow_query, slow_key] = posembed::functional::rotary(
-      norm(given[0], given[2], 0.0), norm(given[1], given[3], 0.0), std::nullopt, spec);
+      norm(given[0], given[2], 0.0), norm(given[1], given[3], 0.0), spec);
   const auto slow = torch::autograd::grad({slow_query.sum() + slow_key.sum()},
                                           {given[0], given[1], given[2], given[3]});
   for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(fused[i], slow[i], 1e-10, 1e-12));
@@ -54,8 +52,7 @@ TEST(RotaryNormModule, GradientsFlowWithoutPython) {
 
 TEST(RotaryNormModule, AWeightOfAnotherSizeRaises) {
   const torch::Tensor query = torch::randn({1, 2, 1, 8});
-  EXPECT_THROW(norm_rotary(query, query.clone(), torch::ones(4), torch::ones(8), std::nullopt,
-                           RotarySpec(8).to_json()),
+  EXPECT_THROW(norm_rotary(query, query.clone(), torch::ones(4), torch::ones(8), RotarySpec(8)),
                c10::ValueError);
 }
 

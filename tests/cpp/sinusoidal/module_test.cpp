@@ -12,6 +12,7 @@
 
 namespace {
 
+using posembed::PositionCall;
 using posembed::SinusoidalOptions;
 using posembed::SinusoidalPositionalEmbedding;
 using posembed::SinusoidalSpec;
@@ -19,7 +20,7 @@ using posembed::SinusoidalSpec;
 TEST(SinusoidalModule, AddsSinesAndCosines) {
   SinusoidalPositionalEmbedding position(SinusoidalOptions(4).base(100.0).scale(2.0));
   const torch::Tensor y =
-      position->forward(torch::ones({1, 3, 4}, torch::kFloat64), std::nullopt, /*offset=*/5);
+      position->forward(torch::ones({1, 3, 4}, torch::kFloat64), PositionCall().offset(5));
   for (int64_t i = 0; i < 3; ++i) {
     const double p = 5.0 + static_cast<double>(i);
     const double expected[] = {std::sin(p), std::cos(p), std::sin(p / 10), std::cos(p / 10)};
@@ -97,8 +98,8 @@ TEST(SinusoidalModule, FairseqsPaddingIsZero) {
   EXPECT_TRUE(torch::equal(found.slice(0, 1), plain->encode(places.slice(0, 1) + 4)));
   const torch::Tensor x = torch::randn({2, 3, 8});
   EXPECT_TRUE(torch::equal(SinusoidalPositionalEmbedding(SinusoidalOptions(8).preset("fairseq"))
-                               ->forward(x, std::nullopt, 5),
-                           plain->forward(x, std::nullopt, 7)));
+                               ->forward(x, PositionCall().offset(5)),
+                           plain->forward(x, PositionCall().offset(7))));
   std::ostringstream text;
   text << fairseq;
   EXPECT_EQ(text.str(),

@@ -147,8 +147,7 @@ TEST(TokenFunctional, PartsOfAVocabularyAddUpToTheWhole) {
   std::vector<torch::Tensor> gradients;
   for (const auto& [start, end] : {std::pair{0, 2}, std::pair{2, 5}}) {
     const torch::Tensor part = table.slice(0, start, end).clone().requires_grad_();
-    posembed::functional::EmbeddingCall call;
-    call.vocabulary_start = start;
+    const auto call = posembed::EmbeddingCall().vocabulary_start(start);
     const torch::Tensor of_part = posembed::functional::embedding(some_ids(), part, call);
     of_part.sum().backward();
     sum += of_part.detach();

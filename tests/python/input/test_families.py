@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -251,6 +254,54 @@ def test_saved_models_and_models_with_a_head(tmp_path) -> None:
     assert_close(pe.InputEmbedding.from_huggingface(model)(ids), expected, 2e-6)
     model.base_model.save_pretrained(tmp_path)
     assert_close(pe.InputEmbedding.from_huggingface(tmp_path).eval()(ids), expected, 2e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_folders_are_read_as_models_are(name: str, shards: int, tmp_path: Path) -> None:
+    """The folder by the code of C++, the model by that of Python."""
+    model = small(name).eval()
+    total = sum(value.numel() * 4 for value in model.state_dict().values())
+    model.save_pretrained(tmp_path, max_shard_size=total // shards + 1)
+    by_folder = pe.InputEmbedding.from_huggingface(tmp_path)
+    by_model = pe.InputEmbedding.from_huggingface(model)
+    assert repr(by_folder) == repr(by_model)
+    assert not by_folder.training
+    ids, mask = batch()
+    assert torch.equal(ours(by_folder, ids, mask), ours(by_model, ids, mask))
+    for key, mine in by_folder.named_parameters():
+        assert mine.requires_grad, key
+        assert torch.equal(mine, by_model.get_parameter(key)), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_keys_that_a_file_lacks_have_the_values_of_the_class(name: str, tmp_path: Path) -> None:
+    model = small(name).eval()
+    model.save_pretrained(tmp_path)
+    kind = type(model.config)
+    file = tmp_path / "config.json"
+    sizes = {key: value for key, value in MODELS[name][1].items() if key != "pad_token_id"}
+    file.write_text(json.dumps({"model_type": kind.model_type}))
+    embed = pe.InputEmbedding.from_huggingface(tmp_path)
+    model.config = kind(**{key: value for key, value in sizes.items() if key != "dropout"})
+    expected = pe.InputEmbedding.from_huggingface(type(model)(model.config))
+    assert (embed.dropout, embed.token.padding_idx) == (
+        expected.dropout,
+        expected.token.padding_idx,
+    )
+    assert embed.norm is None or embed.norm.eps == expected.norm.eps
+
+
+def test_folders_are_read_without_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small("bert").half().save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert pe.InputEmbedding.from_huggingface(tmp_path).token.weight.dtype == torch.float16
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "bert", "position_embedding_type": "relative_key"}))
+    with pytest.raises(ValueError, match="position_embedding_type: expected 'absolute', got 'rel"):
+        pe.InputEmbedding.from_huggingface(tmp_path)
 
 
 def test_other_families_are_refused() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import posembed as pe
 import pytest
+import torch
 from posembed.configuration import completion
 
 LLAMA: dict[str, Any] = {
@@ -39,6 +43,8 @@ GEMMA3 = {
     "rope_local_base_freq": 10000.0,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
+
+SHARED = json.loads((Path(__file__).parents[2] / "shared/configurations.json").read_text())
 
 
 @pytest.fixture
@@ -221,6 +227,52 @@ def test_keys_are_ignored_where_asked(config: dict[str, Any], key: str) -> None:
         pe.RotarySpec.from_huggingface({**config, key: 2})
     found = pe.RotarySpec.from_huggingface({**config, key: 2}, ignore=[key])
     assert found == pe.RotarySpec.from_huggingface(config)
+
+
+@pytest.mark.parametrize("row", SHARED, ids=lambda row: row["name"])
+def test_both_languages_read_the_same(alone: None, row: dict[str, Any]) -> None:
+    """tests/cpp/configuration/rotary_test.cpp reads the same file."""
+    names = ("layer_type", "part", "interleaved", "base")
+    options = {name: row[name] for name in names if name in row}
+    if "error" in row:
+        with pytest.raises(ValueError, match=re.escape(row["error"])):
+            pe.RotarySpec.from_huggingface(row["config"], **options)
+    else:
+        expected = pe.RotarySpec.from_json(json.dumps(row["specification"]))
+        assert pe.RotarySpec.from_huggingface(row["config"], **options) == expected
+
+
+def test_infinity_of_a_file_is_no_number(alone: None, tmp_path: Path) -> None:
+    """Python writes it, JSON does not have it."""
+    config = {**LLAMA, "rope_theta": 1e4, "time_step_limit": [0.0, math.inf]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for given in (config, tmp_path):
+        read = pe.RotarySpec.from_huggingface(given, ignore=["time_step_limit"])
+        assert read == pe.RotarySpec(128)
+    with pytest.raises(ValueError, match="rope_theta: expected a number, got 'Infinity'"):
+        pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": math.inf})
+
+
+@pytest.mark.parametrize("numbers", [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), (1, 2)])
+def test_tensors_among_the_keys_may_be_arrays(numbers: Any) -> None:
+    fields = {**GGUF, "llama.context_length": 8192, "llama.rope.dimension_count": 4}
+    found = pe.RotarySpec.from_huggingface({**fields, "rope_freqs.weight": numbers})
+    assert found.scaling.short_factor == (1.0, 2.0)
+
+
+def test_names_of_classes_take_no_time(alone: None) -> None:
+    """Each layer sees the configuration, but no copy of its thousands of labels."""
+    kinds = {"num_hidden_layers": 126, "layer_types": ["full_attention"] * 126}
+    labels = {"id2label": {number: str(number) for number in range(20000)}}
+    start = time.perf_counter()
+    specs = pe.RotarySpec.for_layers({**LLAMA, "rope_theta": 1e4, **kinds, **labels})
+    assert specs == [pe.RotarySpec(128)] * 126
+    assert time.perf_counter() - start < 2.0  # with copies, over 5
+
+
+def test_layer_types_are_a_list(alone: None) -> None:
+    with pytest.raises(ValueError, match="layer_types: expected a list, got 2"):
+        pe.RotarySpec.from_huggingface({**LLAMA, "rope_theta": 1e4, "layer_types": 2})
 
 
 def test_the_page_of_conventions_is_up_to_date() -> None:

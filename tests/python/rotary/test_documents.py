@@ -84,9 +84,7 @@ def test_vmap_over_documents(device: torch.device) -> None:
     copies = torch.stack([query, 2 * query])
 
     def rotated(tensor: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return torch.ops.posembed.rotary(
-            tensor, rope.spec.text, None, "thd", 0, False, cu_seqlens
-        )
+        return torch.ops.posembed.rotary(tensor, rope.spec.text, None, "thd", 0, False, cu_seqlens)
 
     own = torch.func.vmap(rotated)(copies, each)
     shared = torch.func.vmap(rotated, in_dims=(0, None))(copies, each[0])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 
 ROWS, COLUMNS = 9, 6
 
@@ -183,40 +183,48 @@ def case(operator: str, name: str, make: Any, expected: Any) -> OperatorCase:
     return OperatorCase("-".join(filter(None, [operator, name])), overload, make, expected)
 
 
-CASES = [
-    case("token_bag", "", Maker().pool, reference),
-    case("token_bag", "weights", Maker(weights=True, padding_idx=2).pool, reference),
-    case("token_bag", "offsets", Maker(offsets=True, weights=True).pool, reference),
-    case(
-        "token_bag",
-        "mean",
-        Maker(
-            offsets=True,
-            index=torch.int32,
-            mode="mean",
-            padding_idx=1,
-        ).pool,
-        reference,
-    ),
-    case("token_bag", "max", Maker(offsets=True, mode="max", padding_idx=1).pool, reference),
-    case("token_bag_max", "", Maker(padding_idx=1).pool_max, reference_max),
-    case(
-        "token_bag_backward",
-        "",
-        Maker(weights=True, mode="sum", padding_idx=2).backward,
-        reference_backward,
-    ),
-    case(
-        "token_bag_backward",
-        "mean",
-        Maker(offsets=True, mode="mean", padding_idx=2).backward,
-        reference_backward,
-    ),
-    case("token_bag_backward", "max", Maker(mode="max").backward, reference_backward),
-    case(
-        "token_bag_weights_backward",
-        "",
-        Maker(offsets=True, padding_idx=2).weights_backward,
-        reference_weights_backward,
-    ),
-]
+CASES = in_schema_order(
+    [
+        case("token_bag", "", Maker().pool, reference),
+        case("token_bag", "weights", Maker(weights=True, padding_idx=2).pool, reference),
+        case("token_bag", "offsets", Maker(offsets=True, weights=True).pool, reference),
+        case(
+            "token_bag",
+            "mean",
+            Maker(
+                offsets=True,
+                index=torch.int32,
+                mode="mean",
+                padding_idx=1,
+            ).pool,
+            reference,
+        ),
+        case("token_bag", "max", Maker(offsets=True, mode="max", padding_idx=1).pool, reference),
+        case("token_bag_max", "", Maker(padding_idx=1).pool_max, reference_max),
+        case(
+            "token_bag_backward",
+            "",
+            Maker(weights=True, mode="sum", padding_idx=2).backward,
+            reference_backward,
+        ),
+        case(
+            "token_bag_backward",
+            "mean",
+            Maker(offsets=True, mode="mean", padding_idx=2).backward,
+            reference_backward,
+        ),
+        case("token_bag_backward", "max", Maker(mode="max").backward, reference_backward),
+        case(
+            "token_bag_weights_backward",
+            "",
+            Maker(offsets=True, padding_idx=2).weights_backward,
+            reference_weights_backward,
+        ),
+    ],
+    "gradient",
+    "weight",
+    "ids",
+    "offsets",
+    "weights",
+    "maxima",
+)

@@ -108,3 +108,39 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert float(error.max()) <= tolerance * max(scale, 1.0), (
         f"at {place}: got {found.flatten()[worst]}, expected {wanted.flatten()[worst]}"
     )
+
+
+def in_schema_order(cases: Sequence[OperatorCase], *names: str) -> list[OperatorCase]:
+    """Cases whose samples and references pass tensors in the order of ``names``.
+
+    Operators take arguments in the order of their schemas, where options stand between tensors.
+    """
+    return [dataclasses.replace(case, **_ordered(case, names)) for case in cases]
+
+
+def _ordered(case: OperatorCase, names: Sequence[str]) -> dict[str, Any]:
+    arguments = {argument.name: argument for argument in case.operator._schema.arguments}
+    leading = [n for n in names if n in arguments and str(arguments[n].type) != "str"]
+
+    def sample(*sizes: Any) -> Sample:
+        given = case.sample(*sizes)
+        values = {**dict(zip(leading, given.args, strict=False)), **given.kwargs}
+        last = max(i for i, name in enumerate(arguments) if isinstance(values.get(name), Tensor))
+        required = [name for name in arguments if not arguments[name].has_default_value()]
+        last = max(last, list(arguments).index(required[-1]))
+        args = [
+            values.pop(name, arguments[name].default_value) for name in [*arguments][: last + 1]
+        ]
+        return Sample(tuple(args), {name: x for name, x in values.items() if x is not None})
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        positional = [values.pop(name, None) for name in leading]
+        changed = {
+            name: value
+            for name, value in values.items()
+            if not arguments[name].has_default_value() or value != arguments[name].default_value
+        }
+        return case.reference(*positional, **changed)
+
+    return {"sample": sample, "reference": reference}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 
 COLUMNS = 4
 
@@ -40,13 +40,13 @@ def reference_backward(
     gradient: Tensor,
     positions: Tensor | None = None,
     *,
-    rows: int,
+    num_rows: int,
     offset: int = 0,
     first_row: int = 0,
 ) -> Tensor:
     index = places(positions, gradient.shape[1], offset, gradient.device) + first_row
     index = index.expand(gradient.shape[:2])
-    zeros = gradient.new_zeros(rows, gradient.shape[2])
+    zeros = gradient.new_zeros(num_rows, gradient.shape[2])
     return zeros.index_put((index,), gradient, accumulate=True)
 
 
@@ -78,7 +78,7 @@ def backward_sample(positions: str | None = None, **options: Any) -> Any:
     def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
         gradient = torch.randn(batch, seq, COLUMNS, device=device, dtype=dtype)
         given = make_positions(positions, batch, seq, 0, device)
-        return Sample((gradient, given), {"rows": 1100, **options})
+        return Sample((gradient, given), {"num_rows": 1100, **options})
 
     return make
 
@@ -95,48 +95,55 @@ def extend_sample(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Samp
     return Sample((weight, 12), {"first_row": 2, "method": "repeat"})
 
 
-CASES = [
-    OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
-    OperatorCase(
-        "learned_add-offset",
-        torch.ops.posembed.learned_add.default,
-        sample(offset=3, first_row=2),
-        reference,
-    ),
-    OperatorCase(
-        "learned_add-positions",
-        torch.ops.posembed.learned_add.default,
-        sample("batch", first_row=2),
-        reference,
-    ),
-    OperatorCase(
-        "learned_add-positions-seq",
-        torch.ops.posembed.learned_add.default,
-        sample("seq"),
-        reference,
-    ),
-    OperatorCase(
-        "learned_encode",
-        torch.ops.posembed.learned_encode.default,
-        encode_sample,
-        reference_encode,
-    ),
-    OperatorCase(
-        "learned_extend",
-        torch.ops.posembed.learned_extend.default,
-        extend_sample,
-        reference_extend,
-    ),
-    OperatorCase(
-        "learned_backward",
-        torch.ops.posembed.learned_backward.default,
-        backward_sample(offset=1),
-        reference_backward,
-    ),
-    OperatorCase(
-        "learned_backward-positions",
-        torch.ops.posembed.learned_backward.default,
-        backward_sample("seq"),
-        reference_backward,
-    ),
-]
+CASES = in_schema_order(
+    [
+        OperatorCase("learned_add", torch.ops.posembed.learned_add.default, sample(), reference),
+        OperatorCase(
+            "learned_add-offset",
+            torch.ops.posembed.learned_add.default,
+            sample(offset=3, first_row=2),
+            reference,
+        ),
+        OperatorCase(
+            "learned_add-positions",
+            torch.ops.posembed.learned_add.default,
+            sample("batch", first_row=2),
+            reference,
+        ),
+        OperatorCase(
+            "learned_add-positions-seq",
+            torch.ops.posembed.learned_add.default,
+            sample("seq"),
+            reference,
+        ),
+        OperatorCase(
+            "learned_encode",
+            torch.ops.posembed.learned_encode.default,
+            encode_sample,
+            reference_encode,
+        ),
+        OperatorCase(
+            "learned_extend",
+            torch.ops.posembed.learned_extend.default,
+            extend_sample,
+            reference_extend,
+        ),
+        OperatorCase(
+            "learned_backward",
+            torch.ops.posembed.learned_backward.default,
+            backward_sample(offset=1),
+            reference_backward,
+        ),
+        OperatorCase(
+            "learned_backward-positions",
+            torch.ops.posembed.learned_backward.default,
+            backward_sample("seq"),
+            reference_backward,
+        ),
+    ],
+    "x",
+    "gradient",
+    "weight",
+    "positions",
+    "max_positions",
+)

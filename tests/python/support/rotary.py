@@ -9,7 +9,7 @@ import posembed  # noqa: F401  (registers the operators)
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 
 ORDERS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
@@ -230,177 +230,193 @@ FLOAT32 = '{"head_dim":16,"interleaved":true,"numerics":"float32","rotary_dim":1
 STEPS = '{"head_dim":16,"numerics":"float32_product","rotary_start":4,"rotary_dim":12}'
 WIDE = (torch.float32, torch.float64)
 
-CASES = [
-    OperatorCase("rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference),
-    OperatorCase(
-        "rotary-partial-positions",
-        torch.ops.posembed.rotary.default,
-        sample((2,), positions=True, spec=PARTIAL, layout="bhsd"),
-        reference,
-    ),
-    OperatorCase(
-        "rotary_pair",
-        torch.ops.posembed.rotary_pair.default,
-        sample((4, 1), spec=PARTIAL, offset=5, inverse=True),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary_pair-thd",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 2), spec=PLAIN, layout="thd"),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary_pair-window",
-        torch.ops.posembed.rotary_pair.default,
-        sample((3, 1), positions=True, window_only=True, spec=PARTIAL),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary_pair-sections",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 1), positions=True, axes=3, spec=SECTIONS),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary-sections-thd",
-        torch.ops.posembed.rotary.default,
-        sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd"),
-        reference,
-    ),
-    OperatorCase(
-        "rotary_",
-        torch.ops.posembed.rotary_.default,
-        sample((3,), spec=PLAIN, layout="sbhd"),
-        reference,
-        mutates=True,
-    ),
-    OperatorCase(
-        "rotary_pair_",
-        torch.ops.posembed.rotary_pair_.default,
-        sample((4, 2), positions=True, spec=PARTIAL),
-        reference_pair,
-        mutates=True,
-    ),
-    OperatorCase(
-        "rotary-documents",
-        torch.ops.posembed.rotary.default,
-        sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7),
-        reference,
-    ),
-    OperatorCase(
-        "rotary-learned",
-        torch.ops.posembed.rotary.default,
-        sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True),
-        reference,
-    ),
-    OperatorCase(
-        "rotary_pair-learned-documents",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd"),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary_pair-learned-sections",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary_-learned-documents",
-        torch.ops.posembed.rotary_.default,
-        sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"),
-        reference_in_place,
-        mutates=True,
-    ),
-    OperatorCase(
-        "rotary_tangent",
-        torch.ops.posembed.rotary_tangent.default,
-        sample((3,), positions=True, learned=True, spec=PARTIAL),
-        reference_tangent,
-    ),
-    OperatorCase(
-        "rotary_tangent-documents",
-        torch.ops.posembed.rotary_tangent.default,
-        sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True),
-        reference_tangent,
-    ),
-    OperatorCase(
-        "rotary_frequencies_backward",
-        torch.ops.posembed.rotary_frequencies_backward.default,
-        sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"),
-        reference_frequencies_backward,
-    ),
-    OperatorCase(
-        "rotary_frequencies_backward-sections",
-        torch.ops.posembed.rotary_frequencies_backward.default,
-        sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True),
-        reference_frequencies_backward,
-    ),
-    OperatorCase(
-        "rotary_frequencies_backward-documents",
-        torch.ops.posembed.rotary_frequencies_backward.default,
-        sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
-        reference_frequencies_backward,
-    ),
-    OperatorCase(
-        "rotary_out",
-        torch.ops.posembed.rotary_out.default,
-        sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"),
-        reference_out,
-        mutates=True,
-    ),
-    OperatorCase(
-        "rotary_pair_out",
-        torch.ops.posembed.rotary_pair_out.default,
-        sample((4, 2, 4, 2), spec=PLAIN, layout="thd"),
-        reference_pair_out,
-        mutates=True,
-    ),
-    OperatorCase(
-        "rotary-xpos",
-        torch.ops.posembed.rotary.default,
-        sample((3,), positions=True, spec=XPOS),
-        reference,
-    ),
-    OperatorCase(
-        "rotary_pair-xpos",
-        torch.ops.posembed.rotary_pair.default,
-        sample((4, 2), spec=XPOS, layout="bhsd", inverse=True),
-        reference_pair,
-    ),
-    OperatorCase(
-        "rotary-float32",
-        torch.ops.posembed.rotary.default,
-        sample((3,), positions=True, spec=FLOAT32),
-        reference,
-        dtypes=WIDE,
-    ),
-    OperatorCase(
-        "rotary_pair-float32_product",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
-        reference_pair,
-        dtypes=WIDE,
-    ),
-    OperatorCase(
-        "rotary-float32-documents",
-        torch.ops.posembed.rotary.default,
-        sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
-        reference,
-        dtypes=WIDE,
-    ),
-    OperatorCase(
-        "rotary_permute_weight",
-        torch.ops.posembed.rotary_permute_weight.default,
-        weight_sample,
-        reference_permute,
-        differentiable=False,  # weights are converted once, outside training
-    ),
-    OperatorCase(
-        "rotary_pair-xpos-learned",
-        torch.ops.posembed.rotary_pair.default,
-        sample((2, 1), learned=True, spec=XPOS),
-        reference_pair,
-    ),
-]
+CASES = in_schema_order(
+    [
+        OperatorCase(
+            "rotary", torch.ops.posembed.rotary.default, sample((3,), spec=PLAIN), reference
+        ),
+        OperatorCase(
+            "rotary-partial-positions",
+            torch.ops.posembed.rotary.default,
+            sample((2,), positions=True, spec=PARTIAL, layout="bhsd"),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_pair",
+            torch.ops.posembed.rotary_pair.default,
+            sample((4, 1), spec=PARTIAL, offset=5, inverse=True),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-thd",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 2), spec=PLAIN, layout="thd"),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-window",
+            torch.ops.posembed.rotary_pair.default,
+            sample((3, 1), positions=True, window_only=True, spec=PARTIAL),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-sections",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 1), positions=True, axes=3, spec=SECTIONS),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary-sections-thd",
+            torch.ops.posembed.rotary.default,
+            sample((2,), positions=True, axes=3, spec=SECTIONS, layout="thd"),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_",
+            torch.ops.posembed.rotary_.default,
+            sample((3,), spec=PLAIN, layout="sbhd"),
+            reference,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary_pair_",
+            torch.ops.posembed.rotary_pair_.default,
+            sample((4, 2), positions=True, spec=PARTIAL),
+            reference_pair,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary-documents",
+            torch.ops.posembed.rotary.default,
+            sample((2,), documents=True, spec=PARTIAL, layout="thd", offset=7),
+            reference,
+        ),
+        OperatorCase(
+            "rotary-learned",
+            torch.ops.posembed.rotary.default,
+            sample((3,), positions=True, learned=True, spec=PARTIAL, inverse=True),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_pair-learned-documents",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 1), learned=True, documents=True, spec=PLAIN, layout="thd"),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_pair-learned-sections",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 1), positions=True, axes=3, learned=True, spec=SECTIONS),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary_-learned-documents",
+            torch.ops.posembed.rotary_.default,
+            sample((2,), learned=True, documents=True, spec=PARTIAL, layout="thd"),
+            reference_in_place,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary_tangent",
+            torch.ops.posembed.rotary_tangent.default,
+            sample((3,), positions=True, learned=True, spec=PARTIAL),
+            reference_tangent,
+        ),
+        OperatorCase(
+            "rotary_tangent-documents",
+            torch.ops.posembed.rotary_tangent.default,
+            sample((2,), learned=True, documents=True, spec=PLAIN, layout="thd", transpose=True),
+            reference_tangent,
+        ),
+        OperatorCase(
+            "rotary_frequencies_backward",
+            torch.ops.posembed.rotary_frequencies_backward.default,
+            sample((2, 2), positions=True, spec=PARTIAL, layout="bhsd"),
+            reference_frequencies_backward,
+        ),
+        OperatorCase(
+            "rotary_frequencies_backward-sections",
+            torch.ops.posembed.rotary_frequencies_backward.default,
+            sample((2, 2), positions=True, axes=3, spec=SECTIONS, transpose=True),
+            reference_frequencies_backward,
+        ),
+        OperatorCase(
+            "rotary_frequencies_backward-documents",
+            torch.ops.posembed.rotary_frequencies_backward.default,
+            sample((3, 3), documents=True, spec=PLAIN, layout="thd", offset=3),
+            reference_frequencies_backward,
+        ),
+        OperatorCase(
+            "rotary_out",
+            torch.ops.posembed.rotary_out.default,
+            sample((3, 3), positions=True, spec=PARTIAL, layout="bhsd"),
+            reference_out,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary_pair_out",
+            torch.ops.posembed.rotary_pair_out.default,
+            sample((4, 2, 4, 2), spec=PLAIN, layout="thd"),
+            reference_pair_out,
+            mutates=True,
+        ),
+        OperatorCase(
+            "rotary-xpos",
+            torch.ops.posembed.rotary.default,
+            sample((3,), positions=True, spec=XPOS),
+            reference,
+        ),
+        OperatorCase(
+            "rotary_pair-xpos",
+            torch.ops.posembed.rotary_pair.default,
+            sample((4, 2), spec=XPOS, layout="bhsd", inverse=True),
+            reference_pair,
+        ),
+        OperatorCase(
+            "rotary-float32",
+            torch.ops.posembed.rotary.default,
+            sample((3,), positions=True, spec=FLOAT32),
+            reference,
+            dtypes=WIDE,
+        ),
+        OperatorCase(
+            "rotary_pair-float32_product",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 2), spec=STEPS, layout="sbhd", offset=3),
+            reference_pair,
+            dtypes=WIDE,
+        ),
+        OperatorCase(
+            "rotary-float32-documents",
+            torch.ops.posembed.rotary.default,
+            sample((2,), documents=True, spec=FLOAT32, layout="thd", offset=7),
+            reference,
+            dtypes=WIDE,
+        ),
+        OperatorCase(
+            "rotary_permute_weight",
+            torch.ops.posembed.rotary_permute_weight.default,
+            weight_sample,
+            reference_permute,
+            differentiable=False,  # weights are converted once, outside training
+        ),
+        OperatorCase(
+            "rotary_pair-xpos-learned",
+            torch.ops.posembed.rotary_pair.default,
+            sample((2, 1), learned=True, spec=XPOS),
+            reference_pair,
+        ),
+    ],
+    "out",
+    "query_out",
+    "key_out",
+    "gradient",
+    "rotated",
+    "weight",
+    "num_heads",
+    "query",
+    "key",
+    "positions",
+    "frequencies",
+    "cu_seqlens",
+)

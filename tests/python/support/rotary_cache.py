@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 from support.rotary import PARTIAL, PLAIN, rotate
 
 PAGES, PAGE_SIZE = 2051, 4  # fits every size of the shared tests and equals none
@@ -62,12 +62,15 @@ def reference_latent(
     cache: Tensor,
     slots: Tensor,
     positions: Tensor | None = None,
+    query_out: None = None,
+    *,
+    layout: str = "thd",
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    rotated = rotate(query, positions, **options)
-    keys = rotate(key_rope.unsqueeze(1), positions, **options)
+    rotated = rotate(query, positions, layout=layout, **options)
+    keys = rotate(key_rope.unsqueeze(1), positions, layout=layout, **options)
     rows = torch.cat([latent.unsqueeze(1), keys], -1)
-    kept = keep(rows, cache.unsqueeze(2), slots, options["layout"], "nhd").squeeze(2)
+    kept = keep(rows, cache.unsqueeze(2), slots, layout, "nhd").squeeze(2)
     return rotated, latent, key_rope, kept
 
 
@@ -176,20 +179,40 @@ def case(name: str, **options: Any) -> OperatorCase:
     )
 
 
-CASES = [
-    case("", spec=PLAIN),
-    case("-partial", spec=PARTIAL, positions=True, rotate_key=True, value_dim=6, index=torch.int32),
-    case("-hnd", spec=PARTIAL, positions=True, layout="bhsd", cache_layout="hnd"),
-    case("-sbhd", spec=PLAIN, layout="sbhd", offset=7, rotate_key=True),
-    OperatorCase(
-        "mla_rotary", torch.ops.posembed.mla_rotary.default, mla_sample, reference_mla_rotary
-    ),
-    OperatorCase(
-        "mla_rotary_cache_",
-        torch.ops.posembed.mla_rotary_cache_.default,
-        latent_sample,
-        reference_latent,
-        mutates=True,
-        vmap=False,
-    ),
-]
+CASES = in_schema_order(
+    [
+        case("", spec=PLAIN),
+        case(
+            "-partial",
+            spec=PARTIAL,
+            positions=True,
+            rotate_key=True,
+            value_dim=6,
+            index=torch.int32,
+        ),
+        case("-hnd", spec=PARTIAL, positions=True, layout="bhsd", cache_layout="hnd"),
+        case("-sbhd", spec=PLAIN, layout="sbhd", offset=7, rotate_key=True),
+        OperatorCase(
+            "mla_rotary", torch.ops.posembed.mla_rotary.default, mla_sample, reference_mla_rotary
+        ),
+        OperatorCase(
+            "mla_rotary_cache_",
+            torch.ops.posembed.mla_rotary_cache_.default,
+            latent_sample,
+            reference_latent,
+            mutates=True,
+            vmap=False,
+        ),
+    ],
+    "query",
+    "key",
+    "value",
+    "latent",
+    "key_rope",
+    "key_cache",
+    "value_cache",
+    "cache",
+    "slot_mapping",
+    "positions",
+    "query_out",
+)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 from support.rotary import PARTIAL, PLAIN, SECTIONS, rotate
 from support.rotary_cache import shape_of
 
@@ -76,16 +76,23 @@ def case(name: str, **options: Any) -> OperatorCase:
     return OperatorCase(f"norm_rotary{name}", operator, sample(**options), reference)
 
 
-CASES = [
-    case("", spec=PLAIN, eps=1e-3),
-    case("-partial", spec=PARTIAL, positions=True, layout="bhsd", weight_offset=1.0),
-    case("-sbhd", spec=PLAIN, positions=True, layout="sbhd"),
-    case("-sections", spec=SECTIONS, positions=True, axes=3, layout="thd"),
-    OperatorCase(
-        "norm_rotary_",
-        torch.ops.posembed.norm_rotary_.default,
-        sample(spec=PARTIAL, layout="sbhd", offset=5, weight_offset=0.5),
-        reference_in_place,
-        mutates=True,
-    ),
-]
+CASES = in_schema_order(
+    [
+        case("", spec=PLAIN, eps=1e-3),
+        case("-partial", spec=PARTIAL, positions=True, layout="bhsd", weight_offset=1.0),
+        case("-sbhd", spec=PLAIN, positions=True, layout="sbhd"),
+        case("-sections", spec=SECTIONS, positions=True, axes=3, layout="thd"),
+        OperatorCase(
+            "norm_rotary_",
+            torch.ops.posembed.norm_rotary_.default,
+            sample(spec=PARTIAL, layout="sbhd", offset=5, weight_offset=0.5),
+            reference_in_place,
+            mutates=True,
+        ),
+    ],
+    "query",
+    "key",
+    "query_weight",
+    "key_weight",
+    "positions",
+)

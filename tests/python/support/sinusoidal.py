@@ -10,7 +10,7 @@ import posembed  # noqa: F401  (registers the operators)
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 
 
 def encode(
@@ -101,65 +101,76 @@ MARIAN = '{"embedding_dim":5,"preset":"marian","shift":0.25}'
 FAIRSEQ = '{"embedding_dim":7,"preset":"fairseq","padding_idx":3}'
 OPERATORS = torch.ops.posembed
 
-CASES = [
-    OperatorCase(
-        "sinusoidal_add", OPERATORS.sinusoidal_add.default, add_sample(spec=PLAIN, offset=9), add
-    ),
-    OperatorCase(
-        "sinusoidal_add-integer",
-        OPERATORS.sinusoidal_add.default,
-        add_sample("integer", 5, spec=MARIAN),
-        add,
-    ),
-    OperatorCase(
-        "sinusoidal_add-padding",
-        OPERATORS.sinusoidal_add.default,
-        add_sample("integer", 7, spec=FAIRSEQ),
-        add,
-    ),
-    OperatorCase(
-        "sinusoidal_encode-fairseq",
-        OPERATORS.sinusoidal_encode.default,
-        encode_sample(spec=FAIRSEQ),
-        encode,
-    ),
-    OperatorCase(
-        "sinusoidal_add-row", OPERATORS.sinusoidal_add.default, add_sample("row", spec=PLAIN), add
-    ),
-    OperatorCase(
-        "sinusoidal_add-each",
-        OPERATORS.sinusoidal_add.default,
-        add_sample("each", 7, spec=DDPM),
-        add,
-    ),
-    OperatorCase(
-        "sinusoidal_encode",
-        OPERATORS.sinusoidal_encode.default,
-        encode_sample(spec=DDPM),
-        encode,
-    ),
-    OperatorCase(
-        "sinusoidal_add-scaled",
-        OPERATORS.sinusoidal_add.default,
-        scaled(add_sample(spec=PLAIN, offset=9)),
-        add,
-    ),
-    OperatorCase(
-        "sinusoidal_add-each-scaled",
-        OPERATORS.sinusoidal_add.default,
-        scaled(add_sample("each", 7, spec=DDPM)),
-        add,
-    ),
-    OperatorCase(
-        "sinusoidal_encode-scaled",
-        OPERATORS.sinusoidal_encode.default,
-        scaled(encode_sample(spec=DDPM)),
-        encode,
-    ),
-    OperatorCase(
-        "sinusoidal_encode-derivative",
-        OPERATORS.sinusoidal_encode.default,
-        encode_sample(spec=PLAIN, order=3),
-        encode,
-    ),
-]
+CASES = in_schema_order(
+    [
+        OperatorCase(
+            "sinusoidal_add",
+            OPERATORS.sinusoidal_add.default,
+            add_sample(spec=PLAIN, offset=9),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_add-integer",
+            OPERATORS.sinusoidal_add.default,
+            add_sample("integer", 5, spec=MARIAN),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_add-padding",
+            OPERATORS.sinusoidal_add.default,
+            add_sample("integer", 7, spec=FAIRSEQ),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_encode-fairseq",
+            OPERATORS.sinusoidal_encode.default,
+            encode_sample(spec=FAIRSEQ),
+            encode,
+        ),
+        OperatorCase(
+            "sinusoidal_add-row",
+            OPERATORS.sinusoidal_add.default,
+            add_sample("row", spec=PLAIN),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_add-each",
+            OPERATORS.sinusoidal_add.default,
+            add_sample("each", 7, spec=DDPM),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_encode",
+            OPERATORS.sinusoidal_encode.default,
+            encode_sample(spec=DDPM),
+            encode,
+        ),
+        OperatorCase(
+            "sinusoidal_add-scaled",
+            OPERATORS.sinusoidal_add.default,
+            scaled(add_sample(spec=PLAIN, offset=9)),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_add-each-scaled",
+            OPERATORS.sinusoidal_add.default,
+            scaled(add_sample("each", 7, spec=DDPM)),
+            add,
+        ),
+        OperatorCase(
+            "sinusoidal_encode-scaled",
+            OPERATORS.sinusoidal_encode.default,
+            scaled(encode_sample(spec=DDPM)),
+            encode,
+        ),
+        OperatorCase(
+            "sinusoidal_encode-derivative",
+            OPERATORS.sinusoidal_encode.default,
+            encode_sample(spec=PLAIN, order=3),
+            encode,
+        ),
+    ],
+    "x",
+    "positions",
+    "scale",
+)

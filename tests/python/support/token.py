@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, in_schema_order
 
 ROWS, COLUMNS = 9, 6
 
@@ -88,44 +88,54 @@ def backward_sample(**options: Any) -> Any:
 EMBEDDING = torch.ops.posembed.embedding.default
 BACKWARD = torch.ops.posembed.embedding_backward.default
 
-CASES = [
-    OperatorCase("embedding", EMBEDDING, sample(), reference),
-    OperatorCase("embedding-scale-int32", EMBEDDING, sample(torch.int32, scale=2.5), reference),
-    OperatorCase(
-        "embedding-padding", EMBEDDING, sample(padding_idx=2), reference, conventional=True
-    ),
-    OperatorCase(
-        "embedding-frequency",
-        EMBEDDING,
-        sample(scale_grad_by_freq=True, scale=0.5),
-        reference,
-        conventional=True,
-    ),
-    OperatorCase(
-        "embedding-part",
-        EMBEDDING,
-        sample(scale=2.5, vocabulary_start=20, padding_idx=22),
-        reference,
-        conventional=True,
-    ),
-    # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
-    OperatorCase(
-        "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
-    ),
-    OperatorCase("embedding_backward", BACKWARD, backward_sample(scale=0.5), reference_backward),
-    OperatorCase(
-        "embedding_backward-padding", BACKWARD, backward_sample(padding_idx=2), reference_backward
-    ),
-    OperatorCase(
-        "embedding_backward-frequency",
-        BACKWARD,
-        backward_sample(scale_grad_by_freq=True),
-        reference_backward,
-    ),
-    OperatorCase(
-        "embedding_backward-part",
-        BACKWARD,
-        backward_sample(vocabulary_start=20, padding_idx=22),
-        reference_backward,
-    ),
-]
+CASES = in_schema_order(
+    [
+        OperatorCase("embedding", EMBEDDING, sample(), reference),
+        OperatorCase("embedding-scale-int32", EMBEDDING, sample(torch.int32, scale=2.5), reference),
+        OperatorCase(
+            "embedding-padding", EMBEDDING, sample(padding_idx=2), reference, conventional=True
+        ),
+        OperatorCase(
+            "embedding-frequency",
+            EMBEDDING,
+            sample(scale_grad_by_freq=True, scale=0.5),
+            reference,
+            conventional=True,
+        ),
+        OperatorCase(
+            "embedding-part",
+            EMBEDDING,
+            sample(scale=2.5, vocabulary_start=20, padding_idx=22),
+            reference,
+            conventional=True,
+        ),
+        # Only dense gradients are differentiable for torch; tests/python/token tests the sparse ones.
+        OperatorCase(
+            "embedding-rows", EMBEDDING, sample(gradient="rows"), reference, differentiable=False
+        ),
+        OperatorCase(
+            "embedding_backward", BACKWARD, backward_sample(scale=0.5), reference_backward
+        ),
+        OperatorCase(
+            "embedding_backward-padding",
+            BACKWARD,
+            backward_sample(padding_idx=2),
+            reference_backward,
+        ),
+        OperatorCase(
+            "embedding_backward-frequency",
+            BACKWARD,
+            backward_sample(scale_grad_by_freq=True),
+            reference_backward,
+        ),
+        OperatorCase(
+            "embedding_backward-part",
+            BACKWARD,
+            backward_sample(vocabulary_start=20, padding_idx=22),
+            reference_backward,
+        ),
+    ],
+    "gradient",
+    "weight",
+    "ids",
+)

@@ -175,9 +175,7 @@ def test_cuda_gradient_has_the_bits_of_the_cpu(dtype: torch.dtype, columns: int)
     ids = torch.cat([make_ids(4000), torch.full((500, 4), 7), torch.full((16, 4), 8)])
     gradient = torch.randn(*ids.shape, columns).to(dtype)
     call = torch.ops.posembed.embedding_backward
-    on_cpu = call(
-        gradient, ROWS, ids, padding_idx=4, scale=0.5, scale_grad_by_freq=True
-    )
+    on_cpu = call(gradient, ROWS, ids, padding_idx=4, scale=0.5, scale_grad_by_freq=True)
     for _ in range(3):
         on_cuda = call(
             gradient.cuda(),

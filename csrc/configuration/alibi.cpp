@@ -1,0 +1,155 @@
+#include "configuration/alibi.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <string>
+
+#include "configuration/keys.h"
+#include "configuration/source.h"
+#include "posembed/alibi.h"
+
+namespace posembed::configuration {
+namespace {
+
+json preset_of(const char* name, int64_t num_heads, json options = json::object()) {
+  return {{"name", name}, {"num_heads", num_heads}, {"options", std::move(options)}};
+}
+
+/// The number of heads, whose key differs between models and their versions.
+int64_t alibi_heads(Keys& config) {
+  const json heads = config.same({"num_attention_heads", "n_head", "n_heads"});
+  TORCH_CHECK_VALUE(!heads.is_null(), "num_attention_heads: missing in the configuration");
+  return truncated("num_attention_heads", heads);
+}
+
+/// Refuses models that have another kind of positions.
+void check_alibi(const json& used, const char* key) {
+  TORCH_CHECK_VALUE(truthy(used), key, ": the model does not use ALiBi, got ", repr(used));
+}
+
+/// Refuses models whose key for the kind of positions names another.
+void check_alibi_kind(Keys& config) {
+  const json kind = config.need("position_embedding_type");
+  TORCH_CHECK_VALUE(kind == "alibi", "position_embedding_type: expected 'alibi', got ", repr(kind));
+}
+
+/// Bloom and Refact have ALiBi always.
+json bloom_preset(Keys& config) { return preset_of("bloom", alibi_heads(config)); }
+json refact_preset(Keys& config) { return preset_of("refact", alibi_heads(config)); }
+
+/// MPT's attention has a configuration of its own.
+json mpt_preset(Keys& config) {
+  Keys attention(config.need("attn_config"), "attn_config");
+  check_alibi(attention.need("alibi"), "attn_config['alibi']");
+  const double max_bias = real("alibi_bias_max", attention.take("alibi_bias_max", 8));
+  attention.done("alibi");
+  return preset_of("mpt", alibi_heads(config), {{"max_bias", max_bias}});
+}
+
+/// Falcon-RW; later models rotate.
+json falcon_preset(Keys& config) {
+  check_alibi(config.need("alibi"), "alibi");
+  const int64_t heads = alibi_heads(config);
+  TORCH_CHECK_VALUE(heads > 0, "num_attention_heads: expected a positive number, got ", heads);
+  const int64_t width = truncated("hidden_size", config.need("hidden_size"));
+  return preset_of("falcon", heads, {{"head_dim", width / heads}});
+}
+
+/// The models of 13B; those of 7B rotate, and alone say how many positions they have at most.
+json baichuan_preset(Keys& config) {
+  TORCH_CHECK_VALUE(config.take("max_position_embeddings").is_null(),
+                    "max_position_embeddings: Baichuan-7B, which has it, does not use ALiBi");
+  return preset_of("baichuan", alibi_heads(config));
+}
+
+/// JAIS and BTLM, whose code JAIS has, may scale their slopes.
+json scaled_preset(const char* name, Keys& config) {
+  check_alibi_kind(config);
+  Keys scaling(config.take("alibi_scaling", json::object()), "alibi_scaling");
+  const json type = scaling.take("type", "linear");
+  TORCH_CHECK_VALUE(type == "linear", "alibi_scaling: expected type 'linear', got ", repr(type));
+  const json factor = scaling.take("factor"), length = scaling.take("train_seq_len");
+  scaling.done();
+  json options = json::object();
+  if (!factor.is_null()) {
+    options["factor"] = real("factor", factor);
+  } else if (!length.is_null()) {
+    options["train_length"] = truncated("train_seq_len", length);
+  }
+  return preset_of(name, alibi_heads(config), options);
+}
+
+json jais_preset(Keys& config) { return scaled_preset("jais", config); }
+json btlm_preset(Keys& config) { return scaled_preset("btlm", config); }
+
+/// MosaicBERT and jina-embeddings-v2, which have BERT's model type.
+json bert_preset(Keys& config) {
+  if (!config.take("alibi_starting_size").is_null()) {  // of the table that MosaicBERT starts with
+    return preset_of("mosaicbert", alibi_heads(config));
+  }
+  check_alibi_kind(config);
+  return preset_of("jina", alibi_heads(config));
+}
+
+struct PresetReader {
+  const char* model_type;
+  json (*read)(Keys& config);
+};
+constexpr PresetReader preset_readers[] = {
+    {"bloom", bloom_preset},
+    {"mpt", mpt_preset},
+    {"falcon", falcon_preset},
+    {"RefinedWeb", falcon_preset},
+    {"RefinedWebModel", falcon_preset},
+    {"baichuan", baichuan_preset},
+    {"jais", jais_preset},
+    {"btlm", btlm_preset},
+    {"gpt_refact", refact_preset},
+    {"bert", bert_preset},
+};
+
+std::string known_types() {
+  std::string names;
+  for (const PresetReader& reader : preset_readers) {
+    names += (names.empty() ? "'" : ", '") + std::string(reader.model_type) + "'";
+  }
+  return names;
+}
+
+}  // namespace
+
+json alibi_preset(const Fields& fields) {
+  const json& model_type = get(fields, "model_type");
+  const auto* reader =
+      std::find_if(std::begin(preset_readers), std::end(preset_readers),
+                   [&](const PresetReader& each) { return model_type == each.model_type; });
+  TORCH_CHECK_VALUE(reader != std::end(preset_readers), "model_type: expected one of ",
+                    known_types(), ", got ", repr(model_type));
+  Keys config(fields, "the configuration");
+  json preset = reader->read(config);
+  config.done("alibi");
+  return preset;
+}
+
+}  // namespace posembed::configuration
+
+namespace posembed {
+
+ALiBiOptions ALiBiOptions::from_config(const std::string& config) {
+  using configuration::json;
+  const json found = configuration::alibi_preset(configuration::load(config));
+  const json& numbers = found.at("options");
+  std::optional<int64_t> head_dim;
+  if (numbers.contains("head_dim")) head_dim = numbers.at("head_dim").get<int64_t>();
+  ALiBiOptions options =
+      preset(found.at("name").get<std::string>(), found.at("num_heads").get<int64_t>(), head_dim);
+  if (numbers.contains("max_bias")) options.max_bias(numbers.at("max_bias").get<double>());
+  if (numbers.contains("factor")) options.factor(numbers.at("factor").get<double>());
+  if (numbers.contains("train_length")) {
+    options.train_length(numbers.at("train_length").get<int64_t>());
+  }
+  return options;
+}
+
+}  // namespace posembed

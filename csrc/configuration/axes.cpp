@@ -1,0 +1,187 @@
+#include "configuration/axes.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "configuration/conventions.h"
+#include "configuration/scalings.h"
+
+namespace posembed::configuration {
+namespace {
+
+constexpr double pi = 3.14159265358979323846;
+
+using Axes = std::vector<int64_t>;
+
+/// `count` times the same axes.
+Axes repeated(const Axes& axes, int64_t count) {
+  Axes result;
+  for (int64_t i = 0; i < count; ++i) result.insert(result.end(), axes.begin(), axes.end());
+  return result;
+}
+
+Axes concatenated(Axes first, const Axes& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+/// Sections whose positions have a number of axes, of which the last may rotate no pair.
+Sections with_axes(Axes axis_of_pair, int64_t count) {
+  Sections sections{std::move(axis_of_pair)};
+  if (sections.used_axes() != count) sections.axes = count;
+  return sections;
+}
+
+// ------------------------------------------------------------------------------------- text models
+
+/// The configuration's sizes, or those of the model.
+Axes sizes_or(const json& sizes, const std::array<int64_t, 3>& otherwise) {
+  if (truthy(sizes)) return wholes("mrope_section", sizes);
+  return Axes(otherwise.begin(), otherwise.end());
+}
+
+/// ERNIE-4.5-VL: height and width share the faster pairs in turns, time has the slowest. Its
+/// configuration gives the sections as (height, width, time).
+Sections time_last(const Axes& sizes, int64_t pairs) {
+  const bool fits = sizes.size() == 3 && sizes[0] == sizes[1] && sizes[0] >= 0 && sizes[2] >= 0 &&
+                    std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == pairs;
+  TORCH_CHECK_VALUE(fits, "mrope_section: expected (n, n, t) of ", pairs, " pairs, got ",
+                    repr(json(sizes)));
+  return with_axes(concatenated(repeated({1, 2}, sizes[0]), repeated({0}, sizes[2])), 3);
+}
+
+Sections alternating(int64_t pairs) {
+  Sections sections;
+  for (int64_t pair = 0; pair < pairs; ++pair) sections.axis_of_pair.push_back(pair % 2);
+  return sections;
+}
+
+/// Sections of models that need none: only where the configuration has them.
+std::optional<Sections> optional_sections(const json& sizes, const json& turns,
+                                          const std::string& model_type, int64_t pairs) {
+  if (sizes.is_null()) return std::nullopt;
+  const auto* row = row_of(conventions::optional_sections, model_type);
+  TORCH_CHECK_VALUE(row != nullptr, "mrope_section: '", model_type,
+                    "' is not known to have sections");
+  const Axes given = wholes("mrope_section", sizes);
+  const json agreed = same("mrope_interleaved", {row->in_turns, turns});
+  return truthy(agreed) ? in_turns(given, pairs) : Sections::of(given);
+}
+
+// ----------------------------------------------------------------------------------- vision towers
+
+/// EfficientLoFTR: all heads are rotated as one, rows and columns in turns.
+void set_whole_grid(RotarySpec& spec, Keys& config) {
+  spec.head_dim = spec.rotary_dim = truncated("hidden_size", config.need("hidden_size"));
+  spec.sections = Sections{repeated({0, 1}, spec.head_dim / 4), true};
+}
+
+/// A size of an image or a patch: one number, or one for each axis.
+int64_t size_along(Keys& config, const char* key, size_t axis) {
+  const json sizes = config.need(key);
+  if (!sizes.is_array()) return whole(key, sizes);
+  TORCH_CHECK_VALUE(sizes.size() > axis, key, ": expected two numbers, got ", repr(sizes));
+  return whole(key, sizes[axis]);
+}
+
+/// DINOv3: an image is two units wide whatever its size, and the fastest pair turns twice in it.
+///
+/// Patch i of n has the coordinate (2 i + 1 - n) / n. Here its position is the whole number
+/// 2 i + 1, and that of tokens that are no patches is n on each axis: scores, which know only
+/// differences, are the same. The configuration's image_size fixes n.
+void set_normalised_grid(RotarySpec& spec, Keys& config) {
+  const int64_t pairs = spec.head_dim / 4;
+  std::vector<double> frequencies;
+  for (size_t axis = 0; axis < 2; ++axis) {
+    const int64_t image = size_along(config, "image_size", axis);
+    const int64_t patch = size_along(config, "patch_size", axis);
+    TORCH_CHECK_VALUE(patch > 0 && image >= patch,
+                      "patch_size: expected a positive number up to image_size, got ", patch);
+    const auto patches = static_cast<double>(image / patch);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const double place = static_cast<double>(-pair) / static_cast<double>(pairs);
+      frequencies.push_back(2 * pi * std::pow(spec.base, place) / patches);
+    }
+  }
+  spec.sections = Sections::of({pairs, pairs});
+  spec.custom_frequencies = frequencies;
+}
+
+/// Pixtral: height has the even members of one series, width the odd ones.
+void set_shared_series(RotarySpec& spec) {
+  RotarySpec whole_series(spec.head_dim);
+  whole_series.base = spec.base;
+  const std::vector<double> series = frequencies_of(whole_series);
+  std::vector<double> frequencies;
+  for (const size_t first : {0, 1}) {
+    for (size_t pair = first; pair < series.size(); pair += 2) frequencies.push_back(series[pair]);
+  }
+  spec.sections = Sections::of({spec.head_dim / 4, spec.head_dim / 4});
+  spec.custom_frequencies = frequencies;
+}
+
+/// Video: three axes, and the components that three do not divide are left.
+void set_time_height_width(RotarySpec& spec) {
+  const int64_t pairs = spec.head_dim / 6;
+  spec.rotary_dim = 6 * pairs;
+  spec.sections = Sections::of({pairs, pairs, pairs}, false, true);
+}
+
+/// Two axes, each with the whole series.
+void set_two_axes(RotarySpec& spec, const std::string& model_type) {
+  const int64_t pairs = spec.head_dim / 4;
+  const Axes height = repeated({0}, pairs), width = repeated({1}, pairs);
+  Axes axes = concatenated(height, width);
+  if (conventions::width_then_height.has(model_type)) axes = concatenated(width, height);
+  if (conventions::width_and_height_in_turns.has(model_type)) axes = repeated({1, 0}, pairs);
+  spec.sections = Sections{axes, true};
+}
+
+}  // namespace
+
+Sections in_turns(std::vector<int64_t> sizes, int64_t pairs) {
+  const int64_t later = std::accumulate(sizes.begin() + 1, sizes.end(), int64_t{0});
+  sizes.front() = std::max(sizes.front(), pairs - later);
+  Axes axes = Sections::of(sizes, true).axis_of_pair;
+  axes.resize(std::min(axes.size(), static_cast<size_t>(pairs)));
+  return with_axes(std::move(axes), static_cast<int64_t>(sizes.size()));
+}
+
+std::optional<Sections> sections_of_text(Keys& rope, const std::string& model_type, int64_t pairs) {
+  const json sizes = rope.same({"mrope_section", "xdrope_section"});
+  const json turns = rope.same({"mrope_interleaved", "interleaved"});
+  if (const auto* row = row_of(conventions::time_last, model_type)) {
+    return time_last(sizes_or(sizes, row->sizes), pairs);
+  }
+  if (conventions::alternating_axes.has(model_type)) return alternating(pairs);
+  if (const auto* row = row_of(conventions::interleaved_sections, model_type)) {
+    same("mrope_interleaved", {true, turns});
+    return in_turns(sizes_or(sizes, row->sizes), pairs);
+  }
+  if (const auto* row = row_of(conventions::contiguous_sections, model_type)) {
+    same("mrope_interleaved", {false, turns});
+    return Sections::of(sizes_or(sizes, row->sizes));
+  }
+  return optional_sections(sizes, turns, model_type, pairs);
+}
+
+void set_axes_of_tower(RotarySpec& spec, Keys& config, const std::string& model_type) {
+  if (conventions::whole_grid.has(model_type)) return set_whole_grid(spec, config);
+  if (conventions::normalised_grid.has(model_type)) return set_normalised_grid(spec, config);
+  if (conventions::shared_series.has(model_type)) return set_shared_series(spec);
+  if (conventions::time_height_width.has(model_type)) return set_time_height_width(spec);
+  set_two_axes(spec, model_type);
+}
+
+void set_window_of_axis(RotarySpec& spec, const std::optional<std::string>& axis) {
+  TORCH_CHECK_VALUE(axis == "height" || axis == "width",
+                    "layer_type: expected 'height' or 'width', which rotate one after the other, ",
+                    "got ", axis.has_value() ? repr(json(*axis)) : "None");
+  spec.rotary_dim = spec.head_dim / 2;
+  spec.rotary_start = axis == "height" ? 0 : spec.head_dim / 2;
+}
+
+}  // namespace posembed::configuration

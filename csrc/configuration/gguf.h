@@ -1,0 +1,29 @@
+// GGUF metadata: keys that begin with the architecture, which tells the pairing.
+//
+// Rotations as llama.cpp makes them of the file. Tensors that belong to the rotation are given
+// among the keys: "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight".
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "configuration/fields.h"
+#include "posembed/configuration.h"
+#include "posembed/rotary_specification.h"
+
+namespace posembed::configuration::gguf {
+
+/// Whether this is metadata of a GGUF file.
+bool is_metadata(const Fields& fields);
+
+/// The specification of a file's metadata.
+RotarySpec read(const Fields& fields, const ConfigurationOptions& options);
+
+/// The specification of each layer; none where it does not rotate.
+std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
+                                                   const ConfigurationOptions& options);
+
+/// All tables by name, for tests and documents: lists of architectures.
+json tables();
+
+}  // namespace posembed::configuration::gguf

@@ -1,0 +1,122 @@
+// Operators through which Python reads configurations: JSON text in, JSON text out.
+#include <torch/library.h>
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include "configuration/alibi.h"
+#include "configuration/conventions.h"
+#include "configuration/gguf.h"
+#include "configuration/input.h"
+#include "configuration/parts.h"
+#include "configuration/rotary.h"
+#include "configuration/source.h"
+
+namespace posembed::configuration {
+namespace {
+
+using Text = std::string_view;
+using OptionalText = std::optional<std::string_view>;
+using Texts = c10::List<std::string>;
+
+std::optional<std::string> as_string(OptionalText text) {
+  return text.has_value() ? std::optional<std::string>(*text) : std::nullopt;
+}
+
+Texts as_texts(const std::vector<std::string>& words) {
+  Texts texts;
+  for (const std::string& word : words) texts.push_back(word);
+  return texts;
+}
+
+std::optional<Completed> completed_by_class(OptionalText fields, const Texts& known) {
+  if (!fields.has_value()) return std::nullopt;
+  return Completed{parse(std::string(*fields)), {known.begin(), known.end()}};
+}
+
+ConfigurationOptions options_of(OptionalText part, std::optional<bool> interleaved,
+                                std::optional<double> base, const Texts& ignore) {
+  ConfigurationOptions options;
+  options.part(as_string(part)).interleaved(interleaved).base(base);
+  return options.ignore({ignore.begin(), ignore.end()});
+}
+
+std::string rotary_from_configuration(Text config, const Texts& ignore, const Texts& known,
+                                      OptionalText part, std::optional<bool> interleaved,
+                                      std::optional<double> base, OptionalText completed,
+                                      OptionalText layer_type) {
+  ConfigurationOptions options = options_of(part, interleaved, base, ignore);
+  options.layer_type(as_string(layer_type));
+  const Fields fields = parse(std::string(config));
+  return read_rotary(fields, options, completed_by_class(completed, known)).to_json();
+}
+
+/// Empty text where a layer does not rotate.
+Texts rotary_layers_from_configuration(Text config, const Texts& ignore, const Texts& known,
+                                       OptionalText part, std::optional<bool> interleaved,
+                                       std::optional<double> base, OptionalText completed) {
+  const ConfigurationOptions options = options_of(part, interleaved, base, ignore);
+  const Fields fields = parse(std::string(config));
+  Texts texts;
+  for (const auto& spec :
+       read_rotary_layers(fields, options, completed_by_class(completed, known))) {
+    texts.push_back(spec.has_value() ? spec->to_json() : std::string());
+  }
+  return texts;
+}
+
+std::string alibi_from_configuration(Text config) {
+  return alibi_preset(parse(std::string(config))).dump();
+}
+
+/// Arguments of InputEmbedding, the file of tensors, and its tensors by the parameters' names.
+std::string input_layer_of_folder(Text folder) {
+  const std::string path(folder), file = tensors_of(path);
+  const InputLayer layer = input_layer(load(path), pretrained::open(file));
+  return json(
+             {{"options", as_arguments(layer.options)}, {"file", file}, {"tensors", layer.tensors}})
+      .dump();
+}
+
+Texts configuration_path(Text config, OptionalText part) {
+  return as_texts(path_of(parse(std::string(config)), as_string(part)));
+}
+
+std::string configuration_part(Text config, OptionalText part) {
+  return typed(parse(std::string(config)), as_string(part)).dump();
+}
+
+std::string configuration_tables() {
+  json all = conventions::tables();
+  all["gguf"] = gguf::tables();
+  return all.dump();
+}
+
+}  // namespace
+
+// clang-format off
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  const std::string stated = "str[] ignore, str[] known, str? part=None, bool? interleaved=None, float? base=None, str? completed=None";
+  m.def(("rotary_from_configuration(str config, *, " + stated + ", str? layer_type=None) -> str").c_str(), tags);
+  m.def(("rotary_layers_from_configuration(str config, *, " + stated + ") -> str[]").c_str(), tags);
+  m.def("alibi_from_configuration(str config) -> str", tags);
+  m.def("input_layer_of_folder(str folder) -> str", tags);
+  m.def("configuration_path(str config, *, str? part=None) -> str[]", tags);
+  m.def("configuration_part(str config, *, str? part=None) -> str", tags);
+  m.def("configuration_tables() -> str", tags);
+}
+// clang-format on
+
+TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
+  m.impl("rotary_from_configuration", rotary_from_configuration);
+  m.impl("rotary_layers_from_configuration", rotary_layers_from_configuration);
+  m.impl("alibi_from_configuration", alibi_from_configuration);
+  m.impl("input_layer_of_folder", input_layer_of_folder);
+  m.impl("configuration_path", configuration_path);
+  m.impl("configuration_part", configuration_part);
+  m.impl("configuration_tables", configuration_tables);
+}
+
+}  // namespace posembed::configuration

@@ -1,0 +1,92 @@
+#include "configuration/params.h"
+
+#include <c10/util/Exception.h>
+
+#include "configuration/irrelevant.h"
+#include "configuration/keys.h"
+#include "configuration/layers.h"
+#include "configuration/words.h"
+
+namespace posembed::configuration::params {
+namespace {
+
+// Keys of these files alone that do not concern rotary positions. "llama_4_scaling" multiplies
+// queries by a factor of their position, after the rotation.
+constexpr Words no_bearing = R"(
+causal llama_4_scaling moe multimodal n_kv_heads n_layers q_lora_rank quantization sliding_window
+tied_embeddings use_biases v_head_dim vision_encoder
+)";
+
+/// YaRN as Mistral names its numbers; apply_scale: whether queries and keys are multiplied.
+YarnScaling mistral_yarn(Keys yarn) {
+  const char* length = "original_max_position_embeddings";
+  YarnScaling scaling;
+  scaling.factor = real("factor", yarn.need("factor"));
+  scaling.original_max_positions = truncated(length, yarn.need(length));
+  scaling.beta_fast = real("beta", yarn.take("beta", 32.0));
+  scaling.beta_slow = real("alpha", yarn.take("alpha", 1.0));
+  if (!truthy(yarn.take("apply_scale", true))) scaling.attention_factor = 1.0;
+  yarn.done();
+  return scaling;
+}
+
+/// Llama 3's, whose other numbers are in Meta's code alone, or Mistral's YaRN.
+RotaryScaling scaling_of(Keys& keys) {
+  const json factor = keys.take("rope_scaling_factor", 8.0);
+  const json high = keys.take("rope_high_freq_factor", 4.0);
+  const bool scaled = truthy(keys.take("use_scaled_rope")), named = truthy(keys.take("use_scaled"));
+  const json yarn = keys.take("yarn");
+  const bool llama3 = scaled || named;
+  TORCH_CHECK_VALUE(!llama3 || !truthy(yarn), "yarn: expected none beside use_scaled_rope");
+  if (llama3) return Llama3Scaling{real("factor", factor), 1.0, real("factor", high), 8192};
+  if (yarn.is_null()) return {};
+  return mistral_yarn(Keys(yarn, "yarn"));
+}
+
+int64_t head_dim_of(Keys& keys) {
+  const json given = keys.first({"qk_rope_head_dim", "head_dim"});
+  if (!given.is_null()) return truncated("head_dim", given);
+  const int64_t width = truncated("dim", keys.need("dim"));
+  const int64_t heads = truncated("n_heads", keys.need("n_heads"));
+  TORCH_CHECK_VALUE(heads > 0, "n_heads: expected a positive number, got ", heads);
+  return width / heads;
+}
+
+double base_of(Keys& keys, const ConfigurationOptions& options) {
+  const json stated = options.base().has_value() ? json(*options.base()) : json();
+  const json theta = same("rope_theta", {keys.take("rope_theta"), stated});
+  TORCH_CHECK_VALUE(!theta.is_null(),
+                    "rope_theta: missing in params.json: pass base= (Llama 1 and 2: 10000)");
+  return real("rope_theta", theta);
+}
+
+}  // namespace
+
+bool is_params(const Fields& fields) {
+  return fields.contains("n_heads") && fields.contains("dim") && !fields.contains("model_type");
+}
+
+RotarySpec read(const Fields& fields, const ConfigurationOptions& options) {
+  if (options.layer_type().has_value()) check_type({}, *options.layer_type());
+  Keys keys(fields, "params.json");
+  const double base = base_of(keys, options);
+  const RotaryScaling scaling = scaling_of(keys);
+  RotarySpec spec(head_dim_of(keys));
+  spec.base = base;
+  spec.scaling = scaling;
+  spec.interleaved = true;
+  keys.ignore({"dim", "n_heads", "head_dim", "qk_nope_head_dim"});
+  keys.ignore(no_bearing.list());
+  check_understood(keys, {}, options.ignore());
+  spec.check();
+  return spec;
+}
+
+std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
+                                                   const ConfigurationOptions& options) {
+  const int64_t length = truncated("n_layers", Keys(fields, "params.json").need("n_layers"));
+  TORCH_CHECK_VALUE(length >= 0, "n_layers: expected 0 or more, got ", length);
+  return {static_cast<size_t>(length), read(fields, options)};
+}
+
+}  // namespace posembed::configuration::params

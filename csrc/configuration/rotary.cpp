@@ -1,0 +1,92 @@
+#include "configuration/rotary.h"
+
+#include <c10/util/Exception.h>
+
+#include "configuration/completeness.h"
+#include "configuration/gguf.h"
+#include "configuration/huggingface.h"
+#include "configuration/keys.h"
+#include "configuration/params.h"
+#include "configuration/parts.h"
+#include "configuration/rope_parameters.h"
+#include "configuration/source.h"
+
+namespace posembed::configuration {
+namespace {
+
+void check_no_part(const ConfigurationOptions& options, const char* why) {
+  if (options.part().has_value()) check_effect("part", *options.part(), why);
+}
+
+void check_params_options(const ConfigurationOptions& options) {
+  check_no_part(options, "params.json has no parts");
+  if (options.interleaved().has_value()) {
+    const bool pairing = *options.interleaved();
+    check_effect("interleaved", pairing, "pairs of params.json are interleaved");
+  }
+}
+
+/// The configuration to read and the keys that its class accounts for.
+Completed part_to_read(const Fields& fields, const ConfigurationOptions& options,
+                       const std::optional<Completed>& completed) {
+  if (!options.part().has_value()) huggingface::checked_type(fields);
+  const Fields own = typed(fields, options.part());
+  // A class takes one of two numbers that contradict each other: they raise first.
+  for (const Fields& layer : every_list_place(own)) legacy(layer);
+  if (!completed.has_value()) {
+    check_complete(own);
+    return {own, {}};
+  }
+  check_kept(own, completed->fields);
+  return *completed;
+}
+
+}  // namespace
+
+RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options,
+                       const std::optional<Completed>& completed) {
+  if (gguf::is_metadata(fields)) {
+    check_no_part(options, "GGUF metadata has no parts");
+    return gguf::read(fields, options);
+  }
+  if (params::is_params(fields)) {
+    check_params_options(options);
+    return params::read(fields, options);
+  }
+  const Completed part = part_to_read(fields, options, completed);
+  return huggingface::read(part.fields, options, part.known);
+}
+
+std::vector<std::optional<RotarySpec>> read_rotary_layers(
+    const Fields& fields, const ConfigurationOptions& options,
+    const std::optional<Completed>& completed) {
+  if (gguf::is_metadata(fields)) {
+    check_no_part(options, "GGUF metadata has no parts");
+    return gguf::read_layers(fields, options);
+  }
+  if (params::is_params(fields)) {
+    check_params_options(options);
+    return params::read_layers(fields, options);
+  }
+  const Completed part = part_to_read(fields, options, completed);
+  return huggingface::read_layers(part.fields, options, part.known);
+}
+
+}  // namespace posembed::configuration
+
+namespace posembed {
+
+RotarySpec RotarySpec::from_huggingface(const std::string& config,
+                                        const ConfigurationOptions& options) {
+  return configuration::read_rotary(configuration::load(config), options);
+}
+
+std::vector<std::optional<RotarySpec>> RotarySpec::for_layers(const std::string& config,
+                                                              const ConfigurationOptions& options) {
+  TORCH_CHECK_VALUE(!options.layer_type().has_value(),
+                    "layer_type: expected none: there is a specification for each layer, got '",
+                    *options.layer_type(), "'");
+  return configuration::read_rotary_layers(configuration::load(config), options);
+}
+
+}  // namespace posembed

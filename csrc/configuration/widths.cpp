@@ -1,0 +1,111 @@
+#include "configuration/widths.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "configuration/conventions.h"
+#include "configuration/scalings.h"
+
+namespace posembed::configuration {
+namespace {
+
+const std::vector<std::string> head_widths = {"head_dim", "attention_head_dim", "kv_channels"};
+// Where a vision tower has embed_dim, hidden_size is the width of the language model.
+const std::vector<std::string> model_widths = {"embed_dim", "hidden_size", "n_embd", "d_model",
+                                               "dim"};
+const std::vector<std::string> head_counts = {"num_attention_heads",
+                                              "num_heads",
+                                              "n_head",
+                                              "n_heads",
+                                              "encoder_num_attention_heads",
+                                              "speech_encoder_attention_heads"};
+
+/// Video trackers rotate in the attention of their memory.
+int64_t memory_head_width(Keys& config) {
+  const auto number = [&](const std::string& name) {
+    const std::string key = "memory_attention_" + name;
+    return truncated(key, config.need(key));
+  };
+  const int64_t width = number("hidden_size"), rate = number("downsample_rate");
+  const int64_t heads = number("num_attention_heads");
+  TORCH_CHECK_VALUE(rate > 0 && heads > 0,
+                    "memory_attention_num_attention_heads: expected a positive number");
+  return width / (rate * heads);
+}
+
+int64_t number_or_zero(Keys& config, const std::string& key) {
+  return truncated(key, config.take(key, 0));
+}
+
+/// partial_rotary_factor by any of its names; null where the configuration has none.
+json stated_part(Keys& config, Keys& rope) {
+  const char* key = "partial_rotary_factor";
+  return same(key, {rope.take(key), config.take(key), config.take("rotary_pct")});
+}
+
+/// CLVP rotates half of a width of its own.
+Widths clvp_widths(Keys& config) {
+  const int64_t heads = truncated("num_attention_heads", config.need("num_attention_heads"));
+  const int64_t projection = truncated("projection_dim", config.need("projection_dim"));
+  TORCH_CHECK_VALUE(heads > 0, "num_attention_heads: expected a positive number, got ", heads);
+  return {head_width(config), std::max<int64_t>(projection / (2 * heads), 32)};
+}
+
+/// The rotated width of heads whose rotated components are no window given by its size.
+int64_t rotary_width(int64_t head_dim, json part, const json& stated,
+                     const std::string& model_type) {
+  if (part.is_null() && conventions::width_by_part.has(model_type)) part = 1.0;
+  if (part.is_null() && stated.is_null()) {
+    const conventions::Part* row = row_of(conventions::default_parts, model_type);
+    if (row != nullptr) part = row->part;
+  }
+  json by_part;
+  if (!part.is_null()) {
+    by_part =
+        static_cast<int64_t>(static_cast<double>(head_dim) * real("partial_rotary_factor", part));
+  }
+  const json width = same("rotary_dim", {stated, by_part});
+  return width.is_null() ? head_dim : truncated("rotary_dim", width);
+}
+
+}  // namespace
+
+int64_t head_width(Keys& config) {
+  const json given = config.first(head_widths);
+  const json width = config.first(model_widths), heads = config.first(head_counts);
+  if (!given.is_null()) return truncated("head_dim", given);
+  if (truthy(config.take("memory_attention_hidden_size"))) return memory_head_width(config);
+  TORCH_CHECK_VALUE(
+      !width.is_null() && !heads.is_null(),
+      "head_dim: missing in the configuration, and it has not both of hidden_size and ",
+      "num_attention_heads; it has ", repr(keys_of(config.fields())));
+  const int64_t count = truncated("num_attention_heads", heads);
+  TORCH_CHECK_VALUE(count > 0, "num_attention_heads: expected a positive number, got ", count);
+  return truncated("hidden_size", width) / count;
+}
+
+int64_t latent_width(Keys& config) {
+  return number_or_zero(config, "qk_nope_head_dim") + number_or_zero(config, "qk_rope_head_dim");
+}
+
+Widths widths_of(Keys& config, Keys& rope, const std::string& model_type) {
+  const json part = stated_part(config, rope);
+  const json apart = config.take("qk_rope_head_dim");
+  const json stated = config.same({"rotary_dim", "attn_rotary_emb"});
+  config.ignore({"qk_nope_head_dim", "qk_head_dim", "projection_dim"});
+  // Where heads have a width of their own, these have no bearing.
+  for (const auto& keys : {head_widths, model_widths, head_counts}) config.ignore(keys);
+  if (model_type == "clvp_encoder") return clvp_widths(config);
+  const bool is_apart = truthy(apart);
+  const int64_t own = is_apart ? truncated("qk_rope_head_dim", apart) : 0;
+  // Rotated components are a head of theirs.
+  if (is_apart && !conventions::trailing.has(model_type)) return {own, own};
+  const int64_t head_dim = head_width(config);
+  if (is_apart && part.is_null()) return {head_dim, own};  // a window of the head, DeepSeek-V4's
+  if (rope_type(rope) == "proportional") return {head_dim, head_dim};
+  return {head_dim, rotary_width(head_dim, part, stated, model_type)};
+}
+
+}  // namespace posembed::configuration

@@ -1,0 +1,22 @@
+// Widths: components of a head, and how many of them are rotated.
+#pragma once
+
+#include <string>
+
+#include "configuration/keys.h"
+
+namespace posembed::configuration {
+
+/// Components of one head: given, or the width shared out among the heads.
+int64_t head_width(Keys& config);
+
+/// Heads of latent attention that keep the name of rotated components but rotate none.
+int64_t latent_width(Keys& config);
+
+struct Widths {
+  int64_t head_dim;
+  int64_t rotary_dim;  // may be odd
+};
+Widths widths_of(Keys& config, Keys& rope, const std::string& model_type);
+
+}  // namespace posembed::configuration

@@ -1,0 +1,97 @@
+// The relative-bias operators, composed of other operators, which bring gradients and compilation.
+#include "relative_bias/operator.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "dispatcher/checks.h"
+#include "token/operator.h"
+
+namespace posembed::relative_bias {
+namespace {
+
+void check_bucketing(int64_t num_buckets, const Bucketing& by) {
+  const int64_t sides = by.bidirectional ? 2 : 1;
+  if (by.kind == RelativeBuckets::bert) {
+    TORCH_CHECK_VALUE(num_buckets > 0 && (!by.bidirectional || num_buckets % 2 == 1),
+                      "num_buckets: expected ", by.bidirectional ? "an odd" : "a positive",
+                      " number for kind 'bert', got ", num_buckets);
+    return;
+  }
+  TORCH_CHECK_VALUE(num_buckets >= 2 * sides && num_buckets % sides == 0, "num_buckets: expected ",
+                    by.bidirectional ? "an even number, 4" : "2", " or more, got ", num_buckets);
+  const int64_t exact = num_buckets / sides / 2;
+  TORCH_CHECK_VALUE(by.max_distance > exact, "max_distance: expected more than ", exact,
+                    ", the distances with a bucket of their own, got ", by.max_distance);
+}
+
+/// T5's buckets: one for each short distance, then ever wider ones up to max_distance. The
+/// logarithm is computed in float32, as models were trained.
+Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
+  const int64_t count = by.bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
+  const Tensor length = by.bidirectional ? distances.abs() : distances.neg().clamp_min(0);
+  const double widest = std::log(static_cast<double>(by.max_distance) / static_cast<double>(exact));
+  const Tensor wide =
+      at::log(length.to(at::kFloat) / exact).div(widest).mul(count - exact).to(at::kLong) + exact;
+  const Tensor bucket = at::where(length.lt(exact), length, wide.clamp_max(count - 1));
+  return by.bidirectional ? bucket + distances.gt(0).to(at::kLong) * count : bucket;
+}
+
+/// BERT's: one for each distance of query and key; longer ones share the outermost.
+Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
+  const int64_t longest = by.bidirectional ? num_buckets / 2 : num_buckets - 1;
+  const int64_t shortest = by.bidirectional ? -longest : 0;
+  return distances.neg().clamp(shortest, longest) - shortest;
+}
+
+Tensor relative_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
+  dispatcher::check_integers(distances, "distances");
+  check_bucketing(num_buckets, by);
+  const Tensor wide = distances.to(at::kLong);
+  return by.kind == RelativeBuckets::t5 ? t5_buckets(wide, num_buckets, by)
+                                        : bert_buckets(wide, num_buckets, by);
+}
+
+/// Looks up one row for each distance, and shifts them by one for each query.
+Tensor relative_bias(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
+                     const MaybeOffset& query_offset, const Bucketing& by) {
+  dispatcher::check_floating(weight, "weight");
+  dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
+  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
+  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
+  const c10::SymInt heads = weight.sym_size(1), count = queries + keys;
+  if (queries == 0) return weight.new_empty_symint({heads, queries, keys});
+  // distances: [count], of the last query to the first key, and so on; one more than needed.
+  const c10::SymInt first = 1 - queries - query_offset.value_or(keys - queries);
+  const Tensor distances =
+      at::arange(first, first + count, at::TensorOptions(weight.device()).dtype(at::kLong));
+  const Tensor buckets =
+      call_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), by);
+  const Tensor rows = token::call_embedding(weight, {buckets}).t();  // [heads, count]
+  // Row i of the view begins i elements earlier, because it is one shorter than what is repeated.
+  const Tensor repeated =
+      rows.unsqueeze(1).expand_symint({heads, queries, count}).reshape_symint({heads, -1});
+  return repeated.narrow_symint(1, queries - 1, queries * (count - 1))
+      .view_symint({heads, queries, count - 1})
+      .narrow_symint(2, 0, keys)
+      .contiguous();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
+  m.impl("relative_buckets", Buckets::kernel<relative_buckets>);
+  m.impl("relative_bias", Bias::kernel<relative_bias>);
+}
+
+// Not composite, because torch.func.vmap would run it sample by sample, with a warning.
+TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
+  m.impl("relative_buckets", Buckets::kernel<relative_buckets>);
+  m.impl("relative_bias", Bias::kernel<relative_bias>);
+}
+
+}  // namespace posembed::relative_bias

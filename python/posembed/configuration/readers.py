@@ -1,0 +1,96 @@
+"""The readers of csrc/configuration, called with a configuration's keys as JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+Fields = dict[str, Any]
+
+# What `posembed convert` writes into a configuration: "interleaved" or "half_split".
+CONVERTED = "posembed_rotary_pairs"
+
+
+class Completed(NamedTuple):
+    """What a model's own configuration class has made of a file, or of one of its parts."""
+
+    fields: Fields
+    known: frozenset[str]  # keys that the class knows, which need not be understood
+
+
+class Preset(NamedTuple):
+    """Arguments of :meth:`posembed.ALiBi.from_preset`, for all heads of the model."""
+
+    name: str
+    num_heads: int
+    options: dict[str, Any]
+
+
+def plain(value: Any) -> Any:
+    """A value of a configuration as JSON has it."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):  # NumPy, torch
+        return value.tolist()
+    return list(value) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def as_json(fields: Fields) -> str:
+    """A configuration's text."""
+    return json.dumps(fields, default=plain, skipkeys=True)
+
+
+def stated(completed: Completed | None, options: dict[str, Any]) -> dict[str, Any]:
+    """An operator's arguments beside the configuration."""
+    ignore: Iterable[str] = options.pop("ignore", ())
+    options["ignore"] = [str(key) for key in ignore]
+    options["known"] = [] if completed is None else sorted(completed.known)
+    options["completed"] = None if completed is None else as_json(completed.fields)
+    return options
+
+
+def rotary(fields: Fields, completed: Completed | None, **options: Any) -> str:
+    """The text of a rotary specification; see :meth:`posembed.RotarySpec.from_huggingface`."""
+    read = torch.ops.posembed.rotary_from_configuration
+    return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
+
+
+def rotary_layers(fields: Fields, completed: Completed | None, **options: Any) -> list[str]:
+    """The same for each layer; empty where it does not rotate."""
+    read = torch.ops.posembed.rotary_layers_from_configuration
+    return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
+
+
+def alibi(fields: Fields) -> Preset:
+    """See :meth:`posembed.ALiBi.from_config`."""
+    return Preset(**json.loads(torch.ops.posembed.alibi_from_configuration(as_json(fields))))
+
+
+def input_layer(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The input layer of a model's folder: "options", "file" and "tensors" by parameter."""
+    text = torch.ops.posembed.input_layer_of_folder(os.fspath(folder))
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+def path_of(fields: Fields, part: str | None) -> list[str]:
+    """The names on the way to a part, or to the text model: none where the whole is one."""
+    return torch.ops.posembed.configuration_path(as_json(fields), part=part)  # type: ignore[no-any-return]
+
+
+def typed(fields: Fields, part: str | None) -> Fields:
+    """A part, with the model_type that files of an older layout leave to the whole's."""
+    text = torch.ops.posembed.configuration_part(as_json(fields), part=part)
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def tables() -> dict[str, Any]:
+    """Which model type rotates how, by the tables' names in csrc/configuration/conventions.h."""
+    return json.loads(torch.ops.posembed.configuration_tables())  # type: ignore[no-any-return]

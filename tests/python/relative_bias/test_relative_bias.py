@@ -1,0 +1,83 @@
+"""Tests T5's relative position bias beside transformers' programs."""
+
+from __future__ import annotations
+
+import posembed as pe
+import pytest
+import torch
+
+DISTANCES = torch.arange(-3000, 3001)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (64, 800), (8, 20), (320, 900)]
+)
+def test_buckets_are_those_of_t5(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    expected = t5.T5Attention._relative_position_bucket(
+        DISTANCES, bidirectional, num_buckets, max_distance
+    )
+    found = pe.functional.relative_buckets(
+        DISTANCES, num_buckets, max_distance=max_distance, bidirectional=bidirectional
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_the_bias_of_a_t5_layer(decoder: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(num_layers=1, num_heads=4, d_model=16, d_kv=4, d_ff=8)
+    config.is_decoder = decoder
+    module = pytest.importorskip("transformers.models.t5.modeling_t5")
+    layer = module.T5Attention(config, has_relative_attention_bias=True)
+    bias = pe.RelativePositionBias(4, bidirectional=not decoder)
+    bias.load_state_dict(layer.relative_attention_bias.state_dict())
+    assert torch.equal(bias(9).unsqueeze(0), layer.compute_bias(9, 9))
+
+
+def test_berts_rows_are_those_of_its_distances() -> None:
+    """As BERT's position_embedding_type "relative_key" indexes its table: query - key."""
+    positions = torch.arange(7)
+    found = pe.functional.relative_buckets(
+        positions - positions.unsqueeze(1), 2 * 5 - 1, kind="bert"
+    )
+    assert torch.equal(found, (positions.unsqueeze(1) - positions).clamp(-4, 4) + 4)
+
+
+def test_a_decoding_step_is_the_last_row() -> None:
+    bias = pe.RelativePositionBias(2, bidirectional=False)
+    assert torch.equal(bias(1, 9), bias(9)[:, -1:])
+    assert torch.equal(bias(2, 9, query_offset=3), bias(9)[:, 3:5])
+
+
+def test_compiles_for_every_length() -> None:
+    bias = pe.RelativePositionBias(2)
+    compiled = torch.compile(bias, backend="aot_eager", fullgraph=True, dynamic=True)
+    for seq in (7, 12, 31):
+        assert torch.equal(compiled(seq, seq + 3), bias(seq, seq + 3))
+
+
+def test_empty_lengths() -> None:
+    bias = pe.RelativePositionBias(3)
+    for queries, keys in ((0, 0), (0, 5), (5, 0)):
+        assert bias(queries, keys).shape == (3, queries, keys)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "num_heads: expected 0 or more", lambda: pe.RelativePositionBias(-1)),
+        (ValueError, "an even number, 4 or more, got 5", lambda: pe.RelativePositionBias(1, num_buckets=5)),
+        (ValueError, "max_distance: expected more than 8", lambda: pe.RelativePositionBias(1, max_distance=8)),
+        (ValueError, "an odd number for kind 'bert'", lambda: pe.RelativePositionBias(1, buckets="bert")),
+        (ValueError, "kind: expected 't5' or 'bert', got 'log'", lambda: pe.RelativePositionBias(1, buckets="log")),
+        (ValueError, "query_length: expected 0 or more", lambda: pe.RelativePositionBias(1)(-1)),
+        (ValueError, r"weight: expected \[num_buckets, num_heads\]", lambda: pe.functional.relative_bias(torch.ones(32), 1, 1)),
+        (TypeError, "weight: expected float32", lambda: pe.functional.relative_bias(torch.ones(32, 1).long(), 1, 1)),
+        (TypeError, "distances: expected int32 or int64", lambda: pe.functional.relative_buckets(torch.ones(3))),
+    ],
+)  # fmt: skip
+def test_errors(error: type[Exception], message: str, call) -> None:
+    with pytest.raises(error, match=message):
+        call()

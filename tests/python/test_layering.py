@@ -1,0 +1,254 @@
+"""Tests the rules of the code's structure: the includes and imports that each layer may have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "python" / "posembed"
+TORCH = ("torch/", "ATen/", "c10/", "pybind11/")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, including new ones but not ignored ones."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listing.returncode != 0:
+        pytest.skip("only a git checkout tells the project's files from others")
+    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def includes(source: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', source.read_text(), re.MULTILINE)
+
+
+def torch_free(source: Path) -> bool:
+    """Whether a file belongs to the kernel layer: core/, and sources of the kernels' library."""
+    listed = (CSRC / "CMakeLists.txt").read_text().partition("file(GLOB")[0]
+    inside = source.relative_to(CSRC)
+    return (
+        inside.parts[0] == "core"
+        or inside.stem.startswith("kernel")
+        or inside.stem.endswith("_cpu")
+        or inside.suffix == ".cu"
+        or str(inside.with_suffix(".cpp")) in listed
+    )
+
+
+def broken(sources: list[Path], forbidden: tuple[str, ...]) -> list[str]:
+    """Every include that starts with one of these, as 'file includes header'."""
+    assert sources, "the rule looks at no file"
+    return [
+        f"{source.relative_to(ROOT)} includes {header}"
+        for source in sources
+        for header in includes(source)
+        if header.startswith(forbidden)
+    ]
+
+
+def sources_of(room: str) -> list[Path]:
+    return [
+        file
+        for file in tracked(f"csrc/{room}")
+        if file.suffix in {".h", ".cpp", ".cu"} and file.is_relative_to(CSRC / room)
+    ]
+
+
+def test_kernels_know_no_torch() -> None:
+    rooms = ("core", "pretrained", *FAMILIES)
+    kernels = [file for room in rooms for file in sources_of(room) if torch_free(file)]
+    assert broken(kernels, (*TORCH, "dispatcher/", "posembed/")) == []
+
+
+def test_core_knows_no_family() -> None:
+    others = tuple(f"{family}/" for family in FAMILIES)
+    assert broken(sources_of("core"), others) == []
+
+
+def test_the_dispatcher_knows_no_family() -> None:
+    others = tuple(f"{family}/" for family in FAMILIES)
+    assert broken(sources_of("dispatcher"), others) == []
+
+
+def test_users_headers_include_only_what_is_installed() -> None:
+    inside = (
+        "configuration/",
+        "core/",
+        "dispatcher/",
+        "nlohmann/",
+        "pretrained/",
+        *(f"{family}/" for family in FAMILIES),
+    )
+    assert broken(sources_of("include/posembed"), inside) == []
+
+
+def test_bindings_use_what_users_use() -> None:
+    """And the operators' headers, which name the values of enums."""
+    inside = ("configuration/", "core/", "dispatcher/", "pretrained/")
+    others = tuple(
+        str(file.relative_to(CSRC))
+        for family in FAMILIES
+        for file in sources_of(family)
+        if file.name != "operator.h"
+    )
+    assert broken(sources_of("python"), (*inside, *others)) == []
+
+
+def test_headers_that_drag_in_all_of_torch_stay_out() -> None:
+    sources = [file for file in tracked("csrc") if file.suffix in {".h", ".cpp", ".cu"}]
+    heavy = ("torch/all.h", "torch/torch.h", "torch/script.h", "torch/extension.h")
+    bindings = CSRC / "python"  # bind_module is declared in torch/extension.h's neighbourhood only
+    assert broken([file for file in sources if bindings not in file.parents], heavy) == []
+
+
+def test_which_half_computes_is_asked_in_one_place() -> None:
+    """Elsewhere make test-cuda-on-cpu would run CPU code. Numerics follow the real device."""
+    asked = [
+        str(file.relative_to(CSRC))
+        for file in tracked("csrc")
+        if file.suffix in {".cpp", ".h"} and "is_cuda()" in file.read_text()
+    ]
+    assert asked == ["dispatcher/cuda_scope.cpp", "rotary/numerics.cpp"]
+
+
+def test_instruction_sets_share_no_function() -> None:
+    """The linker keeps one copy of a function in several objects, so it must run anywhere."""
+    build = Path(os.environ.get("POSEMBED_BUILD", ROOT / "build" / "dev")) / "csrc"
+    objects = [*build.glob("CMakeFiles/*_avx512.dir/**/*.o"), *build.glob("**/*_avx2.dir/**/*.o")]
+    if not objects or shutil.which("nm") is None:
+        pytest.skip("needs nm, and the folder of a build with instruction sets")
+    shared = [
+        f"{file.relative_to(build)}: {symbol}"
+        for file in objects
+        for symbol in weak_functions(file)
+    ]
+    assert shared == []
+
+
+def weak_functions(file: Path) -> list[str]:
+    """Functions that an object defines and shares with others of that name."""
+    table = subprocess.run(
+        ["nm", "--demangle", "--defined-only", file], capture_output=True, text=True, check=True
+    )
+    found = re.findall(r"^\w+ W (.*)$", table.stdout, re.MULTILINE)
+    return [symbol for symbol in found if "::avx2::" not in symbol and "::avx512::" not in symbol]
+
+
+def comment_blocks(text: str) -> list[list[tuple[int, str]]]:
+    """Blocks of lines that contain only a comment, each line with its number from 0."""
+    blocks: list[list[tuple[int, str]]] = []
+    for number, line in enumerate(text.splitlines()):
+        if line.lstrip().startswith("//"):
+            if not blocks or blocks[-1][-1][0] != number - 1:
+                blocks.append([])
+            blocks[-1].append((number, line))
+    return blocks
+
+
+def comment_words(line: str) -> list[str]:
+    return line.lstrip(" /").split()
+
+
+def orphans(block: list[tuple[int, str]]) -> list[int]:
+    """Lines that clang-format has split from the previous line and not joined with the next."""
+    found = []
+    for (_, before), (number, line), (_, after) in zip(block, block[1:], block[2:], strict=False):
+        words, next_words = comment_words(line), comment_words(after)
+        if not words or not next_words or next_words[0].startswith("@"):
+            continue
+        overflowed = len(f"{before} {words[0]}") > 100
+        # A person would have put the next line's first words here.
+        unfilled = len(f"{line} {next_words[0]}") < 75 and not line.endswith((".", ":", ";"))
+        if overflowed and unfilled and not re.match(r"\s*///?\s+[-*] ", after):
+            found.append(number + 1)
+    return found
+
+
+def flush_after_tag(block: list[tuple[int, str]]) -> list[int]:
+    """Lines of an @param or another tag that are indented like the text."""
+    found, tagged = [], False
+    for number, line in block:
+        text = line.lstrip().lstrip("/")
+        if text.startswith(" @") or not text.strip():
+            tagged = bool(text.strip())
+        elif tagged and not text.startswith("     "):
+            found.append(number + 1)
+    return found
+
+
+def test_no_comment_is_broken_by_the_formatter() -> None:
+    """clang-format does not join the rest of an overlong line with the next: wrap by hand."""
+    sources = [
+        file for file in tracked("csrc", "tests/cpp") if file.suffix in {".h", ".cpp", ".cu"}
+    ]
+    assert sources
+    broken_lines = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in sources
+        for block in comment_blocks(file.read_text())
+        for number in (*orphans(block), *flush_after_tag(block))
+    ]
+    # A declaration whose name is alone on the line of its comment.
+    broken_lines += [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in sources
+        for line in re.findall(r"^\s+\w+(?: = [^;]+)?;\s+///<.*", file.read_text(), re.MULTILINE)
+    ]
+    assert broken_lines == []
+
+
+# Python.
+
+
+def test_only_the_operators_faces_call_operators() -> None:
+    """Modules use functional, which uses specification; the rest is registration."""
+    faces = {
+        "_build_info.py",
+        "_library.py",
+        "_memory.py",
+        "conversion.py",
+        "readers.py",
+        "shapes.py",
+        "specification.py",
+    }
+    modules = [
+        file
+        for file in tracked("python/posembed/*.py")
+        if file.name not in faces and file.parent.name not in {"batching", "functional"}
+    ]
+    assert modules
+    callers = [file.name for file in modules if "torch.ops" in file.read_text()]
+    assert callers == []
+
+
+def test_devices_may_be_all_that_torch_takes() -> None:
+    hints = {
+        hint
+        for file in tracked("python/posembed/*.py")
+        for hint in re.findall(r"^ +device: (.*) = None,$", file.read_text(), re.MULTILINE)
+    }
+    assert hints == {"Device | None"}
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    places = re.compile(r"(?<![\w.$}/-])/(home|root|work|tmp|Users)/\w")
+    named = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for file in tracked()
+        if file.suffix not in {".ipynb", ".png"}
+        for line in file.read_text(errors="ignore").splitlines()
+        if places.search(line)
+    ]
+    assert named == []
