@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "posembed/pretrained.h"
 #include "posembed/token.h"
 
 namespace posembed::pretrained {
