@@ -108,8 +108,11 @@ class AlibiSlopes(nn.Module):
         if self.learned:
             set_values(self.slopes, self._derived)
 
-    def _slopes(self, key_length: int, scores: Tensor | None = None) -> Tensor:
-        """The slopes for a number of keys: the module's own tensor, which users must not get."""
+    def _slopes(self, scores: Tensor | None = None, key_length: int | None = None) -> Tensor:
+        """The module's own tensor, which users must not get, or slopes for a number of keys.
+
+        By default that is the last dimension of the scores, whose shape the operators check.
+        """
         slopes = self.slopes if self.learned else self._derived
         if not self.learned and (slopes.is_meta or self._is_replica):
             device = self._elsewhere(scores)
@@ -117,11 +120,9 @@ class AlibiSlopes(nn.Module):
                 slopes = self._derived_slopes(device)
         if self.train_length is None:
             return slopes
+        if key_length is None:
+            key_length = scores.shape[-1] if scores is not None and scores.dim() > 0 else 0
         return functional.alibi_scaled_slopes(slopes, key_length, self.train_length)
-
-    def _slopes_for(self, scores: Tensor) -> Tensor:
-        """The slopes for scores [..., keys], whose shape the operators check."""
-        return self._slopes(scores.shape[-1] if scores.dim() > 0 else 0, scores)
 
     def _elsewhere(self, scores: Tensor | None) -> torch.device:
         """The device where slopes are needed, if not the module's own.

@@ -186,7 +186,7 @@ class ALiBi(AlibiSlopes):
             )
         if self.train_length is not None and key_length is None:
             raise ValueError("key_length: expected a number with train_length, got None")
-        slopes = self._slopes(0 if key_length is None else key_length).detach().float()
+        slopes = self._slopes(None, key_length).detach().float()
         return slopes.clone() if batch_size is None else slopes.repeat(batch_size, 1)
 
     def forward(
@@ -212,7 +212,7 @@ class ALiBi(AlibiSlopes):
             one.
         """
         keys = query_length if key_length is None else key_length
-        slopes = self._slopes(keys)
+        slopes = self._slopes(None, keys)
         # Pass a dtype only if necessary, because AOTInductor passes wrong dtype numbers to
         # operators.
         if dtype is None and out is None and self._dtype != slopes.dtype:
@@ -252,7 +252,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_add_(
             scores,
-            self._slopes_for(scores),
+            self._slopes(scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -283,7 +283,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_softmax(
             scores,
-            self._slopes_for(scores),
+            self._slopes(scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -308,7 +308,7 @@ class ALiBi(AlibiSlopes):
         """
         return functional.alibi_softmax_(
             scores,
-            self._slopes_for(scores),
+            self._slopes(scores),
             scale=scale,
             causal=self.causal,
             positions_from_mask=True,
@@ -338,7 +338,7 @@ class ALiBi(AlibiSlopes):
             tensor([-1., -1.])
         """
         return functional.alibi_lse_correction(
-            self._slopes(0),
+            self._slopes(None, 0),
             query_length,
             query_start=query_start,
             key_start=key_start,
@@ -364,7 +364,7 @@ class ALiBi(AlibiSlopes):
         """
         if self.train_length is not None and key_length is None:
             raise ValueError("key_length: expected a number with train_length, got None")
-        slopes, causal = self._slopes(0 if key_length is None else key_length), self.causal
+        slopes, causal = self._slopes(None, key_length), self.causal
         before, after = (slopes[0], slopes[1]) if slopes.dim() == 2 else (slopes, slopes)
 
         def bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -443,7 +443,7 @@ class ALiBi(AlibiSlopes):
                 query,
                 key,
                 value,
-                self._slopes(keys, query),
+                self._slopes(query, keys),
                 scale=scale,
                 dropout=dropout,
                 causal=self.causal,
@@ -459,7 +459,7 @@ class ALiBi(AlibiSlopes):
             bias = self.score_mod(query_offset=first, key_length=keys)
             return _attention.flex(query, key, value, bias, scale)
         if backend == "flash":
-            slopes = self._slopes(keys, query)
+            slopes = self._slopes(query, keys)
             return _attention.flash(query, key, value, slopes, self.causal, scale, dropout)
         raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
 
