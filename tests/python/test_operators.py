@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -207,11 +208,17 @@ def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
 @every
 def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torch.device) -> None:
     class Program(torch.nn.Module):
-        def forward(self, args):
+        def forward(self, given):
+            remaining = iter(given)
+            args = [a if isinstance(a, str) else next(remaining) for a in small.args]
             clones = [
                 a.clone() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
             ]
             return case(Sample(tuple(clones), kwargs))
+
+    def inputs(sample: Sample) -> tuple[Any, ...]:
+        """All arguments but texts, for which export writes guards with the wrong quotes."""
+        return tuple(a for a in sample.args if not isinstance(a, str))
 
     torch.manual_seed(3)
     # Sizes that no other dimension has, so that sizes identify dimensions.
@@ -225,15 +232,17 @@ def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torc
         {i: names[n] for i, n in enumerate(a.shape) if n in names}
         if isinstance(a, Tensor)
         else None
-        for a in small.args
+        for a in inputs(small)
     ]
     program = torch.export.export(
-        Program(), (small.args,), dynamic_shapes=(tuple(shapes),)
+        Program(), (inputs(small),), dynamic_shapes=(tuple(shapes),)
     ).module()
-    for actual, wanted in zip(as_tuple(program(small.args)), case.expected(small), strict=True):
+    for actual, wanted in zip(as_tuple(program(inputs(small))), case.expected(small), strict=True):
         assert_close(actual, wanted, 1e-12)
     if small.kwargs == large.kwargs:
-        for actual, wanted in zip(as_tuple(program(large.args)), case.expected(large), strict=True):
+        for actual, wanted in zip(
+            as_tuple(program(inputs(large))), case.expected(large), strict=True
+        ):
             assert_close(actual, wanted, 1e-12)
 
 
