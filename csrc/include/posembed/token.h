@@ -172,9 +172,9 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
   from_file(const std::string& path,
             const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
   /// With options, which posembed/pretrained.h has.
-  static POSEMBED_API TokenEmbedding from_file(
-      const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
-      const pretrained::ReadOptions& read, bool freeze = true, TokenOptions options = {0, 0});
+  static POSEMBED_API TokenEmbedding
+  from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
+            const pretrained::ReadOptions& read, bool freeze = true, TokenOptions options = {0, 0});
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
             const pretrained::ReadOptions& read, bool freeze, TokenOptions options,
