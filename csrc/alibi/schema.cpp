@@ -11,7 +11,6 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
          "int head_start=0, "
          "float[] values=[], "
          "float factor=1.0, "
-         "*, "  // FakeTensorMode reads the device of results from a keyword
          "Device? device=None) -> Tensor");
   define(m,
          "alibi_scaled_slopes(Tensor(a) slopes, SymInt key_length, int train_length) -> Tensor(a)");

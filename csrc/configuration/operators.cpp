@@ -12,6 +12,7 @@
 #include "configuration/parts.h"
 #include "configuration/rotary.h"
 #include "configuration/source.h"
+#include "dispatcher/schema.h"
 
 namespace posembed::configuration {
 namespace {
@@ -95,19 +96,24 @@ std::string configuration_tables() {
 
 }  // namespace
 
-// clang-format off
 TORCH_LIBRARY_FRAGMENT(posembed, m) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  const std::string stated = "str[] ignore, str[] known, str? part=None, bool? interleaved=None, float? base=None, str? completed=None";
-  m.def(("rotary_from_configuration(str config, *, " + stated + ", str? layer_type=None) -> str").c_str(), tags);
-  m.def(("rotary_layers_from_configuration(str config, *, " + stated + ") -> str[]").c_str(), tags);
-  m.def("alibi_from_configuration(str config) -> str", tags);
-  m.def("input_layer_of_folder(str folder) -> str", tags);
-  m.def("configuration_path(str config, *, str? part=None) -> str[]", tags);
-  m.def("configuration_part(str config, *, str? part=None) -> str", tags);
-  m.def("configuration_tables() -> str", tags);
+  using dispatcher::define;
+  const std::string stated =
+      "str config, "
+      "str[] ignore, "
+      "str[] known, "
+      "str? part=None, "
+      "bool? interleaved=None, "
+      "float? base=None, "
+      "str? completed=None";
+  define(m, "rotary_from_configuration(" + stated + ", str? layer_type=None) -> str");
+  define(m, "rotary_layers_from_configuration(" + stated + ") -> str[]");
+  define(m, "alibi_from_configuration(str config) -> str");
+  define(m, "input_layer_of_folder(str folder) -> str");
+  define(m, "configuration_path(str config, str? part=None) -> str[]");
+  define(m, "configuration_part(str config, str? part=None) -> str");
+  define(m, "configuration_tables() -> str");
 }
-// clang-format on
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_from_configuration", rotary_from_configuration);

@@ -24,8 +24,6 @@ std::string build_info_text() {
       .dump();
 }
 
-void prefer_huge_pages_of(const at::Tensor& table) { prefer_huge_pages(table); }
-
 }  // namespace
 }  // namespace posembed::dispatcher
 
@@ -39,10 +37,9 @@ TORCH_LIBRARY(posembed, m) {
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
-  using namespace posembed;  // NOLINT
-  m.impl("check_errors", dispatcher::check_errors);
-  m.impl("build_info", dispatcher::build_info_text);
-  m.impl("empty_cache", empty_cache);
-  m.impl("set_cache_limit", set_cache_limit);
-  m.impl("prefer_huge_pages", dispatcher::prefer_huge_pages_of);
+  m.impl("check_errors", posembed::dispatcher::check_errors);
+  m.impl("build_info", posembed::dispatcher::build_info_text);
+  m.impl("empty_cache", posembed::empty_cache);
+  m.impl("set_cache_limit", posembed::set_cache_limit);
+  m.impl("prefer_huge_pages", posembed::prefer_huge_pages);
 }

@@ -58,39 +58,41 @@ def stated(completed: Completed | None, options: dict[str, Any]) -> dict[str, An
 
 def rotary(fields: Fields, completed: Completed | None, **options: Any) -> str:
     """The text of a rotary specification; see :meth:`posembed.RotarySpec.from_huggingface`."""
-    read = torch.ops.posembed.rotary_from_configuration
+    read = torch.ops.posembed.rotary_from_configuration.default
     return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
 
 
 def rotary_layers(fields: Fields, completed: Completed | None, **options: Any) -> list[str]:
     """The same for each layer; empty where it does not rotate."""
-    read = torch.ops.posembed.rotary_layers_from_configuration
+    read = torch.ops.posembed.rotary_layers_from_configuration.default
     return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
 
 
 def alibi(fields: Fields) -> Preset:
     """See :meth:`posembed.ALiBi.from_config`."""
-    return Preset(**json.loads(torch.ops.posembed.alibi_from_configuration(as_json(fields))))
+    return Preset(
+        **json.loads(torch.ops.posembed.alibi_from_configuration.default(as_json(fields)))
+    )
 
 
 def input_layer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The input layer of a model's folder: "options", "file" and "tensors" by parameter."""
-    text = torch.ops.posembed.input_layer_of_folder(os.fspath(folder))
+    text = torch.ops.posembed.input_layer_of_folder.default(os.fspath(folder))
     return json.loads(text)  # type: ignore[no-any-return]
 
 
 def path_of(fields: Fields, part: str | None) -> list[str]:
     """The names on the way to a part, or to the text model: none where the whole is one."""
-    return torch.ops.posembed.configuration_path(as_json(fields), part=part)  # type: ignore[no-any-return]
+    return torch.ops.posembed.configuration_path.default(as_json(fields), part)  # type: ignore[no-any-return]
 
 
 def typed(fields: Fields, part: str | None) -> Fields:
     """A part, with the model_type that files of an older layout leave to the whole's."""
-    text = torch.ops.posembed.configuration_part(as_json(fields), part=part)
+    text = torch.ops.posembed.configuration_part.default(as_json(fields), part)
     return json.loads(text)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def tables() -> dict[str, Any]:
     """Which model type rotates how, by the tables' names in csrc/configuration/conventions.h."""
-    return json.loads(torch.ops.posembed.configuration_tables())  # type: ignore[no-any-return]
+    return json.loads(torch.ops.posembed.configuration_tables.default())  # type: ignore[no-any-return]

@@ -77,7 +77,7 @@ def alibi_slopes(
         head_start,
         list(values),
         factor,
-        device=None if device is None else torch.device(device),
+        None if device is None else torch.device(device),
     )
 
 
