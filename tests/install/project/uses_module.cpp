@@ -3,15 +3,12 @@
 #include <posembed/rotary.h>
 
 #include <iostream>
-#include <optional>
 
 int main() {
   posembed::RotaryEmbedding rope(posembed::RotaryOptions(64));
   const torch::Tensor query = torch::linspace(-1, 1, 2 * 5 * 3 * 64).view({2, 5, 3, 64});
   const torch::Tensor rotated = rope->forward(query);
-  const auto no_key = std::nullopt, no_positions = std::nullopt, no_documents = std::nullopt;
-  const torch::Tensor restored =
-      rope->forward(rotated, no_key, no_positions, /*offset=*/0, no_documents, /*inverse=*/true);
+  const torch::Tensor restored = rope->forward(rotated, posembed::RotaryCall().inverse(true));
 
   const bool moved = (rotated - query).abs().max().item<float>() > 0.01f;
   const bool returned = (restored - query).abs().max().item<float>() < 1e-6f;
