@@ -1,4 +1,5 @@
-// Lists the fields of every scaling once; writing, reading and printing iterate over the list.
+// Lists the fields of a specification and of every scaling once; writing, reading and printing
+// iterate over the lists.
 #include "rotary/json.h"
 
 #include <c10/util/Exception.h>
@@ -100,6 +101,20 @@ void fields(Visitor& visit, XPosScaling& scaling) {
   visit("center", scaling.center);
 }
 
+template <typename Visitor>
+void fields(Visitor& visit, RotarySpec& spec) {
+  visit("head_dim", spec.head_dim);
+  visit("base", spec.base);
+  visit("rotary_dim", spec.rotary_dim);
+  visit("rotary_start", spec.rotary_start);
+  visit("interleaved", spec.interleaved);
+  visit("reverse", spec.reverse);
+  visit("scaling", spec.scaling);
+  visit("sections", spec.sections);
+  visit("custom_frequencies", spec.custom_frequencies);
+  visit("numerics", spec.numerics);
+}
+
 // ----------------------------------------------------------------------------------------- writing
 
 template <typename T>
@@ -112,6 +127,17 @@ json value(const std::optional<T>& given) {
   return given.has_value() ? json(*given) : json();
 }
 
+json value(Numerics given) { return posembed::name(given); }
+
+json value(const std::optional<Sections>& sections) {
+  if (!sections.has_value()) return {};
+  json object = {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
+  if (sections->position_axes() != sections->used_axes()) object["axes"] = *sections->axes;
+  return object;
+}
+
+json value(const RotaryScaling& scaling);
+
 struct Writer {
   json object = json::object();
 
@@ -121,22 +147,26 @@ struct Writer {
   }
 };
 
-json write(const std::monostate&) { return {}; }
-
-template <typename Scaling>
-json write(Scaling scaling) {
+/// Takes a copy, because fields() visits mutable fields.
+template <typename Fields>
+json write(Fields object) {
   Writer writer;
-  writer("type", name(scaling));
-  fields(writer, scaling);
+  fields(writer, object);
   return writer.object;
 }
 
-json write(const std::optional<Sections>& sections) {
-  if (!sections.has_value()) return {};
-  json object = {{"axis_of_pair", sections->axis_of_pair}, {"restart", sections->restart}};
-  if (sections->position_axes() != sections->used_axes()) object["axes"] = *sections->axes;
-  return object;
-}
+struct ScalingWriter {
+  json operator()(std::monostate) const { return {}; }
+
+  template <typename Scaling>
+  json operator()(const Scaling& scaling) const {
+    json object = write(scaling);
+    object["type"] = name(scaling);
+    return object;
+  }
+};
+
+json value(const RotaryScaling& scaling) { return std::visit(ScalingWriter(), scaling); }
 
 // ----------------------------------------------------------------------------------------- reading
 
@@ -182,6 +212,10 @@ class Reader {
     for (const json& each : from.get_ref<const json::array_t&>()) read(each, given.emplace_back());
   }
 
+  static void read(const json& from, Numerics& given);
+  static void read(const json& from, RotaryScaling& given);
+  static void read(const json& from, Sections& given);
+
   template <typename T>
   static void read(const json& from, std::optional<T>& given) {
     if (from.is_null()) {
@@ -195,7 +229,9 @@ class Reader {
   static const char* kind(double) { return "a number"; }
   static const char* kind(bool) { return "true or false"; }
   static const char* kind(const std::string&) { return "a text"; }
-  static const char* kind(const json&) { return "JSON"; }
+  static const char* kind(Numerics) { return "a text"; }
+  static const char* kind(const RotaryScaling&) { return "an object with a type"; }
+  static const char* kind(const Sections&) { return "an object"; }
   template <typename T>
   static const char* kind(const std::optional<T>&) {
     return kind(T());
@@ -223,38 +259,35 @@ bool read_as(const std::string& type, const json& object, RotaryScaling& result)
   return true;
 }
 
-Numerics read_numerics(const std::string& text) {
+void Reader::read(const json& from, Numerics& given) {
+  const auto text = from.get<std::string>();
   for (const Numerics known : all_numerics) {
-    if (text == posembed::name(known)) return known;
+    given = known;
+    if (text == posembed::name(known)) return;
   }
   TORCH_CHECK_VALUE(false, "numerics: expected 'exact', 'float32', 'float32_product', ",
                     "'float32_rounded_table' or 'float32_polar', got '", text, "'");
 }
 
-RotaryScaling read_scaling(const json& object) {
-  RotaryScaling result;
-  if (object.is_null()) return result;
-  const std::string type = object.at("type").get<std::string>();
+void Reader::read(const json& from, RotaryScaling& given) {
+  if (from.is_null()) return;
+  const auto type = from.at("type").get<std::string>();
   const bool known =
-      read_as<LinearScaling>(type, object, result) || read_as<NtkScaling>(type, object, result) ||
-      read_as<DynamicNtkScaling>(type, object, result) ||
-      read_as<YarnScaling>(type, object, result) || read_as<Llama3Scaling>(type, object, result) ||
-      read_as<ProportionalScaling>(type, object, result) ||
-      read_as<LongRopeScaling>(type, object, result) || read_as<XPosScaling>(type, object, result);
+      read_as<LinearScaling>(type, from, given) || read_as<NtkScaling>(type, from, given) ||
+      read_as<DynamicNtkScaling>(type, from, given) || read_as<YarnScaling>(type, from, given) ||
+      read_as<Llama3Scaling>(type, from, given) ||
+      read_as<ProportionalScaling>(type, from, given) ||
+      read_as<LongRopeScaling>(type, from, given) || read_as<XPosScaling>(type, from, given);
   TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
                     "'llama3', 'proportional', 'longrope' or 'xpos', got '", type, "'");
-  return result;
 }
 
-std::optional<Sections> read_sections(const json& object) {
-  if (object.is_null()) return std::nullopt;
-  Sections sections;
-  Reader reader("sections", object);
-  reader("axis_of_pair", sections.axis_of_pair);
-  reader("restart", sections.restart);
-  reader("axes", sections.axes);
+void Reader::read(const json& from, Sections& given) {
+  Reader reader("sections", from);
+  reader("axis_of_pair", given.axis_of_pair);
+  reader("restart", given.restart);
+  reader("axes", given.axes);
   reader.done();
-  return sections;
 }
 
 // ---------------------------------------------------------------------------------------- printing
@@ -276,6 +309,14 @@ void print(std::ostream& stream, const std::optional<T>& given) {
   if (given.has_value()) print(stream, *given);
 }
 
+void print(std::ostream& stream, Numerics given) {
+  stream << '\'' << posembed::name(given) << '\'';
+}
+
+void print(std::ostream& stream, const std::optional<Sections>& given) { stream << value(given); }
+
+void print(std::ostream& stream, const RotaryScaling& given);
+
 /// Prints the fields that differ from their defaults.
 struct Printer {
   std::ostream& stream;
@@ -291,39 +332,34 @@ struct Printer {
   }
 };
 
-template <typename Scaling>
-void print_scaling(std::ostream& stream, Scaling scaling) {
-  stream << ", scaling=" << name(scaling) << '(';
-  Printer printer{stream, write(Scaling())};
-  fields(printer, scaling);
-  stream << ')';
-}
+struct ScalingPrinter {
+  std::ostream& stream;
 
-void print_scaling(std::ostream&, std::monostate) {}
+  void operator()(std::monostate) const {}
+
+  template <typename Scaling>
+  void operator()(Scaling scaling) const {
+    stream << name(scaling) << '(';
+    Printer printer{stream, write(Scaling())};
+    fields(printer, scaling);
+    stream << ')';
+  }
+};
+
+void print(std::ostream& stream, const RotaryScaling& given) {
+  std::visit(ScalingPrinter{stream}, given);
+}
 
 }  // namespace
 
 RotarySpec parse(const std::string& text) {
   try {
+    json object = json::parse(text);
+    if (object.contains("head_dim")) object.emplace("rotary_dim", object["head_dim"]);
     RotarySpec spec(0);
-    json scaling, sections;
-    std::string numerics = posembed::name(spec.numerics);
-    Reader reader("RotarySpec", json::parse(text));
-    reader("head_dim", spec.head_dim);
-    spec.rotary_dim = spec.head_dim;
-    reader("base", spec.base);
-    reader("rotary_dim", spec.rotary_dim);
-    reader("rotary_start", spec.rotary_start);
-    reader("interleaved", spec.interleaved);
-    reader("reverse", spec.reverse);
-    reader("numerics", numerics);
-    reader("scaling", scaling);
-    reader("sections", sections);
-    reader("custom_frequencies", spec.custom_frequencies);
+    Reader reader("RotarySpec", std::move(object));
+    fields(reader, spec);
     reader.done();
-    spec.numerics = read_numerics(numerics);
-    spec.scaling = read_scaling(scaling);
-    spec.sections = read_sections(sections);
     return spec;
   } catch (const json::exception& error) {
     TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '", text,
@@ -331,36 +367,21 @@ RotarySpec parse(const std::string& text) {
   }
 }
 
-}  // namespace rotary
-
-std::string RotarySpec::to_json() const {
-  // nlohmann::json keeps keys sorted, so equal specifications have equal text.
-  return nlohmann::json{
-      {"head_dim", head_dim},
-      {"base", base},
-      {"rotary_dim", rotary_dim},
-      {"rotary_start", rotary_start},
-      {"interleaved", interleaved},
-      {"reverse", reverse},
-      {"numerics", posembed::name(numerics)},
-      {"scaling", std::visit([](const auto& given) { return rotary::write(given); }, scaling)},
-      {"sections", rotary::write(sections)},
-      {"custom_frequencies", rotary::value(custom_frequencies)}}
-      .dump();
-}
-
-std::string RotarySpec::describe() const {
+std::string describe(RotarySpec spec) {
   std::ostringstream stream;
-  stream << head_dim << ", base=" << base;
-  if (rotary_dim != head_dim) stream << ", rotary_dim=" << rotary_dim;
-  if (rotary_start != 0) stream << ", rotary_start=" << rotary_start;
-  if (interleaved) stream << ", interleaved=True";
-  if (reverse) stream << ", reverse=True";
-  std::visit([&](const auto& given) { rotary::print_scaling(stream, given); }, scaling);
-  if (sections.has_value()) stream << ", sections=" << rotary::write(sections).dump();
-  if (custom_frequencies.has_value()) stream << ", custom_frequencies=[...]";
-  if (numerics != Numerics::exact) stream << ", numerics='" << posembed::name(numerics) << "'";
+  stream << spec.head_dim << ", base=" << spec.base;
+  RotarySpec defaults(spec.head_dim);
+  defaults.base = spec.base;
+  Printer printer{stream, write(defaults), ", "};
+  fields(printer, spec);
   return stream.str();
 }
+
+}  // namespace rotary
+
+// nlohmann::json keeps keys sorted, so equal specifications have equal text.
+std::string RotarySpec::to_json() const { return rotary::write(*this).dump(); }
+
+std::string RotarySpec::describe() const { return rotary::describe(*this); }
 
 }  // namespace posembed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
@@ -67,3 +67,24 @@ def flag(name: str, value: Any) -> bool:
     if isinstance(value, str) or value not in (True, False):
         raise ValueError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
+
+
+def convert_fields(specification: Any) -> None:
+    """Converts a frozen dataclass's numbers to the types that its fields declare.
+
+    Equal numbers then make equal specifications.
+    """
+    for field in dataclasses.fields(specification):
+        declared, value = str(field.type), getattr(specification, field.name, None)
+        convert = _CONVERSIONS.get(declared.removesuffix(" | None"))
+        if convert is None or (value is None and declared.endswith("None")):
+            continue
+        object.__setattr__(specification, field.name, convert(field.name, value))
+
+
+_CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
+    "int": whole,
+    "float": finite,
+    "bool": flag,
+    "Sequence[float]": finites,
+}

@@ -10,21 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from posembed._validation import fields_of, finite, finites, flag, whole
-
-
-def _coerced(name: str, declared: str, value: Any) -> Any:
-    """``value`` as the field's declared type, so that equal numbers make equal specifications."""
-    if value is None and declared.endswith("None"):
-        return None
-    if declared == "bool":
-        return flag(name, value)
-    if declared.startswith("Sequence"):
-        return finites(name, value)
-    number = finite(name, value)
-    if declared != "int":
-        return number
-    return whole(name, int(number) if number.is_integer() else value)
+from posembed._validation import convert_fields, fields_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +20,7 @@ class Scaling:
     kind: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = _coerced(field.name, str(field.type), getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        convert_fields(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, and the scaling's ``type``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from posembed import configuration
-from posembed._validation import fields_of, finite, finites, flag, whole
+from posembed._validation import convert_fields, fields_of, whole
 from posembed.scaling import RotaryScaling, Scaling, XPosScaling
 
 Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table", "float32_polar"]
@@ -154,14 +154,7 @@ class RotarySpec:
             raise ValueError(f"sections: expected Sections, got {self.sections!r}")
         if self.rotary_dim is None:
             object.__setattr__(self, "rotary_dim", self.head_dim)
-        for name in ("head_dim", "rotary_dim", "rotary_start"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("interleaved", "reverse"):
-            object.__setattr__(self, name, flag(name, getattr(self, name)))
-        object.__setattr__(self, "base", finite("base", self.base))
-        if self.custom_frequencies is not None:
-            numbers = finites("custom_frequencies", self.custom_frequencies)
-            object.__setattr__(self, "custom_frequencies", numbers)
+        convert_fields(self)
         object.__setattr__(self, "text", canonical_text("rotary", self._to_dict()))
 
     def _to_dict(self) -> dict[str, Any]:
@@ -403,15 +396,7 @@ class SinusoidalSpec:
     text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "embedding_dim", whole("embedding_dim", self.embedding_dim))
-        for name in ("base", "scale"):
-            object.__setattr__(self, name, finite(name, getattr(self, name)))
-        if self.shift is not None:
-            object.__setattr__(self, "shift", finite("shift", self.shift))
-        if self.padding_idx is not None:
-            object.__setattr__(self, "padding_idx", whole("padding_idx", self.padding_idx))
-        if self.cos_first is not None:
-            object.__setattr__(self, "cos_first", flag("cos_first", self.cos_first))
+        convert_fields(self)
         object.__setattr__(self, "text", canonical_text("sinusoidal", fields_of(self)))
 
     def to_json(self) -> str:
