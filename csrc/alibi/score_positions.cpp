@@ -57,7 +57,7 @@ Range range_of(const MaybeTensor& positions, int64_t first, int64_t count, const
   const core::IndexView view = dispatcher::index_view(plain);
   const int64_t bad = core::find_outside(view, plain.numel(), -most, most + 1);
   TORCH_CHECK_INDEX(bad < 0, argument, ": expected -", most, " to ", most, ", got ",
-                    core::read(view, bad), " at place ", bad);
+                    core::read(view, bad), " at index ", bad);
   Range range{most, -most};
   for (int64_t place = 0; place < plain.numel(); ++place) {
     range.low = std::min(range.low, core::read(view, place));

@@ -111,7 +111,7 @@ void check_offsets(const Bags& bags, int64_t count) {
                       (!last || offset == bags.count);
     TORCH_CHECK_INDEX(fits, "offsets: expected 0, then no less than the offset before, at most ",
                       bags.count, ", the number of ids", last ? ", which the last one must be" : "",
-                      ", got ", offset, " at place ", i);
+                      ", got ", offset, " at index ", i);
     before = offset;
   }
 }

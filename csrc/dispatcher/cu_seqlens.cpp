@@ -17,7 +17,7 @@ void check_cu_seqlens(const at::Tensor& cu_seqlens, int64_t total, const char* t
   for (int64_t place = 1; place <= last; ++place) {
     const int64_t before = core::read(view, place - 1), here = core::read(view, place);
     TORCH_CHECK_VALUE(before <= here, "cu_seqlens: expected numbers that do not decrease, got ",
-                      before, " and ", here, " at place ", place);
+                      before, " and ", here, " at index ", place);
   }
   TORCH_CHECK_VALUE(core::read(view, last) == total, "cu_seqlens: expected ", total_name, ", ",
                     total, ", last, got ", core::read(view, last));

@@ -96,7 +96,7 @@ void check_range(const Tensor& values, const char* argument, const Tensor& table
   const int64_t rows = table.size(0);
   const int64_t place = core::find_outside(view, values.numel(), 0, rows);
   TORCH_CHECK_INDEX(place < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
-                    table_name, " table of ", rows, ", got ", core::read(view, place), " at place ",
+                    table_name, " table of ", rows, ", got ", core::read(view, place), " at index ",
                     place);
 }
 
@@ -115,7 +115,7 @@ void check_order(const Tensor& ids) {
   const core::IndexView view = dispatcher::index_view(ids);
   for (int64_t place = 0; place < ids.numel(); ++place) {
     TORCH_CHECK_VALUE(core::read(view, place) == place, "ids: expected 0, 1, … with own_rows, got ",
-                      core::read(view, place), " at place ", place);
+                      core::read(view, place), " at index ", place);
   }
 }
 

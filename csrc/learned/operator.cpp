@@ -195,7 +195,7 @@ void check_position_values(const Tensor& positions, int64_t rows, int64_t first_
   const int64_t place = core::find_outside(view, positions.numel(), -first_row, rows - first_row);
   TORCH_CHECK_INDEX(place < 0, "positions: expected ", -first_row, " to ", rows - first_row - 1,
                     ", a row of the position table of ", rows - first_row, ", got ",
-                    core::read(view, place), " at place ", place);
+                    core::read(view, place), " at index ", place);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }

@@ -175,7 +175,7 @@ void check_position_values(const Tensor& positions, const char* argument) {
     const int64_t position = core::read(view, place);
     TORCH_CHECK_INDEX(position >= -1, argument,
                       ": expected -1 (leave the token as it is) or more, got ", position,
-                      " at place ", place, "; floating positions may be negative");
+                      " at index ", place, "; floating positions may be negative");
   }
 }
 

@@ -162,7 +162,7 @@ Tensor checked_slots(const Call& call, int64_t slot_count) {
   const int64_t place = core::find_outside(view, slots.numel(), -1, slot_count);
   TORCH_CHECK_INDEX(place < 0, "slot_mapping: expected -1 (skip the token) or 0 to ",
                     slot_count - 1, ", a slot of the cache, got ", core::read(view, place),
-                    " at place ", place);
+                    " at index ", place);
   return slots;
 }
 

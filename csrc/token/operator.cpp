@@ -242,7 +242,7 @@ void check_ids(const Tensor& ids, int64_t num_embeddings) {
   const core::IndexView view = dispatcher::index_view(ids);
   const int64_t place = core::find_outside(view, ids.numel(), 0, num_embeddings);
   TORCH_CHECK_INDEX(place < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
-                    "table of ", num_embeddings, ", got ", core::read(view, place), " at place ",
+                    "table of ", num_embeddings, ", got ", core::read(view, place), " at index ",
                     place);
 }
 

@@ -162,7 +162,7 @@ def speed(device: str) -> Result:
     """Times a rotation in place relative to a copy of the same bytes."""
     case = measure.rotation_in_place(device)
     seconds = measure.run(case, rounds=5)["best"]
-    ratio = seconds["posembed"] / seconds[case.floor]
+    ratio = seconds["posembed"] / seconds[case.baseline]
     return Result("rotation in place, times a copy", ratio, SLOWEST)
 
 

@@ -43,7 +43,7 @@ class Case:
     Attributes:
         name: What is measured, with sizes.
         candidates: Calls without arguments. "posembed" is judged against every other one.
-        floor: The label of the yardstick: a copy or update of the same bytes.
+        baseline: The label of a copy or update of the same bytes.
         goals: Goals relative to a call that the case lacks are omitted.
         limit: A goal that needs no other call.
         repeats: How often a candidate does its work in one call.
@@ -51,7 +51,7 @@ class Case:
 
     name: str
     candidates: dict[str, Callable[[], Any]]
-    floor: str | None = None
+    baseline: str | None = None
     goals: tuple[Goal, ...] = ()
     limit: Limit | None = None
     repeats: int = 1
@@ -76,7 +76,7 @@ def run(case: Case, rounds: int) -> dict[str, Any]:
     best = {label: min(times) for label, times in seconds.items()}
     return {
         "name": case.name,
-        "floor": case.floor,
+        "baseline": case.baseline,
         "median": {label: statistics.median(times) for label, times in seconds.items()},
         "best": best,
         "goals": [*verdicts(case, best)],
@@ -107,12 +107,12 @@ def met(reached: bool) -> str:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """A Markdown table: times, share of the floor's speed, slowdown beside posembed, goals."""
-    best, floor = result["best"], result["floor"]
-    head = "| | median | fastest | of floor | over posembed |"
+    """A Markdown table: times, share of the baseline's speed, slowdown beside posembed, goals."""
+    best, baseline = result["best"], result["baseline"]
+    head = "| | median | fastest | of baseline | over posembed |"
     lines = [f"### {result['name']}", "", head, "|---|---:|---:|---:|---:|"]
     for label, median in result["median"].items():
-        share = f"{speed(best, label, floor):.2f}" if floor else ""
+        share = f"{speed(best, label, baseline):.2f}" if baseline else ""
         ratio = f"{speed(best, 'posembed', label):.2f}" if "posembed" in best else ""
         lines.append(
             f"| {label} | {readable(median)} | {readable(best[label])} | {share} | {ratio} |"

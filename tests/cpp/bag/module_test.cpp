@@ -105,7 +105,7 @@ TEST(BagModule, RefusesWhatDoesNotFit) {
     bag->forward(torch::tensor({{0, 5}}));
     FAIL() << "id 5 was taken";
   } catch (const c10::IndexError& error) {
-    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at place 1"),
+    EXPECT_NE(std::string(error.what()).find("token table of 5, got 5 at index 1"),
               std::string::npos)
         << error.what();
   }

@@ -103,9 +103,9 @@ TEST(LearnedModule, NamesThePositionPastTheEnd) {
       message([&] { position->forward(x, PositionCall().offset(8)); }).find("table of 10, got 10"),
       std::string::npos);
   const torch::Tensor positions = torch::tensor({0, 11, 3}, torch::kLong);
-  EXPECT_NE(message([&] { position->forward(x, positions); }).find("got 11 at place 1"),
+  EXPECT_NE(message([&] { position->forward(x, positions); }).find("got 11 at index 1"),
             std::string::npos);
-  EXPECT_NE(message([&] { position->encode(-positions); }).find("got -11 at place 1"),
+  EXPECT_NE(message([&] { position->encode(-positions); }).find("got -11 at index 1"),
             std::string::npos);
   EXPECT_NO_THROW(position->encode(torch::tensor({-2, 9}, torch::kLong)));
 }

@@ -237,7 +237,7 @@ def test_copies_pickles_and_meta_device() -> None:
 def test_id_outside_the_table_cpu(value: int) -> None:
     ids, offsets = make_places()
     ids[17] = value
-    message = f"token table of {ROWS}, got {value} at place 17"
+    message = f"token table of {ROWS}, got {value} at index 17"
     gradient = torch.zeros(len(offsets), COLUMNS)
     weight = torch.zeros(ROWS, COLUMNS)
     with pytest.raises(IndexError, match=message):
@@ -263,7 +263,7 @@ def test_id_outside_the_table_cpu(value: int) -> None:
 def test_offsets_that_do_not_fit_cpu(
     offsets: list[int], last: bool, value: int, place: int
 ) -> None:
-    with pytest.raises(IndexError, match=f"offsets: expected 0.*got {value} at place {place}"):
+    with pytest.raises(IndexError, match=f"offsets: expected 0.*got {value} at index {place}"):
         pe.functional.token_bag(
             torch.zeros(4, dtype=torch.int64),
             torch.zeros(ROWS, COLUMNS),
@@ -303,7 +303,7 @@ def test_bad_ids_and_offsets_cuda(cuda: torch.device) -> None:
         good = int(bad[place])
         bad[place] = int(message.split()[-1])
         output = bag(ids, offsets)
-        with pytest.raises(IndexError, match=f"{message} at place {place}"):
+        with pytest.raises(IndexError, match=f"{message} at index {place}"):
             pe.check_errors()
         assert output.isfinite().all()
         bad[place] = good

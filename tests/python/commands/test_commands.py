@@ -404,7 +404,7 @@ def test_benchmark(case: str, labels: set[str], capsys: pytest.CaptureFixture[st
     known = printed_json(capsys, "benchmark", "--case", case, "--rounds", 1)
     result = known["results"][-1]
     assert set(result["best"]) >= labels
-    assert result["floor"] in result["best"]
+    assert result["baseline"] in result["best"]
     assert all(seconds > 0 for seconds in result["best"].values())
 
 

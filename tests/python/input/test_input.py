@@ -440,20 +440,20 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
     [
         pytest.param(
             IndexError,
-            "token table of 23, got 23 at place 3",
+            "token table of 23, got 23 at index 3",
             lambda e, i: e(i.view(-1).index_fill(0, torch.tensor([3]), 23).view(4, 7)),
             marks=AT_ONCE,
         ),
         pytest.param(
             IndexError,
-            "token type table of 2, got 2 at place 0",
+            "token type table of 2, got 2 at index 0",
             lambda e, i: e(i, types=torch.full_like(i, 2)),
             marks=AT_ONCE,
         ),
         (IndexError, "position table of 20, got 20, the last", lambda e, i: e(i, offset=14)),
         pytest.param(
             IndexError,
-            "position table of 20, got 20 at place 6",
+            "position table of 20, got 20 at index 6",
             lambda e, i: e(i, torch.arange(14, 21)),
             marks=AT_ONCE,
         ),
@@ -562,7 +562,7 @@ def test_compiled_module_serves_every_length(options: dict) -> None:
         ),
         pytest.param(
             ValueError,
-            "ids: expected 0, 1, … with own_rows, got 1 at place 0",
+            "ids: expected 0, 1, … with own_rows, got 1 at index 0",
             lambda e, i: torch.ops.posembed.input_embedding(
                 e.token.weight[:2], torch.tensor([[1, 0]]), own_rows=True
             ),
@@ -601,7 +601,7 @@ def test_ids_outside_on_cuda(cuda: torch.device) -> None:
     bad = ids.clone()
     bad[1, 2] = ROWS
     output = embed(bad, types=types)
-    with pytest.raises(IndexError, match=f"token id {ROWS} at place 9"):
+    with pytest.raises(IndexError, match=f"token id {ROWS} at index 9"):
         pe.check_errors()
     assert not output[1, 2].any()
     assert torch.equal(output[0], good[0])
@@ -619,7 +619,7 @@ def test_sequences_that_share_positions_on_cuda(cuda: torch.device) -> None:
     bad = ids.to(cuda)
     bad[0, 5] = bad[2, 6] = bad[4, 4299] = ROWS
     output = embed.to(cuda)(bad)
-    with pytest.raises(IndexError, match=f"token id {ROWS} at place (5|8606|21499)"):
+    with pytest.raises(IndexError, match=f"token id {ROWS} at index (5|8606|21499)"):
         pe.check_errors()
     places = ([0, 2, 4], [5, 6, 4299])
     assert not output[places].any()

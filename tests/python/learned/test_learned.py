@@ -81,7 +81,7 @@ def test_padding_positions_are_the_rows_before_the_first() -> None:
 def test_position_without_a_row_cpu(value: int) -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, first_row=2)
     positions = torch.tensor([0, 9, value])
-    message = f"position table of 10, got {value} at place 2"
+    message = f"position table of 10, got {value} at index 2"
     with pytest.raises(IndexError, match=message):
         module(torch.zeros(1, 3, 4), positions)
     with pytest.raises(IndexError, match=message):
@@ -95,7 +95,7 @@ def test_position_without_a_row_cuda(cuda: torch.device) -> None:
     module = pe.LearnedPositionalEmbedding(10, 4, device=cuda)
     x = torch.ones(1, 3, 4, device=cuda)
     output = module(x, torch.tensor([0, 9, 10], device=cuda))
-    with pytest.raises(IndexError, match="position 10 at place 2"):
+    with pytest.raises(IndexError, match="position 10 at index 2"):
         pe.check_errors()
     assert not output[0, 2].any()
     assert torch.equal(module(x).cpu(), 1 + module.weight[:3].cpu()[None])

@@ -209,7 +209,7 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope(q[:1], cu_seqlens=torch.tensor([], dtype=torch.int32)), ValueError, r"cu_seqlens: expected \[documents \+ 1\], got \[0\]"),
         pytest.param(lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([1, 6])), ValueError, "cu_seqlens: expected 0 first, got 1", marks=AT_ONCE),
         pytest.param(lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([0, 5])), ValueError, "cu_seqlens: expected the number of tokens, 6, last, got 5", marks=AT_ONCE),
-        pytest.param(lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([0, 4, 3, 6])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at place 2", marks=AT_ONCE),
+        pytest.param(lambda rope, q, k: rope.rotate_(q[:1], cu_seqlens=torch.tensor([0, 4, 3, 6])), ValueError, "cu_seqlens: expected numbers that do not decrease, got 4 and 3 at index 2", marks=AT_ONCE),
         (lambda rope, q, k: rope(q[:1], positions=torch.arange(6), cu_seqlens=torch.tensor([0, 6])), ValueError, "cu_seqlens: expected none where positions are given"),
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(7)), ValueError, "frequencies: expected rotary_dim / 2 8, got 7"),
         (lambda rope, q, k: pe.functional.rotary(q, spec=rope.spec, frequencies=torch.ones(1, 8)), ValueError, r"frequencies: expected \[rotary_dim / 2\], got \[1, 8\]"),
@@ -222,8 +222,8 @@ def test_nan_and_infinity_stay_in_their_pair(device: torch.device) -> None:
         (lambda rope, q, k: rope.rerotate_(q[0], torch.arange(6), torch.arange(6)), ValueError, r"key: expected \[batch, seq, heads"),
         (lambda rope, q, k: rope.rerotate_(q, torch.arange(5), torch.arange(6)), ValueError, "old_positions: expected seq 6, got 5"),
         (lambda rope, q, k: rope.rerotate_(q, torch.arange(6), torch.arange(6.0).half()), TypeError, "new_positions: expected int32, int64, float32 or float64, got Half"),
-        (lambda rope, q, k: rope.rerotate_(q, torch.arange(6), torch.arange(-3, 3)), IndexError, "new_positions: expected -1 .*, got -3 at place 0"),
-        pytest.param(lambda rope, q, k: rope(q, positions=torch.tensor([0, 1, 2, -2, 4, 5])), IndexError, r"positions: expected -1 \(leave the token as it is\) or more, got -2 at place 3", marks=AT_ONCE),
+        (lambda rope, q, k: rope.rerotate_(q, torch.arange(6), torch.arange(-3, 3)), IndexError, "new_positions: expected -1 .*, got -3 at index 0"),
+        pytest.param(lambda rope, q, k: rope(q, positions=torch.tensor([0, 1, 2, -2, 4, 5])), IndexError, r"positions: expected -1 \(leave the token as it is\) or more, got -2 at index 3", marks=AT_ONCE),
         (lambda rope, q, k: rope.rotate_(q.transpose(-1, -2).contiguous().transpose(-1, -2)), ValueError, "query: expected a contiguous last dimension"),
         (lambda rope, q, k: rope.rotate_(q, q), ValueError, "key: expected memory apart from query's"),
         (lambda rope, q, k: rope.rotate_(q[:, :1].expand(-1, 6, -1, -1)), ValueError, "query: expected elements that do not share memory"),
@@ -252,7 +252,7 @@ def test_bad_position_on_cuda_is_raised_later(cuda: torch.device) -> None:
     query = make(device=cuda)[0][:1]  # rows share positions, so any of them may report first
     rope = pe.RotaryEmbedding(16)
     rotated = rope(query, positions=torch.tensor([0, 1, -7, 3, 4, 5], device=cuda))
-    with pytest.raises(IndexError, match="position -7 at place 2"):
+    with pytest.raises(IndexError, match="position -7 at index 2"):
         pe.check_errors()
     assert torch.equal(rotated[:, 2], query[:, 2])
     pe.check_errors()

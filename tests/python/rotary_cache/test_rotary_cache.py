@@ -222,19 +222,19 @@ def test_compiles_with_float8_and_a_query_elsewhere(device: torch.device) -> Non
         pytest.param(
             {"positions": torch.tensor([0, 1, 2, 3, -5])},
             IndexError,
-            "got -5 at place 4",
+            "got -5 at index 4",
             marks=AT_ONCE,
         ),
         pytest.param(
             {"slot_mapping": torch.tensor([0, 1, 2, 3, 12])},
             IndexError,
-            "0 to 11.*got 12 at place 4",
+            "0 to 11.*got 12 at index 4",
             marks=AT_ONCE,
         ),
         pytest.param(
             {"slot_mapping": torch.tensor([0, -2, 2, 3, 4])},
             IndexError,
-            "got -2 at place 1",
+            "got -2 at index 1",
             marks=AT_ONCE,
         ),
     ],
@@ -328,7 +328,7 @@ def test_a_slot_outside_the_cache_is_raised_later_on_cuda(cuda: torch.device) ->
     given = make(cuda)
     given["slot_mapping"][3] = 12
     pe.functional.rotary_cache_(**given)
-    with pytest.raises(IndexError, match=r"slot 12 at place 3 .* -1 .skip the token. or 0 to 11"):
+    with pytest.raises(IndexError, match=r"slot 12 at index 3 .* -1 .skip the token. or 0 to 11"):
         pe.check_errors()
     assert given["key_cache"].count_nonzero() == 3 * 2 * 16
 

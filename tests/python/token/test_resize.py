@@ -31,7 +31,7 @@ def test_rows_that_stay_keep_their_bits(dtype, requires_grad, device: torch.devi
         assert token.weight.requires_grad == requires_grad
         assert token(torch.tensor([rows - 1], device=device)).shape == (1, COLUMNS)
         assert token.logits(torch.zeros(COLUMNS, dtype=dtype, device=device)).shape == (rows,)
-    with pytest.raises(IndexError, match=r"token table of 20|token id 20 at place 0"):
+    with pytest.raises(IndexError, match=r"token table of 20|token id 20 at index 0"):
         token(torch.tensor([20], device="cpu").to(token.weight.device)), pe.check_errors()
 
 

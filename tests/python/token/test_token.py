@@ -291,7 +291,7 @@ def test_vmap_over_tables_and_ids(weight_dim, ids_dim, options, device: torch.de
 def test_vmap_keeps_to_the_table_of_each_copy(ids: list, device: torch.device) -> None:
     weights = torch.randn(2, ROWS, COLUMNS, device=device)
     places = torch.tensor(ids, device=device)
-    with pytest.raises(IndexError, match=f"{ROWS if ids[0][1] == ROWS else -1} at place"):
+    with pytest.raises(IndexError, match=f"{ROWS if ids[0][1] == ROWS else -1} at index"):
         torch.func.vmap(pe.functional.embedding)(places, weights), pe.check_errors()
 
 
@@ -300,7 +300,7 @@ def test_max_norm_leaves_other_rows_cuda() -> None:
     token = pe.TokenEmbedding(5, 4, max_norm=0.1, device="cuda")
     before = token.weight.detach().clone()
     ids = torch.tensor([[1, 9], [-1, 1]], device="cuda")
-    with pytest.raises(IndexError, match=r"token id 9 at place 1|token id -1 at place 2"):
+    with pytest.raises(IndexError, match=r"token id 9 at index 1|token id -1 at index 2"):
         token(ids), pe.check_errors()
     others = [0, 2, 3, 4]
     assert torch.equal(token.weight[others], before[others])
@@ -395,7 +395,7 @@ def test_copies_pickles_and_meta_device() -> None:
 def test_id_outside_the_table_cpu(value: int, place: int) -> None:
     ids = make_ids()
     ids.view(-1)[place] = value
-    message = f"token table of {ROWS}, got {value} at place {place}"
+    message = f"token table of {ROWS}, got {value} at index {place}"
     with pytest.raises(IndexError, match=message):
         pe.TokenEmbedding(ROWS, COLUMNS)(ids)
     gradient = torch.zeros(*ids.shape, COLUMNS)
@@ -425,7 +425,7 @@ def test_errors_are_seen_without_waiting(cuda: torch.device) -> None:
     if cuda.type == "cuda":
         torch.cuda.synchronize()
     with pytest.raises(
-        IndexError, match=rf"token id {ROWS} at place 0 of an earlier call on cuda:0"
+        IndexError, match=rf"token id {ROWS} at index 0 of an earlier call on cuda:0"
     ):
         pe.check_errors(wait=False)
     pe.check_errors(wait=False)
@@ -438,7 +438,7 @@ def test_id_outside_the_table_cuda(value: int, cuda: torch.device) -> None:
     ids = make_ids().to(cuda)
     ids.view(-1)[17] = value
     output = table(ids)
-    with pytest.raises(IndexError, match=f"token id {value} at place 17"):
+    with pytest.raises(IndexError, match=f"token id {value} at index 17"):
         pe.check_errors()
     pe.check_errors()
     assert not output.view(-1, COLUMNS)[17].any()
