@@ -117,10 +117,21 @@ void order_axes(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
+/// The pair of a slot. Slots beyond the last pair repeat it.
+template <typename T, bool interleaved>
+void order_table(const Arguments& arguments, Turns<T>* turns) {
+  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+    const int64_t pair = pair_of_slot<T, interleaved>(slot);
+    turns->pair_of_slot[slot] = static_cast<uint16_t>(std::min(pair, arguments.pairs - 1));
+  }
+}
+
 /// Turns of the specification, or of learned frequencies, with the axes of their positions.
 template <typename T, bool interleaved>
 void order_turns(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.frequencies.data != nullptr) {
+  if (arguments.cosines != nullptr) {
+    order_table<T, interleaved>(arguments, turns);
+  } else if (arguments.frequencies.data != nullptr) {
     order_learned_turns<T, interleaved>(arguments, turns);
   } else {
     place_turns<T, interleaved>(arguments.pairs, core::turns_of<T>(arguments), turns);
@@ -135,16 +146,6 @@ void order_decay(const Arguments& arguments, Turns<T>* turns) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
     const int64_t pair = pair_of_slot<T, interleaved>(slot);
     turns->decay_of_slot[slot] = pair < arguments.pairs ? arguments.decay[pair] : 0.0;
-  }
-}
-
-/// The pair of a slot. Slots beyond the last pair repeat it.
-template <typename T, bool interleaved>
-void order_table(const Arguments& arguments, Turns<T>* turns) {
-  if (arguments.cosines == nullptr) return;
-  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
-    const int64_t pair = pair_of_slot<T, interleaved>(slot);
-    turns->pair_of_slot[slot] = static_cast<uint16_t>(std::min(pair, arguments.pairs - 1));
   }
 }
 
@@ -215,16 +216,31 @@ void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* ang
   }
 }
 
+/// An element of a table. A NaN becomes the one that arithmetic gives: see core::read_floating.
+template <typename C, typename Stored>
+C table_element(const Stored* table, int64_t index) {
+  const auto value = static_cast<C>(core::load(table[index]));
+  return value == value ? value : std::numeric_limits<C>::quiet_NaN();
+}
+
 template <typename T>
 void read_table(const Arguments& arguments, const Turns<T>& turns, const Token& token,
                 Angles<T>* angles) {
+  using C = Compute<T>;
   const int64_t row =
       token.batch * arguments.table_stride[0] + token.seq * arguments.table_stride[1];
-  for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
-    const int64_t place = row + turns.pair_of_slot[slot];
-    angles->cosine[slot] = arguments.cosines[place];
-    angles->sine[slot] = arguments.sines[place];
-  }
+  const int64_t stride = arguments.table_stride[2];
+  core::visit_scalar(arguments.table_scalar, [&](auto tag) {
+    using Stored = typename decltype(tag)::type;
+    const auto* const cosines = static_cast<const Stored*>(arguments.cosines) + row;
+    const auto* const sines = static_cast<const Stored*>(arguments.sines) + row;
+    for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
+      const int64_t index = turns.pair_of_slot[slot] * stride;
+      const C sine = table_element<C>(sines, index);
+      angles->cosine[slot] = table_element<C>(cosines, index);
+      angles->sine[slot] = arguments.reverse ? -sine : sine;
+    }
+  });
 }
 
 /// Computes the angles of a token in tensor `r` at the positions of its slots.

@@ -13,6 +13,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/device_errors.h"
 #include "dispatcher/launch.h"
+#include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 
 namespace posembed::rotary {
@@ -70,15 +71,6 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
                                     offset);
 }
 
-void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
-  dispatcher::check_same_dtype(key, name, query, "query");
-  dispatcher::check_same_device(key, name, query, "query");
-  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq");
-  if (where.batch >= 0) {
-    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch");
-  }
-}
-
 void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
   TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
                     "numerics: expected 'exact' where frequencies are given, got '",
@@ -117,15 +109,13 @@ void set_positions(const Tensor& positions, const Specification& spec, const Dim
 }
 
 /// Like at::empty_like, but reuses memory that posembed keeps: see output_memory.h.
-Tensor empty_on_cpu(const Tensor& input) {
-  if (input.is_contiguous()) return dispatcher::empty(input.sizes(), input.options());
+Tensor empty_on_cpu(const Tensor& input, const at::TensorOptions& options) {
+  if (input.is_contiguous()) return dispatcher::empty(input.sizes(), options);
   const auto strides = input.is_non_overlapping_and_dense()
                            ? input.strides().vec()
                            : at::infer_dense_strides(input.sizes(), input.strides());
-  if (input.size(-1) > 1 && strides.back() != 1) {
-    return dispatcher::empty(input.sizes(), input.options());
-  }
-  return dispatcher::empty_strided(input.sizes(), strides, input.options());
+  if (input.size(-1) > 1 && strides.back() != 1) return dispatcher::empty(input.sizes(), options);
+  return dispatcher::empty_strided(input.sizes(), strides, options);
 }
 
 }  // namespace
@@ -166,6 +156,26 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
     check_documents(*call.cu_seqlens(), query, where, positions.has_value());
   }
   return found;
+}
+
+void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
+  dispatcher::check_same_dtype(key, name, query, "query");
+  dispatcher::check_same_device(key, name, query, "query");
+  dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq");
+  if (where.batch >= 0) {
+    dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch");
+  }
+}
+
+void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                       const Tensor& key) {
+  dispatcher::check_writable(query_out, "query_out");
+  dispatcher::check_writable(key_out, "key_out");
+  dispatcher::check_no_overlap(key_out, "key_out", query_out, "query_out");
+  dispatcher::check_no_overlap(query_out, "query_out", key, "key");
+  dispatcher::check_no_overlap(key_out, "key_out", query, "query");
+  dispatcher::check_no_overlap_or_same(query_out, "query_out", query, "query");
+  dispatcher::check_no_overlap_or_same(key_out, "key_out", key, "key");
 }
 
 void check_position_values(const Tensor& positions, const char* argument) {
@@ -264,11 +274,12 @@ void check_exact_angles(const Specification& found, const char* operator_name) {
                     operator_name, ", got '", name(found.spec.numerics), "'");
 }
 
-Tensor empty_result(const Tensor& input) {
-  if (input.is_cpu()) return empty_on_cpu(input);
-  Tensor result = at::empty_like(input);
+Tensor empty_result(const Tensor& input, at::ScalarType type) {
+  const at::TensorOptions options = input.options().dtype(type);
+  if (input.is_cpu()) return empty_on_cpu(input, options);
+  Tensor result = at::empty_like(input, options);
   const bool dense = input.sym_size(-1) <= 1 || result.sym_stride(-1) == 1;
-  return dense ? result : at::empty_symint(input.sym_sizes(), input.options());
+  return dense ? result : at::empty_symint(input.sym_sizes(), options);
 }
 
 }  // namespace posembed::rotary

@@ -35,6 +35,14 @@ struct Names {
 SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
                            const Names& names = {});
 
+/// Checks that a key's dtype, device, batch and seq are those of `query`.
+void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where);
+
+/// Checks that results for query and key can be written: each shares memory only with its own
+/// input, whose memory it may be.
+void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                       const Tensor& key);
+
 /// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor.
 void check_position_values(const Tensor& positions, const char* argument);
 
@@ -69,7 +77,9 @@ void launch_rotation(Arguments& call, const Tensor& query);
 /// compute only exact angles.
 void check_exact_angles(const Specification& spec, const char* operator_name);
 
-/// Like at::empty_like, but always with the contiguous last dimension that kernels need.
-Tensor empty_result(const Tensor& input);
+/// Like at::empty_like in the dtype `type`, but always with the contiguous last dimension that
+/// kernels need.
+Tensor empty_result(const Tensor& input, at::ScalarType type);
+inline Tensor empty_result(const Tensor& input) { return empty_result(input, input.scalar_type()); }
 
 }  // namespace posembed::rotary

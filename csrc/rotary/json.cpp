@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "rotary/operator.h"
+
 namespace posembed {
 
 const char* name(Numerics numerics) {
@@ -28,9 +30,6 @@ namespace rotary {
 namespace {
 
 using nlohmann::json;
-
-constexpr Numerics all_numerics[] = {Numerics::exact, Numerics::float32, Numerics::float32_product,
-                                     Numerics::float32_rounded_table, Numerics::float32_polar};
 
 // --------------------------------------------------------------------------------- names of fields
 
@@ -260,13 +259,7 @@ bool read_as(const std::string& type, const json& object, RotaryScaling& result)
 }
 
 void Reader::read(const json& from, Numerics& given) {
-  const auto text = from.get<std::string>();
-  for (const Numerics known : all_numerics) {
-    given = known;
-    if (text == posembed::name(known)) return;
-  }
-  TORCH_CHECK_VALUE(false, "numerics: expected 'exact', 'float32', 'float32_product', ",
-                    "'float32_rounded_table' or 'float32_polar', got '", text, "'");
+  given = dispatcher::enum_from<Numerics>(from.get<std::string>());
 }
 
 void Reader::read(const json& from, RotaryScaling& given) {

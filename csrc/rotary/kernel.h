@@ -99,12 +99,13 @@ struct Arguments {
   const double* decay = nullptr;                // xPos: [pairs], host memory, log2 per position
   double decay_center = 0.0;                    // the position where amplitudes are 1
   double decay_sign = 1.0;                      // of the query; the key's is the opposite
-  const float* cosines = nullptr;               // tables [batch, seq, pairs] to turn by instead, as
-  const float* sines = nullptr;                 // PyTorch does it: see rounding.h
-  int64_t table_stride[2] = {0, 0};             // batch, seq; in elements
-  Products products = Products::kept;           // with tables; fused: only on CUDA
-  Frequencies frequencies;                      // instead of turns
-  core::DeviceError* error = nullptr;           // CUDA: where a position below -1 is recorded
+  const void* cosines = nullptr;                // tables [batch, seq, pairs] to turn by instead, as
+  const void* sines = nullptr;                  // PyTorch does it: see rounding.h
+  core::Scalar table_scalar = core::Scalar::float32;
+  int64_t table_stride[3] = {0, 0, 1};  // batch, seq, pair; in elements
+  Products products = Products::kept;   // with tables; fused: only on CUDA
+  Frequencies frequencies;              // instead of turns
+  core::DeviceError* error = nullptr;   // CUDA: where a position below -1 is recorded
 };
 
 /// Components of each row of `rows`.

@@ -192,7 +192,6 @@ template <typename T, bool interleaved>
 void make_plan(const Arguments& arguments, Plan<T>* plan) {
   order_turns<T, interleaved>(arguments, &plan->turns);
   order_decay<T, interleaved>(arguments, &plan->turns);
-  order_table<T, interleaved>(arguments, &plan->turns);
   for (int64_t r = 0; r < arguments.count; ++r) {
     plan->walks[r] = plan_walk<T, interleaved>(arguments, arguments.views[r]);
     plan->streams = plan->streams || plan->walks[r].by.stores != Stores::ordinary;

@@ -18,9 +18,12 @@ struct Tables {
                        const PairAt<T>& at) {
     const int pair = at.pair;
     if constexpr (form == Form::table) {
-      const int64_t row = token.batch * launch.table_stride[0] + token.seq * launch.table_stride[1];
-      sine[0][pair] = launch.sines[row + pair];
-      cosine[0][pair] = launch.cosines[row + pair];
+      using C = Compute<T>;
+      const int64_t index = token.batch * launch.table_stride[0] +
+                            token.seq * launch.table_stride[1] + pair * launch.table_stride[2];
+      const C read = core::read_floating<C>(launch.sines, launch.table_scalar, index);
+      sine[0][pair] = launch.reverse ? -read : read;
+      cosine[0][pair] = core::read_floating<C>(launch.cosines, launch.table_scalar, index);
     } else {
       angle_of(launch, at, &sine[0][pair], &cosine[0][pair]);
     }

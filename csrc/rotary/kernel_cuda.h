@@ -81,9 +81,11 @@ struct DecayingLaunch : Launch<T, capacity> {
 
 template <typename T, int capacity>
 struct TableLaunch : Launch<T, capacity> {
-  const float* cosines;
-  const float* sines;
-  int64_t table_stride[2];
+  const void* cosines;
+  const void* sines;
+  core::Scalar table_scalar;
+  int64_t table_stride[3];
+  bool reverse;
   Products products;
 };
 
@@ -437,7 +439,8 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   launch.tangent = arguments.tangent;
   for (int64_t i = 0; i < arguments.pairs; ++i) {
     if (arguments.axes > 1) launch.axis_of_pair[i] = arguments.axis_of_pair[i];
-    if (arguments.frequencies.data != nullptr) continue;  // read on the device
+    const bool in_memory = arguments.frequencies.data != nullptr || arguments.cosines != nullptr;
+    if (in_memory) continue;  // read on the device
     launch.turns[i] = core::turns_of<T>(arguments)[i];
     if (arguments.positions.floating) {
       launch.whole_turns[i] = core::whole_turns(arguments.radians[i].high, launch.turns[i]);
@@ -446,7 +449,9 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   if constexpr (form == Form::table) {
     launch.cosines = arguments.cosines;
     launch.sines = arguments.sines;
-    std::copy(arguments.table_stride, arguments.table_stride + 2, launch.table_stride);
+    launch.table_scalar = arguments.table_scalar;
+    std::copy(arguments.table_stride, arguments.table_stride + 3, launch.table_stride);
+    launch.reverse = arguments.reverse;
     launch.products = arguments.products;
   }
   if constexpr (form == Form::decaying) {

@@ -171,9 +171,8 @@ AngleTables use_tables(const Specification& spec, const Tensor& query, const Inp
       query.scalar_type() != at::kDouble;
   AngleTables tables{finished(whole.cosines, call->amplitude, rounded, query.scalar_type()),
                      finished(whole.sines, call->amplitude, rounded, query.scalar_type())};
-  if (call->reverse) tables.sines.neg_();
-  call->cosines = tables.cosines.const_data_ptr<float>();
-  call->sines = tables.sines.const_data_ptr<float>();
+  call->cosines = tables.cosines.const_data_ptr();
+  call->sines = tables.sines.const_data_ptr();
   call->table_stride[0] =
       tables.cosines.dim() > 2 && tables.cosines.size(0) > 1 ? tables.cosines.stride(0) : 0;
   call->table_stride[1] = call->pairs;

@@ -67,13 +67,7 @@ void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tenso
   const SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_like(query_out, "query_out", query, "query");
   dispatcher::check_like(key_out, "key_out", key, "key");
-  dispatcher::check_writable(query_out, "query_out");
-  dispatcher::check_writable(key_out, "key_out");
-  dispatcher::check_no_overlap(key_out, "key_out", query_out, "query_out");
-  dispatcher::check_no_overlap(query_out, "query_out", key, "key");
-  dispatcher::check_no_overlap(key_out, "key_out", query, "query");
-  dispatcher::check_no_overlap_or_same(query_out, "query_out", query, "query");
-  dispatcher::check_no_overlap_or_same(key_out, "key_out", key, "key");
+  check_pair_memory(query_out, key_out, query, key);
   const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
   const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);

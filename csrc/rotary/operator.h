@@ -21,6 +21,14 @@ struct EnumArgument<Layout> {
   static constexpr Layout values[] = {Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::thd};
 };
 
+template <>
+struct EnumArgument<Numerics> {
+  static constexpr const char* argument = "numerics";
+  static constexpr Numerics values[] = {Numerics::exact, Numerics::float32,
+                                        Numerics::float32_product, Numerics::float32_rounded_table,
+                                        Numerics::float32_polar};
+};
+
 }  // namespace posembed::dispatcher
 
 namespace posembed::rotary {

@@ -14,5 +14,6 @@
 #include "posembed/rotary.h"
 #include "posembed/rotary_cache.h"
 #include "posembed/rotary_norm.h"
+#include "posembed/rotary_tables.h"
 #include "posembed/sinusoidal.h"
 #include "posembed/token.h"

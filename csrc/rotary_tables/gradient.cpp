@@ -1,0 +1,276 @@
+// Derivatives of rotations by given tables. They are linear in the rotated tensor, whose gradient
+// is rotated by the transpose, and in the tables, whose gradient is composed of torch's operators.
+// Rotated tensors are saved only if tables need a gradient.
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <utility>
+
+#include "dispatcher/autograd.h"
+#include "dispatcher/checks.h"
+#include "dispatcher/saved_call.h"
+#include "dispatcher/tangent.h"
+#include "rotary/arguments.h"
+#include "rotary_tables/operator.h"
+
+namespace posembed::rotary_tables {
+namespace {
+
+using dispatcher::SavedVariable;
+using dispatcher::variable_list;
+using MaybeTensor = std::optional<Tensor>;
+
+TableRotation transposed(TableRotation by) {
+  by.transpose = !by.transpose;
+  return by;
+}
+
+// ------------------------------------------------------------------------------ gradient of tables
+
+/// The two components of each pair, as [batch, seq, heads, pairs].
+struct Pairs {
+  Tensor first, second;
+};
+
+Pairs pairs_in(const Tensor& tensor, const RotaryTables& tables, at::ScalarType type) {
+  const rotary::Dimensions where = rotary::dimensions(tables.layout());
+  Tensor rows = tensor.to(type);
+  if (where.batch < 0) {
+    rows = rows.unsqueeze(0);
+  } else {
+    rows = rows.permute({where.batch, where.seq, where.heads, 3});
+  }
+  const c10::SymInt pairs = pairs_of(tables), start = tables.start();
+  const auto part = [&](const c10::SymInt& begin, const c10::SymInt& end, int64_t step) {
+    return rows.slice_symint(-1, start + begin, start + end, step);
+  };
+  if (tables.interleaved()) return {part(0, 2 * pairs, 2), part(1, 2 * pairs, 2)};
+  return {part(0, pairs, 1), part(pairs, 2 * pairs, 1)};
+}
+
+/// Sums of cosine and sine gradients [batch, seq, pairs] over heads.
+Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRotation& by) {
+  const at::ScalarType type =
+      at::promote_types(at::kFloat, at::promote_types(gradient.scalar_type(), input.scalar_type()));
+  const Pairs g = pairs_in(gradient, by.tables, type), x = pairs_in(input, by.tables, type);
+  const Tensor cosine = (g.first * x.first + g.second * x.second).sum(2);
+  const Tensor sine = (g.second * x.first - g.first * x.second).sum(2);
+  return {cosine, by.transpose ? sine.neg() : sine};
+}
+
+/// Brings a gradient [batch, seq, pairs] into the shape of a table, whose repeated columns are not
+/// read and have none.
+Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor& gradient) {
+  Tensor result = gradient;
+  if (table.dim() == 2) {
+    result = result.sum(0);
+  } else if (table.sym_size(0) == 1) {
+    result = result.sum(0, /*keepdim=*/true);
+  }
+  if (tables.half_width() || table.is_complex()) return result;
+  const Tensor rest = at::zeros_like(result);
+  if (tables.interleaved()) return at::stack({result, rest}, -1).flatten(-2);
+  return at::cat({result, rest}, -1);
+}
+
+/// Gradients of cos and sin.
+std::pair<Tensor, Tensor> gradients_of_tables(const Pairs& sums, const RotaryTables& tables) {
+  const Tensor& cos = tables.cos();
+  const Tensor cosine = in_shape_of(cos, tables, sums.first);
+  const Tensor sine = in_shape_of(cos, tables, sums.second);
+  if (cos.is_complex()) return {at::complex(cosine, sine).to(cos.scalar_type()), Tensor()};
+  return {cosine.to(cos.scalar_type()), sine.to(cos.scalar_type())};
+}
+
+// -------------------------------------------------------------------------------------------- node
+
+/// Gradient of rotary_tables and of rotary_tables_pair.
+class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackward> {
+ public:
+  static constexpr const char* label = "RotaryTablesBackward";
+
+  template <typename Visitor>
+  void members(Visitor& visit) {
+    call.members(visit);
+    visit(query);
+    visit(key);
+  }
+
+  /// Takes a gradient for each rotated tensor; returns two more, those of cos and sin.
+  variable_list backward(variable_list&& gradients) {
+    const TableRotation by = call.unpack();
+    const size_t count = gradients.size();
+    variable_list result(count + 2);
+    if (needs(count) || needs(count + 1)) {
+      const SavedVariable* const rotated[] = {&query, &key};
+      Pairs sums;
+      for (size_t i = 0; i < count; ++i) {
+        if (!gradients[i].defined()) continue;
+        const Pairs own = table_gradients(gradients[i], *dispatcher::unpack(*rotated[i]), by);
+        sums = {dispatcher::accumulate(sums.first, own.first),
+                dispatcher::accumulate(sums.second, own.second)};
+      }
+      if (sums.first.defined()) {
+        std::tie(result[count], result[count + 1]) = gradients_of_tables(sums, by.tables);
+      }
+    }
+    rotate_back(gradients, transposed(by), &result);
+    return result;
+  }
+
+  dispatcher::SavedCall<TableRotation> call;
+  SavedVariable query, key;  // saved if tables need a gradient
+
+ private:
+  void rotate_back(const variable_list& gradients, const TableRotation& back,
+                   variable_list* result) const {
+    auto& out = *result;
+    if (gradients.size() == 2 && gradients[0].defined() && gradients[1].defined()) {
+      std::tie(out[0], out[1]) = call_rotary_tables_pair(gradients[0], gradients[1], back);
+      return;
+    }
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) out[i] = call_rotary_tables(gradients[i], back);
+    }
+  }
+};
+
+template <typename... Keys>
+auto backward_node(const TableRotation& by, const Tensor& query, const Keys&... key) {
+  const RotaryTables& tables = by.tables;
+  auto node = dispatcher::node_for<RotaryTablesBackward>(query, key..., tables.cos(), tables.sin());
+  if (node) {
+    node->call.save(by);
+    if (torch::autograd::compute_requires_grad(tables.cos(), tables.sin())) {
+      node->query = dispatcher::save(query);
+      ((node->key = dispatcher::save(key)), ...);
+    }
+  }
+  return node;
+}
+
+// ---------------------------------------------------------------------------------------- tangents
+
+RotaryTables primal(RotaryTables tables) {
+  tables.cos(dispatcher::primal(tables.cos()));
+  if (tables.sin().has_value()) tables.sin(dispatcher::primal(*tables.sin()));
+  return tables;
+}
+
+Tensor tangent_or_zeros(const Tensor& table) {
+  const Tensor direction = dispatcher::tangent(table);
+  return direction.defined() ? direction : at::zeros_like(dispatcher::primal(table));
+}
+
+/// The tables' tangents as tables; nullopt if they have none.
+std::optional<RotaryTables> tangent_of(RotaryTables tables) {
+  const bool any = dispatcher::tangent(tables.cos()).defined() ||
+                   (tables.sin().has_value() && dispatcher::tangent(*tables.sin()).defined());
+  if (!any) return std::nullopt;
+  tables.cos(tangent_or_zeros(tables.cos()));
+  if (tables.sin().has_value()) tables.sin(tangent_or_zeros(*tables.sin()));
+  return tables;
+}
+
+/// `input` with zeros where nothing is rotated.
+Tensor window_of(const Tensor& input, const RotaryTables& tables) {
+  const c10::SymInt rotated = 2 * pairs_of(tables), start = tables.start();
+  const Tensor window = input.slice_symint(-1, start, start + rotated);
+  return at::constant_pad_nd_symint(window, {start, input.sym_size(-1) - start - rotated});
+}
+
+/// Undefined if neither the rotated tensor nor the tables have a tangent.
+Tensor rotated_tangent(const Tensor& in, const TableRotation& by) {
+  Tensor result;
+  if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
+    result = call_rotary_tables(direction, {primal(by.tables), by.transpose});
+  }
+  if (const auto direction = tangent_of(by.tables); direction.has_value()) {
+    const Tensor window = window_of(dispatcher::primal(in), by.tables);
+    result = dispatcher::accumulate(result, call_rotary_tables(window, {*direction, by.transpose}));
+  }
+  return result;
+}
+
+// ----------------------------------------------------------------------------------------- kernels
+
+Tensor rotary_tables_autograd(const Tensor& query, const TableRotation& by) {
+  auto node = backward_node(by, query);
+  Tensor output = dispatcher::below_autograd([&] { return call_rotary_tables(query, by); });
+  if (node) torch::autograd::set_history(output, node);
+  dispatcher::set_tangent(output, rotated_tangent(query, by));
+  return output;
+}
+
+std::tuple<Tensor, Tensor> rotary_tables_pair_autograd(const Tensor& query, const Tensor& key,
+                                                       const TableRotation& by) {
+  auto node = backward_node(by, query, key);
+  std::tuple<Tensor, Tensor> outputs =
+      dispatcher::below_autograd([&] { return call_rotary_tables_pair(query, key, by); });
+  auto& [query_out, key_out] = outputs;
+  if (node) torch::autograd::set_history(query_out, node);
+  if (node) torch::autograd::set_history(key_out, node);
+  dispatcher::set_tangent(query_out, rotated_tangent(query, by));
+  dispatcher::set_tangent(key_out, rotated_tangent(key, by));
+  return outputs;
+}
+
+/// In-place operators record no history for any argument.
+void check_inference_only(const Tensor& tensor, const char* argument, const TableRotation& by,
+                          const char* alternative) {
+  dispatcher::check_inference_only(tensor, argument, alternative);
+  dispatcher::check_inference_only(by.tables.cos(), "cos", alternative);
+  if (by.tables.sin().has_value()) {
+    dispatcher::check_inference_only(*by.tables.sin(), "sin", alternative);
+  }
+}
+
+void rotary_tables_in_place_autograd(const Tensor& query, const TableRotation& by) {
+  check_inference_only(query, "query", by, "posembed::rotary_tables");
+  dispatcher::below_autograd([&] { call_rotary_tables_in_place(query, by); });
+  torch::autograd::impl::bump_version(query);
+}
+
+void rotary_tables_pair_in_place_autograd(const Tensor& query, const Tensor& key,
+                                          const TableRotation& by) {
+  check_inference_only(query, "query", by, "posembed::rotary_tables_pair");
+  check_inference_only(key, "key", by, "posembed::rotary_tables_pair");
+  dispatcher::below_autograd([&] { call_rotary_tables_pair_in_place(query, key, by); });
+  torch::autograd::impl::bump_version(query);
+  torch::autograd::impl::bump_version(key);
+}
+
+void rotary_tables_out_autograd(const Tensor& out, const Tensor& query, const TableRotation& by) {
+  check_inference_only(out, "out", by, "posembed::rotary_tables");
+  check_inference_only(query, "query", by, "posembed::rotary_tables");
+  dispatcher::below_autograd([&] { call_rotary_tables_out(out, query, by); });
+  torch::autograd::impl::bump_version(out);
+}
+
+void rotary_tables_pair_out_autograd(const Tensor& query_out, const Tensor& key_out,
+                                     const Tensor& query, const Tensor& key,
+                                     const TableRotation& by) {
+  check_inference_only(query_out, "query_out", by, "posembed::rotary_tables_pair");
+  check_inference_only(key_out, "key_out", by, "posembed::rotary_tables_pair");
+  check_inference_only(query, "query", by, "posembed::rotary_tables_pair");
+  check_inference_only(key, "key", by, "posembed::rotary_tables_pair");
+  dispatcher::below_autograd(
+      [&] { call_rotary_tables_pair_out(query_out, key_out, query, key, by); });
+  torch::autograd::impl::bump_version(query_out);
+  torch::autograd::impl::bump_version(key_out);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
+  m.impl("rotary_tables", Rotate::kernel<rotary_tables_autograd>);
+  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair_autograd>);
+  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place_autograd>);
+  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place_autograd>);
+  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out_autograd>);
+  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out_autograd>);
+}
+
+}  // namespace posembed::rotary_tables

@@ -1,0 +1,295 @@
+// Rotation of query, or query and key, by given cosines and sines: functional, in place, and into
+// given memory. Runs the rotary kernel; eager and Meta kernels share their checks.
+#include "rotary_tables/operator.h"
+
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <array>
+#include <optional>
+
+#include "dispatcher/checks.h"
+#include "dispatcher/memory_checks.h"
+#include "dispatcher/output_memory.h"
+#include "rotary/arguments.h"
+
+namespace posembed::rotary_tables {
+namespace {
+
+using rotary::Dimensions;
+
+// ----------------------------------------------------------------------------------------- checks
+
+void check_options(const RotaryTables& tables) {
+  const Numerics numerics = tables.numerics();
+  TORCH_CHECK_VALUE(numerics == Numerics::float32 || numerics == Numerics::float32_product,
+                    "numerics: expected 'float32' or 'float32_product' for given tables, got '",
+                    name(numerics), "'");
+  TORCH_CHECK_VALUE(tables.start() >= 0, "start: expected 0 or more, got ", tables.start());
+  TORCH_CHECK_VALUE(tables.cos().is_complex() != tables.sin().has_value(),
+                    "sin: expected a tensor beside a real cos, and none beside a complex one");
+}
+
+void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensions& where) {
+  // cos, sin: [batch or 1, seq, width] or [seq, width]
+  const Tensor& cos = tables.cos();
+  if (tables.sin().has_value()) {
+    dispatcher::check_floating(cos, "cos");
+    dispatcher::check_like(*tables.sin(), "sin", cos, "cos");
+  } else {
+    TORCH_CHECK_TYPE(cos.scalar_type() != at::kComplexHalf,
+                     "cos: expected complex64 or complex128, got ", cos.scalar_type());
+  }
+  dispatcher::check_same_device(cos, "cos", query, "query");
+  TORCH_CHECK_VALUE(cos.dim() == 2 || cos.dim() == 3,
+                    "cos: expected [batch or 1, seq, width] or [seq, width], got ",
+                    cos.sym_sizes());
+  dispatcher::check_size(cos.sym_size(-2), query.sym_size(where.seq), "cos", "seq");
+  if (cos.dim() == 3) {
+    const c10::SymInt batch = where.batch < 0 ? 1 : query.sym_size(where.batch);
+    TORCH_CHECK_VALUE(cos.sym_size(0) == 1 || cos.sym_size(0) == batch, "cos: expected batch 1 or ",
+                      batch, ", got ", cos.sym_size(0));
+  }
+  const bool halves = tables.half_width() || cos.is_complex();
+  TORCH_CHECK_VALUE(halves || cos.sym_size(-1) % 2 == 0, "cos: expected an even width, got ",
+                    cos.sym_size(-1));
+  const c10::SymInt pairs = pairs_of(tables);
+  TORCH_CHECK_VALUE(pairs <= rotary::max_pairs, "cos: expected at most ", rotary::max_pairs,
+                    " pairs, got ", pairs);
+}
+
+void check_rotated(const Tensor& tensor, const char* argument, const RotaryTables& tables,
+                   const Dimensions& where) {
+  dispatcher::check_floating(tensor, argument);
+  dispatcher::check_rank(tensor, argument, where.rank, where.shape);
+  const c10::SymInt rotated = 2 * pairs_of(tables);
+  TORCH_CHECK_VALUE(tables.start() + rotated <= tensor.sym_size(-1), argument,
+                    ": expected head_dim of at least start + rotary_dim = ", tables.start(), " + ",
+                    rotated, ", got ", tensor.sym_size(-1));
+}
+
+/// The checks that need no values.
+void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
+  check_options(tables);
+  const Dimensions where = rotary::dimensions(tables.layout());
+  dispatcher::check_rank(query, "query", where.rank, where.shape);
+  check_tables(tables, query, where);
+  check_rotated(query, "query", tables, where);
+  if (key == nullptr) return;
+  check_rotated(*key, "key", tables, where);
+  rotary::check_key(*key, "key", query, where);
+  dispatcher::check_size(key->sym_size(-1), query.sym_size(-1), "key", "head_dim");
+}
+
+void check_written(const Tensor& out, const char* argument, const Tensor& in,
+                   const char* in_argument, const RotaryTables& tables) {
+  const at::ScalarType type = result_type(in.scalar_type(), tables);
+  TORCH_CHECK_TYPE(out.scalar_type() == type, argument, ": expected ", type,
+                   ", the dtype to which ", in_argument, " and the tables promote, got ",
+                   out.scalar_type());
+  dispatcher::check_same_device(out, argument, in, in_argument);
+  dispatcher::check_same_shape(out, argument, in, in_argument);
+}
+
+// ---------------------------------------------------------------------------------------- launches
+
+/// Cosines and sines with a column for each pair.
+struct Columns {
+  Tensor cosines, sines;
+};
+
+Tensor first_of_each_pair(const Tensor& table, const RotaryTables& tables) {
+  if (tables.half_width()) return table;
+  if (tables.interleaved()) return table.slice(-1, 0, std::nullopt, 2);
+  return table.narrow(-1, 0, table.size(-1) / 2);
+}
+
+Columns columns_of(const RotaryTables& tables) {
+  if (tables.sin().has_value()) {
+    return {first_of_each_pair(tables.cos().resolve_neg(), tables),
+            first_of_each_pair(tables.sin()->resolve_neg(), tables)};
+  }
+  const Tensor parts = at::view_as_real(tables.cos().resolve_conj());
+  return {parts.select(-1, 0), parts.select(-1, 1)};
+}
+
+void set_tables(const Columns& columns, rotary::Arguments* call) {
+  const Tensor cosines = columns.cosines, sines = columns.sines;
+  call->cosines = cosines.const_data_ptr();
+  call->sines = sines.const_data_ptr();
+  call->table_scalar = dispatcher::scalar_of(cosines);
+  const bool by_batch = cosines.dim() == 3 && cosines.size(0) > 1;
+  call->table_stride[0] = by_batch ? cosines.stride(0) : 0;
+  call->table_stride[1] = cosines.stride(-2);
+  call->table_stride[2] = cosines.stride(-1);
+}
+
+rotary::Products products_of(const RotaryTables& tables, const Tensor& query) {
+  if (tables.numerics() == Numerics::float32_product) return rotary::Products::kept;
+  if (!tables.cos().is_complex()) return rotary::Products::rounded;
+  return query.is_cuda() ? rotary::Products::fused : rotary::Products::kept;
+}
+
+void rotate(const rotary::Job& job, const TableRotation& by) {
+  const RotaryTables& tables = by.tables;
+  const Dimensions where = rotary::dimensions(tables.layout());
+  const Tensor& query = *job.in[0];
+  Columns columns = columns_of(tables);
+  // The kernel has one stride for both tables.
+  if (columns.sines.strides() != columns.cosines.strides()) {
+    columns = {columns.cosines.contiguous(), columns.sines.contiguous()};
+  }
+  rotary::Arguments call;
+  call.count = job.count;
+  for (int64_t i = 0; i < job.count; ++i) {
+    call.views[i] = rotary::head_view(*job.in[i], job.out[i], where);
+  }
+  call.scalar = dispatcher::scalar_of(query);
+  call.batch = where.batch < 0 ? 1 : query.size(where.batch);
+  call.seq = query.size(where.seq);
+  call.head_dim = query.size(-1);
+  call.pairs = columns.cosines.size(-1);
+  call.start = tables.start();
+  call.interleaved = tables.interleaved();
+  call.reverse = by.transpose;
+  call.products = products_of(tables, query);
+  set_tables(columns, &call);
+  rotary::launch_rotation(call, query);
+}
+
+// ----------------------------------------------------------------------------------------- kernels
+
+/// The input in the result's dtype, with a contiguous last dimension.
+Tensor prepared(const Tensor& input, const RotaryTables& tables) {
+  return dispatcher::with_contiguous_last_dim(input.to(result_type(input.scalar_type(), tables)));
+}
+
+Tensor empty_result(const Tensor& input, const RotaryTables& tables) {
+  return rotary::empty_result(input, result_type(input.scalar_type(), tables));
+}
+
+Tensor rotary_tables(const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  const Tensor in = prepared(query, by.tables);
+  Tensor out = empty_result(query, by.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> rotary_tables_pair(const Tensor& query, const Tensor& key,
+                                              const TableRotation& by) {
+  check(query, &key, by.tables);
+  const Tensor query_in = prepared(query, by.tables), key_in = prepared(key, by.tables);
+  Tensor query_out = empty_result(query, by.tables), key_out = empty_result(key, by.tables);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+  return {query_out, key_out};
+}
+
+void rotary_tables_in_place(const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  check_written(query, "query", query, "query", by.tables);
+  dispatcher::check_writable(query, "query");
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
+}
+
+void rotary_tables_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
+  check(query, &key, by.tables);
+  check_written(query, "query", query, "query", by.tables);
+  dispatcher::check_writable(query, "query");
+  dispatcher::check_writable(key, "key");
+  dispatcher::check_no_overlap(key, "key", query, "query");
+  rotate({{&query, &key}, {&query, &key}, 2}, by);
+}
+
+void rotary_tables_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  check_written(out, "out", query, "query", by.tables);
+  dispatcher::check_writable(out, "out");
+  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
+  const Tensor in = prepared(query, by.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+}
+
+void rotary_tables_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                            const Tensor& key, const TableRotation& by) {
+  check(query, &key, by.tables);
+  check_written(query_out, "query_out", query, "query", by.tables);
+  check_written(key_out, "key_out", key, "key", by.tables);
+  rotary::check_pair_memory(query_out, key_out, query, key);
+  const Tensor query_in = prepared(query, by.tables), key_in = prepared(key, by.tables);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+}
+
+// ------------------------------------------------------------------------------------------ Meta
+
+Tensor rotary_tables_meta(const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  return empty_result(query, by.tables);
+}
+
+std::tuple<Tensor, Tensor> rotary_tables_pair_meta(const Tensor& query, const Tensor& key,
+                                                   const TableRotation& by) {
+  check(query, &key, by.tables);
+  return {empty_result(query, by.tables), empty_result(key, by.tables)};
+}
+
+void rotary_tables_in_place_meta(const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  check_written(query, "query", query, "query", by.tables);
+}
+
+void rotary_tables_pair_in_place_meta(const Tensor& query, const Tensor& key,
+                                      const TableRotation& by) {
+  check(query, &key, by.tables);
+  check_written(query, "query", query, "query", by.tables);
+}
+
+void rotary_tables_out_meta(const Tensor& out, const Tensor& query, const TableRotation& by) {
+  check(query, nullptr, by.tables);
+  check_written(out, "out", query, "query", by.tables);
+}
+
+void rotary_tables_pair_out_meta(const Tensor& query_out, const Tensor& key_out,
+                                 const Tensor& query, const Tensor& key, const TableRotation& by) {
+  check(query, &key, by.tables);
+  check_written(query_out, "query_out", query, "query", by.tables);
+  check_written(key_out, "key_out", key, "key", by.tables);
+}
+
+void register_kernels(torch::Library& m) {
+  m.impl("rotary_tables", Rotate::kernel<rotary_tables>);
+  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair>);
+  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place>);
+  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place>);
+  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out>);
+  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out>);
+}
+
+}  // namespace
+
+at::ScalarType result_type(at::ScalarType type, const RotaryTables& tables) {
+  const bool keeps = tables.numerics() == Numerics::float32_product || tables.cos().is_complex();
+  return keeps ? type : at::promote_types(type, tables.cos().scalar_type());
+}
+
+c10::SymInt pairs_of(const RotaryTables& tables) {
+  const c10::SymInt width = tables.cos().sym_size(-1);
+  return tables.half_width() || tables.cos().is_complex() ? width : width / 2;
+}
+
+TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
+
+#if defined(POSEMBED_WITH_CUDA)
+TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
+#endif
+
+TORCH_LIBRARY_IMPL(posembed, Meta, m) {
+  m.impl("rotary_tables", Rotate::kernel<rotary_tables_meta>);
+  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair_meta>);
+  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place_meta>);
+  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place_meta>);
+  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out_meta>);
+  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out_meta>);
+}
+
+}  // namespace posembed::rotary_tables
