@@ -93,35 +93,31 @@ void check_written(const Tensor& out, const char* argument, const Tensor& in,
 
 // ---------------------------------------------------------------------------------------- launches
 
-/// Cosines and sines with a column for each pair.
-struct Columns {
-  Tensor cosines, sines;
-};
-
-Tensor first_of_each_pair(const Tensor& table, const RotaryTables& tables) {
-  if (tables.half_width()) return table;
-  if (tables.interleaved()) return table.slice(-1, 0, std::nullopt, 2);
-  return table.narrow(-1, 0, table.size(-1) / 2);
-}
-
-Columns columns_of(const RotaryTables& tables) {
-  if (tables.sin().has_value()) {
-    return {first_of_each_pair(tables.cos().resolve_neg(), tables),
-            first_of_each_pair(tables.sin()->resolve_neg(), tables)};
+/// cos and sin as one kernel can read them: not lazily negated or conjugated, of equal strides.
+/// Complex tables become their real and imaginary parts.
+RotaryTables readable(const RotaryTables& tables) {
+  RotaryTables result = tables;
+  if (tables.cos().is_complex()) {
+    const Tensor parts = at::view_as_real(tables.cos().resolve_conj());
+    return result.cos(parts.select(-1, 0)).sin(parts.select(-1, 1)).half_width(true);
   }
-  const Tensor parts = at::view_as_real(tables.cos().resolve_conj());
-  return {parts.select(-1, 0), parts.select(-1, 1)};
+  result.cos(tables.cos().resolve_neg()).sin(tables.sin()->resolve_neg());
+  if (result.cos().strides() != result.sin()->strides()) {
+    result.cos(result.cos().contiguous()).sin(result.sin()->contiguous());
+  }
+  return result;
 }
 
-void set_tables(const Columns& columns, rotary::Arguments* call) {
-  const Tensor cosines = columns.cosines, sines = columns.sines;
-  call->cosines = cosines.const_data_ptr();
-  call->sines = sines.const_data_ptr();
-  call->table_scalar = dispatcher::scalar_of(cosines);
-  const bool by_batch = cosines.dim() == 3 && cosines.size(0) > 1;
-  call->table_stride[0] = by_batch ? cosines.stride(0) : 0;
-  call->table_stride[1] = cosines.stride(-2);
-  call->table_stride[2] = cosines.stride(-1);
+void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
+  const Tensor& cos = tables.cos();
+  call->cosines = cos.const_data_ptr();
+  call->sines = tables.sin()->const_data_ptr();
+  call->table_scalar = dispatcher::scalar_of(cos);
+  const bool by_batch = cos.dim() == 3 && cos.size(0) > 1;
+  const bool repeats = tables.interleaved() && !tables.half_width();
+  call->table_stride[0] = by_batch ? cos.stride(0) : 0;
+  call->table_stride[1] = cos.stride(-2);
+  call->table_stride[2] = repeats ? 2 * cos.stride(-1) : cos.stride(-1);
 }
 
 rotary::Products products_of(const RotaryTables& tables, const Tensor& query) {
@@ -134,11 +130,7 @@ void rotate(const rotary::Job& job, const TableRotation& by) {
   const RotaryTables& tables = by.tables;
   const Dimensions where = rotary::dimensions(tables.layout());
   const Tensor& query = *job.in[0];
-  Columns columns = columns_of(tables);
-  // The kernel has one stride for both tables.
-  if (columns.sines.strides() != columns.cosines.strides()) {
-    columns = {columns.cosines.contiguous(), columns.sines.contiguous()};
-  }
+  const RotaryTables readable = rotary_tables::readable(tables);
   rotary::Arguments call;
   call.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
@@ -148,12 +140,12 @@ void rotate(const rotary::Job& job, const TableRotation& by) {
   call.batch = where.batch < 0 ? 1 : query.size(where.batch);
   call.seq = query.size(where.seq);
   call.head_dim = query.size(-1);
-  call.pairs = columns.cosines.size(-1);
+  call.pairs = pairs_of(tables).expect_int();
   call.start = tables.start();
   call.interleaved = tables.interleaved();
   call.reverse = by.transpose;
   call.products = products_of(tables, query);
-  set_tables(columns, &call);
+  set_tables(readable, &call);
   rotary::launch_rotation(call, query);
 }
 
