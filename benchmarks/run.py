@@ -26,7 +26,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
-from cases import additive, alibi, bag, fused_ops, one_token, peers, pretrained, rotary, token
+from cases import (
+    additive,
+    alibi,
+    bag,
+    fused_ops,
+    one_token,
+    peers,
+    pretrained,
+    rotary,
+    token,
+    transformers,
+)
 from plan import Plan
 from posembed.commands import measure
 from setting import Setting
@@ -44,7 +55,7 @@ ALLOCATORS = {
     "huge pages": {"THP_MEM_ALLOC_ENABLE": "1"},
 }
 
-FAMILIES = (rotary, fused_ops, token, bag, additive, alibi, one_token, pretrained)
+FAMILIES = (rotary, fused_ops, token, bag, additive, alibi, one_token, pretrained, transformers)
 
 
 def parse() -> argparse.Namespace:

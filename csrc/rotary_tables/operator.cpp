@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/cuda_scope.h"
 #include "dispatcher/memory_checks.h"
 #include "dispatcher/output_memory.h"
 #include "rotary/arguments.h"
@@ -123,7 +124,7 @@ void set_tables(const RotaryTables& tables, rotary::Arguments* call) {
 rotary::Products products_of(const RotaryTables& tables, const Tensor& query) {
   if (tables.numerics() == Numerics::float32_product) return rotary::Products::kept;
   if (!tables.cos().is_complex()) return rotary::Products::rounded;
-  return query.is_cuda() ? rotary::Products::fused : rotary::Products::kept;
+  return dispatcher::on_cuda(query) ? rotary::Products::fused : rotary::Products::kept;
 }
 
 void rotate(const rotary::Job& job, const TableRotation& by) {

@@ -22,6 +22,7 @@ call = pe.functional
 SPEC = pe.RotarySpec(16)
 MLA = pe.RotarySpec(24, rotary_dim=8, rotary_start=16)
 IDS = torch.tensor([[3, 1, 3, 7], [2, 3, 0, 5]])
+TABLES = (torch.ones(4, 16), torch.zeros(4, 16))
 SLOTS = torch.arange(8)
 
 
@@ -45,6 +46,11 @@ def embed(width: int = 64, **options: Any) -> Tensor:
 # sorted (the sort's own launches are extra), or the input's sinusoids are computed beforehand.
 DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
     "rotary": (lambda: call.rotary(tensor(2, 4, 4, 16), tensor(2, 4, 2, 16), spec=SPEC), 1, 1),
+    "rotary_tables": (
+        lambda: call.rotary_tables(tensor(2, 4, 4, 16), tensor(2, 2, 4, 16), *TABLES),
+        1,
+        1,
+    ),
     "mla_rotary": (lambda: call.mla_rotary(tensor(2, 4, 4, 24), tensor(2, 4, 8), spec=MLA), 1, 1),
     "norm_rotary": (
         lambda: call.norm_rotary(
@@ -67,6 +73,9 @@ DIFFERENTIABLE: dict[str, tuple[Callable[[], Any], int, int]] = {
 }
 
 IN_PLACE: dict[str, Callable[[], Any]] = {
+    "rotary_tables_": lambda: call.rotary_tables_(
+        torch.zeros(2, 4, 4, 16), torch.zeros(2, 2, 4, 16), *TABLES
+    ),
     "rotary_": lambda: call.rotary_(torch.zeros(2, 4, 4, 16), torch.zeros(2, 4, 2, 16), spec=SPEC),
     "norm_rotary_": lambda: call.norm_rotary_(
         torch.zeros(2, 4, 4, 16),

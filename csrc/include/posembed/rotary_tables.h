@@ -58,8 +58,8 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables(const torch:
                                                                     const RotaryTables& tables);
 
 /// In place, for inference; returns its tensors.
-/// @throws c10::ValueError also if grad mode is on and an argument requires grad, or tensors
-/// overlap
+/// @throws c10::ValueError also if grad mode is on and an argument requires grad, or
+///     tensors overlap
 POSEMBED_API torch::Tensor rotary_tables_(const torch::Tensor& query, const RotaryTables& tables);
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables_(const torch::Tensor& query,
                                                                      const torch::Tensor& key,

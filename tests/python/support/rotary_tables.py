@@ -1,0 +1,195 @@
+"""A slow, obvious reference for rotation by given tables, and the cases of its operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.case import OperatorCase, Sample
+from support.rotary_cache import shape_of
+
+WIDE = (torch.float32, torch.float64)
+HEADS_DIM = {"bshd": 2, "bhsd": 1, "thd": 1}
+
+
+def halves_of(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    return (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+
+
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    layout: str = "bhsd",
+    interleaved: bool = False,
+    half_width: bool = False,
+    start: int = 0,
+    transpose: bool = False,
+    **_: Any,
+) -> Tensor:
+    if sin is None:
+        cos, sin = cos.real.to(x.dtype), cos.imag.to(x.dtype)
+    elif not half_width:
+        cos, sin = halves_of(cos, interleaved)[0], halves_of(sin, interleaved)[0]
+    if layout == "sbhd":
+        cos, sin = (t if t.dim() == 2 else t.transpose(0, 1) for t in (cos, sin))
+        cos, sin = (t.unsqueeze(1) if t.dim() == 2 else t for t in (cos, sin))
+        cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    else:
+        if layout == "thd":
+            cos, sin = (t.reshape(t.shape[-2:]) for t in (cos, sin))
+        dim = HEADS_DIM[layout] - x.dim()
+        cos, sin = cos.unsqueeze(dim), sin.unsqueeze(dim)
+    sin = -sin if transpose else sin
+    before, window, after = x.split(
+        [start, 2 * cos.shape[-1], x.shape[-1] - start - 2 * cos.shape[-1]], -1
+    )
+    first, second = halves_of(window, interleaved)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
+    return torch.cat((before, joined, after), -1)
+
+
+def reference(query: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return rotate(query, *tables, **options)
+
+
+def reference_pair(
+    query: Tensor, key: Tensor, *tables: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    return rotate(query, *tables, **options), rotate(key, *tables, **options)
+
+
+def reference_in_place(query: Tensor, *tables: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    return rotate(query, *tables, **options), *tables
+
+
+def reference_pair_in_place(
+    query: Tensor, key: Tensor, *tables: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    return *reference_pair(query, key, *tables, **options), *tables
+
+
+def reference_out(_: Tensor, query: Tensor, *tables: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    return rotate(query, *tables, **options), query, *tables
+
+
+def reference_pair_out(
+    query_out: Tensor,
+    key_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    *tables: Tensor,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    return *reference_pair(query, key, *tables, **options), query, key, *tables
+
+
+def repeated(half: Tensor, interleaved: bool) -> Tensor:
+    """A table of whole width."""
+    return half.repeat_interleave(2, -1) if interleaved else torch.cat((half, half), -1)
+
+
+def sample(
+    heads: tuple[int, ...],
+    pairs: int = 4,
+    dim: int = 10,
+    by_batch: bool | None = False,
+    complex_table: bool = False,
+    **options: Any,
+) -> Any:
+    """Samples whose tables are [seq, width], or [batch or 1, seq, width] by ``by_batch``."""
+
+    def make(batch: int, seq: int, device: Any, dtype: torch.dtype) -> Sample:
+        layout = options.get("layout", "bhsd")
+        rows = () if by_batch is None else (batch if by_batch else 1,)
+        angles = torch.randn(*rows, seq, pairs, device=device)
+        tensors = tuple(
+            torch.randn(shape_of(layout, batch, seq, count, dim), device=device, dtype=dtype)
+            for count in heads
+        )
+        if complex_table:
+            return Sample((*tensors, torch.polar(torch.ones_like(angles), angles)), options)
+        tables = (angles.cos().to(dtype), angles.sin().to(dtype))
+        if not options.get("half_width"):
+            tables = tuple(repeated(table, bool(options.get("interleaved"))) for table in tables)
+        return Sample((*tensors, *tables), options)
+
+    return make
+
+
+OPERATORS = torch.ops.posembed
+PRODUCT = "float32_product"
+CASES = [
+    OperatorCase(
+        "rotary_tables-float32",
+        OPERATORS.rotary_tables.default,
+        sample((3,), by_batch=True),
+        reference,
+        dtypes=WIDE,
+        conventional=True,  # repeated columns of tables have no gradient, but derivatives
+    ),
+    OperatorCase(
+        "rotary_tables-half_width",
+        OPERATORS.rotary_tables.default,
+        sample((3,), start=1, half_width=True, numerics=PRODUCT, layout="bshd"),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_tables-interleaved",
+        OPERATORS.rotary_tables.default,
+        sample((2,), by_batch=None, layout="thd", interleaved=True, numerics=PRODUCT),
+        reference,
+        conventional=True,
+    ),
+    OperatorCase(
+        "rotary_tables-complex",
+        OPERATORS.rotary_tables.default,
+        sample((2,), by_batch=None, complex_table=True, interleaved=True, layout="bshd"),
+        reference,
+    ),
+    OperatorCase(
+        "rotary_tables_pair",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 2), pairs=5, by_batch=True, half_width=True, numerics=PRODUCT),
+        reference_pair,
+    ),
+    OperatorCase(
+        "rotary_tables_pair-sbhd",
+        OPERATORS.rotary_tables_pair.default,
+        sample((3, 2), half_width=True, interleaved=True, transpose=True, layout="sbhd"),
+        reference_pair,
+        dtypes=WIDE,
+    ),
+    OperatorCase(
+        "rotary_tables_",
+        OPERATORS.rotary_tables_.default,
+        sample((3,), start=2, numerics=PRODUCT),
+        reference_in_place,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_tables_pair_",
+        OPERATORS.rotary_tables_pair_.default,
+        sample((3, 2), layout="bshd", numerics=PRODUCT),
+        reference_pair_in_place,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_tables_out",
+        OPERATORS.rotary_tables_out.default,
+        sample((3, 3), numerics=PRODUCT, interleaved=True),
+        reference_out,
+        mutates=True,
+    ),
+    OperatorCase(
+        "rotary_tables_pair_out",
+        OPERATORS.rotary_tables_pair_out.default,
+        sample((3, 2, 3, 2), by_batch=None, layout="thd", numerics=PRODUCT),
+        reference_pair_out,
+        mutates=True,
+    ),
+]
