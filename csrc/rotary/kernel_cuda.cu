@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
 template <typename T, int size, bool interleaved, int capacity, Form form>
 const char* launch_kernel(const Arguments& arguments, core::CudaStream stream) {
   auto launch = make_launch<T, capacity, form>(arguments);
-  if (launch.tokens == 0 || launch.heads == 0) return nullptr;
+  if (launch.heads == 0) return nullptr;
   const cudaLaunchConfig_t config = share_heads(&launch, size, stream);
   cudaLaunchKernelEx(&config, rotate_kernel<T, size, interleaved, capacity, form>, launch);
   return core::launch_error();
@@ -165,6 +165,8 @@ const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) 
 }  // namespace
 
 const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
+  // Empty tables have no address, by which the forms of a launch are told apart.
+  if (arguments.batch * arguments.seq == 0) return nullptr;
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return can_use_vectors<T>(arguments)
