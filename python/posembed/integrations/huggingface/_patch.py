@@ -1,0 +1,176 @@
+"""Patches a loaded model by the classes of its modules; weights and hooks stay where they are."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from posembed.integrations.huggingface import _shadow
+from posembed.integrations.huggingface._report import Report, Row
+from posembed.integrations.huggingface._rotation import Rotation
+
+EMBEDDINGS = (
+    "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
+    " what code that looks for nn.Embedding finds"
+)
+UNKNOWN = "computes no known rotation"
+
+
+def patch(model: nn.Module, numerics: str = "model") -> Report:
+    """Lets posembed rotate in a loaded model of transformers, or of code written like it.
+
+    Functions that rotate query and key are recognised by what they compute, so names and models
+    need not be known. Each module that calls one gets a subclass of its class, in which
+    ``functional.rotary_tables`` runs in the function's place. Weights, ``state_dict``, hooks,
+    ``isinstance`` and other models of the same family stay as they are. Patched models can be
+    compiled, copied and pickled. Patching twice does nothing more.
+
+    Args:
+        model: The model; its modules change in place.
+        numerics: "model": results have the bits of the model's own code. Products of complex
+            numbers may differ in the last bit, because PyTorch's depend on the layout in memory.
+
+    Returns:
+        What was replaced and what was left, with the reason.
+
+    Raises:
+        TypeError: The model is no ``nn.Module``.
+        ValueError: Unknown numerics.
+
+    Examples:
+        >>> import pytest; transformers = pytest.importorskip("transformers")
+        >>> from posembed.integrations.huggingface import patch, unpatch
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...     num_attention_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> report = patch(model)
+        >>> [(row.function, row.modules, row.action) for row in report.patched]
+        [('apply_rotary_pos_emb', 2, 'half-split')]
+        >>> unpatch(model)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if numerics != "model":
+        raise ValueError(f'numerics must be "model", got {numerics!r}')
+    classes = {type(module): None for module in model.modules()}
+    patched = {cls: _shadow.shadow_class(cls) for cls in classes}
+    rotations = {
+        id(rotation.original): rotation
+        for shadow in _shadow.SHADOWS.values()
+        for rotation in shadow.rotations.values()
+    }
+    for module in model.modules():
+        _keep_recording(module, patched[type(module)])
+        module.__class__ = patched[type(module)]
+        for name, value in vars(module).items():
+            if id(value) in rotations:  # kernels put functions on modules
+                vars(module)[name] = rotations[id(value)]
+    return _report(model)
+
+
+def unpatch(model: nn.Module) -> None:
+    """Gives a patched model its own code back; other models stay as they are.
+
+    Args:
+        model: The model; its modules change in place.
+
+    Raises:
+        TypeError: The model is no ``nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        module.__class__ = _shadow.ORIGINALS.get(type(module), type(module))
+        for name, value in vars(module).items():
+            if isinstance(value, Rotation):
+                vars(module)[name] = value.original
+
+
+def _keep_recording(module: nn.Module, cls: type) -> None:
+    """transformers finds by class what a model can output besides its result."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    registry: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", None)
+    if registry is not None and cls is not type(module) and (flags := registry.get(module)):
+        dict.__setitem__(registry, str(cls), flags)
+
+
+def _report(model: nn.Module) -> Report:
+    modules = [_shadow.ORIGINALS.get(type(m), type(m)) for m in model.modules()]
+    counts = collections.Counter(modules)
+    users: dict[tuple[str, str], list[type]] = {}
+    for cls in counts:
+        for found in _functions_of(cls):
+            users.setdefault(found, []).append(cls)
+    rows = [
+        _row(_shadow.SHADOWS[module], name, classes, sum(counts[cls] for cls in classes))
+        for (module, name), classes in users.items()
+    ]
+    embeddings = counts[nn.Embedding]
+    return Report(tuple(rows), (EMBEDDINGS.format(count=embeddings),) if embeddings else ())
+
+
+def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
+    rotation = shadow.rotations.get(name)
+    function = rotation.original if rotation else shadow.unknown[name]
+    action = str(rotation.rule) if rotation else UNKNOWN
+    names = tuple(cls.__name__ for cls in classes)
+    return Row(name, _location(function), names, modules, rotation is not None, action)
+
+
+def _location(function: Any) -> str:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
+
+
+def _functions_of(cls: type) -> set[tuple[str, str]]:
+    """Functions with a row that a class reaches: their module and name."""
+    found: set[tuple[str, str]] = set()
+    overridden: set[str] = set()
+    for base in cls.__mro__:
+        shadow = _shadow.SHADOWS.get(base.__module__)
+        if shadow is None:
+            continue
+        for key, value in vars(base).items():
+            name = f"{base.__name__}.{key}"
+            if name in shadow.rotations or name in shadow.unknown:
+                if key not in overridden:
+                    found.add((base.__module__, name))
+            else:
+                found |= _reached(value)
+            overridden.add(key)
+    return found
+
+
+def _reached(value: Any) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    pending, seen = list(_shadow.inner(value)), set()
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for module, name, target in _globals_used(function):
+            shadow = _shadow.SHADOWS[module]
+            if name in shadow.rotations or name in shadow.unknown:
+                found.add((module, name))
+            else:
+                pending.extend(_shadow.inner(target))
+    return found
+
+
+def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
+    """Functions that a function calls by name: the module where it finds it, name, function."""
+    module = str(function.__globals__.get("__name__", ""))
+    if module in _shadow.SHADOWS:
+        for name in _shadow.names_in(function.__code__):
+            target = function.__globals__.get(name)
+            if isinstance(target, types.FunctionType | nn.Module):
+                yield module, name, target
