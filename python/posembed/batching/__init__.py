@@ -50,6 +50,8 @@ COPY_BY_COPY = (
     "norm_rotary",
     "norm_rotary_forward",
     "norm_rotary_backward",
+    "rotary_tables",
+    "rotary_tables_pair",
     "input_embedding",
     "input_embedding_forward",
     "input_embedding_backward",
@@ -68,6 +70,10 @@ IN_PLACE = (
     "rotary_out",
     "rotary_pair_out",
     "norm_rotary_",
+    "rotary_tables_",
+    "rotary_tables_pair_",
+    "rotary_tables_out",
+    "rotary_tables_pair_out",
 )
 
 

@@ -39,7 +39,7 @@ from posembed.functional._relative_bias import relative_bias, relative_buckets
 from posembed.functional._rotary import rerotate_, rotary, rotary_
 from posembed.functional._rotary_cache import mla_rotary, mla_rotary_cache_, rotary_cache_
 from posembed.functional._rotary_norm import norm_rotary, norm_rotary_
-from posembed.functional._rotary_tables import rotary_tables
+from posembed.functional._rotary_tables import rotary_tables, rotary_tables_
 from posembed.functional._sinusoidal import sinusoidal, sinusoidal_encode, sinusoidal_shift_matrix
 from posembed.functional._token import embedding, embedding_resize
 
@@ -82,6 +82,7 @@ __all__ = [
     "rotary_",
     "rotary_cache_",
     "rotary_tables",
+    "rotary_tables_",
     "sinusoidal",
     "sinusoidal_encode",
     "sinusoidal_shift_matrix",

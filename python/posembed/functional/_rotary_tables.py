@@ -1,24 +1,64 @@
-"""Rotation by tables that a model made, in plain torch."""
+"""Rotation by given cosines and sines, for models that compute them."""
 
 from __future__ import annotations
+
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+TableNumerics = Literal["float32", "float32_product"]
 
-def _tables(cos: Tensor, sin: Tensor | None, interleaved: bool, half: bool) -> tuple[Tensor, Tensor]:
-    if sin is None:
-        cos, sin, half = cos.real, cos.imag, True
-    if half and interleaved:
-        return cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
-    return (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)) if half else (cos, sin)
+# The layout of a query by its rank and its dimension of heads.
+_LAYOUTS = {(4, -3): "bhsd", (4, -2): "bshd", (3, -2): "thd", (3, -3): "htd"}
 
 
-def _turned(x: Tensor, interleaved: bool) -> Tensor:
-    if interleaved:
-        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    first, second = x.chunk(2, -1)
-    return torch.cat((-second, first), -1)
+@overload
+def rotary_tables(
+    query: Tensor,
+    key: None,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    half_width: bool = False,
+    unsqueeze_dim: int = 1,
+    start: int = 0,
+    numerics: TableNumerics = "float32",
+    out: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def rotary_tables(
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    half_width: bool = False,
+    unsqueeze_dim: int = 1,
+    start: int = 0,
+    numerics: TableNumerics = "float32",
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rotary_tables(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    half_width: bool = False,
+    unsqueeze_dim: int = 1,
+    start: int = 0,
+    numerics: TableNumerics = "float32",
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def rotary_tables(
@@ -28,31 +68,152 @@ def rotary_tables(
     sin: Tensor | None = None,
     *,
     interleaved: bool = False,
+    half_width: bool = False,
     unsqueeze_dim: int = 1,
     start: int = 0,
-    numerics: str = "float32",
-    half_width: bool = False,
+    numerics: TableNumerics = "float32",
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query and key by tables of cosines and sines."""
-    if unsqueeze_dim >= 0:
-        unsqueeze_dim -= query.dim()
-    cos, sin = _tables(cos, sin, interleaved, half_width)
-    width = cos.shape[-1]
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    """Rotates query, or query and key in one launch, by given cosines and sines.
 
-    def rotate(x: Tensor) -> Tensor:
-        assert x.shape[unsqueeze_dim + (1 if unsqueeze_dim == -3 else -1)] == cos.shape[-2 if unsqueeze_dim == -3 else -3]
-        part = x[..., start : start + width]
-        assert part.shape[-1] == width
-        if numerics == "float32_product":
-            part, c, s = part.float(), cos.float(), sin.float()
-        else:
-            c, s = cos, sin
-        part = part * c + _turned(part, interleaved) * s
-        if numerics == "float32_product":
-            part = part.to(x.dtype)
-        if width == x.shape[-1]:
-            return part
-        return torch.cat((x[..., :start], part, x[..., start + width :]), -1)
+    The function that models of transformers call ``apply_rotary_pos_emb``, with its bits by
+    default. To compute exact angles in the kernel instead, without tables, use :func:`rotary`.
 
-    return rotate(query) if key is None else (rotate(query), rotate(key))
+    Args:
+        query: float32, float64, bfloat16 or float16 [batch, heads, seq, head_dim] or, with
+            ``unsqueeze_dim=2``, [batch, seq, heads, head_dim]; without a batch, [tokens, heads,
+            head_dim] or, with ``unsqueeze_dim=0``, [heads, tokens, head_dim]. Components that
+            tables do not rotate are copied.
+        key: The same with any number of heads, or None.
+        cos: Floating [batch or 1, seq, width] or [seq, width]. The width is the number of rotated
+            components, rotary_dim; tables have two equal columns for each pair, of which the first
+            is read: ``i`` and ``i + rotary_dim / 2``, or neighbours if ``interleaved``. Or complex
+            ``freqs_cis`` with a column for each pair, without ``sin``.
+        sin: The same, or None beside a complex ``cos``.
+        interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
+        half_width: Real tables have one column for each pair.
+        unsqueeze_dim: Where tables get a dimension for heads: 1 or 2, or for tensors without a
+            batch 1 or 0; negative from the end of a table with that dimension.
+        start: The first rotated component.
+        numerics: "float32": the bits of PyTorch's expression, ``query * cos + rotate_half(query) *
+            sin`` in the dtype to which query and tables promote, or the complex product in
+            float32. "float32_product": float32 throughout, rounded once to the dtype of query.
+        out: Memory for the result, (query, key) if there is a key, for inference.
+
+    Returns:
+        The rotated query, or (query, key); or ``out``. Gradients flow to query, key and tables.
+
+    Raises:
+        ValueError: Shapes or options do not fit; or, with ``out``, an argument requires grad in
+            grad mode or tensors overlap in memory.
+        TypeError: A dtype is not supported.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> query, key = torch.randn(1, 8, 10, 64), torch.randn(1, 2, 10, 64)
+        >>> angles = torch.outer(torch.arange(10.0), pe.RotarySpec(64).frequencies().float())
+        >>> query, key = pe.functional.rotary_tables(
+        ...     query, key, angles.cos(), angles.sin(), half_width=True
+        ... )
+    """
+    layout = _layout(query, unsqueeze_dim)
+    options = (interleaved, half_width, start, numerics)
+    if layout == "htd":
+        swapped = _swapped(query), _swapped(key)
+        into = _swapped(out) if isinstance(out, Tensor) else out and tuple(map(_swapped, out))
+        result = _rotated(*swapped, into, cos, sin, "thd", *options)
+        if isinstance(result, Tensor):
+            return _swapped(result)
+        return _swapped(result[0]), _swapped(result[1])
+    return _rotated(query, key, out, cos, sin, layout, *options)
+
+
+def rotary_tables_(
+    query: Tensor,
+    key: Tensor | None,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    half_width: bool = False,
+    unsqueeze_dim: int = 1,
+    start: int = 0,
+    numerics: TableNumerics = "float32",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Rotates query, and key if given, in place; returns them. For inference.
+
+    Arguments as in :func:`rotary_tables`; any strides with a contiguous last dimension.
+
+    Returns:
+        The same tensors: query, or (query, key).
+
+    Raises:
+        ValueError: As :func:`rotary_tables`; or grad mode is on and an argument requires grad; or
+            tensors overlap in memory.
+        TypeError: As :func:`rotary_tables`; or the result has another dtype, because tables are
+            wider than query and numerics is "float32".
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> query, angles = torch.randn(1, 8, 10, 64), torch.randn(10, 32)
+        >>> pe.functional.rotary_tables_(
+        ...     query, None, angles.cos(), angles.sin(), half_width=True
+        ... ) is query
+        True
+    """
+    layout = _layout(query, unsqueeze_dim)
+    rows, key_rows = query, key
+    if layout == "htd":
+        layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
+    options = (cos, sin, layout, interleaved, half_width, start, numerics)
+    if key_rows is None or key is None:
+        torch.ops.posembed.rotary_tables_.default(rows, *options)
+        return query
+    torch.ops.posembed.rotary_tables_pair_.default(rows, key_rows, *options)
+    return query, key
+
+
+def _layout(query: Tensor, unsqueeze_dim: int) -> str:
+    heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - query.dim()
+    layout = _LAYOUTS.get((query.dim(), heads))
+    if layout is None:
+        raise ValueError(
+            "unsqueeze_dim: expected 1 or 2 for a query [batch, ., ., head_dim], 0 or 1 for one "
+            f"without a batch, got {unsqueeze_dim} for {query.dim()} dimensions"
+        )
+    return layout
+
+
+@overload
+def _swapped(tensor: Tensor) -> Tensor: ...
+
+
+@overload
+def _swapped(tensor: Tensor | None) -> Tensor | None: ...
+
+
+def _swapped(tensor: Tensor | None) -> Tensor | None:
+    """[heads, tokens, head_dim] as [tokens, heads, head_dim], or back."""
+    return None if tensor is None else tensor.transpose(0, 1)
+
+
+def _rotated(
+    query: Tensor,
+    key: Tensor | None,
+    out: Tensor | tuple[Tensor, ...] | None,
+    *options: Tensor | str | float | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    operators = torch.ops.posembed
+    if out is None:
+        if key is None:
+            return operators.rotary_tables.default(query, *options)  # type: ignore[no-any-return]
+        return operators.rotary_tables_pair.default(query, key, *options)  # type: ignore[no-any-return]
+    if key is None:
+        if not isinstance(out, Tensor):
+            raise ValueError(f"out: expected a tensor, got {type(out).__name__}")
+        operators.rotary_tables_out.default(out, query, *options)
+        return out
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise ValueError(f"out: expected (query_out, key_out), got {type(out).__name__}")
+    operators.rotary_tables_pair_out.default(*out, query, key, *options)
+    return out
