@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers", minversion="5.0")
 
-from posembed.integrations.huggingface import _shadow, patch, unpatch  # noqa: E402
-from posembed.integrations.huggingface._recognition import recognise  # noqa: E402
+from posembed.integrations.huggingface import _shadow, patch, unpatch
+from posembed.integrations.huggingface._recognition import recognise
 
 HALF, FIRST = "half-split", "first part of the head"
 

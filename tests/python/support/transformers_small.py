@@ -80,7 +80,12 @@ def small_model(name: str, **options: Any) -> Any:
     values = {**COMMON, **differences, **options}
     if name == "gptj" or name == "codegen":
         values = {**values, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48}
-        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        for key in (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+        ):
             values.pop(key)
     return getattr(transformers, cls)(getattr(transformers, config)(**values)).eval()
 

@@ -1,6 +1,6 @@
 """Patches every model class of the installed transformers, and compares those that run small.
 
-    cd tests/python && python -m support.transformers_walk [model types]
+cd tests/python && python -m support.transformers_walk [model types]
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from posembed.integrations.huggingface import Report, patch, unpatch
-from support.transformers_models import COMPLETED, code_of
 from torch import nn
+
+from support.transformers_models import COMPLETED, code_of
 
 LAYERS, VOCABULARY, TOKENS = 2, 99, 9
 SMALL: dict[str, int] = {
@@ -277,7 +278,16 @@ def main() -> None:
             compared[visit.compared.split(":")[0].split(" ")[0]] += 1
         rows = visit.report.rows if visit.report else ()
         actions = {f"{row.function}: {row.action}" for row in rows}
-        print(visit.family, visit.name, visit.state, visit.compared, visit.why, *sorted(actions), sep=" | ", flush=True)
+        print(
+            visit.family,
+            visit.name,
+            visit.state,
+            visit.compared,
+            visit.why,
+            *sorted(actions),
+            sep=" | ",
+            flush=True,
+        )
     print(states, compared)
 
 

@@ -21,7 +21,7 @@ EMBEDDINGS = (
 UNKNOWN = "computes no known rotation"
 
 
-def patch(model: nn.Module, numerics: str = "model") -> Report:
+def patch(model: nn.Module) -> Report:
     """Lets posembed rotate in a loaded model of transformers, or of code written like it.
 
     Functions that rotate query and key are recognised by what they compute, so names and models
@@ -30,20 +30,21 @@ def patch(model: nn.Module, numerics: str = "model") -> Report:
     ``isinstance`` and other models of the same family stay as they are. Patched models can be
     compiled, copied and pickled. Patching twice does nothing more.
 
+    Results have the bits of the model's own code in eager mode. Products of complex numbers (Llama
+    4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the layout in memory.
+    Tables as wide as what they rotate are taken to repeat each value, as those of all models do.
+
     Args:
         model: The model; its modules change in place.
-        numerics: "model": results have the bits of the model's own code. Products of complex
-            numbers may differ in the last bit, because PyTorch's depend on the layout in memory.
 
     Returns:
         What was replaced and what was left, with the reason.
 
     Raises:
         TypeError: The model is no ``nn.Module``.
-        ValueError: Unknown numerics.
 
     Examples:
-        >>> import pytest; transformers = pytest.importorskip("transformers")
+        >>> import transformers
         >>> from posembed.integrations.huggingface import patch, unpatch
         >>> config = transformers.LlamaConfig(
         ...     vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
@@ -56,8 +57,6 @@ def patch(model: nn.Module, numerics: str = "model") -> Report:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if numerics != "model":
-        raise ValueError(f'numerics must be "model", got {numerics!r}')
     classes = {type(module): None for module in model.modules()}
     patched = {cls: _shadow.shadow_class(cls) for cls in classes}
     rotations = {
@@ -93,7 +92,7 @@ def unpatch(model: nn.Module) -> None:
 
 
 def _keep_recording(module: nn.Module, cls: type) -> None:
-    """transformers finds by class what a model can output besides its result."""
+    """Enters a class where transformers looks up what a model can output besides its result."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     registry: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", None)
     if registry is not None and cls is not type(module) and (flags := registry.get(module)):

@@ -55,8 +55,7 @@ def roles_of(function: Callable[..., Any]) -> Roles | None:
     tensors = tuple(
         n
         for n in names
-        if n not in known
-        and (n not in defaults or (defaults[n] is None and OPTIONAL.match(n)))
+        if n not in known and (n not in defaults or (defaults[n] is None and OPTIONAL.match(n)))
     )
     if not 1 <= len(tensors) <= 3:
         return None
@@ -85,7 +84,12 @@ def rules(roles: Roles, narrow: bool, uneven: bool) -> Iterator[Rule]:
     if joint:
         tables = ["half", "whole"]
     dims = [None] if roles.unsqueeze else [1, -2, 2, None, -3, 0]
-    numerics = [("float32", False), ("float32_product", False), ("float32", True), ("float64", True)]
+    numerics = [
+        ("float32", False),
+        ("float32_product", False),
+        ("float32", True),
+        ("float64", True),
+    ]
     for (number, keeps), table, pairs, dim in itertools.product(
         numerics, tables, ("halves", "adjacent", "regrouped"), dims
     ):
@@ -306,7 +310,9 @@ class _Trial:
 
     def runs(self, chosen: Callable[[Sample], bool]) -> bool:
         """Whether the function takes any of the chosen samples."""
-        kinds: tuple[Any, ...] = ("half", "whole") if self.roles.sin or self.roles.joint else ("complex",)
+        kinds: tuple[Any, ...] = (
+            ("half", "whole") if self.roles.sin or self.roles.joint else ("complex",)
+        )
         return any(
             self.result(Rule(tables=kind), at) is not None
             for kind in kinds

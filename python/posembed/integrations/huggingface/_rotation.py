@@ -96,7 +96,7 @@ class Roles:
 
 
 def _regroup(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
 
 def _inserted(table: Tensor, dim: int, rank: int) -> tuple[Tensor, int] | None:
@@ -167,7 +167,11 @@ class Rotation:
         tensors = [given.get(name) for name in roles.tensors]
         query = tensors[0]
         cos, sin = given.get(roles.cos), given.get(roles.sin) if roles.sin else None
-        if not isinstance(query, Tensor) or not isinstance(cos, Tensor) or query.dim() not in (3, 4):
+        if (
+            not isinstance(query, Tensor)
+            or not isinstance(cos, Tensor)
+            or query.dim() not in (3, 4)
+        ):
             return None
         present = [x for x in tensors if x is not None]
         if len(present) < len(tensors) and not rule.lone:
@@ -231,9 +235,10 @@ class Rotation:
             return False
         if x.dim() != query.dim() or x.dtype != query.dtype or not x.is_floating_point():
             return False
-        if rule.numerics == "float32_product" or cos.is_complex():
-            if x.dtype not in ROUNDED or cos.dtype not in (*ROUNDED, torch.complex64):
-                return False
+        if rule.numerics == "float32_product" and (
+            x.dtype not in ROUNDED or cos.dtype not in (*ROUNDED, torch.complex64)
+        ):
+            return False
         if cos.is_complex() != (rule.tables == "complex"):
             return False
         if sin is not None and sin.dtype != cos.dtype:

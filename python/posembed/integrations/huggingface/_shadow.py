@@ -214,8 +214,8 @@ class Builder:
         if isinstance(value, staticmethod | classmethod):
             return type(value)(self.rebuild(value.__func__))
         if isinstance(value, property):
-            parts = (self.rebuild(part) for part in (value.fget, value.fset, value.fdel))
-            return property(*parts, doc=value.__doc__)
+            get, put, drop = (self.rebuild(part) for part in (value.fget, value.fset, value.fdel))
+            return property(get, put, drop, value.__doc__)
         if isinstance(value, functools.partial):
             return functools.partial(self.rebuild(value.func), *value.args, **value.keywords)
         if not isinstance(value, types.FunctionType) or not self.reaches(value):
@@ -246,7 +246,9 @@ class Builder:
         made.__qualname__ = function.__qualname__
         made.__doc__ = function.__doc__
         made.__annotations__ = function.__annotations__
-        made.__module__ = self.name if function.__module__ == self.original.__name__ else function.__module__
+        made.__module__ = (
+            self.name if function.__module__ == self.original.__name__ else function.__module__
+        )
         if "__wrapped__" in made.__dict__:
             made.__dict__["__wrapped__"] = self.rebuild(made.__dict__["__wrapped__"])
         return made
