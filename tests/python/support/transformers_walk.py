@@ -6,6 +6,7 @@ cd tests/python && python -m support.transformers_walk [model types]
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import gc
 import inspect
@@ -50,10 +51,11 @@ SMALL: dict[str, int] = {
     ),
     **dict.fromkeys(("head_dim", "qk_nope_head_dim", "v_head_dim", "global_head_dim"), 16),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank", "index_head_dim"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
+    "qk_rope_head_dim": 16,
+    "rotary_dim": 8,
     **dict.fromkeys(("n_group", "topk_group", "num_nextn_predict_layers"), 1),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 2),
-    "qk_head_dim": 24,
+    "qk_head_dim": 32,
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "max_position_embeddings": 64,
@@ -86,6 +88,11 @@ class Visit:
 
 def shrunk(values: dict[str, Any]) -> dict[str, Any]:
     """A configuration's values, recursively, with few layers of small width."""
+    values = dict(values)
+    if "rope_theta" in values:
+        values.setdefault("mrope_section", SECTIONS[3])  # of models whose code has a default
+    if "qk_rope_head_dim" in values and "head_dim" in values:
+        values["head_dim"] = SMALL["qk_rope_head_dim"]
     small: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str):
@@ -94,6 +101,10 @@ def shrunk(values: dict[str, Any]) -> dict[str, Any]:
             small[key] = shrunk(value)
         elif key == "mrope_section" and isinstance(value, list):
             small[key] = SECTIONS.get(len(value), value)
+        elif key == "per_layer_config":
+            small[key] = {}
+        elif key in ("num_experts_per_tok", "head_dim") and value is None:
+            small[key] = SMALL[key]
         elif isinstance(value, bool) or value is None:
             small[key] = value
         elif key in SMALL and isinstance(value, int):
@@ -132,15 +143,34 @@ def small_config(config: Any) -> Any:
 def few_layers(config: Any) -> Any:
     """The configuration with few layers, in full width, for models that hold no numbers."""
     for part in (config, *[v for v in vars(config).values() if hasattr(v, "to_dict")]):
-        kinds = getattr(part, "layer_types", None)
-        if kinds:
-            part.layer_types = _kinds(kinds)
-        elif isinstance(getattr(part, "num_hidden_layers", None), int):
-            part.num_hidden_layers = min(part.num_hidden_layers, LAYERS)
-            continue
-        if kinds and isinstance(getattr(part, "num_hidden_layers", None), int):
-            part.num_hidden_layers = len(part.layer_types)
+        if getattr(part, "head_dim", 0) is None:
+            part.head_dim = part.hidden_size // part.num_attention_heads
+        if getattr(part, "num_key_value_heads", 0) is None:
+            part.num_key_value_heads = part.num_attention_heads
+        with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+            kinds = getattr(part, "layer_types", None)
+            count = len(_kinds(kinds)) if kinds else LAYERS
+            if kinds:
+                part.layer_types = _kinds(kinds)
+            part.num_hidden_layers = min(part.num_hidden_layers, count)
     return config
+
+
+def without_numbers(cls: type[Any], family: str) -> Any:
+    """A model on the meta device: with few layers, in full depth, or else small."""
+    from transformers import CONFIG_MAPPING
+
+    def config() -> Any:
+        return CONFIG_MAPPING[family](**COMPLETED.get(family, {}))
+
+    errors = []
+    for made in (lambda: few_layers(config()), config, lambda: small_config(config())):
+        try:
+            with torch.device("meta"):
+                return cls(made())
+        except Exception as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def classes_of(config: Any, code: types.ModuleType) -> list[type[nn.Module]]:
@@ -163,6 +193,12 @@ def classes_of(config: Any, code: types.ModuleType) -> list[type[nn.Module]]:
 def inputs(model: Any) -> dict[str, Any]:
     """Arguments of a forward pass."""
     name, config = model.main_input_name, model.config
+    parameters = inspect.signature(model.forward).parameters
+    grid = next((n for n in ("grid_thw", "image_grid_thw") if n in parameters), None)
+    if grid and "input_ids" not in parameters:  # a tower of patches
+        channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+        width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+        return {next(iter(parameters)): torch.randn(16, width), grid: torch.tensor([[1, 4, 4]])}
     if name in ("pixel_values", "pixel_values_videos"):
         size = getattr(config, "image_size", 32)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -249,8 +285,7 @@ def visits(only: tuple[str, ...] = (), run_small: bool = True) -> Iterator[Visit
         for cls in classes_of(config, code):
             visit = Visit(family, cls.__name__)
             try:
-                with torch.device("meta"):
-                    model = cls(few_layers(type(config)(**COMPLETED.get(family, {}))))
+                model = without_numbers(cls, family)
             except Exception as error:
                 visit.why = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
                 yield visit

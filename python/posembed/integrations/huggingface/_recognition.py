@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posembed.integrations.huggingface._rotation import Roles, Rotation, Rule
+from posembed.integrations.huggingface._rotation import Rotation
+from posembed.integrations.huggingface._rule import Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
 # Those first that tell most rules apart.

@@ -1,130 +1,73 @@
 """A rotation that stands in for a model's own function, with the same arguments and results.
 
-A rule says what the function computes; the roles say which argument is what.
+What is told by shapes, dtypes and devices alone is planned once for each of them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posembed import functional
+from posembed.integrations.huggingface._rule import Roles, Rule
 
 KERNEL_DEVICES = ("cpu", "cuda", "meta")
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
+Numerics = Literal["float32", "float32_product"]
+PLANS = 512  # a rotation forgets its plans when it has more: lengths of prompts have no end
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """What a function computes.
+class Plan(NamedTuple):
+    """How to call ``rotary_tables`` for tensors of some shapes.
 
     Args:
-        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
-            "regrouped" reads adjacent pairs and writes halves.
-        tables: "whole" tables repeat each value; of whole ones, "first half" reads a part;
-            "half" tables have each value once; "complex" is cos + i sin.
-        numerics: "float32" rounds each product as PyTorch does, "float32_product" once,
-            "float64" computes in float64.
-        keeps_dtype: Whether results have the dtype of their tensors although tables are wider.
-        window: Which components turn: "all", the "first" or the "last" of the head.
-        backwards: Whether the angle is negative.
-        unsqueeze: The dimension of the heads that the function inserts into its tables; None if
-            it inserts none.
-        gathers: Whether tables are looked up by position.
-        tokens: Which tokens turn: "all" have a row in the tables, only the "last" have one, or
-            the query has the "table's last".
-        sine_first: Whether the first half of a joint table is the sine.
-        layouts: The layouts in which this is known: dimensions of a tensor, dimensions of a table,
-            and the dimension of heads that is inserted into it, or is there. None: all.
-        lone: What is returned without a key: nothing is known, a "tensor", or a "pair" with None.
+        squeeze: The dimension of size 1 that tables lose; None if they have none.
+        heads: The dimension of the heads, from the last.
+        rows: Tokens of the tables.
+        start: The first component that turns.
+        numerics: As of ``rotary_tables``.
+        plain: Whether one call does it all.
     """
 
-    pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
-    tables: Literal["whole", "first half", "half", "complex"] = "whole"
-    numerics: Literal["float32", "float32_product", "float64"] = "float32"
-    keeps_dtype: bool = False
-    window: Literal["all", "first", "last"] = "all"
-    backwards: bool = False
-    unsqueeze: int | None = None
-    gathers: bool = False
-    tokens: Literal["all", "last", "table's last"] = "all"
-    sine_first: bool = False
-    layouts: frozenset[tuple[int, int, int]] | None = None
-    lone: Literal["", "tensor", "pair"] = ""
-
-    def __str__(self) -> str:
-        words = {
-            "halves": "half-split",
-            "adjacent": "interleaved",
-            "regrouped": "adjacent pairs to halves",
-        }[self.pairs]
-        if self.tables != "whole":
-            words += f", {self.tables}" + (" tables" if self.tables != "complex" else "")
-        if self.window != "all":
-            words += f", {self.window} part of the head"
-        if self.tokens != "all":
-            words += f", {self.tokens} tokens"
-        if self.backwards:
-            words += ", backwards"
-        if self.numerics != "float32":
-            words += ", " + self.numerics.replace("_product", "")
-        return words
-
-
-@dataclasses.dataclass(frozen=True)
-class Roles:
-    """Names of the arguments that have a part in a rotation, in the order of the function."""
-
-    names: tuple[str, ...]
-    defaults: dict[str, Any]
-    tensors: tuple[str, ...]
-    cos: str
-    sin: str | None = None
-    joint: bool = False
-    unsqueeze: str | None = None
-    positions: str | None = None
-
-    def others(self) -> list[str]:
-        """Arguments without a part: a rotation takes their default value alone."""
-        known = {*self.tensors, self.cos, self.sin, self.unsqueeze, self.positions}
-        return [name for name in self.names if name not in known]
+    squeeze: int | None
+    heads: int
+    rows: int
+    start: int
+    numerics: Numerics
+    plain: bool
 
 
 def _regroup(x: Tensor) -> Tensor:
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
 
-def _inserted(table: Tensor, dim: int, rank: int) -> tuple[Tensor, int] | None:
-    """A table and the dimension of the heads, counted from the last."""
-    dim = dim if dim < 0 else dim - table.dim() - 1
-    return (table, dim) if dim in (-2, -3) and table.dim() in (2, rank - 1) else None
+def _heads(table: Tensor, dim: int | None, query: Tensor) -> tuple[int | None, int] | None:
+    """Which dimension a table loses, and that of the heads; None for another way of broadcasting.
 
-
-def _broadcast(table: Tensor, query: Tensor) -> tuple[Tensor, int] | None:
-    """The same for a table that has the dimension of the heads already."""
+    Args:
+        table: Cosines.
+        dim: The dimension that the function inserts into them; None if they are as they are.
+        query: The tensor that turns.
+    """
     rank = table.dim()
+    if dim is not None:
+        heads = dim if dim < 0 else dim - rank - 1
+        return (None, heads) if heads in (-2, -3) and rank in (2, query.dim() - 1) else None
     if rank == 2:
-        return table, -3
-    if rank > query.dim():
+        return None, -3
+    if rank > query.dim() or rank - 1 not in (2, query.dim() - 1):
         return None
-    if table.shape[-3] == 1 and table.shape[-2] != 1:
-        table, dim = table.squeeze(-3), -3
-    elif table.shape[-2] == 1 and table.shape[-3] == query.shape[-3]:
-        table, dim = table.squeeze(-2), -2
-    elif table.shape[-3] == 1 and query.shape[-2] == 1:
-        table, dim = table.squeeze(-3), -3
-    else:
-        return None
-    return table, dim
+    if table.shape[-3] == 1 and (table.shape[-2] != 1 or query.shape[-2] == 1):
+        return -3, -3
+    return (-2, -2) if table.shape[-2] == 1 and table.shape[-3] == query.shape[-3] else None
 
 
-def _tokens(x: Tensor, dim: int) -> int:
-    return x.shape[-2 if dim == -3 else -3]
+def _tokens(x: Tensor, heads: int) -> int:
+    return x.shape[-2 if heads == -3 else -3]
 
 
 class Rotation:
@@ -140,6 +83,7 @@ class Rotation:
         self.rule = rule
         self.home = home
         self.others = tuple(roles.others())
+        self.plans: dict[Any, Plan | None] = {}
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
         self.__doc__ = getattr(original, "__doc__", None)
@@ -164,45 +108,39 @@ class Rotation:
         for name in self.others:
             if given.get(name) is not roles.defaults.get(name):
                 return None
-        tensors = [given.get(name) for name in roles.tensors]
-        query = tensors[0]
-        cos, sin = given.get(roles.cos), given.get(roles.sin) if roles.sin else None
-        if (
-            not isinstance(query, Tensor)
-            or not isinstance(cos, Tensor)
-            or query.dim() not in (3, 4)
-        ):
+        slots = [given.get(name) for name in roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        if slots[0] is None or (len(tensors) < len(slots) and not rule.lone):
             return None
-        present = [x for x in tensors if x is not None]
-        if len(present) < len(tensors) and not rule.lone:
+        tables = self._tables(given)
+        if tables is None:
+            return None
+        cos, sin = tables
+        dim = given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze
+        plan = self._planned(tensors, cos, sin, dim)
+        if plan is None:
+            return None
+        if plan.squeeze is not None:
+            cos, sin = cos.squeeze(plan.squeeze), None if sin is None else sin.squeeze(plan.squeeze)
+        if sin is not None and rule.backwards:
+            sin = -sin
+        if plan.plain:
+            result = self._call(tensors[0], tensors[1] if tensors[1:] else None, cos, sin, plan)
+        else:
+            result = tuple(self._rotate_all(tensors, cos, sin, plan))
+        return self._packed(result, len(slots))
+
+    def _tables(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+        """The part of the tables that is read, looked up by position."""
+        roles, rule = self.roles, self.rule
+        cos = given.get(roles.cos)
+        sin = given.get(roles.sin) if roles.sin else None
+        if not isinstance(cos, Tensor) or (roles.sin and not isinstance(sin, Tensor)):
             return None
         if roles.joint:
             cos, sin = cos.chunk(2, -1)
             if rule.sine_first:
                 cos, sin = sin, cos
-        if roles.sin and not isinstance(sin, Tensor):
-            return None
-        tables = self._prepare(cos, sin, given, query)
-        if tables is None or not all(self._takes(x, query, *tables) for x in present):
-            return None
-        cos, sin, dim = tables
-        rotated = self._rotate_all(present, cos, sin, dim)
-        return self._packed(rotated, len(tensors))
-
-    def _packed(self, rotated: list[Tensor], slots: int) -> Any:
-        if slots == 1 or (len(rotated) == 1 and self.rule.lone == "tensor"):
-            return rotated[0]
-        if self.rule.lone == "pair" and len(rotated) < slots:
-            return (*rotated, *[None] * (slots - len(rotated)))
-        return tuple(rotated)
-
-    def _prepare(
-        self, cos: Tensor, sin: Tensor | None, given: dict[str, Any], query: Tensor
-    ) -> tuple[Tensor, Tensor | None, int] | None:
-        """Tables without a dimension for heads, and where that dimension is."""
-        roles, rule = self.roles, self.rule
-        if sin is not None and sin.shape != cos.shape:
-            return None
         if rule.gathers:
             positions = given[roles.positions or ""]
             if cos.dim() != 2 or not isinstance(positions, Tensor):
@@ -211,101 +149,158 @@ class Rotation:
         if rule.tables == "first half":
             half = cos.shape[-1] // 2
             cos, sin = cos[..., :half], None if sin is None else sin[..., :half]
-        dim = self._inserts(given)
-        laid = _broadcast(cos, query) if dim is None else _inserted(cos, dim, query.dim())
-        if laid is None:
+        return cos, sin
+
+    def _planned(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
+    ) -> Plan | None:
+        """The plan for these shapes; None where the function itself has to run."""
+        if torch.compiler.is_compiling():
+            return self._plan(tensors, cos, sin, dim)
+        metadata = [(x.shape, x.dtype, x.device) for x in (*tensors, cos)]
+        key = (*metadata, dim, None if sin is None else (sin.shape, sin.dtype, sin.device))
+        try:
+            if key in self.plans:
+                return self.plans[key]
+        except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
+            return self._plan(tensors, cos, sin, dim)
+        plan = self._plan(tensors, cos, sin, dim)
+        if len(self.plans) >= PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+        return plan
+
+    def _plan(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
+    ) -> Plan | None:
+        rule, query = self.rule, tensors[0]
+        if query.dim() not in (3, 4) or not self._known(cos, sin):
             return None
-        layout = (query.dim(), cos.dim(), laid[1] if dim is None else dim)
+        found = _heads(cos, dim, query)
+        if found is None:
+            return None
+        squeeze, heads = found
+        layout = (query.dim(), cos.dim(), heads if dim is None else dim)
         if rule.layouts is not None and layout not in rule.layouts:
             return None
-        cos, dim = laid
-        if cos.dim() not in (2, query.dim() - 1):
+        batch = cos.shape[0] if cos.dim() - (squeeze is not None) == 3 else 1
+        rows = cos.shape[-2 if squeeze != -2 else -3]
+        if not all(self._takes(x, query, cos, batch) for x in tensors):
             return None
-        if sin is not None:
-            sin = sin.reshape(cos.shape)
-            sin = -sin if rule.backwards else sin
-        return cos, sin, dim
+        lengths = [_tokens(x, heads) for x in tensors]
+        if not self._lengths_fit(lengths, rows):
+            return None
+        once = rule.keeps_dtype and query.dtype in ROUNDED and cos.dtype == torch.float32
+        numerics: Numerics = "float32"
+        if rule.numerics == "float32_product" or (once and rule.numerics == "float32"):
+            numerics = "float32_product"  # where they are kept: the same bits, rounded earlier
+        start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
+        plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rule.numerics != "float64"
+        plain = plain and all(length == rows for length in lengths)
+        return Plan(squeeze, heads, rows, start, numerics, plain)
 
-    def _inserts(self, given: dict[str, Any]) -> int | None:
-        return given[self.roles.unsqueeze] if self.roles.unsqueeze else self.rule.unsqueeze
+    def _known(self, cos: Tensor, sin: Tensor | None) -> bool:
+        """Whether ``rotary_tables`` takes such tables."""
+        rule = self.rule
+        if cos.is_complex() != (rule.tables == "complex"):
+            return False
+        if rule.numerics == "float32_product" and cos.dtype not in (*ROUNDED, torch.complex64):
+            return False
+        if sin is None:
+            return True
+        return sin.shape == cos.shape and sin.dtype == cos.dtype and sin.device == cos.device
 
-    def _takes(self, x: Tensor, query: Tensor, cos: Tensor, sin: Tensor | None, dim: int) -> bool:
+    def _takes(self, x: Tensor, query: Tensor, cos: Tensor, batch: int) -> bool:
+        """Whether it takes such a tensor beside the query and tables of so many batches."""
         rule = self.rule
         if x.device.type not in KERNEL_DEVICES or x.device != cos.device:
             return False
-        if x.dim() != query.dim() or x.dtype != query.dtype or not x.is_floating_point():
+        if x.dtype != query.dtype or not x.is_floating_point():
             return False
-        if rule.numerics == "float32_product" and (
-            x.dtype not in ROUNDED or cos.dtype not in (*ROUNDED, torch.complex64)
-        ):
+        if rule.numerics == "float32_product" and x.dtype not in ROUNDED:
             return False
-        if cos.is_complex() != (rule.tables == "complex"):
+        if x.dim() != query.dim() or x.shape[-1] != query.shape[-1]:
             return False
-        if sin is not None and sin.dtype != cos.dtype:
-            return False
-        if cos.dim() == 3 and not (x.dim() == 4 and cos.shape[0] in (1, x.shape[0])):
+        if batch != 1 and (x.dim() != 4 or x.shape[0] != batch):
             return False
         width, head = self._width(cos), x.shape[-1]
-        if width > head or (rule.window == "all" and width != head):
-            return False
-        rows, tokens = cos.shape[-2], _tokens(x, dim)
-        if rule.tokens == "last":
-            return bool(tokens >= rows)
-        if rule.tokens == "table's last" and x is query:
-            return bool(tokens <= rows)
-        return bool(tokens == rows)
+        return bool(width <= head if rule.window != "all" else width == head)
+
+    def _lengths_fit(self, lengths: list[int], rows: int) -> bool:
+        if self.rule.tokens == "last":
+            return all(length >= rows for length in lengths)
+        if self.rule.tokens == "table's last":
+            return bool(lengths[0] <= rows) and all(length == rows for length in lengths[1:])
+        return all(length == rows for length in lengths)
 
     def _width(self, cos: Tensor) -> int:
         return cos.shape[-1] * (1 if self.rule.tables == "whole" else 2)
 
-    def _rotate_all(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int
-    ) -> list[Tensor]:
-        rows = cos.shape[-2]
-        if self.rule.tokens == "table's last" and _tokens(tensors[0], dim) != rows:
-            first = _tokens(tensors[0], dim)
-            query_cos = cos[..., rows - first :, :]
-            query_sin = None if sin is None else sin[..., rows - first :, :]
-            rest = self._rotate_all(tensors[1:], cos, sin, dim) if tensors[1:] else []
-            return [*self._call(tensors[:1], query_cos, query_sin, dim), *rest]
-        if self.rule.tokens == "last" and _tokens(tensors[0], dim) != rows:
-            axis = -2 if dim == -3 else -3
-            before = [x.narrow(axis, 0, x.shape[axis] - rows) for x in tensors]
-            turned = [x.narrow(axis, x.shape[axis] - rows, rows) for x in tensors]
-            turned = self._call(turned, cos, sin, dim)
-            return [torch.cat(parts, axis) for parts in zip(before, turned, strict=True)]
-        return self._call(tensors, cos, sin, dim)
-
     def _call(
-        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int
+        self, query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor | None, plan: Plan
+    ) -> Any:
+        rule = self.rule
+        result = functional.rotary_tables(
+            query,
+            key,
+            cos,
+            sin,
+            interleaved=rule.pairs == "adjacent",
+            unsqueeze_dim=plan.heads,
+            start=plan.start,
+            numerics=plan.numerics,
+            half_width=rule.tables in ("first half", "half"),
+        )
+        if not rule.keeps_dtype:
+            return result
+        if isinstance(result, Tensor):
+            return result.to(query.dtype)
+        return tuple(x.to(query.dtype) for x in result)
+
+    def _rotate_all(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
     ) -> list[Tensor]:
-        rule, dtype = self.rule, tensors[0].dtype
-        numerics = rule.numerics
-        if numerics == "float64":
+        """What takes more than one call: more tensors, other tokens, other dtypes."""
+        rule, rows, dtype = self.rule, plan.rows, tensors[0].dtype
+        if rule.numerics == "float64":
             tensors = [x.double() for x in tensors]
             cos, sin = cos.double(), None if sin is None else sin.double()
-            numerics = "float32"
-        elif rule.keeps_dtype and dtype in ROUNDED and cos.dtype == torch.float32:
-            numerics = "float32_product"  # the same bits, rounded where they are computed
         if rule.pairs == "regrouped":
             tensors = [_regroup(x) for x in tensors]
-        start = tensors[0].shape[-1] - self._width(cos) if rule.window == "last" else 0
+        first = _tokens(tensors[0], plan.heads)
+        if rule.tokens == "table's last" and first != rows:
+            last_cos = cos[..., rows - first :, :]
+            last_sin = None if sin is None else sin[..., rows - first :, :]
+            rotated = [self._call(tensors[0], None, last_cos, last_sin, plan)]
+            rotated += [self._call(x, None, cos, sin, plan) for x in tensors[1:]]
+        elif rule.tokens == "last" and first != rows:
+            axis = -2 if plan.heads == -3 else -3
+            before = [x.narrow(axis, 0, x.shape[axis] - rows) for x in tensors]
+            turned = [x.narrow(axis, x.shape[axis] - rows, rows) for x in tensors]
+            turned = self._in_pairs(turned, cos, sin, plan)
+            rotated = [torch.cat(parts, axis) for parts in zip(before, turned, strict=True)]
+        else:
+            rotated = self._in_pairs(tensors, cos, sin, plan)
+        return [x.to(dtype) for x in rotated] if rule.keeps_dtype else rotated
+
+    def _in_pairs(
+        self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
+    ) -> list[Tensor]:
         rotated: list[Tensor] = []
         for at in range(0, len(tensors), 2):
             key = tensors[at + 1] if at + 1 < len(tensors) else None
-            result = functional.rotary_tables(
-                tensors[at],
-                key,
-                cos,
-                sin,
-                interleaved=rule.pairs == "adjacent",
-                unsqueeze_dim=dim,
-                start=start,
-                numerics=numerics,
-                half_width=rule.tables in ("first half", "half"),
-            )
+            result = self._call(tensors[at], key, cos, sin, plan)
             rotated.extend(result if isinstance(result, tuple) else (result,))
-        return [x.to(dtype) for x in rotated] if rule.keeps_dtype else rotated
+        return rotated
+
+    def _packed(self, result: Any, slots: int) -> Any:
+        """The result as the function returns it, whose arguments have so many tensors."""
+        rotated = result if isinstance(result, tuple) else (result,)
+        if len(rotated) < slots and self.rule.lone == "pair":
+            return (*rotated, *[None] * (slots - len(rotated)))
+        if slots == 1 or (len(rotated) == 1 and self.rule.lone == "tensor"):
+            return rotated[0]
+        return rotated
 
 
 def _named(module: str, path: str) -> Any:
