@@ -18,6 +18,7 @@ EMBEDDINGS = (
     "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
     " what code that looks for nn.Embedding finds"
 )
+BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
 UNKNOWN = "computes no known rotation"
 
 
@@ -106,20 +107,24 @@ def _report(model: nn.Module) -> Report:
     for cls in counts:
         for found in _functions_of(cls):
             users.setdefault(found, []).append(cls)
-    rows = [
-        _row(_shadow.SHADOWS[module], name, classes, sum(counts[cls] for cls in classes))
-        for (module, name), classes in users.items()
-    ]
-    embeddings = counts[nn.Embedding]
-    return Report(tuple(rows), (EMBEDDINGS.format(count=embeddings),) if embeddings else ())
+    rows, notes = [], []
+    for (module, name), classes in users.items():
+        shadow = _shadow.SHADOWS[module]
+        if name in shadow.biases:
+            notes.append(BIAS.format(name=name, location=_location(shadow.biases[name])))
+        else:
+            rows.append(_row(shadow, name, classes, sum(counts[cls] for cls in classes)))
+    if counts[nn.Embedding]:
+        notes.append(EMBEDDINGS.format(count=counts[nn.Embedding]))
+    return Report(tuple(rows), tuple(notes))
 
 
 def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
     rotation = shadow.rotations.get(name)
-    function = rotation.original if rotation else shadow.unknown[name]
     action = str(rotation.rule) if rotation else UNKNOWN
     names = tuple(cls.__name__ for cls in classes)
-    return Row(name, _location(function), names, modules, rotation is not None, action)
+    location = _location(shadow.function(name))
+    return Row(name, location, names, modules, rotation is not None, action)
 
 
 def _location(function: Any) -> str:
@@ -139,7 +144,7 @@ def _functions_of(cls: type) -> set[tuple[str, str]]:
             continue
         for key, value in vars(base).items():
             name = f"{base.__name__}.{key}"
-            if name in shadow.rotations or name in shadow.unknown:
+            if shadow.function(name) is not None:
                 if key not in overridden:
                     found.add((base.__module__, name))
             else:
@@ -158,7 +163,7 @@ def _reached(value: Any) -> set[tuple[str, str]]:
         seen.add(function)
         for module, name, target in _globals_used(function):
             shadow = _shadow.SHADOWS[module]
-            if name in shadow.rotations or name in shadow.unknown:
+            if shadow.function(name) is not None:
                 found.add((module, name))
             else:
                 pending.extend(_shadow.inner(target))

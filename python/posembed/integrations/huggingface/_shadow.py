@@ -23,6 +23,7 @@ from posembed.integrations.huggingface._rotation import Rotation
 
 PREFIX = "posembed.integrations.huggingface.patched."
 ELSEWHERE = {"torch", "posembed", *sys.stdlib_module_names} - {"__main__"}
+BIASES = re.compile(r"build\w*alibi")
 ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)")
 
 
@@ -34,11 +35,19 @@ class Shadow:
         original: The modeling module.
         rotations: Rotations, by the qualified name of the function that each stands in for.
         unknown: Functions that look like rotations and follow no rule, by name.
+        biases: Functions that make an ALiBi bias, by name.
     """
 
     original: types.ModuleType
     rotations: dict[str, Rotation] = dataclasses.field(default_factory=dict)
     unknown: dict[str, Any] = dataclasses.field(default_factory=dict)
+    biases: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def function(self, name: str) -> Any:
+        """The function of that name, if it is one of these; None if not."""
+        if name in self.rotations:
+            return self.rotations[name].original
+        return self.unknown.get(name) or self.biases.get(name)
 
 
 SHADOWS: dict[str, Shadow] = {}
@@ -153,6 +162,8 @@ class Builder:
     def _rotation(self, function: Any, name: str) -> Rotation | None:
         call = function.forward if isinstance(function, nn.Module) else function
         if roles_of(call) is None:
+            if BIASES.match(name):
+                self.found.biases[name] = function
             if ROTATES.match(name):
                 self.found.unknown[name] = function
             return None
