@@ -302,28 +302,44 @@ def visits(only: tuple[str, ...] = (), run_small: bool = True) -> Iterator[Visit
         gc.collect()
 
 
+def markdown(found: list[Visit]) -> str:
+    """The tables of docs/guide/transformers.md."""
+    states = collections.Counter(visit.state for visit in found)
+    rotating = sum(states[state] for state in ("patched", "partly", "left", "failed"))
+    lines = ["| model classes | number |", "|---|--:|", f"| that rotate | {rotating} |"]
+    lines += [f"| {state} | {states[state]} |" for state in ("patched", "partly", "left", "failed")]
+    lines += [
+        f"| that do not rotate | {states['does not rotate']} |",
+        f"| that cannot be built from their default configuration | {states['not built']} |",
+        f"| run small, with equal bits | {sum(v.compared == 'equal' for v in found)} |",
+        f"| run small, with other bits | {sum('differs' in v.compared for v in found)} |",
+        *("", "| rotation | families | classes | for example |", "|---|--:|--:|---|"),
+    ]
+    users: dict[str, list[Visit]] = {}
+    for visit in found:
+        for action in {row.action for row in visit.report.rows} if visit.report else ():
+            users.setdefault(action, []).append(visit)
+    for action, of_action in sorted(users.items(), key=lambda item: -len(item[1])):
+        names = sorted({visit.family for visit in of_action})
+        examples = ", ".join(names[:3])
+        lines.append(f"| {action} | {len(names)} | {len(of_action)} | {examples} |")
+    for state in ("patched", "partly", "left"):
+        names = sorted({visit.family for visit in found if visit.state == state})
+        lines += ["", f"{state.capitalize()}: {', '.join(names)}."]
+    return "\n".join(lines)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    states: collections.Counter[str] = collections.Counter()
-    compared: collections.Counter[str] = collections.Counter()
+    found = []
     for visit in visits(tuple(sys.argv[1:])):
-        states[visit.state] += 1
-        if visit.compared:
-            compared[visit.compared.split(":")[0].split(" ")[0]] += 1
+        found.append(visit)
         rows = visit.report.rows if visit.report else ()
-        actions = {f"{row.function}: {row.action}" for row in rows}
-        print(
-            visit.family,
-            visit.name,
-            visit.state,
-            visit.compared,
-            visit.why,
-            *sorted(actions),
-            sep=" | ",
-            flush=True,
-        )
-    print(states, compared)
+        actions = sorted({f"{row.function}: {row.action}" for row in rows})
+        columns = (visit.family, visit.name, visit.state, visit.compared, visit.why, *actions)
+        print(*columns, sep=" | ", flush=True)
+    print(markdown(found))
 
 
 if __name__ == "__main__":
