@@ -265,6 +265,26 @@ def test_a_subclass_calls_its_parent() -> None:
     assert torch.equal(logits(model), expected)
 
 
+def test_methods_that_hooks_have_stored() -> None:
+    """As accelerate does for models on several devices."""
+    model = small_model("llama")
+    attention = model.model.layers[0].self_attn
+    attention._old_forward = attention.forward
+    kind = type(attention)
+    patch(model)
+    assert attention._old_forward.__func__ is type(attention).forward
+    assert attention._old_forward.__func__ is not kind.forward
+    unpatch(model)
+    assert attention._old_forward.__func__ is kind.forward
+
+
+def test_another_attention_afterwards() -> None:
+    model = small_model("llama", attn_implementation="sdpa")
+    patch(model)
+    model.set_attn_implementation("eager")
+    assert torch.equal(logits(model), logits(small_model("llama", attn_implementation="eager")))
+
+
 def test_the_report_is_a_table() -> None:
     report = patch(small_model("llama"))
     assert isinstance(report, Report)

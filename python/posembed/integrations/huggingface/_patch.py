@@ -67,7 +67,7 @@ def patch(model: nn.Module) -> Report:
     }
     for module in model.modules():
         _keep_recording(module, patched[type(module)])
-        module.__class__ = patched[type(module)]
+        _become(module, patched[type(module)])
         for name, value in vars(module).items():
             if id(value) in rotations:  # kernels put functions on modules
                 vars(module)[name] = rotations[id(value)]
@@ -86,10 +86,21 @@ def unpatch(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
-        module.__class__ = _shadow.ORIGINALS.get(type(module), type(module))
+        _become(module, _shadow.ORIGINALS.get(type(module), type(module)))
         for name, value in vars(module).items():
             if isinstance(value, Rotation):
                 vars(module)[name] = value.original
+
+
+def _become(module: nn.Module, cls: type) -> None:
+    """Changes a module's class, and methods that hooks have stored on the module."""
+    before = type(module)
+    module.__class__ = cls
+    for name, value in vars(module).items():
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            method = value.__func__
+            if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
+                vars(module)[name] = getattr(cls, method.__name__).__get__(module)
 
 
 def _keep_recording(module: nn.Module, cls: type) -> None:
