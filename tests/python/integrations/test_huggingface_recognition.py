@@ -129,6 +129,15 @@ def test_other_arguments_run_the_function(options: dict[str, Any], dtype: torch.
     assert all(map(torch.equal, model(*given), expected))
 
 
+def test_tables_that_do_not_repeat_values_run_the_function() -> None:
+    """Found at the first call with a shape."""
+    model = Attention("rotate")
+    query, angles = torch.randn(2, 3, 6, 8), torch.rand(2, 6, 8)
+    expected = model(query, angles.cos(), angles.sin())
+    patch(model)
+    assert all(map(torch.equal, model(query, angles.cos(), angles.sin()), expected))
+
+
 def test_errors_are_the_functions_own() -> None:
     model = Attention("rotate")
     query, cos, sin = arguments()

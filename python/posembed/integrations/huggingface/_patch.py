@@ -33,7 +33,9 @@ def patch(model: nn.Module) -> Report:
 
     Results have the bits of the model's own code in eager mode. Products of complex numbers (Llama
     4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the layout in memory.
-    Tables as wide as what they rotate are taken to repeat each value, as those of all models do.
+    Tables as wide as what they rotate have to repeat each value, as those of all known models do;
+    the model's function runs if they do not at the first call with a shape. Compiled code relies on
+    it.
 
     Args:
         model: The model; its modules change in place.

@@ -165,6 +165,8 @@ class Rotation:
         except (KeyError, TypeError):  # another thread cleared it, or symbolic shapes
             return self._plan(tensors, cos, sin, dim)
         plan = self._plan(tensors, cos, sin, dim)
+        if self.rule.tables == "whole" and not all(map(self._repeats, (cos, sin))):
+            plan = None
         if len(self.plans) >= PLANS:
             self.plans.clear()
         self.plans[key] = plan
@@ -198,6 +200,24 @@ class Rotation:
         plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rule.numerics != "float64"
         plain = plain and all(length == rows for length in lengths)
         return Plan(squeeze, heads, rows, start, numerics, plain)
+
+    def _repeats(self, table: Tensor | None) -> bool:
+        """Whether a table has each value twice, as far as its values can be read.
+
+        A function gets tables of one kind, so this is asked once for each shape.
+        """
+        if type(table) is not Tensor or table.is_meta:
+            return True
+        if table.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
+        if self.rule.pairs == "adjacent":
+            first, second = table[..., ::2], table[..., 1::2]
+        else:
+            first, second = table.chunk(2, -1)
+        try:
+            return torch.equal(first, second)
+        except RuntimeError:  # inside torch.func.vmap
+            return True
 
     def _known(self, cos: Tensor, sin: Tensor | None) -> bool:
         """Whether ``rotary_tables`` takes such tables."""
