@@ -19,6 +19,7 @@ from posembed.integrations.huggingface._rotation import Rotation
 from posembed.integrations.huggingface._rule import Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
+DIMS = [1, -2, 2, None, -3, 0]
 # Those first that tell most rules apart.
 DTYPES = [
     (torch.bfloat16, torch.bfloat16),
@@ -84,7 +85,7 @@ def rules(roles: Roles, narrow: bool, uneven: bool) -> Iterator[Rule]:
     tables = ["first half", "whole", "half"] if joint or roles.sin else ["complex"]
     if joint:
         tables = ["half", "whole"]
-    dims = [None] if roles.unsqueeze else [1, -2, 2, None, -3, 0]
+    dims = [None] if roles.unsqueeze else DIMS
     numerics = [
         ("float32", False),
         ("float32_product", False),
@@ -352,6 +353,12 @@ class _Trial:
         layouts -= foreign
         return dataclasses.replace(rule, layouts=frozenset(layouts)) if layouts else None
 
+    def widest(self, rule: Rule) -> Rule:
+        """The rule that holds in most layouts, of those that insert another dimension."""
+        dims = [None] if self.roles.unsqueeze else DIMS
+        held = [self.followed(dataclasses.replace(rule, unsqueeze=dim)) for dim in dims]
+        return max(filter(None, held), key=lambda found: len(found.layouts or ()))
+
     def lone(self, rule: Rule) -> Rule:
         """The same rule, with what is returned without a key."""
         others = self.roles.tensors[1:]
@@ -384,6 +391,6 @@ def recognise(function: Callable[..., Any], home: str) -> Rotation | None:
         narrow = trial.runs(lambda sample: sample.narrow)
         uneven = trial.runs(lambda sample: bool(sample.more or sample.fewer))
         for rule in rules(roles, narrow, uneven):
-            if held := trial.followed(rule):
-                return Rotation(function, roles, trial.lone(held), home)
+            if trial.followed(rule):
+                return Rotation(function, roles, trial.lone(trial.widest(rule)), home)
     return None
