@@ -353,11 +353,11 @@ class _Trial:
         layouts -= foreign
         return dataclasses.replace(rule, layouts=frozenset(layouts)) if layouts else None
 
-    def widest(self, rule: Rule) -> Rule:
-        """The rule that holds in most layouts, of those that insert another dimension."""
+    def widest(self, rule: Rule) -> list[Rule]:
+        """The rule and those that insert another dimension, if they hold; most layouts first."""
         dims = [None] if self.roles.unsqueeze else DIMS
         held = [self.followed(dataclasses.replace(rule, unsqueeze=dim)) for dim in dims]
-        return max(filter(None, held), key=lambda found: len(found.layouts or ()))
+        return sorted(filter(None, held), key=lambda found: -len(found.layouts or ()))
 
     def lone(self, rule: Rule) -> Rule:
         """The same rule, with what is returned without a key."""
@@ -392,5 +392,8 @@ def recognise(function: Callable[..., Any], home: str) -> Rotation | None:
         uneven = trial.runs(lambda sample: bool(sample.more or sample.fewer))
         for rule in rules(roles, narrow, uneven):
             if trial.followed(rule):
-                return Rotation(function, roles, trial.lone(trial.widest(rule)), home)
+                held = [trial.lone(found) for found in trial.widest(rule)]
+                first, *others = [Rotation(function, roles, found, home) for found in held]
+                first.alternatives = tuple(others)
+                return first
     return None

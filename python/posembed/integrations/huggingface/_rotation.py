@@ -84,6 +84,7 @@ class Rotation:
         self.home = home
         self.others = tuple(roles.others())
         self.plans: dict[Any, Plan | None] = {}
+        self.alternatives: tuple[Rotation, ...] = ()  # the same for tables in other layouts
         self.__name__ = str(getattr(original, "__name__", type(original).__name__))
         self.__qualname__ = str(getattr(original, "__qualname__", self.__name__))
         self.__doc__ = getattr(original, "__doc__", None)
@@ -98,6 +99,9 @@ class Rotation:
         given.update(zip(self.roles.names, args, strict=False))
         given.update(kwargs)
         result = self.rotate(given)
+        for other in self.alternatives:
+            if result is None:
+                result = other.rotate(given)
         return self.original(*args, **kwargs) if result is None else result
 
     def rotate(self, given: dict[str, Any]) -> Any:
