@@ -1,0 +1,1 @@
+"""posembed inside other libraries."""

@@ -1,0 +1,193 @@
+"""Patches a loaded model by the classes of its modules; weights and hooks stay where they are."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from posembed.integrations.huggingface import _shadow
+from posembed.integrations.huggingface._report import Report, Row
+from posembed.integrations.huggingface._rotation import Rotation
+
+EMBEDDINGS = (
+    "nn.Embedding ({count}) stays: its lookup gives the same rows, and another class would change"
+    " what code that looks for nn.Embedding finds"
+)
+BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
+UNKNOWN = "computes no known rotation"
+
+
+def patch(model: nn.Module) -> Report:
+    """Lets posembed rotate in a loaded model of transformers, or of code written like it.
+
+    Functions that rotate query and key are recognised by what they compute, so names and models
+    need not be known. Each module that calls one gets a subclass of its class, in which
+    ``functional.rotary_tables`` runs in the function's place. Weights, ``state_dict``, hooks,
+    ``isinstance`` and other models of the same family stay as they are. Patched models can be
+    compiled, copied and pickled. Patching twice does nothing more.
+
+    Results have the bits of the model's own code in eager mode. Products of complex numbers (Llama
+    4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the layout in memory.
+    Tables as wide as what they rotate have to repeat each value, as those of all known models do;
+    the model's function runs if they do not at the first call with a shape. Compiled code relies on
+    it.
+
+    Args:
+        model: The model; its modules change in place.
+
+    Returns:
+        What was replaced and what was left, with the reason.
+
+    Raises:
+        TypeError: The model is no ``nn.Module``.
+
+    Examples:
+        >>> import transformers
+        >>> from posembed.integrations.huggingface import patch, unpatch
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...     num_attention_heads=2)
+        >>> model = transformers.LlamaForCausalLM(config)
+        >>> report = patch(model)
+        >>> [(row.function, row.modules, row.action) for row in report.patched]
+        [('apply_rotary_pos_emb', 2, 'half-split')]
+        >>> unpatch(model)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    classes = {type(module): None for module in model.modules()}
+    patched = {cls: _shadow.shadow_class(cls) for cls in classes}
+    rotations = {
+        id(rotation.original): rotation
+        for shadow in _shadow.SHADOWS.values()
+        for rotation in shadow.rotations.values()
+    }
+    for module in model.modules():
+        _keep_recording(module, patched[type(module)])
+        _become(module, patched[type(module)])
+        for name, value in vars(module).items():
+            if id(value) in rotations:  # kernels put functions on modules
+                vars(module)[name] = rotations[id(value)]
+    return _report(model)
+
+
+def unpatch(model: nn.Module) -> None:
+    """Gives a patched model its own code back; other models stay as they are.
+
+    Args:
+        model: The model; its modules change in place.
+
+    Raises:
+        TypeError: The model is no ``nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        _become(module, _shadow.ORIGINALS.get(type(module), type(module)))
+        for name, value in vars(module).items():
+            if isinstance(value, Rotation):
+                vars(module)[name] = value.original
+
+
+def _become(module: nn.Module, cls: type) -> None:
+    """Changes a module's class, and methods that hooks have stored on the module."""
+    before = type(module)
+    module.__class__ = cls
+    for name, value in vars(module).items():
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            method = value.__func__
+            if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
+                vars(module)[name] = getattr(cls, method.__name__).__get__(module)
+
+
+def _keep_recording(module: nn.Module, cls: type) -> None:
+    """Enters a class where transformers looks up what a model can output besides its result."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    registry: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", None)
+    if registry is not None and cls is not type(module) and (flags := registry.get(module)):
+        dict.__setitem__(registry, str(cls), flags)
+
+
+def _report(model: nn.Module) -> Report:
+    modules = [_shadow.ORIGINALS.get(type(m), type(m)) for m in model.modules()]
+    counts = collections.Counter(modules)
+    users: dict[tuple[str, str], list[type]] = {}
+    for cls in counts:
+        for found in _functions_of(cls):
+            users.setdefault(found, []).append(cls)
+    rows, notes = [], []
+    for (module, name), classes in users.items():
+        shadow = _shadow.SHADOWS[module]
+        if name in shadow.biases:
+            notes.append(BIAS.format(name=name, location=_location(shadow.biases[name])))
+        else:
+            rows.append(_row(shadow, name, classes, sum(counts[cls] for cls in classes)))
+    if counts[nn.Embedding]:
+        notes.append(EMBEDDINGS.format(count=counts[nn.Embedding]))
+    return Report(tuple(rows), tuple(notes))
+
+
+def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:
+    rotation = shadow.rotations.get(name)
+    action = str(rotation.rule) if rotation else UNKNOWN
+    names = tuple(cls.__name__ for cls in classes)
+    location = _location(shadow.function(name))
+    return Row(name, location, names, modules, rotation is not None, action)
+
+
+def _location(function: Any) -> str:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
+
+
+def _functions_of(cls: type) -> set[tuple[str, str]]:
+    """Functions with a row that a class reaches: their module and name."""
+    found: set[tuple[str, str]] = set()
+    overridden: set[str] = set()
+    for base in cls.__mro__:
+        shadow = _shadow.SHADOWS.get(base.__module__)
+        if shadow is None:
+            continue
+        for key, value in vars(base).items():
+            name = f"{base.__name__}.{key}"
+            if shadow.function(name) is not None:
+                if key not in overridden:
+                    found.add((base.__module__, name))
+            else:
+                found |= _reached(value)
+            overridden.add(key)
+    return found
+
+
+def _reached(value: Any) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    pending, seen = list(_shadow.inner(value)), set()
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for module, name, target in _globals_used(function):
+            shadow = _shadow.SHADOWS[module]
+            if shadow.function(name) is not None:
+                found.add((module, name))
+            else:
+                pending.extend(_shadow.inner(target))
+    return found
+
+
+def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
+    """Functions that a function calls by name: the module where it finds it, name, function."""
+    module = str(function.__globals__.get("__name__", ""))
+    if module in _shadow.SHADOWS:
+        for name in _shadow.names_in(function.__code__):
+            target = function.__globals__.get(name)
+            if isinstance(target, types.FunctionType | nn.Module):
+                yield module, name, target

@@ -1,0 +1,59 @@
+"""What patching a model did, function by function."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One function of the model's code.
+
+    Args:
+        function: Its name.
+        location: Its file and line.
+        classes: The model's classes that call it.
+        modules: How many modules of the model have one of these classes.
+        patched: Whether posembed runs in its place.
+        action: What runs now, or why nothing changed.
+    """
+
+    function: str
+    location: str
+    classes: tuple[str, ...]
+    modules: int
+    patched: bool
+    action: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Every function of a model that rotates or biases, and what was done; prints as a table.
+
+    Args:
+        rows: One row for each function.
+        notes: What was left alone on purpose.
+    """
+
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def patched(self) -> tuple[Row, ...]:
+        """Functions in whose place posembed runs."""
+        return tuple(row for row in self.rows if row.patched)
+
+    @property
+    def left(self) -> tuple[Row, ...]:
+        """Functions that run as before; ``action`` is the reason."""
+        return tuple(row for row in self.rows if not row.patched)
+
+    def __str__(self) -> str:
+        table = [("function", "modules", "now", "where")]
+        for row in self.rows:
+            classes = f"{row.modules} x {', '.join(row.classes)}"
+            action = row.action if row.patched else f"left: {row.action}"
+            table.append((row.function, classes, action, row.location))
+        widths = [max(len(line[i]) for line in table) for i in range(4)]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+        return "\n".join([*lines, *self.notes])

@@ -1,0 +1,82 @@
+"""What a model's function computes, and what its arguments are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a function computes.
+
+    Args:
+        pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and
+            "regrouped" reads adjacent pairs and writes halves.
+        tables: "whole" tables repeat each value; of whole ones, "first half" reads a part;
+            "half" tables have each value once; "complex" is cos + i sin.
+        numerics: "float32" rounds each product as PyTorch does, "float32_product" once,
+            "float64" computes in float64.
+        keeps_dtype: Whether results have the dtype of their tensors although tables are wider.
+        window: Which components turn: "all", the "first" or the "last" of the head.
+        backwards: Whether the angle is negative.
+        unsqueeze: The dimension of the heads that the function inserts into its tables; None if
+            it inserts none.
+        gathers: Whether tables are looked up by position.
+        tokens: Which tokens turn: "all" have a row in the tables, only the "last" have one, or
+            the query has the "table's last".
+        sine_first: Whether the first half of a joint table is the sine.
+        layouts: The layouts in which this is known: dimensions of a tensor, dimensions of a table,
+            and the dimension of heads that is inserted into it, or is there. None: all.
+        lone: What is returned without a key: nothing is known, a "tensor", or a "pair" with None.
+    """
+
+    pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
+    tables: Literal["whole", "first half", "half", "complex"] = "whole"
+    numerics: Literal["float32", "float32_product", "float64"] = "float32"
+    keeps_dtype: bool = False
+    window: Literal["all", "first", "last"] = "all"
+    backwards: bool = False
+    unsqueeze: int | None = None
+    gathers: bool = False
+    tokens: Literal["all", "last", "table's last"] = "all"
+    sine_first: bool = False
+    layouts: frozenset[tuple[int, int, int]] | None = None
+    lone: Literal["", "tensor", "pair"] = ""
+
+    def __str__(self) -> str:
+        words = {
+            "halves": "half-split",
+            "adjacent": "interleaved",
+            "regrouped": "adjacent pairs to halves",
+        }[self.pairs]
+        if self.tables != "whole":
+            words += f", {self.tables}" + (" tables" if self.tables != "complex" else "")
+        if self.window != "all":
+            words += f", {self.window} part of the head"
+        if self.tokens != "all":
+            words += f", {self.tokens} tokens"
+        if self.backwards:
+            words += ", backwards"
+        if self.numerics != "float32":
+            words += ", " + self.numerics.replace("_product", "")
+        return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """Names of the arguments that have a part in a rotation, in the order of the function."""
+
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    tensors: tuple[str, ...]
+    cos: str
+    sin: str | None = None
+    joint: bool = False
+    unsqueeze: str | None = None
+    positions: str | None = None
+
+    def others(self) -> list[str]:
+        """Arguments without a part: a rotation takes their default value alone."""
+        known = {*self.tensors, self.cos, self.sin, self.unsqueeze, self.positions}
+        return [name for name in self.names if name not in known]

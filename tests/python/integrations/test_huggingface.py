@@ -1,0 +1,321 @@
+"""Patched models of transformers give the bits of unpatched ones, in every use of a model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from posembed.integrations.huggingface import (  # noqa: E402
+    Report,
+    apply_rotary_pos_emb,
+    patch,
+    unpatch,
+)
+from support.transformers_small import CAUSAL, MODELS, ids, small_model, vision_tower  # noqa: E402
+
+# PyTorch's product of complex numbers rounds otherwise in the remainder of a vector.
+COMPLEX = {"deepseek_v2", "llama4"}
+EOS = {"pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+
+
+def logits(model: Any, **given: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**{"input_ids": ids(), **given}).logits
+
+
+def equal(name: str, first: torch.Tensor, second: torch.Tensor) -> bool:
+    if name in COMPLEX and first.dtype == torch.float32:
+        return torch.allclose(first, second, rtol=0, atol=1e-6)
+    return torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name: str, dtype: torch.dtype) -> None:
+    model = small_model(name).to(dtype)
+    expected = logits(model)
+    report = patch(model)
+    assert report.patched
+    assert report.left == ()
+    assert equal(name, logits(model), expected)
+    unpatch(model)
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients(name: str) -> None:
+    model = small_model(name)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(ids()).logits.float().pow(2).mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = gradients()
+    patch(model)
+    for found, theirs in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_generation(name: str) -> None:
+    model = small_model(name)
+    expected = model.generate(ids(), max_new_tokens=5, **EOS)
+    patch(model)
+    assert torch.equal(model.generate(ids(), max_new_tokens=5, **EOS), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_implementation": "static"},
+        {"num_beams": 3},
+        {"use_cache": False},
+        {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])},
+        {"prompt_lookup_num_tokens": 3, "input_ids": torch.tensor([[5, 6, 7, 5, 6, 7, 5]])},
+    ],
+    ids=["static", "beams", "no cache", "left padding", "assisted"],
+)
+def test_ways_of_generation(options: dict[str, Any]) -> None:
+    model = small_model("llama")
+    given = {"input_ids": ids(), "max_new_tokens": 6, **EOS, **options}
+    expected = model.generate(**given)
+    patch(model)
+    assert torch.equal(model.generate(**given), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_vision_tower(dtype: torch.dtype) -> None:
+    model = vision_tower().to(dtype)
+    pixels = torch.randn(16, 3 * 2 * 4 * 4, dtype=dtype)
+    given = {"hidden_states": pixels, "grid_thw": torch.tensor([[1, 4, 4]])}
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        report = patch(model)
+        assert [row.function for row in report.patched] == ["apply_rotary_pos_emb_vision"]
+        assert torch.equal(model(**given).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_outputs_besides_logits(attention: str) -> None:
+    model = small_model("llama", attn_implementation=attention)
+    expected = model(ids(), output_hidden_states=True)
+    patch(model)
+    found = model(ids(), output_hidden_states=True)
+    assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+
+
+def test_attention_weights_are_recorded() -> None:
+    model = small_model("llama", attn_implementation="eager")
+    expected = model(ids(), output_attentions=True)
+    patch(model)
+    found = model(ids(), output_attentions=True)
+    assert len(found.attentions) == 2
+    assert all(map(torch.equal, found.attentions, expected.attentions))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere", "deepseek_v3"])
+def test_compiles_whole(name: str) -> None:
+    model = small_model(name)
+    patch(model)
+    expected = logits(model)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(logits(compiled), expected)
+
+
+@pytest.mark.slow
+def test_compiles_with_inductor() -> None:
+    model = small_model("llama")
+    patch(model)
+    expected = logits(model)
+    found = logits(torch.compile(model, fullgraph=True))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing() -> None:
+    model = small_model("llama").train()
+    patch(model)
+
+    def gradient() -> torch.Tensor:
+        model.zero_grad()
+        model(ids()).logits.pow(2).mean().backward()
+        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    expected = gradient()
+    model.gradient_checkpointing_enable()
+    torch.testing.assert_close(gradient(), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_state_and_kind_stay() -> None:
+    model = small_model("llama")
+    keys, kind = list(model.state_dict()), type(model.model.layers[0].self_attn)
+    patch(model)
+    attention = model.model.layers[0].self_attn
+    assert list(model.state_dict()) == keys
+    assert isinstance(attention, kind)
+    assert type(attention).__name__ == "LlamaAttention"
+    unpatch(model)
+    assert type(attention) is kind
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    model = small_model("llama")
+    patch(model)
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded.model.layers[0].self_attn).__module__.startswith("transformers.")
+    assert torch.equal(logits(loaded), expected)
+    patch(loaded)
+    assert torch.equal(logits(loaded), expected)
+
+
+def test_copies_are_patched() -> None:
+    model = small_model("llama")
+    patch(model)
+    copied = copy.deepcopy(model)
+    unpatch(model)
+    assert "patched" in type(copied.model.layers[0].self_attn).__module__
+    assert torch.equal(logits(copied), logits(model))
+
+
+def test_pickle_in_another_process(tmp_path: Path) -> None:
+    models = [small_model(name) for name in ("llama", "roformer")]
+    for model in models:
+        patch(model)
+    (tmp_path / "models.pickle").write_bytes(pickle.dumps(models))
+    torch.save([logits(model) for model in models], tmp_path / "logits.pt")
+    code = f"""
+import pickle, pathlib, torch
+folder = pathlib.Path({str(tmp_path)!r})
+models = pickle.loads((folder / "models.pickle").read_bytes())
+ids = torch.randint(3, 96, (2, 7), generator=torch.Generator().manual_seed(5))
+from posembed.integrations.huggingface import unpatch
+for model, expected in zip(models, torch.load(folder / "logits.pt"), strict=True):
+    assert torch.equal(model(ids).logits, expected)
+    patched = {{type(module) for module in model.modules()}}
+    unpatch(model)
+    assert {{type(module) for module in model.modules()}} != patched
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_models_of_a_family_side_by_side() -> None:
+    patched, plain = small_model("llama"), small_model("llama")
+    patch(patched)
+    assert "patched" not in type(plain.model.layers[0].self_attn).__module__
+    assert torch.equal(logits(patched), logits(plain))
+
+
+def test_twice_is_once() -> None:
+    model = small_model("llama")
+    first = patch(model)
+    kind = type(model.model.layers[0].self_attn)
+    assert patch(model) == first
+    assert type(model.model.layers[0].self_attn) is kind
+    unpatch(model)
+    unpatch(model)
+    assert torch.equal(logits(model), logits(small_model("llama")))
+
+
+def test_threads() -> None:
+    model = small_model("llama")
+    expected = logits(model)
+    patch(model)
+    found: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: found.append(logits(model))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(x, expected) for x in found)
+
+
+def test_random_numbers_stay() -> None:
+    model = small_model("qwen3")
+    before = torch.get_rng_state()
+    patch(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_subclass_calls_its_parent() -> None:
+    """super() of the user's class reaches the patched method of the library's class."""
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    class Attention(LlamaAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model = small_model("llama")
+    expected = logits(model)
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Attention
+    assert patch(model).patched
+    assert torch.equal(logits(model), expected)
+
+
+def test_methods_that_hooks_have_stored() -> None:
+    """As accelerate does for models on several devices."""
+    model = small_model("llama")
+    attention = model.model.layers[0].self_attn
+    attention._old_forward = attention.forward
+    kind = type(attention)
+    patch(model)
+    assert attention._old_forward.__func__ is type(attention).forward
+    assert attention._old_forward.__func__ is not kind.forward
+    unpatch(model)
+    assert attention._old_forward.__func__ is kind.forward
+
+
+def test_another_attention_afterwards() -> None:
+    model = small_model("llama", attn_implementation="sdpa")
+    patch(model)
+    model.set_attn_implementation("eager")
+    assert torch.equal(logits(model), logits(small_model("llama", attn_implementation="eager")))
+
+
+def test_the_report_is_a_table() -> None:
+    report = patch(small_model("llama"))
+    assert isinstance(report, Report)
+    (row,) = report.patched
+    assert (row.function, row.modules, row.classes) == (
+        "apply_rotary_pos_emb",
+        2,
+        ("LlamaAttention",),
+    )
+    assert "modeling_llama.py:" in row.location
+    header, line, note = str(report).splitlines()
+    assert header.startswith("function")
+    assert "2 x LlamaAttention  half-split" in line
+    assert note.startswith("nn.Embedding (1) stays")
+
+
+@pytest.mark.parametrize("call", [patch, unpatch])
+def test_what_is_no_model(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
+        call("llama")
+
+
+@pytest.mark.parametrize("dim", [1, 2, -2, -3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_function_alone(dim: int, dtype: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as theirs
+
+    heads_first = dim in (1, -3)
+    shape = (2, 4, 5, 8) if heads_first else (2, 5, 4, 8)
+    q, k = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    angles = torch.rand(2, 5, 4).repeat(1, 1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    found = apply_rotary_pos_emb(q, k, cos, sin, dim)
+    assert all(map(torch.equal, found, theirs(q, k, cos, sin, dim)))
