@@ -86,7 +86,7 @@ def decode(name: str, model: str, dtype: torch.dtype, device: str) -> Case:
         def run() -> object:
             with torch.inference_mode():
                 logits = model(token, past_key_values=cache).logits
-                cache.crop(PROMPT)
+                cache.crop(-1)
                 return logits
 
         return run
