@@ -22,7 +22,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What a kernel may have.
+    """The limits of a kernel.
 
     Attributes:
         kernel: How its demangled name begins, without namespaces of posembed.
@@ -73,7 +73,7 @@ class Kernel:
     instructions: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def faults(self, limit: Limit) -> Iterator[str]:
-        """What has got worse."""
+        """The limits that are exceeded."""
         count = self.instructions
         if self.registers > limit.registers:
             yield f"{self.registers} registers, at most {limit.registers} recorded"
@@ -99,7 +99,7 @@ def disassembler() -> Path:
 
 
 def output_of(*command: str | Path, given: str | None = None) -> str:
-    """What a program prints; cuobjdump prints nothing for a library without device code."""
+    """The output of a program; cuobjdump prints nothing for a library without device code."""
     return subprocess.run(
         command, input=given, capture_output=True, text=True, check=False, errors="replace"
     ).stdout

@@ -53,8 +53,8 @@ pe_audio_encoder pe_audio_video_encoder pe_video_encoder roformer
 /// key: DeepSeek's own files do not.
 inline constexpr Words by_key = "axk1 deepseek_v3 glm4_moe_lite mistral4 youtu";
 
-/// What `posembed convert` writes into a configuration: "interleaved" or "half_split". It says how
-/// this checkpoint is rotated, whatever its model type is otherwise.
+/// The key that `posembed convert` writes into a configuration: "interleaved" or "half_split". It
+/// says how this checkpoint is rotated, whatever its model type is otherwise.
 inline constexpr const char* converted = "posembed_rotary_pairs";
 
 /// Keys about rotation that have no bearing on the rotation of a layer that rotates: which layers

@@ -21,7 +21,7 @@ namespace {
 using Layers = std::vector<Layer>;
 using Specs = std::vector<std::optional<RotarySpec>>;
 
-/// What the caller says beside the configuration.
+/// The caller's options beside the configuration.
 struct Stated {
   const ConfigurationOptions& options;
   const std::set<std::string>& accounted;

@@ -84,7 +84,7 @@ size_t layer_number(const std::string& text) {
   return place;
 }
 
-/// What per_layer_config has for one layer alone.
+/// The entry of per_layer_config for one layer.
 Fields own_fields(const Fields& fields, size_t place) {
   const json& each_own = get(fields, "per_layer_config");
   if (!truthy(each_own)) return Fields::object();

@@ -12,7 +12,7 @@
 
 namespace posembed::configuration {
 
-/// What the model's own configuration class has made of a file, or of the part that was asked for.
+/// A file, or the part that was asked for, as the model's own configuration class completes it.
 struct Completed {
   Fields fields;
   std::set<std::string> known;  // keys that the class knows, which need not be understood here

@@ -19,7 +19,7 @@ from posembed.configuration import readers
 
 @dataclasses.dataclass
 class InputLayer:
-    """What :class:`posembed.InputEmbedding` has of a model.
+    """The parts of a model that :class:`posembed.InputEmbedding` has.
 
     Args:
         options: Its arguments.

@@ -16,7 +16,7 @@ from posembed._memory import prefer_huge_pages
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
 
-# What tables are computed in.
+# The dtypes of tables.
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -11,7 +11,7 @@
 
 namespace posembed {
 
-/// What a configuration may not say, and of which layers. Python's arguments of the same names.
+/// Facts that a configuration may lack, and the layers that are asked for. Python has the same.
 ///
 ///     const auto options = posembed::ConfigurationOptions().layer_type("sliding_attention");
 ///     const auto spec = posembed::RotarySpec::from_huggingface("gemma/config.json", options);

@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """What a configuration may not tell, and of which layers."""
+    """Facts that a configuration may lack, and the layers that are asked for."""
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
@@ -71,7 +71,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rotation_options(parser: argparse.ArgumentParser) -> None:
-    """What a configuration may not tell."""
+    """Facts that a configuration may lack."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",

@@ -57,7 +57,7 @@ def check_index(shard: Path, names: list[str]) -> None:
 
 
 def companions(folder: Path) -> list[Path]:
-    """What belongs to the model besides weights: tokenizer, code, the index; all but config.json.
+    """Files of the model besides weights: tokenizer, code, the index; all but config.json.
 
     Relative to the folder; hidden files and folders, such as version control's, are left out.
     """

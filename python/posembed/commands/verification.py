@@ -255,7 +255,7 @@ def difference(left: Tensor, right: Tensor) -> float:
 
 
 def siblings(names: Iterable[str]) -> set[str]:
-    """What stands beside projections and norms of queries and keys, in the same module."""
+    """Modules beside projections and norms of queries and keys, in the same module."""
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     found = (kind.search(name) for kind in ROTATED for name in names)
     parents = {match.string[: match.end(1)] for match in found if match}
@@ -275,7 +275,7 @@ def check_names(names: Iterable[str], tried: Iterable[str]) -> None:
 
 
 def small_configuration(model: nn.Module) -> dict[str, Any]:
-    """What the model was built from."""
+    """The configuration of the model."""
     fields: dict[str, Any] = model.config.to_dict()  # type: ignore[operator, union-attr]
     return fields
 

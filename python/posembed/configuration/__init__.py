@@ -46,7 +46,7 @@ def file_of(path: str | os.PathLike[str]) -> Path:
 
 
 def completed(config: Any, fields: Fields, part: str | None) -> readers.Completed | None:
-    """What the model's own class makes of a configuration, where it is known."""
+    """The configuration as the model's own class completes it, where the class is known."""
     given = isinstance(config, (Mapping, str, os.PathLike))
     whole = completion.complete(fields) if given else config
     if whole is None:

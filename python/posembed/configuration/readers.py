@@ -12,12 +12,12 @@ import torch
 
 Fields = dict[str, Any]
 
-# What `posembed convert` writes into a configuration: "interleaved" or "half_split".
+# The key that `posembed convert` writes into a configuration: "interleaved" or "half_split".
 CONVERTED = "posembed_rotary_pairs"
 
 
 class Completed(NamedTuple):
-    """What a model's own configuration class has made of a file, or of one of its parts."""
+    """A file, or one of its parts, as the model's own configuration class completes it."""
 
     fields: Fields
     known: frozenset[str]  # keys that the class knows, which need not be understood

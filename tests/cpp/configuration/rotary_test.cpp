@@ -43,7 +43,7 @@ RotarySpec half_split(int64_t head_dim, double base) {
   return spec;
 }
 
-/// What a row of the shared file asks for.
+/// The options of a row of the shared file.
 ConfigurationOptions options_of(const json& row) {
   ConfigurationOptions options;
   if (row.contains("layer_type")) options.layer_type(row["layer_type"].get<std::string>());

@@ -1,4 +1,4 @@
-"""What convert tries before it writes: a small model of the same type gives the same outputs."""
+"""The trial of convert before it writes: a small model of the same type gives the same outputs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Right = pe.RotarySpec | Mapping[str, pe.RotarySpec | None]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a file says and what is right.
+    """The contents of a file, and the right reading.
 
     Args:
         file: Whose file it is.

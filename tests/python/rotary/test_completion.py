@@ -64,7 +64,7 @@ Outcome = pe.RotarySpec | list[pe.RotarySpec | None] | str
 
 
 def outcome(read: Callable[[Any], Any], config: Any) -> Outcome:
-    """What is read, or the error's message."""
+    """The specification that is read, or the error's message."""
     try:
         return read(copy.deepcopy(config))
     except ValueError as error:

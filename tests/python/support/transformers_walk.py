@@ -65,7 +65,7 @@ SECTIONS = {2: [4, 4], 3: [2, 3, 3], 4: [2, 2, 2, 2]}
 
 @dataclasses.dataclass
 class Visit:
-    """What became of one model class."""
+    """The result for one model class."""
 
     family: str
     name: str

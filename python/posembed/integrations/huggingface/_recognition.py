@@ -34,7 +34,7 @@ OPTIONAL = re.compile("(k|key|v|value)(_|$)")
 
 
 def roles_of(function: Callable[..., Any]) -> Roles | None:
-    """What the arguments of a rotation are, told by their names; None if it cannot be one."""
+    """The roles of a function's arguments, by their names; None if it cannot be a rotation."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -304,7 +304,7 @@ class _Trial:
         return self._arguments[key]
 
     def result(self, rule: Rule, at: int) -> Any:
-        """What the function makes of them."""
+        """The results of the function."""
         key = self._key(rule, at)
         if key not in self._results:
             self._results[key] = _run(self.function, self.arguments(rule, at))

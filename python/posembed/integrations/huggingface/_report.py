@@ -1,4 +1,4 @@
-"""What patching a model did, function by function."""
+"""The report of a patch, function by function."""
 
 from __future__ import annotations
 

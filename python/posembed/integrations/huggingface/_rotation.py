@@ -284,7 +284,7 @@ class Rotation:
     def _rotate_all(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
     ) -> list[Tensor]:
-        """What takes more than one call: more tensors, other tokens, other dtypes."""
+        """Rotations that take more than one call: more tensors, other tokens, other dtypes."""
         rule, rows, dtype = self.rule, plan.rows, tensors[0].dtype
         if rule.numerics == "float64":
             tensors = [x.double() for x in tensors]

@@ -1,4 +1,4 @@
-"""What a model's function computes, and what its arguments are."""
+"""Rules: the rotation that a model's function computes, and the roles of its arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a function computes.
+    """The rotation that a function computes.
 
     Args:
         pairs: "halves" are components i and i + n/2, "adjacent" are 2i and 2i + 1, and

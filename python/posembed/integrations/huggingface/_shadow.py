@@ -29,7 +29,7 @@ ROTATES = re.compile(r"_?(apply|rotate)\w*(rotary|rope|queries)")
 
 @dataclasses.dataclass
 class Shadow:
-    """What was found in a modeling module.
+    """The rotations of a modeling module.
 
     Args:
         original: The modeling module.
