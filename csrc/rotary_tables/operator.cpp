@@ -5,13 +5,9 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include <array>
-#include <optional>
-
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/output_memory.h"
 #include "rotary/arguments.h"
 
 namespace posembed::rotary_tables {
@@ -59,10 +55,12 @@ void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensi
                     " pairs, got ", pairs);
 }
 
-void check_rotated(const Tensor& tensor, const char* argument, const RotaryTables& tables,
-                   const Dimensions& where) {
+void check_rows(const Tensor& tensor, const char* argument, const Dimensions& where) {
   dispatcher::check_floating(tensor, argument);
   dispatcher::check_rank(tensor, argument, where.rank, where.shape);
+}
+
+void check_window(const Tensor& tensor, const char* argument, const RotaryTables& tables) {
   const c10::SymInt rotated = 2 * pairs_of(tables);
   TORCH_CHECK_VALUE(tables.start() + rotated <= tensor.sym_size(-1), argument,
                     ": expected head_dim of at least start + rotary_dim = ", tables.start(), " + ",
@@ -73,11 +71,11 @@ void check_rotated(const Tensor& tensor, const char* argument, const RotaryTable
 void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
   check_options(tables);
   const Dimensions where = rotary::dimensions(tables.layout());
-  dispatcher::check_rank(query, "query", where.rank, where.shape);
+  check_rows(query, "query", where);
   check_tables(tables, query, where);
-  check_rotated(query, "query", tables, where);
+  check_window(query, "query", tables);
   if (key == nullptr) return;
-  check_rotated(*key, "key", tables, where);
+  check_rows(*key, "key", where);
   rotary::check_key(*key, "key", query, where);
   dispatcher::check_size(key->sym_size(-1), query.sym_size(-1), "key", "head_dim");
 }

@@ -67,6 +67,7 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables_(const torch
 
 /// Into `out`, for inference: memory of the result's dtype with a contiguous last dimension, which
 /// may be the input itself.
+/// @throws as rotary_tables_()
 POSEMBED_API torch::Tensor rotary_tables_out(const torch::Tensor& out, const torch::Tensor& query,
                                              const RotaryTables& tables);
 POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables_out(

@@ -77,7 +77,8 @@ def rotary_tables(
     """Rotates query, or query and key in one launch, by given cosines and sines.
 
     The function that models of transformers call ``apply_rotary_pos_emb``, with its bits by
-    default. To compute exact angles in the kernel instead, without tables, use :func:`rotary`.
+    default. Su et al., "RoFormer", arXiv:2104.09864. To compute exact angles in the kernel instead,
+    without tables, use :func:`rotary`.
 
     Args:
         query: float32, float64, bfloat16 or float16 [batch, heads, seq, head_dim] or, with

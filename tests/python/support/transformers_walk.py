@@ -6,7 +6,6 @@ cd tests/python && python -m support.transformers_walk [model types]
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import gc
 import inspect
@@ -147,12 +146,13 @@ def few_layers(config: Any) -> Any:
             part.head_dim = part.hidden_size // part.num_attention_heads
         if getattr(part, "num_key_value_heads", 0) is None:
             part.num_key_value_heads = part.num_attention_heads
-        with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
-            kinds = getattr(part, "layer_types", None)
-            count = len(_kinds(kinds)) if kinds else LAYERS
-            if kinds:
-                part.layer_types = _kinds(kinds)
-            part.num_hidden_layers = min(part.num_hidden_layers, count)
+        if not isinstance(getattr(part, "num_hidden_layers", None), int):
+            continue
+        kinds = getattr(part, "layer_types", None)
+        count = len(_kinds(kinds)) if kinds else LAYERS
+        if kinds:
+            part.layer_types = _kinds(kinds)
+        part.num_hidden_layers = min(part.num_hidden_layers, count)
     return config
 
 

@@ -19,14 +19,20 @@ def apply_rotary_pos_emb(
     Tables narrower than the head rotate its first part, as in GPT-NeoX.
 
     Args:
-        q: Queries [batch, heads, tokens, head_dim], or [batch, tokens, heads, head_dim].
+        q: float32, float64, bfloat16 or float16 [batch, heads, tokens, head_dim], or [batch,
+            tokens, heads, head_dim].
         k: Keys, in the layout of the queries; the number of heads may differ.
         cos: Cosines [batch or 1, tokens, rotary_dim]; the second half repeats the first.
         sin: Sines, of the same shape.
         unsqueeze_dim: The dimension of the heads that the tables lack: 1 or 2.
 
     Returns:
-        The rotated queries and keys.
+        The rotated queries and keys, in the dtype to which they and the tables promote. Gradients
+        flow to all arguments.
+
+    Raises:
+        ValueError: Shapes do not fit.
+        TypeError: A dtype is not supported.
 
     Examples:
         >>> import torch

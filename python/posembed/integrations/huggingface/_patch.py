@@ -67,9 +67,14 @@ def patch(model: nn.Module) -> Report:
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
+    # transformers looks up what a model can output besides its result by its class's name.
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
     for module in model.modules():
-        _keep_recording(module, patched[type(module)])
+        recorded = outputs.get(module)
         _become(module, patched[type(module)])
+        if recorded:
+            outputs[module] = recorded
         for name, value in vars(module).items():
             if id(value) in rotations:  # kernels put functions on modules
                 vars(module)[name] = rotations[id(value)]
@@ -103,14 +108,6 @@ def _become(module: nn.Module, cls: type) -> None:
             method = value.__func__
             if getattr(before, method.__name__, None) is method:  # accelerate's _old_forward
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
-
-
-def _keep_recording(module: nn.Module, cls: type) -> None:
-    """Enters a class where transformers looks up what a model can output besides its result."""
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    registry: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", None)
-    if registry is not None and cls is not type(module) and (flags := registry.get(module)):
-        dict.__setitem__(registry, str(cls), flags)
 
 
 def _report(model: nn.Module) -> Report:

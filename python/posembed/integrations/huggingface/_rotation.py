@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from posembed import functional
+from posembed._build_info import build_info
 from posembed.integrations.huggingface._rule import Roles, Rule
 
-KERNEL_DEVICES = ("cpu", "cuda", "meta")
+KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
 PLANS = 512  # a rotation forgets its plans when it has more: lengths of prompts have no end
