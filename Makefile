@@ -32,7 +32,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -70,6 +70,10 @@ test-cpp: build-tests
 # Files of tests are spread over processes, whose waiting threads leave the cores to each other.
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+# Patches every model class of the installed transformers; make test takes one in twelve.
+test-transformers: build $(requirements_dev)
+	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

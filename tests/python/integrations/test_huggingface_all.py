@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -12,10 +14,12 @@ from support.transformers_walk import visits  # noqa: E402
 LEFT = {"seamless_m4t", "vjepa2", "wav2vec2-bert", "wav2vec2-conformer"}
 PARTLY = {"edgetam_video", "neucodec", "xcodec2"}
 PARTS = 12
+# All take ten minutes of one core: run `make test-transformers` after a change of the integration.
+RUN = range(PARTS) if os.environ.get("POSEMBED_ALL_MODELS") else [0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", RUN)
 def test_model_classes(part: int) -> None:
     families = tuple(sorted(transformers.CONFIG_MAPPING.keys())[part::PARTS])
     for visit in visits(families):
