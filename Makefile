@@ -71,7 +71,7 @@ test-cpp: build-tests
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-# Patches every model class of the installed transformers; make test takes one in twelve.
+# Patches every model class of the installed transformers; make test takes one in 48.
 test-transformers: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
 
@@ -86,7 +86,7 @@ check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
-# the Python sources (7 minutes on two cores). A build without CUDA kernels has no such half.
+# the Python sources (4 minutes on two cores). A build without CUDA kernels has no such half.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
 test-cuda-on-cpu: build-tests
 	cmake --build $(BUILD) --target posembed_cuda_on_cpu
