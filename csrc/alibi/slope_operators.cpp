@@ -3,6 +3,7 @@
 #include <ATen/DimVector.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ne.h>
 #include <torch/library.h>
 
@@ -67,12 +68,14 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return dispatcher::floats_on(device.value_or(at::kCPU), all, sizes);
 }
 
-/// JAIS and BTLM flatten the bias of texts that are longer than those in training.
+/// JAIS and BTLM flatten the bias of texts that are longer than those in training. A length that is
+/// a symbol is not compared, so that one program serves all lengths.
 Tensor scaled_slopes(const Tensor& slopes, c10::SymInt key_length, int64_t train_length) {
   TORCH_CHECK_VALUE(train_length > 0, "train_length: expected a positive number, got ",
                     train_length);
-  if (key_length <= train_length) return slopes;
-  return slopes.div(at::Scalar(c10::SymFloat(key_length) / static_cast<double>(train_length)));
+  if (!key_length.is_symbolic() && key_length <= train_length) return slopes;
+  const Tensor length = at::full({}, at::Scalar(key_length.max(train_length)), at::kDouble);
+  return slopes.div(length / train_length);
 }
 
 /// Numbers only visible keys, from 0, as Bloom does.

@@ -4,6 +4,8 @@
 
 #include <string_view>
 
+#include "dispatcher/json.h"
+
 namespace posembed::configuration {
 namespace {
 
@@ -33,12 +35,10 @@ std::string with_quoted_infinities(std::string_view text) {
   return result;
 }
 
-/// Whether the parser keeps a value. Copying and comparing call themselves for each level: limits
-/// the stack. The names of classes are left out: each layer's view of a configuration would have a
-/// copy of thousands of them.
+/// Whether the parser keeps a value. The names of classes are left out: each layer's view of a
+/// configuration would have a copy of thousands of them.
 bool is_kept(int depth, json::parse_event_t event, const json& parsed) {
-  constexpr int max_depth = 64;
-  TORCH_CHECK_VALUE(depth <= max_depth, "config: expected JSON of at most ", max_depth, " levels");
+  dispatcher::check_json_depth("config", depth);
   return event != json::parse_event_t::key || (parsed != "id2label" && parsed != "label2id");
 }
 

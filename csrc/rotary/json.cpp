@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "dispatcher/json.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -347,7 +348,7 @@ void print(std::ostream& stream, const RotaryScaling& given) {
 
 RotarySpec parse(const std::string& text) {
   try {
-    json object = json::parse(text);
+    json object = dispatcher::parse_json("RotarySpec", text);
     if (object.contains("head_dim")) object.emplace("rotary_dim", object["head_dim"]);
     RotarySpec spec(0);
     Reader reader("RotarySpec", std::move(object));

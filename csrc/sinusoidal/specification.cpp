@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "dispatcher/json.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/frequencies.h"
 
@@ -41,7 +42,7 @@ nlohmann::json or_null(const std::optional<T>& value) {
 }
 
 SinusoidalSpec parse(const std::string& text) {
-  const nlohmann::json object = nlohmann::json::parse(text);
+  const nlohmann::json object = dispatcher::parse_json("SinusoidalSpec", text);
   const nlohmann::json& dim = object.at("embedding_dim");
   TORCH_CHECK_VALUE(dim.is_number_integer(), "embedding_dim: expected a whole number, got ",
                     dim.dump());

@@ -10,6 +10,7 @@ _library.load()
 # ruff: noqa: E402  (what follows needs the library)
 from posembed import batching, functional, pretrained, shapes
 from posembed._build_info import build_info
+from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
 from posembed.alibi import ALiBi
 from posembed.bag import TokenBag
@@ -68,6 +69,7 @@ __all__ = [
     "YarnScaling",
     "build_info",
     "check_errors",
+    "decompose",
     "empty_cache",
     "functional",
     "permute_rotary_weight",

@@ -7,7 +7,6 @@ is read here by its modules, which may differ from its configuration: dropout, r
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def is_folder_of_family(path: Path) -> bool:
     """Whether this is a folder with safetensors of a family that is known here."""
     if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
         return False
-    fields = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    fields = readers.read_json(path / "config.json")
     return isinstance(fields, dict) and fields.get("model_type") in FAMILIES
 
 

@@ -40,7 +40,7 @@ def weight_map(folder: Path) -> dict[str, str]:
     try:
         found: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(tensor): str(name) for tensor, name in found.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{index}: expected a weight_map of tensors and files") from error
     outside = sorted({name for name in files.values() if Path(name).name != name})
     if outside:

@@ -80,7 +80,7 @@ def read_vocabulary(path: str) -> list[str] | dict[str, int]:
         if isinstance(vocabulary, list):  # Unigram: a word and its score
             vocabulary = {word: row for row, (word, _) in enumerate(vocabulary)}
         return {str(word): int(row) for word, row in vocabulary.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected words and their rows: {error}") from error
 
 

@@ -7,7 +7,6 @@ first. Results are JSON texts and plain numbers.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,8 +27,7 @@ def load(config: Any) -> Fields:
     """The configuration as a dict: that of its file or its folder, or of the object."""
     if not isinstance(config, (str, os.PathLike)):
         return parts.as_fields(config, "config")
-    with open(file_of(config), encoding="utf-8") as file:
-        found = json.load(file)
+    found = readers.read_json(file_of(config))
     if not isinstance(found, dict):
         raise ValueError(f"config: expected a file with a JSON object, got {found!r:.40}")
     return found

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,18 @@ def plain(value: Any) -> Any:
 
 def as_json(fields: Fields) -> str:
     """A configuration's text."""
-    return json.dumps(fields, default=plain, skipkeys=True)
+    try:
+        return json.dumps(fields, default=plain, skipkeys=True)
+    except RecursionError as error:
+        raise ValueError("config: expected fewer nested values") from error
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path}: expected JSON of fewer levels") from error
 
 
 def stated(completed: Completed | None, options: dict[str, Any]) -> dict[str, Any]:

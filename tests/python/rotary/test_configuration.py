@@ -279,3 +279,18 @@ def test_the_page_of_conventions_is_up_to_date() -> None:
     docs = Path(__file__).parents[3] / "docs"
     page = runpy.run_path(str(docs / "rotary_conventions.py"))["page"]()
     assert (docs / "guide/rotary_conventions.md").read_text(encoding="utf-8") == page
+
+
+def test_deep_values_are_refused(tmp_path: Path) -> None:
+    """By a message, where JSON's own code would raise RecursionError."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="config: expected fewer nested values"):
+        pe.RotarySpec.from_huggingface({**LLAMA, "rope_scaling": deep})
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match=r"config\.json: expected JSON of fewer levels"):
+        pe.RotarySpec.from_huggingface(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"config\.json: expected JSON of fewer levels"):
+        pe.InputEmbedding.from_huggingface(tmp_path)

@@ -325,6 +325,10 @@ def test_eva_tower_in_a_larger_grid() -> None:
             "RotarySpec: head_dim: expected a whole number, got 8.5",
         ),
         (
+            lambda: pe.RotarySpec.from_json("[" * 100_000 + "]" * 100_000),
+            "RotarySpec: expected JSON of at most 64 levels",
+        ),
+        (
             lambda: pe.RotarySpec.from_json('{"head_dim":8,"base":null}'),
             "RotarySpec: base: expected a number, got null",
         ),

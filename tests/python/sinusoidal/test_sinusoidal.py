@@ -157,6 +157,12 @@ def test_specification_is_a_value() -> None:
     assert_close(spec.frequencies(), expected, 1e-15)
 
 
+def test_deep_json_is_refused() -> None:
+    """The parser's values are printed by recursion, which ended the process."""
+    with pytest.raises(ValueError, match="SinusoidalSpec: expected JSON of at most 64 levels"):
+        pe.SinusoidalSpec.from_json('{"embedding_dim":' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
 def test_module_holds_nothing_that_can_rot() -> None:
     module = pe.SinusoidalPositionalEmbedding(16)
     x = torch.randn(2, 3, 16)

@@ -1,0 +1,25 @@
+// JSON of few levels: nlohmann::json prints, copies and compares nested values by recursion, for
+// which deep text would exhaust the stack.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace posembed::dispatcher {
+
+/// Raises ValueError at a level that no configuration or specification has.
+inline void check_json_depth(const char* name, int depth) {
+  constexpr int max_depth = 64;
+  TORCH_CHECK_VALUE(depth <= max_depth, name, ": expected JSON of at most ", max_depth, " levels");
+}
+
+inline nlohmann::json parse_json(const char* name, const std::string& text) {
+  return nlohmann::json::parse(text, [name](int depth, nlohmann::json::parse_event_t, auto&) {
+    check_json_depth(name, depth);
+    return true;
+  });
+}
+
+}  // namespace posembed::dispatcher

@@ -1,0 +1,212 @@
+"""Tests of programs in which PyTorch's own operators replace posembed's."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from posembed._decompositions import DECOMPOSITIONS, decompositions
+from support.case import TOLERANCE, OperatorCase, as_tuple, assert_close
+from support.families import FAMILIES
+from torch import Tensor, nn
+
+TABLE = decompositions()
+CASES = [
+    case
+    for family in FAMILIES
+    for case in importlib.import_module(f"support.{family}").CASES
+    if case.operator in TABLE and case.operator._opname in DECOMPOSITIONS
+]
+WITH_DROPOUT = {"input_embedding-bert", "input_embedding-plain-norm-dropout"}
+# Not in a program for inference, or not functions of tensors alone.
+OTHERS = {
+    "input_dropout": "draws a mask",
+    "rotary_tangent": "a derivative",
+    "token_bag_max": "the maximum with its places, for the gradient",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_against_float64(case: OperatorCase, device: torch.device) -> None:
+    for dtype in case.dtypes:
+        torch.manual_seed(0)
+        sample = case.sample(2, 3, device, dtype)
+        function = TABLE[case.operator]
+        if case.name in WITH_DROPOUT:
+            with pytest.raises(ValueError, match="decompose: expected dropout 0"):
+                function(*sample.args, **sample.kwargs)
+            continue
+        # Float32 angles of float64 data: the program's frequencies have other last bits.
+        exact = dtype == torch.float64 and '"numerics"' not in str(sample)
+        tolerance = 1e-12 if exact else max(4 * TOLERANCE[dtype], 1e-5)
+        results = as_tuple(function(*sample.args, **sample.kwargs))
+        for result, wanted in zip(results, case.expected(sample), strict=True):
+            assert result.dtype == dtype
+            assert_close(result, wanted, tolerance)
+
+
+def test_every_operator_of_inference_is_replaced() -> None:
+    missing = set()
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, name = schema.name.split("::")
+        takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
+        gives = any("Tensor" in str(argument.type) for argument in schema.returns)
+        if namespace == "posembed" and takes and gives and not schema.is_mutable:
+            missing |= set() if getattr(torch.ops.posembed, name).default in TABLE else {name}
+    inner = {name for name in missing if "backward" in name or name.endswith("_forward")}
+    assert missing - inner == set(OTHERS)
+
+
+class Call(nn.Module):
+    """A module whose forward is a function of another one."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.function = function
+
+    def forward(self, *given: Tensor) -> Any:
+        return self.function(self.module, *given)
+
+
+def ids(batch: int, seq: int) -> Tensor:
+    return torch.randint(0, 50, (batch, seq))
+
+
+def heads(batch: int, seq: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, seq, 4, 64), torch.randn(batch, seq, 2, 64)
+
+
+def far(*size: int) -> Tensor:
+    return torch.randint(0, 1_000_000, size)
+
+
+YARN = pe.RotarySpec(
+    64, rotary_dim=32, interleaved=True, scaling=pe.YarnScaling(4.0, original_max_positions=128)
+)
+SECTIONS = pe.RotarySpec(64, sections=pe.Sections((8, 12, 12)))
+MODULES: dict[str, tuple[nn.Module, Callable[[int, int], tuple[Tensor, ...]]]] = {
+    "token": (pe.TokenEmbedding(50, 16, scale="sqrt_dim"), lambda b, s: (ids(b, s),)),
+    "bag": (pe.TokenBag(50, 16, mode="mean"), lambda b, s: (ids(b, s),)),
+    "bag-offsets": (pe.TokenBag(50, 16), lambda b, s: (ids(1, b * s)[0], torch.arange(b) * s)),
+    "learned": (pe.LearnedPositionalEmbedding(64, 16), lambda b, s: (torch.randn(b, s, 16),)),
+    "sinusoidal": (
+        pe.SinusoidalPositionalEmbedding(16),
+        lambda b, s: (torch.randn(b, s, 16), far(b, s)),
+    ),
+    "rotary": (pe.RotaryEmbedding(64), heads),
+    "rotary-far": (pe.RotaryEmbedding(64), lambda b, s: (*heads(b, s), far(b, s))),
+    "rotary-yarn": (pe.RotaryEmbedding(YARN), lambda b, s: (*heads(b, s), far(b, s))),
+    "rotary-sections": (pe.RotaryEmbedding(SECTIONS), lambda b, s: (*heads(b, s), far(3, b, s))),
+    "rotary-half": (
+        pe.RotaryEmbedding(64),
+        lambda b, s: tuple(x.half() for x in heads(b, s)),
+    ),
+    "norm_rotary": (
+        Call(
+            pe.RotaryEmbedding(64),
+            lambda rope, q, k: pe.functional.norm_rotary(
+                q, k, torch.ones(64), torch.ones(64), spec=rope.spec
+            ),
+        ),
+        heads,
+    ),
+    "rotary_tables": (
+        Call(nn.Identity(), lambda _, q, k, cos, sin: pe.functional.rotary_tables(q, k, cos, sin)),
+        lambda b, s: (
+            *(torch.randn(b, h, s, 8) for h in (4, 2)),
+            *(torch.randn(b, s, 4).repeat(1, 1, 2) for _ in range(2)),
+        ),
+    ),
+    "alibi": (
+        Call(pe.ALiBi(4), lambda alibi, x, m: alibi.softmax(x, attention_mask=m)),
+        lambda b, s: (torch.randn(b, 4, s, s), torch.ones(b, s, dtype=torch.int64)),
+    ),
+    "alibi-train_length": (
+        Call(pe.ALiBi(4, train_length=8), lambda alibi, x: alibi.softmax(x)),
+        lambda b, s: (torch.randn(b, 4, 3, s),),
+    ),
+    "alibi-attention": (
+        Call(pe.ALiBi(4), lambda alibi, q, k: alibi.attention(q, k, k)),
+        lambda b, s: (torch.randn(b, 4, s, 8), torch.randn(b, 2, s, 8)),
+    ),
+    "relative_bias": (
+        Call(pe.RelativePositionBias(num_heads=4), lambda bias, x: bias(x.shape[1], x.shape[1])),
+        lambda b, s: (torch.randn(b, s),),
+    ),
+    "input": (
+        pe.InputEmbedding(50, 16, max_positions=64, num_types=2, norm="layer", dropout=0.1),
+        lambda b, s: (ids(b, s),),
+    ),
+    "input-sinusoidal": (
+        pe.InputEmbedding(50, 16, positions="sinusoidal", norm="rms"),
+        lambda b, s: (ids(b, s),),
+    ),
+    "input-roberta": (
+        pe.InputEmbedding(50, 16, max_positions=64, padding_idx=1, position_rule="roberta"),
+        lambda b, s: (ids(b, s),),
+    ),
+}
+modules = pytest.mark.parametrize("name", MODULES)
+
+
+def exported(name: str) -> tuple[nn.Module, tuple[Tensor, ...], torch.export.ExportedProgram]:
+    """A module, its arguments of other sizes, and its decomposed program."""
+    module, make = MODULES[name]
+    torch.manual_seed(0)
+    given, others = make(3, 7), make(5, 11)
+    dynamic = tuple(
+        {d: torch.export.Dim.AUTO for d in range(x.dim()) if x.shape[d] != other.shape[d]}
+        for x, other in zip(given, others, strict=True)
+    )
+    shapes = (dynamic,) if isinstance(module, Call) else dynamic
+    program = torch.export.export(module.eval(), given, dynamic_shapes=shapes)
+    return module, others, pe.decompose(program)
+
+
+def tolerance_of(results: tuple[Tensor, ...]) -> float:
+    return 2e-3 if results[0].dtype == torch.float16 else 4e-6
+
+
+@modules
+def test_programs_have_pytorchs_operators_alone(name: str) -> None:
+    module, given, program = exported(name)
+    assert not any("posembed" in str(node.target) for node in program.graph.nodes)
+    expected = as_tuple(module(*given))
+    for result, wanted in zip(as_tuple(program.module()(*given)), expected, strict=True):
+        assert_close(result, wanted, tolerance_of(expected))
+
+
+@modules
+def test_onnx_runtime(name: str) -> None:
+    """Runs with another batch and length than those of the export."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    module, given, program = exported(name)
+    file = io.BytesIO()
+    torch.onnx.export(program, dynamo=True, verbose=False).save(file)
+    session = runtime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    feed = {each: x.numpy() for each, x in zip(names, given, strict=True)}
+    expected = as_tuple(module(*given))
+    for result, wanted in zip(session.run(None, feed), expected, strict=True):
+        assert_close(torch.from_numpy(result), wanted, tolerance_of(expected))
+
+
+def test_operators_that_write_are_refused() -> None:
+    rope = pe.RotaryEmbedding(64)
+
+    def write(rope: pe.RotaryEmbedding, cache: Tensor, x: Tensor, slots: Tensor) -> Tensor:
+        other = cache.clone()
+        pe.functional.rotary_cache_(x, x, x, cache, other, slots, spec=rope.spec, layout="thd")
+        return x
+
+    given = (torch.zeros(2, 4, 2, 64), torch.randn(3, 2, 64), torch.arange(3))
+    program = torch.export.export(Call(rope, write), given)
+    with pytest.raises(ValueError, match=r"decompose: expected .* got .*posembed\.rotary_cache_"):
+        pe.decompose(program)
