@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/cpp/checkpoint"
+EXPORTED = ROOT / "examples/cpp/exported"
 WORK = ROOT / "build" / f"docs-test-{torch.__version__}"
 HEADERS = ["posembed/posembed.h", "cstdio", "fstream", "iostream", "string"]
 PROJECT = """cmake_minimum_required(VERSION 3.24)
@@ -80,3 +83,24 @@ def test_the_example_reads_folders(tmp_path: Path) -> None:
     failed = subprocess.run([program, "rotary", tmp_path], capture_output=True, text=True)
     assert failed.returncode == 1
     assert failed.stderr.startswith("checkpoint: num_hidden_layers: missing in the configuration")
+
+
+def test_the_example_runs_exported_models(tmp_path: Path) -> None:
+    """Python, the C++ program and ONNX Runtime give the same token and logit."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    package, onnx = tmp_path / "model.pt2", tmp_path / "model.onnx"
+    script = ROOT / "examples/python/export_model.py"
+    token, logit = run(sys.executable, script, package, onnx).split()[-2:]
+    program = build_project(EXPORTED, WORK / "exported") / "exported"
+    found = run(program, package, 5, 17, 3).split()
+    assert found[0] == token
+    assert float(found[1]) == pytest.approx(float(logit), abs=1e-3)
+    session = runtime.InferenceSession(onnx)
+    ids = np.array([[5, 17, 3]])
+    logits = session.run(None, {session.get_inputs()[0].name: ids})[0][0, -1]
+    assert logits.argmax() == int(token)
+    assert logits.max() == pytest.approx(float(logit), abs=1e-3)
+    failed = subprocess.run([program, tmp_path, "5", "17"], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("exported: ")
