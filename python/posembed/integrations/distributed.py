@@ -5,6 +5,7 @@ The engines are torch's own. Here are the styles and positions that they lack.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,88 @@ from torch.func import functional_call
 from posembed._offset import positions_from
 from posembed.input import InputEmbedding
 
-__all__ = ["VocabularyParallel"]
+__all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbedding", "context_part"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextPart:
+    """The tokens of one process, where several share a sequence; see :func:`context_part`.
+
+    Attributes:
+        indices: int64 [tokens]: places in the whole sequence.
+        positions: int64 [tokens]: places in each token's document, for ``positions=`` of
+            RotaryEmbedding, InputEmbedding, and learned and sinusoidal positions.
+        chunks: Start and end of each run of neighbours in the whole sequence: one, or two if
+            zigzag. ALiBi takes the queries of a chunk with ``query_offset=start``, beside all keys
+            and the boundaries of whole documents.
+        cu_seqlens: int32 [pieces + 1]: boundaries of pieces of documents among these tokens.
+    """
+
+    indices: Tensor
+    positions: Tensor
+    chunks: tuple[tuple[int, int], ...]
+    cu_seqlens: Tensor
+
+
+def context_part(
+    seq_len: int,
+    mesh: DeviceMesh,
+    *,
+    zigzag: bool = False,
+    cu_seqlens: Tensor | None = None,
+    rank: int | None = None,
+) -> ContextPart:
+    """The tokens of a process under context parallelism.
+
+    Args:
+        seq_len: Tokens of the whole sequence.
+        mesh: The processes that share it, in one dimension.
+        zigzag: Of two chunks for each process, process ``r`` of ``n`` has chunks ``r`` and
+            ``2n - 1 - r``, so that causal attention is the same work for all; otherwise one chunk,
+            as ``torch.chunk`` cuts.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to seq_len: the starts of packed
+            documents, where positions restart; default: one document.
+        rank: Of the process in the mesh; default: this one.
+
+    Returns:
+        The part; its tensors are on the device of ``cu_seqlens``, by default the mesh's.
+
+    Raises:
+        ValueError: The mesh has several dimensions, ``seq_len`` cannot be cut into chunks of one
+            length (zigzag), or ``cu_seqlens`` does not go from 0 to seq_len.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> from posembed.integrations.distributed import context_part
+        >>> from torch.distributed.device_mesh import DeviceMesh
+        >>> def rotate(rope: pe.RotaryEmbedding, q, k, seq_len: int, mesh: DeviceMesh):
+        ...     return rope(q, k, positions=context_part(seq_len, mesh, zigzag=True).positions)
+    """
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh: expected one dimension, got {mesh.ndim}")
+    processes, rank = mesh.size(), mesh.get_local_rank() if rank is None else rank
+    if zigzag and seq_len % (2 * processes) != 0:
+        raise ValueError(f"seq_len: expected a multiple of {2 * processes}, got {seq_len}")
+    numbers = (rank, 2 * processes - 1 - rank) if zigzag else (rank,)
+    length = -(-seq_len // (processes * len(numbers)))
+    chunks = tuple(
+        (min(number * length, seq_len), min((number + 1) * length, seq_len)) for number in numbers
+    )
+    if cu_seqlens is None:
+        cu_seqlens = torch.tensor([0, seq_len], device=mesh.device_type)
+    elif cu_seqlens.dim() != 1 or cu_seqlens[[0, -1]].tolist() != [0, seq_len]:
+        raise ValueError(f"cu_seqlens: expected a list from 0 to {seq_len}, got {cu_seqlens}")
+    runs = [torch.arange(*chunk, device=cu_seqlens.device) for chunk in chunks]
+    indices = torch.cat(runs)
+    documents = torch.searchsorted(cu_seqlens, indices, right=True) - 1
+    positions = indices - cu_seqlens[documents]
+    # A piece starts where a token does not follow the one before it in one document.
+    follows = (positions.diff(prepend=positions[:1]) == 1) & (
+        documents.diff(prepend=documents[:1]) == 0
+    )
+    starts = (~follows).nonzero().flatten()
+    pieces = torch.cat([starts, starts.new_tensor([len(indices)])]).int()
+    return ContextPart(indices, positions, chunks, pieces)
 
 
 class VocabularyParallel(ParallelStyle):

@@ -1,4 +1,4 @@
-"""Groups of processes that all tests of this folder share."""
+"""Groups of processes that the tests of a file share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Groups:
         return group
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
     with ExitStack() as stack:
         yield Groups(stack, tmp_path_factory)

@@ -252,7 +252,7 @@ def test_dtensors_give_what_whole_tensors_give(two: Processes) -> None:
     assert two.run(check_cases, list(CASES)) == [{}, {}]
 
 
-def test_five_processes_may_have_nothing(four: Processes) -> None:
+def test_a_process_may_have_nothing(four: Processes) -> None:
     assert four.run(check_cases, ["rotary sequence, uneven"]) == [{}] * 4
 
 

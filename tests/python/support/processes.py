@@ -18,6 +18,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 LIMIT = 120  # seconds for one function
+# Imported once, before the processes are forked.
+IMPORTED = [
+    "posembed.integrations.distributed",
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.testing",
+]
 
 
 def _serve(connection: Connection, rank: int, world_size: int, store: str) -> None:
@@ -40,7 +49,7 @@ class Processes:
 
     def __init__(self, world_size: int, folder: Path) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["posembed", "torch.distributed.tensor"])
+        context.set_forkserver_preload(IMPORTED)
         self._connections, self._processes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe()
