@@ -33,7 +33,7 @@ def _differ(query: Tensor, key: Tensor | None) -> bool:
 
 def _letters_of(layout: str) -> str:
     if layout not in LAYOUTS:
-        raise ValueError(f"layout: expected {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+        raise ValueError(f"layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got {layout!r}")
     return LAYOUTS[layout]
 
 

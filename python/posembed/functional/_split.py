@@ -20,7 +20,7 @@ def _letter(name: str, tensor: DTensor, letters: str, mesh_dim: int) -> set[str]
     place = tensor.placements[mesh_dim]
     if place.is_replicate():
         return set()
-    if type(place) is Shard and letters[place.dim] != ".":
+    if isinstance(place, Shard) and letters[place.dim] != ".":
         return {letters[place.dim]}
     possible = [f"Shard({dim})" for dim, letter in enumerate(letters) if letter != "."]
     raise ValueError(

@@ -223,6 +223,13 @@ def check_ddp_rows() -> None:
     same(model, plain)
 
 
+def check_fsdp_rows() -> None:
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    table = fully_shard(pe.TokenEmbedding(ROWS, DIM, gradient="rows"), mesh=mesh)
+    with pytest.raises(NotImplementedError, match="SparseCPU"):
+        table(batches()[0]).sum().backward()
+
+
 @pytest.mark.parametrize("reshard", [True, False])
 def test_fsdp(reshard: bool, two: Processes) -> None:
     two.run(check_fsdp, reshard, False)
@@ -255,6 +262,10 @@ def test_fsdp_with_tensor_parallel(four: Processes) -> None:
 )
 def test_ddp(static: bool, unused: bool, accumulate: bool, two: Processes) -> None:
     two.run(check_ddp, static, unused, accumulate)
+
+
+def test_fsdp_takes_no_row_gradients(two: Processes) -> None:
+    two.run(check_fsdp_rows)
 
 
 def test_ddp_with_row_gradients(two: Processes) -> None:

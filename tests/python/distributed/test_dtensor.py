@@ -328,6 +328,33 @@ def test_in_place(two: Processes) -> None:
     two.run(check_in_place)
 
 
+def check_compiled() -> None:
+    """Without a break of the graph, gradients included."""
+    for name in ("rotary sequence, uneven", "alibi_softmax batch", "embedding columns"):
+        function, arguments, places = CASES[name]()
+        compare((torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, places))
+
+
+def test_compiled(two: Processes) -> None:
+    two.run(check_compiled)
+
+
+def check_gradients_are_sums() -> None:
+    """Nothing is sent in the backward pass either, where the parameter is a DTensor."""
+    weight = distribute_tensor(randn(9, 8), mesh(), [WHOLE]).requires_grad_()
+    x = distribute_tensor(randn(2, 5, 8), mesh(), [Shard(1)])
+    result = functional.learned_add(x, weight)
+    upstream = torch.ones_like(result)
+    with CommDebugMode() as communication:
+        (gradient,) = torch.autograd.grad(result, [weight], upstream)
+    assert gradient.placements == (Partial(),)
+    assert communication.get_total_counts() == 0
+
+
+def test_gradients_are_sums(two: Processes) -> None:
+    two.run(check_gradients_are_sums)
+
+
 class Modules(torch.nn.Module):
     """Each module that takes or gives tensors of a split batch; heads are not split."""
 
@@ -432,6 +459,15 @@ def errors() -> dict[str, str]:
             key=parted(x[:, :2], WHOLE),
             value=parted(x[:, :2], WHOLE),
         ),
+        "out": wrong(
+            **rotate, kind=NotImplementedError, query=parted(x, WHOLE), out=parted(x, WHOLE)
+        ),
+        "bag": wrong(
+            function=functional.token_bag,
+            kind=NotImplementedError,
+            ids=parted(ids, WHOLE),
+            weight=parted(weight, WHOLE),
+        ),
         "dropout": wrong(**attend, query=partial, key=x, value=x, dropout=0.5),
     }
 
@@ -445,7 +481,7 @@ RAISED = {
     "unlike": "query, key: expected mesh dimension 0 to split one dimension of the call, got query "
     "Shard(dim=0), key Shard(dim=1)",
     "plain": "key: expected a DTensor beside other DTensors, got a Tensor",
-    "layout": "layout: expected 'bshd', 'bhsd', 'sbhd', 'thd', got 'hbsd'",
+    "layout": "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hbsd'",
     "dimensions": "query: expected 4 dimensions, got 3",
     "positions": "positions: expected placements (Shard(dim=1),), as other arguments are split, got "
     f"(Shard(dim=0),); {FIT}",
@@ -462,6 +498,8 @@ RAISED = {
     "keys": f"key: expected Shard(0) or Shard(1) or Replicate(), got Shard(dim=2); {FIT}",
     "whole keys": "key: expected placements (Shard(dim=1),), as other arguments are split, got "
     f"(Replicate(),); {FIT}",
+    "out": "Operator posembed.rotary_out.default does not have a sharding strategy registered.",
+    "bag": "Operator posembed.token_bag.default does not have a sharding strategy registered.",
     "dropout": "dropout: expected 0 for DTensors, got 0.5",
 }
 
