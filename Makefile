@@ -25,6 +25,7 @@ else
   requirements := $(VENV)/requirements-installed
   requirements_demo := $(VENV)/requirements-demo-installed
   requirements_dev := $(VENV)/requirements-dev-installed
+  requirements_kernels := $(VENV)/requirements-kernels-installed
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
 export PATH := $(dir $(python)):$(PATH)
@@ -32,7 +33,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-kernels run-kernels test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -71,9 +72,16 @@ test-cpp: build-tests
 test-python: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
-# Patches every model class of the installed transformers; make test takes one in twelve.
+# Patches every model class of the installed transformers; make test takes one in 48.
 test-transformers: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
+
+# In an environment of its own: the kernels package takes some versions of transformers only.
+test-kernels: build
+	$(MAKE) --no-print-directory run-kernels $(if $(VENV),VENV=$(VENV)-kernels)
+
+run-kernels: $(requirements_kernels)
+	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_huggingface,.py _recognition.py _kernels.py _peft.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests
@@ -86,7 +94,7 @@ check-memory check-races: build-tests
 	cmake --build $(BUILD) --target $(subst -,_,$@) -- -k 0
 
 # Without a GPU: Python tests on a library whose operators take their CUDA half for tensors on the CPU, beside a copy of
-# the Python sources (7 minutes on two cores). A build without CUDA kernels has no such half.
+# the Python sources (4 minutes on two cores). A build without CUDA kernels has no such half.
 cuda_on_cpu := $(BUILD)/tests/cpp/cuda_on_cpu
 test-cuda-on-cpu: build-tests
 	cmake --build $(BUILD) --target posembed_cuda_on_cpu

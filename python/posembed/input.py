@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posembed import functional, input_families
 from posembed._offset import positions_from
@@ -22,24 +23,21 @@ from posembed.token import TokenEmbedding, check_sizes, scale_number
 Position = LearnedPositionalEmbedding | SinusoidalPositionalEmbedding
 PositionRule = Literal["consecutive", "roberta", "opt"]
 
-# Options that the kernel lacks, of tables that replace the module's own. "sparse" belongs to
-# nn.Embedding, which has no "gradient".
-TOKEN_DEFAULTS = {"max_norm": None, "scale_grad_by_freq": False}
-PLAIN_DEFAULTS = {**TOKEN_DEFAULTS, "sparse": False}
-TYPE_DEFAULTS = {
-    **TOKEN_DEFAULTS,
-    "scale": 1.0,
-    "padding_idx": None,
-    "gradient": "dense",
-    "sparse": False,
-}
+# Modules whose parameters the kernel reads.
+TABLES = (TokenEmbedding, nn.Embedding)
+POSITIONS = (LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
+NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 class InputEmbedding(nn.Module):
     """Sums token, position and type rows and applies norm and dropout, in one kernel.
 
     Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
-    parameters; those that the options omit are None.
+    parameters; those that the options omit are None. The kernel reads their parameters instead of
+    calling them. Where that would change the result it calls them, and only dropout is a kernel's:
+    if one has hooks, is of another type (a subclass, an adapter), or has an option that the kernel
+    lacks or parameters that are no plain tensors. A replacement is called as the original is:
+    ``token(ids)``, ``position(x, positions, offset=0)``, ``token_type(types)``, ``norm(x)``.
 
     Args:
         num_embeddings: Rows of the token table.
@@ -126,6 +124,7 @@ class InputEmbedding(nn.Module):
             gradient=gradient,
             **place,
         )
+        self._padding_id = self.token.padding_idx  # a replaced token may not tell
         first = self._first_row()
         rows = {
             "first_row": first,
@@ -180,8 +179,8 @@ class InputEmbedding(nn.Module):
             [batch, seq, embedding_dim], or ``output_dim`` components.
 
         Raises:
-            ValueError: Shapes do not fit, a replaced submodule has an option that the kernel
-                lacks, or ids and ``inputs_embeds`` are both given or both missing.
+            ValueError: Shapes do not fit, or ids and ``inputs_embeds`` are both given or both
+                missing.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
 
@@ -192,34 +191,32 @@ class InputEmbedding(nn.Module):
             >>> torch.equal(embed(inputs_embeds=embed.token(ids)), embed(ids))
             True
         """
-        if ids is not None and inputs_embeds is None:
-            rows, token = self._token(ids)
-        else:
-            rows, token = self._given(ids, inputs_embeds)
-        if isinstance(offset, Tensor):
-            counted = self.position_rule == "roberta" and ids is not None
-            if counted or attention_mask is not None:
-                raise ValueError(
-                    f"offset: expected a number where padding is counted, got {list(offset.shape)}"
+        tokens = self._check_inputs(ids, inputs_embeds)
+        positions = self._positions(tokens, ids, positions, attention_mask, offset)
+        offset = 0 if positions is not None else offset
+        dropout = self.dropout if self.training else 0.0
+        parts = self._plain_parts(inputs_embeds is None and self.token_dim is None)
+        if parts is None:
+            result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
+            if dropout > 0:
+                ids, table = _own_rows(result)
+                result = functional.input_embedding(
+                    ids, dropout=dropout, seed=seed, first_token=first_token, **table
                 )
-            positions = positions_from(offset, positions, rows, 0, 1)
-            offset = 0
-        positions = self._positions(rows, ids, positions, attention_mask, offset)
-        table = self._tables()
-        layer = self.norm
-        norm = {} if layer is None else _norm(layer, token["token"])
-        result = functional.input_embedding(
-            rows,
-            positions=positions,
-            types=types,
-            offset=offset if positions is None else 0,
-            dropout=self.dropout if self.training else 0.0,
-            seed=seed,
-            first_token=first_token,
-            **token,
-            **table,
-            **norm,
-        )
+        else:
+            if "token" not in parts:
+                ids, table = _own_rows(self._vectors(ids, inputs_embeds))
+                parts |= table
+            result = functional.input_embedding(
+                ids,  # type: ignore[arg-type]
+                positions=positions,
+                types=types,
+                offset=offset,  # type: ignore[arg-type]
+                dropout=dropout,
+                seed=seed,
+                first_token=first_token,
+                **parts,
+            )
         if self.projection is None or self.token_dim is not None:
             return result
         return self.projection(result)  # type: ignore[no-any-return]
@@ -249,90 +246,122 @@ class InputEmbedding(nn.Module):
     def _first_row(self) -> int:
         """The row of position 0."""
         if self.position_rule == "roberta":
-            return self.token.padding_idx + 1  # type: ignore[operator]
+            return self._padding_id + 1  # type: ignore[operator]
         return 2 if self.position_rule == "opt" else 0
 
-    def _positions(
-        self,
-        rows: Tensor,
-        ids: Tensor | None,
-        positions: Tensor | None,
-        attention_mask: Tensor | None,
-        offset: int,
-    ) -> Tensor | None:
-        """The given positions, or those of the rule; None: consecutive ones."""
-        if attention_mask is not None and (self.position_rule != "opt" or positions is not None):
-            raise ValueError(
-                "attention_mask: expected none unless position_rule is 'opt' and positions are "
-                "counted"
-            )
-        if positions is not None:
-            if offset != 0:
-                raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
-            return positions
-        if attention_mask is not None:
-            tokens = offset + rows.shape[-1]
-            if attention_mask.dim() == 0 or attention_mask.shape[-1] != tokens:
-                raise ValueError(
-                    f"attention_mask: expected [batch, offset + seq] with offset + seq {tokens}, "
-                    f"got {list(attention_mask.shape)}"
-                )
-            return functional.opt_positions(attention_mask, past_length=offset)
-        if self.position_rule == "roberta" and ids is not None:
-            padding = self.token.padding_idx
-            return functional.roberta_positions(ids, padding, past_length=offset)  # type: ignore[arg-type]
-        return None
-
-    def _token(self, ids: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """The ids and the table that the kernel takes.
-
-        Projected rows form a table with a row for each token.
-        """
-        if self.token_dim is None:
-            token = self.token  # access to a submodule is slow
-            ours = isinstance(token, TokenEmbedding)
-            _check_table("token", token, TOKEN_DEFAULTS if ours else PLAIN_DEFAULTS)
-            table = {
-                "token": token.weight,
-                "scale": token.scale if ours else 1.0,
-                "padding_idx": token.padding_idx,
-                "gradient": token.gradient if ours else "dense",
-            }
-            return ids, table
-        return _own_rows(self.projection(self.token(ids)))  # type: ignore[misc]
-
-    def _given(
-        self, ids: Tensor | None, inputs_embeds: Tensor | None
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """The same for vectors instead of ids."""
+    def _check_inputs(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The one of both that is given."""
+        if ids is not None and inputs_embeds is None:
+            return ids
         if inputs_embeds is None or ids is not None:
             got = "neither" if inputs_embeds is None else "both"
             raise ValueError(f"inputs_embeds: expected either ids or inputs_embeds, got {got}")
         width = self.embedding_dim if self.token_dim is None else self.token_dim
         _check_vectors(inputs_embeds, width, self.token.weight.dtype)
-        if self.token_dim is None:
-            return _own_rows(inputs_embeds)
-        return _own_rows(self.projection(inputs_embeds))  # type: ignore[misc]
+        return inputs_embeds
 
-    def _tables(self) -> dict[str, Any]:
-        """The kernel's arguments for positions and token types."""
-        table: dict[str, Any] = {}
-        position = self.position
-        if isinstance(position, LearnedPositionalEmbedding):
-            first = position.first_row
-            padding = first - 1 if self.position_rule == "roberta" else None
-            table = {"position": position.weight, "first_row": first}
-            table["position_padding_idx"] = padding
-        elif position is not None:
-            _check_kind("position", position, Position, "one of posembed's embeddings of positions")
-            if position.scale is not None:
-                raise ValueError("position: expected sinusoids of a fixed scale, got a learned one")
-            table = {"sinusoid": position.spec}
-        token_type = self.token_type
+    def _positions(
+        self,
+        tokens: Tensor,
+        ids: Tensor | None,
+        positions: Tensor | None,
+        attention_mask: Tensor | None,
+        offset: int | Tensor,
+    ) -> Tensor | None:
+        """The given positions, or those of the rule; None: consecutive ones.
+
+        ``tokens`` are ids [batch, seq] or vectors [batch, seq, components].
+        """
+        if attention_mask is not None and (self.position_rule != "opt" or positions is not None):
+            raise ValueError(
+                "attention_mask: expected none unless position_rule is 'opt' and positions are "
+                "counted"
+            )
+        roberta = self.position_rule == "roberta" and ids is not None
+        if isinstance(offset, Tensor):
+            if roberta or attention_mask is not None:
+                raise ValueError(
+                    f"offset: expected a number where padding is counted, got {list(offset.shape)}"
+                )
+            return positions_from(offset, positions, tokens, 0, 1)
+        if positions is not None:
+            if offset != 0:
+                raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
+            return positions
+        if attention_mask is not None:
+            length = offset + tokens.shape[1]
+            if attention_mask.dim() == 0 or attention_mask.shape[-1] != length:
+                raise ValueError(
+                    f"attention_mask: expected [batch, offset + seq] with offset + seq {length}, "
+                    f"got {list(attention_mask.shape)}"
+                )
+            return functional.opt_positions(attention_mask, past_length=offset)
+        if roberta:
+            return functional.roberta_positions(ids, self._padding_id, past_length=offset)  # type: ignore[arg-type]
+        return None
+
+    def _plain_parts(self, with_token: bool) -> dict[str, Any] | None:
+        """The kernel's arguments from the parts' parameters.
+
+        None: the kernel cannot stand for a call of each part, because one is of another type, has
+        hooks, an option that the kernel lacks, or a parameter that is no plain tensor.
+        """
+        # Access to a submodule is slow.
+        token, position, token_type, norm = self.token, self.position, self.token_type, self.norm
+        parts: dict[str, Any] = {}
+        if with_token:
+            if not (_is_plain(token, TABLES) and _has_plain_rows(token)):
+                return None
+            parts = {
+                "token": token.weight,
+                "scale": token.scale if type(token) is TokenEmbedding else 1.0,
+                "padding_idx": token.padding_idx,
+                "gradient": "rows" if token.sparse else "dense",
+            }
+        if position is not None:
+            if not _is_plain(position, POSITIONS):
+                return None
+            if type(position) is LearnedPositionalEmbedding:
+                parts["position"] = position.weight
+                parts["first_row"] = first = position.first_row
+                if self.position_rule == "roberta":
+                    parts["position_padding_idx"] = first - 1
+            elif position.scale is None:
+                parts["sinusoid"] = position.spec
+            else:
+                return None
         if token_type is not None:
-            _check_table("token_type", token_type, TYPE_DEFAULTS)
-            table["token_type"] = token_type.weight
-        return table
+            if not (_is_plain(token_type, TABLES) and _is_simple(token_type)):
+                return None
+            parts["token_type"] = token_type.weight
+        if norm is not None:
+            if not _is_plain(norm, NORMS) or norm.normalized_shape != (self.embedding_dim,):
+                return None
+            parts |= _norm_parts(norm, self.token.weight.dtype)
+        return parts
+
+    def _vectors(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The token rows [batch, seq, embedding_dim], by calls of token and projection."""
+        rows = self.token(ids) if inputs_embeds is None else inputs_embeds
+        return rows if self.token_dim is None else self.projection(rows)  # type: ignore[misc]
+
+    def _call_parts(
+        self,
+        ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        positions: Tensor | None,
+        types: Tensor | None,
+        offset: int,
+    ) -> Tensor:
+        """The sum with its norm, by a call of each part."""
+        result = self._vectors(ids, inputs_embeds)
+        if self.token_type is not None:
+            if types is None:
+                types = torch.zeros(result.shape[:-1], dtype=torch.int64, device=result.device)
+            result = result + self.token_type(types)
+        if self.position is not None:
+            result = self.position(result, positions, offset=offset)
+        return result if self.norm is None else self.norm(result)
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
@@ -408,35 +437,40 @@ def _own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
     return rows, {"token": vectors.flatten(0, -2), "gradient": "dense", "own_rows": True}
 
 
-def _check_table(name: str, table: nn.Module, defaults: dict[str, Any]) -> None:
-    """Raises ValueError for another module, or for an option that would be ignored."""
-    _check_kind(name, table, nn.Embedding, "an Embedding")
-    for option, default in defaults.items():
-        value = getattr(table, option, default)
-        if value != default:
-            raise ValueError(
-                f"{name}: expected {option} {default!r}, as the kernel has no other, got {value!r}"
-            )
+def _is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
+    """Whether the kernel can read the module's parameters instead of a call."""
+    if type(module) not in kinds or "forward" in module.__dict__:
+        return False
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    if module._backward_hooks or module._backward_pre_hooks:
+        return False
+    for parameter in module._parameters.values():
+        if type(parameter) is not nn.Parameter and is_traceable_wrapper_subclass(parameter):
+            return False
+    return True
 
 
-def _check_kind(name: str, module: nn.Module, kind: Any, expected: str) -> None:
-    """Raises ValueError for a module whose parameters the kernel would misinterpret."""
-    if not isinstance(module, kind):
-        raise ValueError(f"{name}: expected {expected}, got {type(module).__name__}")
+def _has_plain_rows(table: nn.Embedding) -> bool:
+    """Whether a call of the table neither changes it nor weighs its gradient."""
+    return table.max_norm is None and not table.scale_grad_by_freq
 
 
-def _norm(norm: nn.Module, token: Tensor) -> dict[str, Any]:
+def _is_simple(table: nn.Embedding) -> bool:
+    """Whether a table of token types has no option."""
+    scale = table.scale if type(table) is TokenEmbedding else 1.0
+    plain = scale == 1.0 and table.padding_idx is None and not table.sparse
+    return plain and _has_plain_rows(table)
+
+
+def _norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's arguments for a norm."""
-    _check_kind("norm", norm, (nn.LayerNorm, nn.RMSNorm), "a LayerNorm or an RMSNorm")
-    if tuple(norm.normalized_shape) != token.shape[-1:]:  # type: ignore[arg-type]
-        shape, columns = list(norm.normalized_shape), list(token.shape[-1:])  # type: ignore[arg-type]
-        raise ValueError(f"norm: expected normalized_shape {columns}, got {shape}")
     if isinstance(norm, nn.LayerNorm):
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
         return {"norm": "layer", "eps": norm.eps, **layer}
     eps = norm.eps
     if eps is None:  # torch's RMSNorm then takes that of its compute type
-        wide = torch.float64 if token.dtype == torch.float64 else torch.float32
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
         eps = torch.finfo(wide).eps
     return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}
 

@@ -85,9 +85,12 @@ class LearnedPositionalEmbedding(nn.Module):
         if isinstance(offset, Tensor):
             positions = positions_from(offset, positions, x)
             offset = 0
-        return functional.learned_add(
-            x, self.weight, positions, offset=offset, first_row=self.first_row
-        )
+        weight: Tensor = self.weight
+        padding = self._padding_row
+        if padding is not None and weight.requires_grad:  # the row of padding gets no gradient
+            rows = [weight[:padding], weight[padding : padding + 1].detach(), weight[padding + 1 :]]
+            weight = torch.cat(rows)
+        return functional.learned_add(x, weight, positions, offset=offset, first_row=self.first_row)
 
     def encode(self, positions: Tensor) -> Tensor:
         """The rows of positions: int32 or int64 [...] -> [..., embedding_dim]."""

@@ -110,6 +110,11 @@ class TokenEmbedding(nn.Embedding):
         )
 
     @property
+    def embed_scale(self) -> float:
+        """``scale``, by the name that PEFT reads to scale an adapter's rows as well."""
+        return self.scale
+
+    @property
     def sparse(self) -> bool:
         """Whether ``gradient`` is "rows"."""
         return self.gradient == "rows"

@@ -44,6 +44,15 @@ differentiable = pytest.mark.parametrize(
     [case for case in OPERATORS if case.differentiable and not case.mutates],
     ids=lambda case: case.name,
 )
+once = pytest.mark.parametrize(  # a case of each operator
+    "case",
+    {
+        case.operator: case
+        for case in reversed(OPERATORS)
+        if case.differentiable and not case.mutates
+    }.values(),
+    ids=lambda case: case.name,
+)
 derivable = pytest.mark.parametrize(
     "case",
     [
@@ -53,6 +62,9 @@ derivable = pytest.mark.parametrize(
     ],
     ids=lambda case: case.name,
 )
+
+# Tracing and derivation are the same for both halves of an operator, and slow. GPUs run these too.
+of_one_half = pytest.mark.no_stand_in
 
 
 def scalar(results: tuple[Tensor, ...]) -> Tensor:
@@ -118,6 +130,7 @@ def test_opcheck(case: OperatorCase, device: torch.device) -> None:
     torch.library.opcheck(case.operator, sample.args, sample.kwargs)
 
 
+@of_one_half
 @derivable
 def test_gradcheck(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
@@ -147,6 +160,7 @@ def test_gradients_against_float64(case: OperatorCase, device: torch.device) -> 
             assert_close(found, wanted, 16 * TOLERANCE[dtype])
 
 
+@of_one_half
 @every
 def test_compile_serves_every_length(case: OperatorCase, device: torch.device) -> None:
     """Expects one graph without breaks for every batch and sequence length, with gradients."""
@@ -192,7 +206,8 @@ def test_inductor(case: OperatorCase, device: torch.device) -> None:
         assert_close(actual, wanted, 1e-12)
 
 
-@differentiable
+@of_one_half
+@once
 def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
     sample = double(case, device).requires_grad()
     expected = torch.autograd.grad(scalar(case(sample)), sample.tensors())
@@ -205,6 +220,7 @@ def test_compiled_autograd(case: OperatorCase, device: torch.device) -> None:
         assert_close(tensor.grad, wanted, 1e-12)
 
 
+@of_one_half
 @every
 def test_export_with_dynamic_batch_and_sequence(case: OperatorCase, device: torch.device) -> None:
     class Program(torch.nn.Module):

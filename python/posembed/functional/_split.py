@@ -29,6 +29,21 @@ def _letter(name: str, tensor: DTensor, letters: str, mesh_dim: int) -> set[str]
     )
 
 
+def _sharded(drivers: Mapping[str, tuple[Tensor, str]]) -> dict[str, tuple[DTensor, str]]:
+    """The DTensors among the drivers; raises for floating ones that are not, and for ranks."""
+    sharded = {
+        name: (tensor, letters)
+        for name, (tensor, letters) in drivers.items()
+        if isinstance(tensor, DTensor)
+    }
+    for name, (tensor, letters) in drivers.items():
+        if name not in sharded and (tensor.is_floating_point() or not sharded):
+            raise TypeError(f"{name}: expected a DTensor beside other DTensors, got a Tensor")
+        if tensor.dim() != len(letters):
+            raise ValueError(f"{name}: expected {len(letters)} dimensions, got {tensor.dim()}")
+    return sharded
+
+
 class Split:
     """The letters that each dimension of the mesh splits in one call.
 
@@ -43,33 +58,24 @@ class Split:
     """
 
     def __init__(self, drivers: Mapping[str, tuple[Tensor, str]], independent: str = "") -> None:
-        sharded = {
-            name: (tensor, letters)
-            for name, (tensor, letters) in drivers.items()
-            if isinstance(tensor, DTensor)
-        }
-        for name, (tensor, letters) in drivers.items():
-            if name not in sharded and (tensor.is_floating_point() or not sharded):
-                raise TypeError(f"{name}: expected a DTensor beside other DTensors, got a Tensor")
-            if tensor.dim() != len(letters):
-                raise ValueError(f"{name}: expected {len(letters)} dimensions, got {tensor.dim()}")
+        self.sizes: dict[str, int] = {}
+        sharded = _sharded(drivers)
         first = next(iter(sharded.values()))[0]
         self.mesh: DeviceMesh = first.device_mesh
         self.device = first.device
-        self.sizes: dict[str, int] = {}
         for name, (tensor, letters) in drivers.items():
             self._check_mesh(name, tensor)
             self.sizes |= dict(zip(letters, tensor.shape, strict=True))
         self.letters: list[set[str]] = []
         for dim in range(self.mesh.ndim):
-            found = [_letter(name, *each, dim) for name, each in sharded.items()]
-            self.letters.append(set().union(*found))
-            if len(self.letters[-1]) > 1 and not self.letters[-1] <= set(independent):
+            found = set().union(*(_letter(name, *each, dim) for name, each in sharded.items()))
+            if len(found) > 1 and not found <= set(independent):
                 given = ", ".join(f"{n} {x.placements[dim]!r}" for n, (x, _) in sharded.items())
                 raise ValueError(
                     f"{', '.join(drivers)}: expected mesh dimension {dim} to split one dimension "
                     f"of the call, got {given}"
                 )
+            self.letters.append(found)
         for name, (tensor, letters) in sharded.items():
             wanted = self.placements(letters)
             if tensor.placements != wanted:

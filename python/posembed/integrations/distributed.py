@@ -23,7 +23,6 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.func import functional_call
 
-from posembed._offset import positions_from
 from posembed.input import InputEmbedding
 
 __all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbedding", "context_part"]
@@ -115,7 +114,8 @@ class VocabularyParallel(ParallelStyle):
 
     The other parameters are replicated. Positions, types, norm and dropout follow once the rows
     have been summed over the processes, in the kernel that one process uses. Dropout's mask is that
-    of one process; without a ``seed``, the first process draws it for all.
+    of one process; without a ``seed``, the first process draws it for all. The table becomes a new
+    parameter: tie other modules to it afterwards.
 
     Args:
         sequence_parallel: Each process gets its part of the sequence, by reduce-scatter; otherwise
@@ -198,57 +198,40 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
             [batch, seq, embedding_dim], or this process's part of the sequence.
         """
         mesh = self.mesh
-        whole = ids if inputs_embeds is None else inputs_embeds
-        if whole is None or (ids is not None and inputs_embeds is not None):
-            got = "neither" if whole is None else "both"
-            raise ValueError(f"inputs_embeds: expected either ids or inputs_embeds, got {got}")
+        whole = self._check_inputs(ids, inputs_embeds)
+        positions = self._positions(whole, ids, positions, attention_mask, offset)
+        if positions is None and self.position is not None:
+            first = cast(int, offset)  # of a tensor there are positions
+            positions = torch.arange(first, first + whole.shape[1], device=whole.device)
         rows = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
         if inputs_embeds is None:
             rows = self.token(rows)
         rows = rows.redistribute(placements=[self.style.place])
-        tokens = whole if inputs_embeds is None else whole[..., 0]
-        positions = self._whole_positions(tokens, ids, positions, offset, attention_mask)
         if not self.training or self.dropout == 0:
             seed = None
         elif seed is None:
             seed = torch.randint(2**62, (1,), dtype=torch.int64, device=whole.device)
             seed = DTensor.from_local(seed, mesh, [Replicate()], run_check=True).to_local()
-        local = self._finish(rows.to_local(), tokens, positions, types, seed, first_token)
+        length = whole.shape[1]
+        local = self._finish(rows.to_local(), length, positions, types, seed, first_token)
         if self.style.use_local_output:
             return local
-        shape = torch.Size((*tokens.shape, local.shape[-1]))
+        shape = torch.Size((*whole.shape[:2], local.shape[-1]))
         stride = torch.empty(shape, device="meta").stride()
         places = [self.style.place]
         return DTensor.from_local(local, mesh, places, run_check=False, shape=shape, stride=stride)
 
-    def _whole_positions(
-        self,
-        tokens: Tensor,
-        ids: Tensor | None,
-        positions: Tensor | None,
-        offset: int | Tensor,
-        attention_mask: Tensor | None,
-    ) -> Tensor | None:
-        """Positions [seq] or [batch, seq]; None: there is no embedding of positions."""
-        if isinstance(offset, Tensor):
-            positions, offset = positions_from(offset, positions, tokens, 0, 1), 0
-        positions = self._positions(tokens, ids, positions, attention_mask, offset)
-        if positions is None and self.position is not None:
-            positions = torch.arange(offset, offset + tokens.shape[1], device=tokens.device)
-        return positions
-
     def _finish(
         self,
         rows: Tensor,
-        tokens: Tensor,
+        length: int,
         positions: Tensor | None,
         types: Tensor | None,
         seed: Tensor | None,
         first_token: int,
     ) -> Tensor:
         """Adds positions and types to this process's rows, and applies norm and dropout."""
-        batch, length = tokens.shape
-        start = 0
+        batch, start = len(rows), 0
         if self.style.place.is_shard():
             chunk = -(-length // self.mesh.size())
             start = min(chunk * self.mesh.get_local_rank(), length)

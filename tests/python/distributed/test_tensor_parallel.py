@@ -171,6 +171,26 @@ def test_input_embeddings(two: Processes) -> None:
     two.run(check_embeddings)
 
 
+def check_style_of_the_table_alone() -> None:
+    """A style of torch on the token table; the module then calls its parts."""
+    plain = pe.InputEmbedding(ROWS, COLUMNS, max_positions=16, norm="layer", dropout=0.5)
+    embed = copy.deepcopy(plain)
+    rows = RowwiseParallel(input_layouts=Replicate())
+    parallelize_module(embed, mesh(), {"token": rows})
+    seed = torch.tensor([4])
+    expected, found = plain(IDS, seed=seed), embed(IDS, seed=seed)
+    torch.testing.assert_close(found, expected)
+    for result in (expected, found):
+        result.square().sum().backward()
+    for ours, theirs in zip(embed.parameters(), plain.parameters(), strict=True):
+        gradient = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
+        torch.testing.assert_close(gradient, theirs.grad)
+
+
+def test_style_of_the_table_alone(two: Processes) -> None:
+    two.run(check_style_of_the_table_alone)
+
+
 def check_calls() -> None:
     """Vectors instead of ids, a mask that the first process draws, DTensors as results."""
     plain = pe.InputEmbedding(ROWS, COLUMNS, max_positions=16, dropout=0.5)
@@ -186,6 +206,12 @@ def check_calls() -> None:
     again = embed(IDS)
     torch.manual_seed(0)
     assert torch.equal(again.full_tensor(), plain(IDS))
+    counted = pe.InputEmbedding(
+        ROWS, COLUMNS, max_positions=16, padding_idx=3, position_rule="roberta"
+    )
+    parallelize_module(counted, mesh(), VocabularyParallel())
+    with pytest.raises(ValueError, match="offset: expected a number where padding is counted"):
+        counted(IDS, offset=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="expected either ids or inputs_embeds, got neither"):
         embed()
 

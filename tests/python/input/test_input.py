@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.testing
 from support.case import FLOATING, TOLERANCE, assert_close
 from support.halves import AT_ONCE, CUDA_ON_CPU
+from support.input import apart
 from torch import Tensor, nn
 
 ROWS, COLUMNS = 23, 48
@@ -34,16 +35,6 @@ def make(
     ids = torch.randint(0, ROWS, (4, 7), device=device)
     types = torch.randint(0, 2, (4, 7), device=device) if embed.token_type else None
     return embed, ids, types
-
-
-def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: int = 0) -> Tensor:
-    """The result of separate calls of the submodules."""
-    x = embed.token(ids)
-    if embed.token_type is not None:
-        x = x + embed.token_type(types)
-    if embed.position is not None:
-        x = embed.position(x, offset=offset)
-    return x if embed.norm is None else embed.norm(x)
 
 
 @kinds
@@ -627,38 +618,6 @@ def test_sequences_that_share_positions_on_cuda(cuda: torch.device) -> None:
     assert_close(output, expected, 2e-6)
 
 
-def test_a_learned_scale_of_sinusoids_is_refused() -> None:
-    embed = pe.InputEmbedding(3, 8, positions="sinusoidal")
-    embed.position = pe.SinusoidalPositionalEmbedding(8, scale=3.0)
-    ids = torch.tensor([[0, 2]])
-    assert torch.equal(embed(ids), embed.position(embed.token(ids)))
-    embed.position = pe.SinusoidalPositionalEmbedding(8, learned_scale=True)
-    with pytest.raises(ValueError, match="position: expected sinusoids of a fixed scale"):
-        embed(ids)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value"),
-    [
-        ("token", "max_norm", 1.0),
-        ("token", "scale_grad_by_freq", True),
-        ("token_type", "max_norm", 1.0),
-        ("token_type", "scale_grad_by_freq", True),
-        ("token_type", "scale", 2.0),
-        ("token_type", "padding_idx", 0),
-        ("token_type", "gradient", "rows"),
-    ],
-)
-def test_options_of_tables_that_the_kernel_lacks_are_refused(
-    name: str, option: str, value: object
-) -> None:
-    embed = pe.InputEmbedding(3, 8, positions=None, num_types=2)
-    rows = getattr(embed, name).num_embeddings
-    setattr(embed, name, pe.TokenEmbedding(rows, 8, **{option: value}))
-    with pytest.raises(ValueError, match=f"{name}: expected {option} .*, got {value!r}"):
-        embed(torch.tensor([[0, 2]]))
-
-
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.device) -> None:
     """They give the values and gradients of their own calls; an eps of None is torch's default."""
@@ -680,27 +639,6 @@ def test_torchs_own_modules_may_stand_in(dtype: torch.dtype, device: torch.devic
         result[..., 0].sum().backward()
         assert not embed.token.weight.grad[2].any()
         assert embed.token.weight.grad[:2].any()
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "message"),
-    [
-        ("token", nn.Embedding(3, 8, sparse=True), "token: expected sparse False, .* got True"),
-        ("token", nn.Embedding(3, 8, max_norm=1.0), "token: expected max_norm None, .* got 1.0"),
-        ("token", nn.Linear(3, 8), "token: expected an Embedding, got Linear"),
-        ("token_type", nn.Embedding(2, 8, sparse=True), "token_type: expected sparse False"),
-        ("token_type", nn.Identity(), "token_type: expected an Embedding, got Identity"),
-        ("position", nn.Embedding(9, 8), "position: expected one of posembed's .* got Embedding"),
-        ("norm", nn.Identity(), "norm: expected a LayerNorm or an RMSNorm, got Identity"),
-        ("norm", nn.BatchNorm1d(8), "norm: expected a LayerNorm or .* got BatchNorm1d"),
-        ("norm", nn.LayerNorm((2, 8)), r"norm: expected normalized_shape \[8\], got \[2, 8\]"),
-    ],
-)
-def test_other_submodules_are_refused(name: str, other: nn.Module, message: str) -> None:
-    embed = pe.InputEmbedding(3, 8, max_positions=9, num_types=2, norm="layer")
-    setattr(embed, name, other)
-    with pytest.raises(ValueError, match=message):
-        embed(torch.tensor([[0, 2]]))
 
 
 def test_projected_tokens_have_every_option() -> None:

@@ -22,6 +22,7 @@ from posembed.integrations.huggingface import (  # noqa: E402
     unpatch,
 )
 from support.transformers_small import CAUSAL, MODELS, ids, small_model, vision_tower  # noqa: E402
+from transformers.utils.import_utils import is_kernels_available  # noqa: E402
 
 # PyTorch's product of complex numbers rounds otherwise in the remainder of a vector.
 COMPLEX = {"deepseek_v2", "llama4"}
@@ -189,6 +190,7 @@ def test_copies_are_patched() -> None:
     assert torch.equal(logits(copied), logits(model))
 
 
+@pytest.mark.skipif(is_kernels_available(), reason="kernels wraps functions in local classes")
 def test_pickle_in_another_process(tmp_path: Path) -> None:
     models = [small_model(name) for name in ("llama", "roformer")]
     for model in models:

@@ -13,7 +13,7 @@ from support.transformers_walk import visits  # noqa: E402
 # Their rotations are methods, or tables of one kind turned by pairs of another.
 LEFT = {"seamless_m4t", "vjepa2", "wav2vec2-bert", "wav2vec2-conformer"}
 PARTLY = {"edgetam_video", "neucodec", "xcodec2"}
-PARTS = 12
+PARTS = 48
 # All take ten minutes of one core: run `make test-transformers` after a change of the integration.
 RUN = range(PARTS) if os.environ.get("POSEMBED_ALL_MODELS") else [0]
 

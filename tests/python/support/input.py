@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import posembed as pe
 import torch
 from torch import Tensor
 
@@ -11,6 +12,16 @@ from support.case import OperatorCase, Sample
 from support.learned import rows_for
 
 ROWS, TYPES, COLUMNS = 7, 2, 5
+
+
+def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: int = 0) -> Tensor:
+    """The result of separate calls of the submodules."""
+    x = embed.token(ids)
+    if embed.token_type is not None:
+        x = x + embed.token_type(types)
+    if embed.position is not None:
+        x = embed.position(x, offset=offset)
+    return x if embed.norm is None else embed.norm(x)
 
 
 def sinusoids(positions: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ import dataclasses
 import inspect
 import itertools
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posembed.integrations.huggingface._rotation import Rotation
 from posembed.integrations.huggingface._rule import Roles, Rule
@@ -31,6 +32,30 @@ DTYPES = [
 COS, SIN = re.compile(r"cos(_|$|ine)"), re.compile(r"sin(_|$|e$)")
 JOINT, COMPLEX = re.compile("sinusoid"), re.compile("freqs?_(ci|complex)")
 OPTIONAL = re.compile("(k|key|v|value)(_|$)")
+
+
+def contents(function: Callable[..., Any]) -> list[Any]:
+    """The values in a function's closure; None for an empty cell."""
+    found: list[Any] = []
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def wrapped(kind: type) -> Any:
+    """The function that the kernels package has wrapped in a class; None for other classes."""
+    if not issubclass(kind, nn.Module) or not hasattr(kind, "kernel_layer_name"):
+        return None
+    functions = [x for x in contents(kind.forward) if isinstance(x, types.FunctionType)]
+    return functions[0] if len(functions) == 1 else None
+
+
+def plain(value: Any) -> Any:
+    """The function that the kernels package has wrapped in a module, or the value itself."""
+    return wrapped(type(value)) or value
 
 
 def roles_of(function: Callable[..., Any]) -> Roles | None:
@@ -383,6 +408,7 @@ def recognise(function: Callable[..., Any], home: str) -> Rotation | None:
         function: A function of tensors, or any other callable with a signature.
         home: The module that will hold the rotation, for pickle.
     """
+    function = plain(function)
     roles = roles_of(function)
     if roles is None:
         return None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posembed.integrations.huggingface._recognition import recognise, roles_of
+from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
 from posembed.integrations.huggingface._rotation import Rotation
 
 PREFIX = "posembed.integrations.huggingface.patched."
@@ -90,19 +90,9 @@ def inner(value: Any) -> Iterator[Any]:
         yield from inner(value.func)
     elif isinstance(value, types.FunctionType):
         yield value
-        for content in _contents(value):
+        for content in contents(value):
             if isinstance(content, types.FunctionType) and content is not value:
                 yield from inner(content)
-
-
-def _contents(function: types.FunctionType) -> list[Any]:
-    contents = []
-    for cell in function.__closure__ or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:  # an empty cell
-            contents.append(None)
-    return contents
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -140,8 +130,9 @@ class Builder:
 
     def _replace(self, name: str, value: Any) -> None:
         """Puts a rotation in place of a function, or the shadow of what another module has."""
+        value = plain(value)
         module = getattr(value, "__module__", None)
-        if isinstance(value, types.FunctionType | nn.Module):
+        if isinstance(value, types.FunctionType):
             if not isinstance(module, str) or not worth(module):
                 return
             rotation = self._rotation(value, name)
@@ -160,8 +151,7 @@ class Builder:
         self.changed.add(name)
 
     def _rotation(self, function: Any, name: str) -> Rotation | None:
-        call = function.forward if isinstance(function, nn.Module) else function
-        if roles_of(call) is None:
+        if roles_of(function) is None:
             if BIASES.match(name):
                 self.found.biases[name] = function
             if ROTATES.match(name):
