@@ -39,7 +39,7 @@ def _serve(connection: Connection, rank: int, world_size: int, store: str) -> No
         torch.manual_seed(0)
         try:
             connection.send((True, function(*arguments)))
-        except Exception:
+        except BaseException:  # pytest's own failures are no Exception
             connection.send((False, traceback.format_exc()))
     dist.destroy_process_group()
 
@@ -79,7 +79,10 @@ class Processes:
                 raise AssertionError(f"no result after {LIMIT} seconds")
             for connection in ready:
                 rank = waiting[connection]  # type: ignore[index]
-                right, results[rank] = self._connections[rank].recv()
+                try:
+                    right, results[rank] = self._connections[rank].recv()
+                except EOFError:
+                    right, results[rank] = False, "the process died"
                 if not right:
                     self.end()
                     raise AssertionError(f"process {rank}:\n{results[rank]}")
