@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posembed.functional._options import is_sharded
 from posembed.score_positions import ScorePositions
 
 
@@ -22,7 +23,7 @@ def backend_for(
 ) -> str:
     """The fastest backend that takes these arguments."""
     given = {name for name, value in positions.items() if value is not None}
-    if not query.is_cuda or learned or given - {"query_offset"}:
+    if not query.is_cuda or is_sharded(query) or learned or given - {"query_offset"}:
         return "fused"
     if query.dim() != 4 or query.shape[-2] == 1:  # refused; one row of scores: nothing to save
         return "fused"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posembed import functional
 from posembed._memory import prefer_huge_pages
+from posembed._sharding import zero_row
 from posembed._validation import flag
 from posembed.functional import BagMode, Device, Gradient
 from posembed.token import check_sizes, check_table_options
@@ -78,7 +79,9 @@ class TokenBag(nn.EmbeddingBag):
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
         prefer_huge_pages(self.weight)
-        super().reset_parameters()
+        nn.init.normal_(self.weight)
+        if self.padding_idx is not None:
+            zero_row(self.weight, self.padding_idx)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from posembed import functional, pretrained
 from posembed._memory import prefer_huge_pages
+from posembed._sharding import zero_row
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device, Gradient, Initialization
+from posembed.functional._options import is_sharded
 
 # The dtypes of tables.
 COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -178,7 +180,9 @@ class TokenEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
         prefer_huge_pages(self.weight)
-        super().reset_parameters()
+        nn.init.normal_(self.weight)
+        if self.padding_idx is not None:
+            zero_row(self.weight, self.padding_idx)
 
     @classmethod
     def from_file(
@@ -243,8 +247,14 @@ class TokenEmbedding(nn.Embedding):
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`."""
+        """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`.
+
+        Raises:
+            ValueError: The table is a DTensor, and there is a ``max_norm``.
+        """
         if self.max_norm is not None:
+            if is_sharded(self.weight):
+                raise ValueError(f"max_norm: expected none for a DTensor, got {self.max_norm:g}")
             with torch.no_grad():
                 table = self.weight.detach()
                 functional.embedding(ids, table[:, :1])  # raises for bad ids before any write

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from posembed.functional._options import is_sharded, sharded
+
 
 def learned_add(
     x: Tensor,
@@ -39,6 +41,8 @@ def learned_add(
         >>> table = torch.randn(512, 768)
         >>> y = pe.functional.learned_add(torch.randn(2, 16, 768), table, offset=3)
     """
+    if is_sharded(x) or is_sharded(weight):
+        return sharded().learned_add(x, weight, positions, offset, first_row)  # type: ignore[no-any-return]
     return torch.ops.posembed.learned_add.default(  # type: ignore[no-any-return]
         x, weight, positions, offset, first_row
     )
@@ -56,6 +60,8 @@ def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> 
         tensor([[2., 3.],
                 [0., 1.]])
     """
+    if is_sharded(weight) or is_sharded(positions):
+        return sharded().learned_encode(weight, positions, first_row)  # type: ignore[no-any-return]
     return torch.ops.posembed.learned_encode.default(weight, positions, first_row)  # type: ignore[no-any-return]
 
 

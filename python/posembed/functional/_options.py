@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from posembed.specification import RotarySpec, SinusoidalSpec
 
@@ -29,3 +30,15 @@ def sinusoidal_text(spec: SinusoidalSpec, name: str = "spec") -> str:
     if not isinstance(spec, SinusoidalSpec):
         raise TypeError(f"{name}: expected a SinusoidalSpec, got {type(spec).__name__}")
     return spec.text
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; its class, whose import is slow, is not needed to tell."""
+    return type(tensor) is not Tensor and hasattr(tensor, "device_mesh")
+
+
+def sharded() -> Any:
+    """The functions of DTensors, imported when the first of them is called."""
+    from posembed.functional import _sharded
+
+    return _sharded

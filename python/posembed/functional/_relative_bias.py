@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import RelativeBuckets
+from posembed.functional._options import RelativeBuckets, is_sharded, sharded
 
 
 def relative_buckets(
@@ -81,6 +81,8 @@ def relative_bias(
         tensor([[[ 2.,  1.,  0., 17.],
                  [ 3.,  2.,  1.,  0.]]])
     """
-    return torch.ops.posembed.relative_bias.default(  # type: ignore[no-any-return]
-        weight, query_length, key_length, query_offset, max_distance, bidirectional, kind
-    )
+    lengths = (query_length, key_length, query_offset)
+    options = (max_distance, bidirectional, kind)
+    if is_sharded(weight):
+        return sharded().relative_bias(weight, *lengths, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.relative_bias.default(weight, *lengths, *options)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, rotary_text
+from posembed.functional._options import Layout, is_sharded, rotary_text, sharded
 from posembed.specification import RotarySpec
 
 
@@ -122,6 +122,8 @@ def rotated(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`rotary` without ``out`` and keywords, which would slow down calls for one token."""
     options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
+    if is_sharded(query):
+        return sharded().rotary(query, key, *options)  # type: ignore[no-any-return]
     if key is None:
         return torch.ops.posembed.rotary.default(query, *options)  # type: ignore[no-any-return]
     return torch.ops.posembed.rotary_pair.default(query, key, *options)  # type: ignore[no-any-return]
@@ -282,6 +284,8 @@ def rotary_(
         True
     """
     options = (rotary_text(spec), positions, layout, offset, inverse, cu_seqlens, frequencies)
+    if is_sharded(query):
+        return sharded().rotary(query, key, *options, in_place=True)  # type: ignore[no-any-return]
     if key is None:
         torch.ops.posembed.rotary_.default(query, *options)
         return query

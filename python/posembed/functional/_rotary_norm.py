@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, rotary_text
+from posembed.functional._options import Layout, is_sharded, rotary_text, sharded
 from posembed.specification import RotarySpec
 
 
@@ -57,10 +57,11 @@ def norm_rotary(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
-    weights = (query_weight, key_weight)
-    return torch.ops.posembed.norm_rotary.default(  # type: ignore[no-any-return]
-        query, key, *weights, rotary_text(spec), positions, layout, offset, eps, weight_offset
-    )
+    tensors = (query, key, query_weight, key_weight)
+    options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
+    if is_sharded(query):
+        return sharded().norm_rotary(*tensors, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.norm_rotary.default(*tensors, *options)  # type: ignore[no-any-return]
 
 
 def norm_rotary_(
@@ -95,8 +96,9 @@ def norm_rotary_(
         ...     query, key, weight, weight, spec=pe.RotarySpec(64)
         ... )
     """
-    weights = (query_weight, key_weight)
-    torch.ops.posembed.norm_rotary_.default(
-        query, key, *weights, rotary_text(spec), positions, layout, offset, eps, weight_offset
-    )
+    tensors = (query, key, query_weight, key_weight)
+    options = (rotary_text(spec), positions, layout, offset, eps, weight_offset)
+    if is_sharded(query):
+        return sharded().norm_rotary(*tensors, *options, in_place=True)  # type: ignore[no-any-return]
+    torch.ops.posembed.norm_rotary_.default(*tensors, *options)
     return query, key

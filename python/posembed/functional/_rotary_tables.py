@@ -7,6 +7,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from posembed.functional._options import is_sharded, sharded
+
 TableNumerics = Literal["float32", "float32_product"]
 
 # The layout of a query by its rank and its dimension of heads.
@@ -167,6 +169,9 @@ def rotary_tables_(
     if layout == "htd":
         layout, rows, key_rows = "thd", _swapped(query), _swapped(key)
     options = (cos, sin, layout, interleaved, half_width, start, numerics)
+    if is_sharded(query):
+        sharded().rotary_tables(rows, key_rows, *options, in_place=True)
+        return query if key is None else (query, key)
     if key_rows is None or key is None:
         torch.ops.posembed.rotary_tables_.default(rows, *options)
         return query
@@ -205,6 +210,8 @@ def _rotated(
     *options: Tensor | str | float | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     operators = torch.ops.posembed
+    if is_sharded(query) and out is None:
+        return sharded().rotary_tables(query, key, *options)  # type: ignore[no-any-return]
     if out is None:
         if key is None:
             return operators.rotary_tables.default(query, *options)  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import sinusoidal_text
+from posembed.functional._options import is_sharded, sharded, sinusoidal_text
 from posembed.specification import SinusoidalSpec
 
 
@@ -42,9 +42,10 @@ def sinusoidal(
         >>> import torch, posembed as pe
         >>> y = pe.functional.sinusoidal(torch.randn(2, 16, 512), spec=pe.SinusoidalSpec(512))
     """
-    return torch.ops.posembed.sinusoidal_add.default(  # type: ignore[no-any-return]
-        x, sinusoidal_text(spec), positions, offset, scale
-    )
+    options = (sinusoidal_text(spec), positions, offset, scale)
+    if is_sharded(x):
+        return sharded().sinusoidal(x, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.sinusoidal_add.default(x, *options)  # type: ignore[no-any-return]
 
 
 def sinusoidal_encode(
@@ -75,9 +76,11 @@ def sinusoidal_encode(
         >>> pe.functional.sinusoidal_encode(torch.tensor([998.39]), spec=time).shape
         torch.Size([1, 64])
     """
-    return torch.ops.posembed.sinusoidal_encode.default(  # type: ignore[no-any-return]
-        positions, sinusoidal_text(spec), scale, dtype=dtype
-    )
+    text = sinusoidal_text(spec)
+    if is_sharded(positions):
+        options = (text, scale, dtype, spec.embedding_dim)
+        return sharded().sinusoidal_encode(positions, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.sinusoidal_encode.default(positions, text, scale, dtype=dtype)  # type: ignore[no-any-return]
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Gradient, Initialization
+from posembed.functional._options import Gradient, Initialization, is_sharded, sharded
 
 _PLAIN = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
@@ -61,6 +61,8 @@ def embedding(
         padding = _known_id("padding_idx", padding_idx)
     start = _known_id("vocabulary_start", vocabulary_start)
     options = (padding, scale, scale_grad_by_freq, start, gradient)
+    if is_sharded(weight) or is_sharded(ids):
+        return sharded().embedding(ids, weight, *options)  # type: ignore[no-any-return]
     if options == _PLAIN:  # torch.ops takes a fifth of a microsecond for each argument
         return torch.ops.posembed.embedding.default(weight, ids)  # type: ignore[no-any-return]
     return torch.ops.posembed.embedding.default(weight, ids, *options)  # type: ignore[no-any-return]

@@ -1,0 +1,156 @@
+"""How a device mesh splits the arguments of one call.
+
+A letter names each dimension of an argument; "." may not be split. The letters that a mesh splits
+say how other arguments are split, and which gradients are sums over processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+
+def _letter(name: str, tensor: DTensor, letters: str, mesh_dim: int) -> set[str]:
+    """The letter of the dimension that a mesh dimension splits, if there is one."""
+    place = tensor.placements[mesh_dim]
+    if place.is_replicate():
+        return set()
+    if isinstance(place, Shard) and letters[place.dim] != ".":
+        return {letters[place.dim]}
+    possible = [f"Shard({dim})" for dim, letter in enumerate(letters) if letter != "."]
+    raise ValueError(
+        f"{name}: expected {' or '.join([*possible, 'Replicate()'])}, got {place!r}; "
+        "redistribute it before the call"
+    )
+
+
+def _sharded(drivers: Mapping[str, tuple[Tensor, str]]) -> dict[str, tuple[DTensor, str]]:
+    """The DTensors among the drivers; raises for floating ones that are not, and for ranks."""
+    sharded = {
+        name: (tensor, letters)
+        for name, (tensor, letters) in drivers.items()
+        if isinstance(tensor, DTensor)
+    }
+    for name, (tensor, letters) in drivers.items():
+        if name not in sharded and (tensor.is_floating_point() or not sharded):
+            raise TypeError(f"{name}: expected a DTensor beside other DTensors, got a Tensor")
+        if tensor.dim() != len(letters):
+            raise ValueError(f"{name}: expected {len(letters)} dimensions, got {tensor.dim()}")
+    return sharded
+
+
+class Split:
+    """The letters that each dimension of the mesh splits in one call.
+
+    Args:
+        drivers: The tensors that decide, by their names, and their letters. Floating ones must be
+            DTensors; other plain tensors are whole, the same in each process.
+        independent: Letters that one mesh dimension may split at once, in different drivers.
+
+    Raises:
+        ValueError: A placement does not fit; the message names it.
+        TypeError: A floating driver is a plain tensor.
+    """
+
+    def __init__(self, drivers: Mapping[str, tuple[Tensor, str]], independent: str = "") -> None:
+        self.sizes: dict[str, int] = {}
+        sharded = _sharded(drivers)
+        first = next(iter(sharded.values()))[0]
+        self.mesh: DeviceMesh = first.device_mesh
+        self.device = first.device
+        for name, (tensor, letters) in drivers.items():
+            self._check_mesh(name, tensor)
+            self.sizes |= dict(zip(letters, tensor.shape, strict=True))
+        self.letters: list[set[str]] = []
+        for dim in range(self.mesh.ndim):
+            found = set().union(*(_letter(name, *each, dim) for name, each in sharded.items()))
+            if len(found) > 1 and not found <= set(independent):
+                given = ", ".join(f"{n} {x.placements[dim]!r}" for n, (x, _) in sharded.items())
+                raise ValueError(
+                    f"{', '.join(drivers)}: expected mesh dimension {dim} to split one dimension "
+                    f"of the call, got {given}"
+                )
+            self.letters.append(found)
+        for name, (tensor, letters) in sharded.items():
+            wanted = self.placements(letters)
+            if tensor.placements != wanted:
+                self._refuse(name, tensor, wanted)
+
+    def _check_mesh(self, name: str, tensor: Tensor) -> None:
+        if isinstance(tensor, DTensor) and tensor.device_mesh != self.mesh:
+            raise ValueError(f"{name}: expected the mesh {self.mesh}, got {tensor.device_mesh}")
+
+    @staticmethod
+    def _refuse(name: str, tensor: Any, wanted: Sequence[Placement]) -> None:
+        raise ValueError(
+            f"{name}: expected placements {tuple(wanted)}, as other arguments are split, got "
+            f"{tensor.placements}; redistribute it before the call"
+        )
+
+    def has(self, letter: str) -> bool:
+        """Whether the mesh splits that dimension."""
+        return any(letter in letters for letters in self.letters)
+
+    def placements(self, letters: str, summed: str = "") -> tuple[Placement, ...]:
+        """Those of a tensor. It is a sum over processes that split a dimension of ``summed``."""
+        result: list[Placement] = []
+        for split in self.letters:
+            own = [dim for dim, letter in enumerate(letters) if letter in split]
+            if own:
+                result.append(Shard(own[0]))
+            else:
+                result.append(Partial() if split & set(summed) else Replicate())
+        return tuple(result)
+
+    def first(self, letter: str) -> int:
+        """The index of the first row of this process's part of a dimension."""
+        start, rows = 0, self.sizes[letter]
+        for dim, split in enumerate(self.letters):
+            if letter in split:
+                chunk = -(-rows // self.mesh.size(dim))
+                skipped = min(chunk * self.mesh.get_local_rank(dim), rows)
+                start, rows = start + skipped, min(chunk, rows - skipped)
+        return start
+
+    def local(
+        self, name: str, tensor: Tensor | None, letters: str, summed: str = ""
+    ) -> Tensor | None:
+        """This process's part of an argument: a view, or a slice of a replicated tensor.
+
+        Its gradient is a sum over the processes that split a dimension of ``summed``. Plain tensors
+        are whole, and their gradients are summed at once.
+        """
+        if tensor is None:
+            return None
+        whole = (
+            "." if size == 1 and self.sizes.get(letter) != 1 else letter  # one row serves all
+            for letter, size in zip(letters, tensor.shape, strict=True)
+        )
+        letters = "".join(whole)
+        wanted = self.placements(letters)
+        if not isinstance(tensor, DTensor):
+            everywhere = [Replicate()] * self.mesh.ndim
+            tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
+        self._check_mesh(name, tensor)
+        if any(
+            have != want and not have.is_replicate()
+            for have, want in zip(tensor.placements, wanted, strict=True)
+        ):
+            self._refuse(name, tensor, wanted)
+        if tensor.placements != wanted:
+            tensor = tensor.redistribute(placements=wanted)
+        return tensor.to_local(grad_placements=self.placements(letters, summed))
+
+    def result(self, local: Tensor, letters: str, shape: Sequence[int], summed: str = "") -> Tensor:
+        """The DTensor of a result's parts, a sum as in :meth:`placements`."""
+        order = sorted(range(local.dim()), key=local.stride, reverse=True)
+        stride = torch.empty_permuted(tuple(shape), order, device="meta").stride()
+        placements = self.placements(letters, summed)
+        return DTensor.from_local(
+            local, self.mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )

@@ -1,0 +1,274 @@
+"""posembed in torch.distributed: tensor, sequence and context parallelism.
+
+The engines are torch's own. Here are the styles and positions that they lack.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.func import functional_call
+
+from posembed.input import InputEmbedding
+
+__all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbedding", "context_part"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextPart:
+    """The tokens of one process, where several share a sequence; see :func:`context_part`.
+
+    Attributes:
+        indices: int64 [tokens]: places in the whole sequence.
+        positions: int64 [tokens]: places in each token's document, for ``positions=`` of
+            RotaryEmbedding, InputEmbedding, and learned and sinusoidal positions.
+        chunks: Start and end of each run of neighbours in the whole sequence: one, or two if
+            zigzag. ALiBi takes the queries of a chunk with ``query_offset=start``, beside all keys
+            and the boundaries of whole documents.
+        cu_seqlens: int32 [pieces + 1]: boundaries of pieces of documents among these tokens.
+    """
+
+    indices: Tensor
+    positions: Tensor
+    chunks: tuple[tuple[int, int], ...]
+    cu_seqlens: Tensor
+
+
+def context_part(
+    seq_len: int,
+    mesh: DeviceMesh,
+    *,
+    zigzag: bool = False,
+    cu_seqlens: Tensor | None = None,
+    rank: int | None = None,
+) -> ContextPart:
+    """The tokens of a process under context parallelism.
+
+    Args:
+        seq_len: Tokens of the whole sequence.
+        mesh: The processes that share it, in one dimension.
+        zigzag: Of two chunks for each process, process ``r`` of ``n`` has chunks ``r`` and
+            ``2n - 1 - r``, so that causal attention is the same work for all; otherwise one chunk,
+            as ``torch.chunk`` cuts.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to seq_len: the starts of packed
+            documents, where positions restart; default: one document.
+        rank: Of the process in the mesh; default: this one.
+
+    Returns:
+        The part; its tensors are on the device of ``cu_seqlens``, by default the mesh's.
+
+    Raises:
+        ValueError: The mesh has several dimensions, ``seq_len`` cannot be cut into chunks of one
+            length (zigzag), or ``cu_seqlens`` does not go from 0 to seq_len.
+
+    Examples:
+        >>> import torch, posembed as pe
+        >>> from posembed.integrations.distributed import context_part
+        >>> from torch.distributed.device_mesh import DeviceMesh
+        >>> def rotate(rope: pe.RotaryEmbedding, q, k, seq_len: int, mesh: DeviceMesh):
+        ...     return rope(q, k, positions=context_part(seq_len, mesh, zigzag=True).positions)
+    """
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh: expected one dimension, got {mesh.ndim}")
+    processes, rank = mesh.size(), mesh.get_local_rank() if rank is None else rank
+    if zigzag and seq_len % (2 * processes) != 0:
+        raise ValueError(f"seq_len: expected a multiple of {2 * processes}, got {seq_len}")
+    numbers = (rank, 2 * processes - 1 - rank) if zigzag else (rank,)
+    length = -(-seq_len // (processes * len(numbers)))
+    chunks = tuple(
+        (min(number * length, seq_len), min((number + 1) * length, seq_len)) for number in numbers
+    )
+    if cu_seqlens is None:
+        cu_seqlens = torch.tensor([0, seq_len], device=mesh.device_type)
+    elif cu_seqlens.dim() != 1 or cu_seqlens[[0, -1]].tolist() != [0, seq_len]:
+        raise ValueError(f"cu_seqlens: expected a list from 0 to {seq_len}, got {cu_seqlens}")
+    runs = [torch.arange(*chunk, device=cu_seqlens.device) for chunk in chunks]
+    indices = torch.cat(runs)
+    documents = torch.searchsorted(cu_seqlens, indices, right=True) - 1
+    positions = indices - cu_seqlens[documents]
+    # A piece starts where a token does not follow the one before it in one document.
+    follows = (positions.diff(prepend=positions[:1]) == 1) & (
+        documents.diff(prepend=documents[:1]) == 0
+    )
+    starts = (~follows).nonzero().flatten()
+    pieces = torch.cat([starts, starts.new_tensor([len(indices)])]).int()
+    return ContextPart(indices, positions, chunks, pieces)
+
+
+class VocabularyParallel(ParallelStyle):
+    """Splits the token table of an :class:`posembed.InputEmbedding` by rows over a mesh.
+
+    The other parameters are replicated. Positions, types, norm and dropout follow once the rows
+    have been summed over the processes, in the kernel that one process uses. Dropout's mask is that
+    of one process; without a ``seed``, the first process draws it for all. The table becomes a new
+    parameter: tie other modules to it afterwards.
+
+    Args:
+        sequence_parallel: Each process gets its part of the sequence, by reduce-scatter; otherwise
+            the whole, by all-reduce.
+        use_local_output: Results are plain tensors; otherwise DTensors.
+
+    Examples:
+        >>> import posembed as pe
+        >>> from posembed.integrations.distributed import VocabularyParallel
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.tensor.parallel import parallelize_module
+        >>> def parallelize(embed: pe.InputEmbedding, processes: int) -> None:
+        ...     mesh = init_device_mesh("cuda", (processes,))
+        ...     parallelize_module(embed, mesh, VocabularyParallel(sequence_parallel=True))
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False, use_local_output: bool = True) -> None:
+        super().__init__()
+        self.place: Placement = Shard(1) if sequence_parallel else Replicate()
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if type(module) is not InputEmbedding:
+            raise TypeError(f"module: expected an InputEmbedding, got {type(module).__name__}")
+        if device_mesh.ndim != 1:
+            raise ValueError(f"device_mesh: expected one dimension, got {device_mesh.ndim}")
+        weight = module.token.weight
+        rows = distribute_tensor(weight.detach(), device_mesh, [Shard(0)])
+        module.token.weight = nn.Parameter(rows, requires_grad=weight.requires_grad)
+        distribute_module(module, device_mesh)  # replicates the others
+        # A class, and not a forward of this instance, so that copies use their own parameters.
+        module.__class__ = VocabularyParallelInputEmbedding
+        embed = cast(VocabularyParallelInputEmbedding, module)
+        embed.style, embed.mesh = self, device_mesh
+        return module
+
+
+class _Fused(nn.Module):
+    """Calls the forward of InputEmbedding with parameters that functional_call has replaced."""
+
+    def __init__(self, embed: InputEmbedding) -> None:
+        super().__init__()
+        self.embed = embed
+
+    def forward(self, vectors: Tensor, **options: Any) -> Tensor:
+        return InputEmbedding.forward(self.embed, inputs_embeds=vectors, **options)
+
+
+class VocabularyParallelInputEmbedding(InputEmbedding):
+    """An InputEmbedding after :class:`VocabularyParallel`; arguments are those of one process."""
+
+    style: VocabularyParallel
+    mesh: DeviceMesh
+
+    def forward(
+        self,
+        ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        types: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        offset: int | Tensor = 0,
+        attention_mask: Tensor | None = None,
+        seed: Tensor | None = None,
+        first_token: int = 0,
+    ) -> Tensor:
+        """As :meth:`posembed.InputEmbedding.forward`, on all of the batch and the sequence.
+
+        Args:
+            ids: int32 or int64 [batch, seq], the same in each process; None with ``inputs_embeds``.
+            positions: As in InputEmbedding.
+            types: As in InputEmbedding.
+            inputs_embeds: As in InputEmbedding, the same in each process.
+            offset: As in InputEmbedding.
+            attention_mask: As in InputEmbedding.
+            seed: As in InputEmbedding; None: the first process draws one for all.
+            first_token: As in InputEmbedding.
+
+        Returns:
+            [batch, seq, embedding_dim], or this process's part of the sequence.
+        """
+        mesh = self.mesh
+        whole = self._check_inputs(ids, inputs_embeds)
+        positions = self._positions(whole, ids, positions, attention_mask, offset)
+        if positions is None and self.position is not None:
+            first = cast(int, offset)  # of a tensor there are positions
+            positions = torch.arange(first, first + whole.shape[1], device=whole.device)
+        rows = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+        if inputs_embeds is None:
+            rows = self.token(rows)
+        rows = rows.redistribute(placements=[self.style.place])
+        if not self.training or self.dropout == 0:
+            seed = None
+        elif seed is None:
+            seed = torch.randint(2**62, (1,), dtype=torch.int64, device=whole.device)
+            seed = DTensor.from_local(seed, mesh, [Replicate()], run_check=True).to_local()
+        length = whole.shape[1]
+        local = self._finish(rows.to_local(), length, positions, types, seed, first_token)
+        if self.style.use_local_output:
+            return local
+        shape = torch.Size((*whole.shape[:2], local.shape[-1]))
+        stride = torch.empty(shape, device="meta").stride()
+        places = [self.style.place]
+        return DTensor.from_local(local, mesh, places, run_check=False, shape=shape, stride=stride)
+
+    def _finish(
+        self,
+        rows: Tensor,
+        length: int,
+        positions: Tensor | None,
+        types: Tensor | None,
+        seed: Tensor | None,
+        first_token: int,
+    ) -> Tensor:
+        """Adds positions and types to this process's rows, and applies norm and dropout."""
+        batch, start = len(rows), 0
+        if self.style.place.is_shard():
+            chunk = -(-length // self.mesh.size())
+            start = min(chunk * self.mesh.get_local_rank(), length)
+        part = slice(start, start + rows.shape[1])
+        positions = positions if positions is None else positions[..., part]
+        types = types if types is None else types[:, part]
+        if rows.shape[1] == length or seed is None or batch == 1:
+            first = first_token + start
+            return self._fused(rows, positions, types, seed, first)
+        # Samples are not neighbours in the mask of the whole.
+        samples = [slice(sample, sample + 1) for sample in range(batch)]
+        results = [
+            self._fused(
+                rows[sample],
+                positions if positions is None or positions.dim() == 1 else positions[sample],
+                types if types is None else types[sample],
+                seed,
+                first_token + sample.start * length + start,
+            )
+            for sample in samples
+        ]
+        return torch.cat(results)
+
+    def _fused(
+        self,
+        rows: Tensor,
+        positions: Tensor | None,
+        types: Tensor | None,
+        seed: Tensor | None,
+        first_token: int,
+    ) -> Tensor:
+        """The module's own kernel, which takes plain tensors."""
+        gradient = Partial() if self.style.place.is_shard() else Replicate()
+        parameters = {
+            f"embed.{name}": cast(DTensor, parameter).to_local(grad_placements=[gradient])
+            for name, parameter in self.named_parameters()
+        }
+        options = {"positions": positions, "types": types, "first_token": first_token}
+        result = functional_call(_Fused(self), parameters, (rows,), {**options, "seed": seed})
+        return cast(Tensor, result)

@@ -1,0 +1,508 @@
+"""Tests that functions of DTensors equal those of whole tensors, gradients included.
+
+Each process computes both; no collective may run in a function of DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from posembed import functional
+from support.processes import Processes
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.distributed.tensor.debug import CommDebugMode
+
+SPEC = pe.RotarySpec(8, base=100.0)
+WAVES = pe.SinusoidalSpec(8)
+WHOLE = Replicate()
+Case = tuple[Callable[..., Any], dict[str, Any], dict[str, Placement]]
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+
+
+def tensors(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def gradients(result: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """Of a sum with unlike weights."""
+    total = 0
+    for tensor in tensors(result):
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        weights = torch.linspace(-1, 1, whole.numel(), dtype=whole.dtype).view(whole.shape)
+        total = total + (whole.masked_fill(whole.isinf(), 0) * weights).sum()
+    return list(torch.autograd.grad(total, leaves)) if leaves else []
+
+
+def leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def split(value: Any, place: Placement | None) -> Any:
+    """A DTensor, or the argument itself where no placement is given."""
+    if isinstance(value, Tensor):
+        value = value.clone().requires_grad_(value.is_floating_point())
+        if place is not None:
+            return distribute_tensor(value.detach(), mesh(), [place]).requires_grad_(leaf(value))
+    return value
+
+
+def compare(case: Case, seen: Placement | None = None) -> None:
+    function, arguments, places = case
+    whole = {name: split(value, None) for name, value in arguments.items()}
+    parts = {name: split(value, places.get(name)) for name, value in arguments.items()}
+    expected = function(**whole)
+    with CommDebugMode() as communication:
+        found = function(**parts)
+    assert communication.get_total_counts() == 0
+    for ours, theirs in zip(tensors(found), tensors(expected), strict=True):
+        assert isinstance(ours, DTensor)
+        assert ours.shape == theirs.shape
+        assert seen is None or ours.placements == (seen,)
+        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-12, atol=1e-12)
+    leaves = [name for name, value in arguments.items() if leaf(value)]
+    wanted = gradients(expected, [whole[name] for name in leaves])
+    given = gradients(found, [parts[name] for name in leaves])
+    for name, ours, theirs in zip(leaves, given, wanted, strict=True):
+        full = ours.full_tensor() if isinstance(ours, DTensor) else ours
+        torch.testing.assert_close(full, theirs, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def randn(*sizes: int) -> Tensor:
+    return torch.randn(sizes, dtype=torch.float64)
+
+
+def rotation(layout: str, place: Placement, key_place: Placement | None = None, **more: Any) -> Any:
+    """Query and key have 6 and 3 heads, which two processes split evenly and unevenly."""
+    sizes = {"b": 2, "s": 5, "t": 5, "h": 6, "d": 8}
+    query = randn(*(sizes[letter] for letter in layout))
+    key = randn(*({**sizes, "h": 3}[letter] for letter in layout))
+    arguments = {"query": query, "key": key, "spec": SPEC, "layout": layout, **more}
+    return functional.rotary, arguments, {"query": place, "key": key_place or place}
+
+
+def normed(place: Placement, key_place: Placement | None = None) -> Case:
+    _, arguments, places = rotation("bshd", place, key_place)
+    weights = {"query_weight": randn(8), "key_weight": randn(8)}
+    return functional.norm_rotary, arguments | weights, places
+
+
+def by_tables(place: Placement, rows: tuple[int, ...], **more: Any) -> Case:
+    arguments = {"query": randn(2, 6, 5, 8), "key": randn(2, 3, 5, 8)}
+    tables = {"cos": randn(*rows, 5, 4), "sin": randn(*rows, 5, 4)}
+    options = {"half_width": True, "numerics": "float32_product"}
+    places = {"query": place, "key": place}
+    return functional.rotary_tables, {**arguments, **tables, **options, **more}, places
+
+
+def attention(place: Placement, key_heads: int, key_place: Placement, **more: Any) -> Case:
+    query, key, value = randn(2, 6, 4, 8), randn(2, key_heads, 7, 8), randn(2, key_heads, 7, 3)
+    slopes = functional.alibi_slopes(6).double()
+    arguments = {"query": query, "key": key, "value": value, "slopes": slopes, **more}
+    places = {"query": place, "key": key_place, "value": key_place}
+    return functional.alibi_attention, arguments, places
+
+
+def scores(function: Callable[..., Tensor], place: Placement, **more: Any) -> Case:
+    slopes = functional.alibi_slopes(6).double()
+    arguments = {"scores": randn(2, 6, 4, 7), "slopes": slopes, "scale": 0.5, **more}
+    return function, arguments, {"scores": place}
+
+
+def table(place: Placement, ids_place: Placement | None = None, **more: Any) -> Case:
+    ids = torch.tensor([[0, 4, 3], [4, 6, 1]])
+    places = {"weight": place} | ({} if ids_place is None else {"ids": ids_place})
+    return functional.embedding, {"ids": ids, "weight": randn(7, 8), **more}, places
+
+
+POSITIONS = torch.tensor([3, 0, 7, -1, 2])
+OF_SAMPLES = torch.stack([POSITIONS, POSITIONS + 1])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
+
+CASES: dict[str, Callable[[], Case]] = {
+    # Two layouts of one shape, in one process.
+    "rotary heads bshd": lambda: rotation("bshd", Shard(2)),
+    "rotary heads bhsd": lambda: rotation("bhsd", Shard(1)),
+    "rotary batch": lambda: rotation("bshd", Shard(0), positions=OF_SAMPLES),
+    "rotary sequence, uneven": lambda: rotation("bshd", Shard(1), positions=POSITIONS),
+    "rotary sequence of sbhd": lambda: rotation("sbhd", Shard(0), offset=3),
+    "rotary tokens": lambda: rotation("thd", Shard(0), positions=POSITIONS),
+    "rotary tokens by heads, documents": lambda: rotation(
+        "thd", Shard(1), cu_seqlens=torch.tensor([0, 2, 5])
+    ),
+    "rotary query by heads, key whole": lambda: rotation(
+        "bshd", Shard(2), WHOLE, frequencies=randn(4).abs()
+    ),
+    "rotary learned frequencies, batch": lambda: rotation(
+        "bshd", Shard(0), frequencies=randn(4).abs()
+    ),
+    "rotary whole": lambda: rotation("bshd", WHOLE, frequencies=randn(4).abs()),
+    "norm_rotary heads": lambda: normed(Shard(2)),
+    "norm_rotary sequence": lambda: normed(Shard(1)),
+    "norm_rotary query by heads, key whole": lambda: normed(Shard(2), WHOLE),
+    "rotary_tables heads": lambda: by_tables(Shard(1), ()),
+    "rotary_tables sequence": lambda: by_tables(Shard(2), (1,)),
+    "rotary_tables batch": lambda: by_tables(Shard(0), (2,)),
+    "rotary_tables batch, shared tables": lambda: by_tables(Shard(0), (1,)),
+    "alibi_bias": lambda: (
+        functional.alibi_bias,
+        {"slopes": randn(3).abs(), "query_length": 4, "key_length": 6},
+        {"slopes": Shard(0)},
+    ),
+    "alibi_bias of two sides, with a mask": lambda: (
+        functional.alibi_bias,
+        {
+            "slopes": randn(2, 3).abs(),
+            "query_length": 4,
+            "key_length": 7,
+            "causal": False,
+            "attention_mask": MASK,
+        },
+        {"slopes": Shard(1)},
+    ),
+    "alibi_add heads": lambda: scores(functional.alibi_add, Shard(1)),
+    "alibi_softmax batch": lambda: scores(functional.alibi_softmax, Shard(0), attention_mask=MASK),
+    "alibi_attention heads": lambda: attention(Shard(1), 6, Shard(1)),
+    "alibi_attention groups": lambda: attention(Shard(1), 2, Shard(1), attention_mask=MASK),
+    "alibi_attention one key head": lambda: attention(Shard(1), 1, WHOLE),
+    "alibi_lse_correction": lambda: (
+        functional.alibi_lse_correction,
+        {"slopes": randn(3).abs(), "query_length": 4, "query_start": 8, "key_start": 2},
+        {"slopes": Shard(0)},
+    ),
+    "relative_bias": lambda: (
+        functional.relative_bias,
+        {"weight": randn(32, 3), "query_length": 4, "key_length": 6},
+        {"weight": Shard(1)},
+    ),
+    "sinusoidal batch": lambda: (
+        functional.sinusoidal,
+        {"x": randn(2, 5, 8), "scale": randn(1), "spec": WAVES},
+        {"x": Shard(0)},
+    ),
+    "sinusoidal sequence": lambda: (
+        functional.sinusoidal,
+        {"x": randn(2, 5, 8), "positions": randn(2, 5), "scale": randn(1), "spec": WAVES},
+        {"x": Shard(1)},
+    ),
+    "sinusoidal consecutive": lambda: (
+        functional.sinusoidal,
+        {"x": randn(5, 8), "offset": 7, "spec": WAVES},
+        {"x": Shard(0)},
+    ),
+    "sinusoidal_encode": lambda: (
+        functional.sinusoidal_encode,
+        {"positions": randn(3, 5), "scale": randn(1), "spec": WAVES},
+        {"positions": Shard(1)},
+    ),
+    "learned_add batch": lambda: (
+        functional.learned_add,
+        {"x": randn(2, 5, 8), "weight": randn(9, 8), "offset": 2, "first_row": 1},
+        {"x": Shard(0)},
+    ),
+    "learned_add sequence": lambda: (
+        functional.learned_add,
+        {"x": randn(2, 5, 8), "weight": randn(9, 8), "offset": 2, "first_row": 1},
+        {"x": Shard(1), "weight": WHOLE},
+    ),
+    "learned_add columns": lambda: (
+        functional.learned_add,
+        {"x": randn(2, 5, 8), "weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1},
+        {"x": Shard(2), "weight": Shard(1)},
+    ),
+    "learned_encode": lambda: (
+        functional.learned_encode,
+        {"weight": randn(10, 8), "positions": OF_SAMPLES, "first_row": 1},
+        {"weight": WHOLE, "positions": Shard(1)},
+    ),
+    "embedding columns": lambda: table(Shard(1), scale=3.0, padding_idx=4),
+    "embedding ids": lambda: table(WHOLE, Shard(0), padding_idx=-3),
+    "embedding whole": lambda: table(WHOLE, scale_grad_by_freq=True),
+}
+
+
+def check_cases(names: list[str]) -> dict[str, str]:
+    """The errors of the cases that fail, of many in one call."""
+    errors = {}
+    for name in names:
+        torch.manual_seed(0)
+        try:
+            compare(CASES[name]())
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
+
+
+def test_dtensors_give_what_whole_tensors_give(two: Processes) -> None:
+    assert two.run(check_cases, list(CASES)) == [{}, {}]
+
+
+def test_a_process_may_have_nothing(four: Processes) -> None:
+    assert four.run(check_cases, ["rotary sequence, uneven"]) == [{}] * 4
+
+
+def check_rows() -> None:
+    """Uneven parts of a vocabulary, whose results are sums; of 7 rows, 4 processes have 2 or 1."""
+    for options in ({"padding_idx": 4, "scale": 3.0}, {"padding_idx": -7}, {}):
+        compare(table(Shard(0), **options), seen=Partial())
+    compare(table(Shard(0), scale_grad_by_freq=True), seen=Partial())
+    _, arguments, _ = table(Shard(0))
+    function = functional.embedding
+    compare((function, arguments | {"weight": randn(7, 0)}, {"weight": Shard(0)}))
+
+
+def test_rows_of_a_vocabulary(two: Processes) -> None:
+    two.run(check_rows)
+
+
+def test_rows_of_a_vocabulary_on_four(four: Processes) -> None:
+    four.run(check_rows)
+
+
+def check_two_dimensions() -> None:
+    """Batch or rows by one dimension of the mesh, heads, columns or rows by the other."""
+    grid = init_device_mesh("cpu", (2, 2))
+
+    def spread(whole: Tensor, *places: Placement) -> DTensor:
+        return distribute_tensor(whole, grid, places)
+
+    query, key = randn(2, 5, 6, 8), randn(2, 5, 3, 8)
+    place = (Shard(0), Shard(2))
+    found = functional.rotary(spread(query, *place), spread(key, *place), spec=SPEC)
+    for ours, theirs in zip(found, functional.rotary(query, key, spec=SPEC), strict=True):
+        assert ours.placements == place
+        assert torch.equal(ours.full_tensor(), theirs)
+    ids, weight = torch.tensor([[0, 4, 3], [4, 6, 1]]), randn(7, 8)
+    expected = functional.embedding(ids, weight)
+    for places in ((Shard(0), Shard(1)), (Shard(0), Shard(0))):
+        rows = functional.embedding(ids, spread(weight, *places))
+        assert torch.equal(rows.full_tensor(), expected)
+    rows = functional.embedding(spread(ids, Shard(0), WHOLE), spread(weight, WHOLE, Shard(0)))
+    assert rows.placements == (Shard(0), Partial())
+    assert torch.equal(rows.full_tensor(), expected)
+
+
+def test_two_dimensions(four: Processes) -> None:
+    four.run(check_two_dimensions)
+
+
+def check_in_place() -> None:
+    slopes = functional.alibi_slopes(6).double()
+    _, by_rotation, _ = rotation("bshd", Shard(2))
+    _, by_table, _ = by_tables(Shard(1), ())
+    _, by_norm, _ = normed(Shard(2))
+    weights = randn(2, 6, 4, 7)
+    for function, arguments, dim in (
+        (functional.rotary_, by_rotation, 2),
+        (functional.rotary_tables_, by_table, 1),
+        (functional.norm_rotary_, by_norm, 2),
+        (functional.alibi_add_, {"scores": weights, "slopes": slopes}, 1),
+        (functional.alibi_softmax_, {"scores": weights, "slopes": slopes}, 1),
+    ):
+        names = [name for name in ("query", "key", "scores") if name in arguments]
+        given = {name: split(arguments[name], Shard(dim)).detach() for name in names}
+        result = tensors(function(**arguments | given))
+        whole = {name: arguments[name].clone() for name in names}
+        function(**arguments | whole)
+        for ours, name in zip(result, names, strict=True):
+            assert ours is given[name]
+            assert torch.equal(ours.full_tensor(), whole[name])
+
+
+def test_in_place(two: Processes) -> None:
+    two.run(check_in_place)
+
+
+def check_compiled() -> None:
+    """Without a break of the graph, gradients included."""
+    for name in ("rotary sequence, uneven", "alibi_softmax batch", "embedding columns"):
+        function, arguments, places = CASES[name]()
+        compare((torch.compile(function, fullgraph=True, backend="aot_eager"), arguments, places))
+
+
+def test_compiled(two: Processes) -> None:
+    two.run(check_compiled)
+
+
+def check_gradients_are_sums() -> None:
+    """Nothing is sent in the backward pass either, where the parameter is a DTensor."""
+    weight = distribute_tensor(randn(9, 8), mesh(), [WHOLE]).requires_grad_()
+    x = distribute_tensor(randn(2, 5, 8), mesh(), [Shard(1)])
+    result = functional.learned_add(x, weight)
+    upstream = torch.ones_like(result)
+    with CommDebugMode() as communication:
+        (gradient,) = torch.autograd.grad(result, [weight], upstream)
+    assert gradient.placements == (Partial(),)
+    assert communication.get_total_counts() == 0
+
+
+def test_gradients_are_sums(two: Processes) -> None:
+    two.run(check_gradients_are_sums)
+
+
+class Modules(torch.nn.Module):
+    """Each module that takes or gives tensors of a split batch; heads are not split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = pe.TokenEmbedding(50, 16, padding_idx=3, dtype=torch.float64)
+        self.position = pe.LearnedPositionalEmbedding(32, 16, dtype=torch.float64)
+        self.wave = pe.SinusoidalPositionalEmbedding(16, learned_scale=True, dtype=torch.float64)
+        self.rope = pe.RotaryEmbedding(4, learned_frequencies=True, dtype=torch.float64)
+        self.alibi = pe.ALiBi(4, learned=True, train_length=4, dtype=torch.float64)
+
+    def forward(self, ids: Tensor, offset: Tensor) -> Tensor:
+        x = self.wave(self.position(self.token(ids), offset=offset))
+        heads = x.unflatten(-1, (4, 4))
+        query, key = (each.transpose(1, 2) for each in self.rope(heads, heads, offset=offset))
+        return self.alibi.attention(query, key, key)
+
+
+def check_modules() -> None:
+    """Plain parameters beside DTensors get the gradient of the whole batch."""
+    model, ids, offset = Modules(), torch.randint(50, (3, 6)), torch.tensor([0, 5, 2])
+    ids[1, 2] = 3
+    expected = model(ids, offset)
+    wanted = gradients(expected, list(model.parameters()))
+    found = model(distribute_tensor(ids, mesh(), [Shard(0)]), offset)
+    torch.testing.assert_close(found.full_tensor(), expected)
+    torch.testing.assert_close(gradients(found, list(model.parameters())), wanted)
+
+
+def test_modules(two: Processes) -> None:
+    two.run(check_modules)
+
+
+def wrong(function: Callable[..., Any], kind: type[Exception] = ValueError, **more: Any) -> str:
+    with pytest.raises(kind) as caught:
+        function(**more)
+    return str(caught.value)
+
+
+def parted(tensor: Tensor, place: Placement) -> DTensor:
+    return distribute_tensor(tensor, mesh(), [place])
+
+
+def errors() -> dict[str, str]:
+    """What calls raise that cannot work with the parts that processes have."""
+    x, ids, weight = randn(2, 4, 4, 8), torch.tensor([[0, 4, 3]]), randn(8, 8)
+    partial = DTensor.from_local(x, mesh(), [Partial()])
+    rotate = {"function": functional.rotary, "spec": SPEC}
+    look_up = {"function": functional.embedding, "weight": parted(weight, Shard(0))}
+    learned = {"function": functional.learned_add, "weight": weight}
+    attend = {"function": functional.alibi_attention, "slopes": functional.alibi_slopes(4)}
+    return {
+        "component": wrong(**rotate, query=parted(x, Shard(3))),
+        "sum": wrong(**rotate, query=partial),
+        "documents": wrong(
+            **rotate,
+            query=parted(x[:1], Shard(1)),
+            cu_seqlens=torch.tensor([0, 1, 4]),
+        ),
+        "unlike": wrong(
+            function=functional.norm_rotary,
+            query=parted(x, Shard(0)),
+            key=parted(x, Shard(1)),
+            query_weight=x[0, 0, 0],
+            key_weight=x[0, 0, 0],
+            spec=SPEC,
+        ),
+        "plain": wrong(**rotate, kind=TypeError, query=parted(x, Shard(0)), key=x),
+        "layout": wrong(**rotate, query=parted(x, Shard(0)), layout="hbsd"),
+        "dimensions": wrong(**rotate, query=parted(x[0], Shard(0))),
+        "positions": wrong(
+            **rotate,
+            query=parted(x, Shard(1)),
+            positions=parted(torch.zeros(2, 4, dtype=torch.int64), Shard(0)),
+        ),
+        "id": wrong(**look_up, kind=IndexError, ids=ids + 4),
+        "ids": wrong(**look_up, ids=parted(ids, Shard(1))),
+        "vocabulary": wrong(**look_up, ids=ids, vocabulary_start=4),
+        "rows": wrong(
+            function=functional.embedding,
+            ids=ids,
+            weight=look_up["weight"].detach().requires_grad_(),
+            gradient="rows",
+        ),
+        "counts": wrong(
+            function=functional.embedding,
+            ids=parted(ids, Shard(1)),
+            weight=weight,
+            scale_grad_by_freq=True,
+        ),
+        "table": wrong(**learned | {"weight": parted(weight, Shard(0))}, x=parted(x[0], Shard(0))),
+        "x": wrong(**learned | {"weight": parted(weight, WHOLE)}, kind=TypeError, x=x[0]),
+        "keys": wrong(
+            **attend,
+            query=parted(x, Shard(1)),
+            key=parted(x, Shard(2)),
+            value=parted(x, Shard(2)),
+        ),
+        "whole keys": wrong(
+            **attend,
+            query=parted(x, Shard(1)),
+            key=parted(x[:, :2], WHOLE),
+            value=parted(x[:, :2], WHOLE),
+        ),
+        "out": wrong(
+            **rotate, kind=NotImplementedError, query=parted(x, WHOLE), out=parted(x, WHOLE)
+        ),
+        "bag": wrong(
+            function=functional.token_bag,
+            kind=NotImplementedError,
+            ids=parted(ids, WHOLE),
+            weight=parted(weight, WHOLE),
+        ),
+        "dropout": wrong(**attend, query=partial, key=x, value=x, dropout=0.5),
+    }
+
+
+FIT = "redistribute it before the call"
+RAISED = {
+    "component": "query: expected Shard(0) or Shard(1) or Shard(2) or Replicate(), got "
+    f"Shard(dim=3); {FIT}",
+    "sum": f"query: expected Shard(0) or Shard(1) or Shard(2) or Replicate(), got Partial(sum); {FIT}",
+    "documents": "cu_seqlens: expected positions instead where the sequence is split",
+    "unlike": "query, key: expected mesh dimension 0 to split one dimension of the call, got query "
+    "Shard(dim=0), key Shard(dim=1)",
+    "plain": "key: expected a DTensor beside other DTensors, got a Tensor",
+    "layout": "layout: expected 'bshd', 'bhsd', 'sbhd' or 'thd', got 'hbsd'",
+    "dimensions": "query: expected 4 dimensions, got 3",
+    "positions": "positions: expected placements (Shard(dim=1),), as other arguments are split, got "
+    f"(Shard(dim=0),); {FIT}",
+    "id": "ids: expected 0 to 7, a row of the token table of 8, got 8 at index 1",
+    "ids": "ids, weight: expected mesh dimension 0 to split one dimension of the call, got ids "
+    "Shard(dim=1), weight Shard(dim=0)",
+    "vocabulary": "vocabulary_start: expected none for DTensors, got 4",
+    "rows": "gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'",
+    "counts": "scale_grad_by_freq: expected ids that are not split, because each process counts its "
+    "own, got (Shard(dim=1),)",
+    "table": "weight: expected placements (Replicate(),), as other arguments are split, got "
+    f"(Shard(dim=0),); {FIT}",
+    "x": "x: expected a DTensor beside other DTensors, got a Tensor",
+    "keys": f"key: expected Shard(0) or Shard(1) or Replicate(), got Shard(dim=2); {FIT}",
+    "whole keys": "key: expected placements (Shard(dim=1),), as other arguments are split, got "
+    f"(Replicate(),); {FIT}",
+    "out": "Operator posembed.rotary_out.default does not have a sharding strategy registered.",
+    "bag": "Operator posembed.token_bag.default does not have a sharding strategy registered.",
+    "dropout": "dropout: expected 0 for DTensors, got 0.5",
+}
+
+
+def test_what_cannot_work_is_named(two: Processes) -> None:
+    assert two.run(errors) == [RAISED, RAISED]
