@@ -25,7 +25,7 @@ else
   requirements := $(VENV)/requirements-installed
   requirements_demo := $(VENV)/requirements-demo-installed
   requirements_dev := $(VENV)/requirements-dev-installed
-  requirements_kernels := $(VENV)/requirements-kernels-installed
+  requirements_stacks := $(VENV)/requirements-stacks-installed
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
 export PATH := $(dir $(python)):$(PATH)
@@ -33,7 +33,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-kernels run-kernels test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -77,11 +77,11 @@ test-transformers: build $(requirements_dev)
 	OMP_WAIT_POLICY=passive POSEMBED_ALL_MODELS=1 $(python) -m pytest --numprocesses auto --dist load tests/python/integrations/test_huggingface_all.py
 
 # In an environment of its own: the kernels package takes some versions of transformers only.
-test-kernels: build
-	$(MAKE) --no-print-directory run-kernels $(if $(VENV),VENV=$(VENV)-kernels)
+test-stacks: build
+	$(MAKE) --no-print-directory run-stacks $(if $(VENV),VENV=$(VENV)-stacks)
 
-run-kernels: $(requirements_kernels)
-	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_huggingface,.py _recognition.py _kernels.py _peft.py) $(PYTEST_ARGS)
+run-stacks: $(requirements_stacks)
+	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posembed import functional, input_families
 from posembed._offset import positions_from
 from posembed._validation import finite, not_negative
 from posembed.functional import Device, Gradient
+from posembed.functional._options import is_wrapper
 from posembed.learned import LearnedPositionalEmbedding
 from posembed.sinusoidal import SinusoidalPositionalEmbedding
 from posembed.token import TokenEmbedding, check_sizes, scale_number
@@ -446,7 +446,7 @@ def _is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     if module._backward_hooks or module._backward_pre_hooks:
         return False
     for parameter in module._parameters.values():
-        if type(parameter) is not nn.Parameter and is_traceable_wrapper_subclass(parameter):
+        if parameter is not None and is_wrapper(parameter):
             return False
     return True
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posembed.specification import RotarySpec, SinusoidalSpec
 
@@ -16,6 +17,9 @@ Gradient = Literal["dense", "rows"]
 BagMode = Literal["sum", "mean", "max"]
 RelativeBuckets = Literal["t5", "bert"]
 Initialization = Literal["mean", "mean-and-covariance", "normal"]
+
+
+PLAIN = (Tensor, nn.Parameter)
 
 
 def rotary_text(spec: RotarySpec, name: str = "spec") -> str:
@@ -34,7 +38,12 @@ def sinusoidal_text(spec: SinusoidalSpec, name: str = "spec") -> str:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor; its class, whose import is slow, is not needed to tell."""
-    return type(tensor) is not Tensor and hasattr(tensor, "device_mesh")
+    return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether it is a subclass of Tensor that holds others, such as a quantised table."""
+    return type(tensor) not in PLAIN and is_traceable_wrapper_subclass(tensor)
 
 
 def sharded() -> Any:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posembed.functional._options import Gradient, Initialization, is_sharded, sharded
+from posembed.functional._options import (
+    Gradient,
+    Initialization,
+    is_sharded,
+    is_wrapper,
+    sharded,
+)
 
 _PLAIN = (-1, 1.0, False, -1, "dense")  # the defaults of the operator's options
 
@@ -24,7 +30,8 @@ def embedding(
 
     Args:
         ids: int32 or int64 of any shape, each from 0 to num_embeddings - 1.
-        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
+        weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim]. Subclasses of
+            Tensor with a look-up of their own, such as quantised tables, take that.
         padding_idx: The row that gets no gradient.
         scale: Multiplies the result.
         scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
@@ -63,9 +70,33 @@ def embedding(
     options = (padding, scale, scale_grad_by_freq, start, gradient)
     if is_sharded(weight) or is_sharded(ids):
         return sharded().embedding(ids, weight, *options)  # type: ignore[no-any-return]
+    if is_wrapper(weight):
+        return _of_wrapper(ids, weight, *options)
     if options == _PLAIN:  # torch.ops takes a fifth of a microsecond for each argument
         return torch.ops.posembed.embedding.default(weight, ids)  # type: ignore[no-any-return]
     return torch.ops.posembed.embedding.default(weight, ids, *options)  # type: ignore[no-any-return]
+
+
+def _of_wrapper(
+    ids: Tensor,
+    weight: Tensor,
+    padding: int,
+    scale: float,
+    by_freq: bool,
+    start: int,
+    gradient: str,
+) -> Tensor:
+    """Torch's look-up, which subclasses of Tensor such as torchao's quantised tables implement."""
+    if start >= 0:
+        raise ValueError(
+            f"vocabulary_start: expected none for a {type(weight).__name__}, got {start}"
+        )
+    padding_idx = None if padding < 0 else padding
+    sparse = gradient == "rows"
+    rows = nn.functional.embedding(
+        ids, weight, padding_idx, scale_grad_by_freq=by_freq, sparse=sparse
+    )
+    return rows if scale == 1.0 else rows * scale
 
 
 def embedding_resize(

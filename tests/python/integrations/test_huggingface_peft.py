@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
-accelerate = pytest.importorskip("accelerate", reason="accelerate is missing: make test-kernels")
-peft = pytest.importorskip("peft", reason="peft is missing: make test-kernels")
+accelerate = pytest.importorskip("accelerate", reason="accelerate is missing: make test-stacks")
+peft = pytest.importorskip("peft", reason="peft is missing: make test-stacks")
 
 from posembed import functional  # noqa: E402
 from posembed.integrations.huggingface import patch, unpatch  # noqa: E402
