@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
 from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
 from posembed.integrations.huggingface._rotation import Rotation
 
@@ -53,6 +54,7 @@ class Shadow:
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
 ORIGINALS: dict[type, type] = {}
+EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
 
 
 def worth(module: str) -> bool:
@@ -126,6 +128,8 @@ class Builder:
         for name, value in items:
             if isinstance(value, type) and value.__module__ == self.original.__name__:
                 self._shadow(value, name)
+                if makes_tables(value):
+                    self._exact(value)
         return self.found
 
     def _replace(self, name: str, value: Any) -> None:
@@ -209,6 +213,16 @@ class Builder:
         made = type(cls)(cls.__name__, (cls, *bases), {**space, "__doc__": cls.__doc__})
         CLASSES[cls], ORIGINALS[made] = made, cls
         self.space[name] = made
+
+    def _exact(self, cls: type) -> None:
+        """Makes the subclass that can return positions, beside the one that makes tables."""
+        if cls in EXACT:
+            return
+        path = f"Exact{cls.__name__}"
+        space = {"__module__": self.name, "__qualname__": path, "__doc__": cls.__doc__}
+        made = type(cls)(cls.__name__, (ExactAngles, CLASSES.get(cls, cls)), space)
+        EXACT[cls], ORIGINALS[made] = made, cls
+        self.space[path] = made
 
     def rebuild(self, value: Any) -> Any:
         """The same function or descriptor, with the shadow's globals."""
