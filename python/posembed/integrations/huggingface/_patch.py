@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posembed.integrations.huggingface import _exact, _shadow
+from posembed.integrations.huggingface import _embeddings, _exact, _shadow
 from posembed.integrations.huggingface._report import Report, Row
 from posembed.integrations.huggingface._rotation import Rotation
 
@@ -20,6 +20,8 @@ EMBEDDINGS = (
     " what code that looks for nn.Embedding finds"
 )
 BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
+LAYER = "{name} ({location}) stays: one pass for its sum and norm has other bits (numerics='exact')"
+ONE_PASS = "sum and norm in one pass"
 UNKNOWN = "computes no known rotation"
 UNREACHED = "tables stay: they are not made by a module from positions alone"
 SPECIFICATIONS = "posembed_specifications"
@@ -45,11 +47,13 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     then differ from the model's by the rounding of its float32 angles, which grows with the
     position. This is done where the specification was found to rotate as the module does, and
     where the model's code gives the tables to rotations alone; elsewhere the tables stay, and the
-    report says why. Integer positions below -1 raise, and -1 leaves a token as it is.
+    report says why. Integer positions below -1 raise, and -1 leaves a token as it is. Input layers
+    of the BERT family sum and normalize in one kernel, with one rounding of the result.
 
     Args:
         model: The model; its modules change in place.
-        numerics: "model" for the bits of the model's own code, "exact" for exact angles.
+        numerics: "model" for the bits of the model's own code, "exact" for exact angles and input
+            layers in one pass.
 
     Returns:
         What was replaced and what was left, with the reason.
@@ -101,10 +105,35 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
             cls = _shadow.EXACT[_original(decision.module)]
             _become(decision.module, cls)
             vars(decision.module)[SPECIFICATIONS] = decision.texts
-    return _report(model, decisions)
+    report = _report(model, decisions)
+    rows, notes = _input_layers(model, numerics == "exact")
+    return Report((*report.rows, *rows), (*notes, *report.notes))
 
 
-def _original(module: nn.Module) -> type:
+def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
+    """Puts the kernel into input layers if numerics are exact; rows, and notes if they are not."""
+    counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
+    notes: dict[str, None] = {}
+    for module in model.modules():
+        original = _original(module)
+        if original not in _shadow.FUSED or not _embeddings.has_parts(module):
+            continue
+        if not exact:
+            location = _location(original.forward)
+            notes[LAYER.format(name=original.__name__, location=location)] = None
+            continue
+        reason = _embeddings.refusal(module, original)
+        counts[original, reason] += 1
+        if not reason:
+            _become(module, _shadow.FUSED[original])
+    rows = []
+    for (cls, reason), count in counts.items():
+        names, where = (cls.__name__,), _location(cls.forward)
+        rows.append(Row("forward", where, names, count, not reason, reason or ONE_PASS))
+    return rows, list(notes)
+
+
+def _original(module: nn.Module) -> type[nn.Module]:
     """The model's own class of a module."""
     return _shadow.ORIGINALS.get(type(module), type(module))
 
