@@ -16,7 +16,7 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from posembed.integrations.huggingface import patch, unpatch  # noqa: E402
-from support.transformers_small import MODELS, ids, small_model  # noqa: E402
+from support.transformers_small import MODELS, ids, small_model, vision_tower  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.utils.import_utils import is_kernels_available  # noqa: E402
 
@@ -233,6 +233,20 @@ def test_several_axes() -> None:
             assert near(model(ids(), **given).last_hidden_state, theirs)
 
 
+def test_vision_towers_stay() -> None:
+    """Their tables have no dimension of the batch."""
+    model = vision_tower()
+    given = {
+        "hidden_states": torch.randn(16, 3 * 2 * 4 * 4),
+        "grid_thw": torch.tensor([[1, 4, 4]]),
+    }
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        (row,) = patch(model, numerics="exact").patched
+        assert "tables of Qwen2VLVisionRotaryEmbedding stay: " in row.action
+        assert torch.equal(model(**given).last_hidden_state, expected)
+
+
 def test_either_numerics_after_the_other() -> None:
     model = small_model("llama")
     expected = logits(model)
@@ -342,6 +356,22 @@ def test_other_numbers_than_those_of_the_configuration() -> None:
     (row,) = patch(model, numerics="exact").patched
     assert "its inv_freq differs from that of its configuration" in row.action
     assert torch.equal(logits(model), expected)
+
+
+def test_other_heads_than_those_of_the_configuration() -> None:
+    """Where a part of the head turns, the specification says which."""
+    model = small_model("glm")
+    model.model.layers[0].self_attn.head_dim = 16
+    (row,) = patch(model, numerics="exact").patched
+    assert row.action.endswith("heads have [8, 16] components, not 8")
+
+
+def test_two_names_of_one_module() -> None:
+    """A use by either name counts."""
+    model = small_model("llama")
+    model.model.another = model.model.rotary_emb
+    (row,) = patch(model, numerics="exact").patched
+    assert row.action.endswith("its tables reach no rotation that is called by name")
 
 
 def test_hooks_get_tables() -> None:

@@ -46,8 +46,12 @@ def decide(model: nn.Module) -> list[Decision]:
     """A decision for each rotary module of a patched model."""
     owners: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for owner in model.modules():
-        for name, child in owner.named_children():
-            if _shadow.ORIGINALS.get(type(child), type(child)) in _shadow.EXACT:
+        for name, child in owner._modules.items():
+            if (
+                child is not None
+                and _shadow.ORIGINALS.get(type(child), type(child)) in _shadow.EXACT
+            ):
+                assert child is not None
                 owners.setdefault(child, []).append((owner, name))
     return [_decision(model, module, places) for module, places in owners.items()]
 
@@ -57,14 +61,20 @@ def _decision(model: nn.Module, module: nn.Module, places: list[tuple[nn.Module,
     try:
         flows = [Flow(model, *place) for place in places]
         calls = set().union(*(flow.calls for flow in flows))
-        texts = _texts(module, calls)
+        texts = _texts(module, calls, _head_dims(owners))
     except TablesStayError as error:
         return Decision(module, owners, {}, reason=str(error))
     return Decision(module, owners, texts, frozenset(rotation for rotation, _ in calls))
 
 
+def _head_dims(owners: tuple[nn.Module, ...]) -> set[int]:
+    """Sizes of heads that attention modules state."""
+    sizes = {getattr(module, "head_dim", None) for owner in owners for module in owner.modules()}
+    return {size for size in sizes if isinstance(size, int)}
+
+
 def _texts(
-    module: nn.Module, calls: set[tuple[Rotation, int | None]]
+    module: nn.Module, calls: set[tuple[Rotation, int | None]], head_dims: set[int]
 ) -> dict[str | None, tuple[str, str]]:
     """Verified specifications, by type of layer."""
     if module._forward_hooks or next(module.parameters(), None) is not None:
@@ -79,6 +89,10 @@ def _texts(
         if spec.is_dynamic:
             raise TablesStayError("its frequencies depend on the length of the sequence")
         for rotation, dimension in calls:
+            if rotation.rule.window != "all" and not {spec.head_dim} >= head_dims:
+                raise TablesStayError(
+                    f"heads have {sorted(head_dims)} components, not {spec.head_dim}"
+                )
             _compare(original, kind, spec, rotation, dimension)
         texts[kind] = _pairings(spec)
     if not texts:
@@ -201,5 +215,5 @@ def _ours(
     angles = Angles(positions, *_pairings(spec))
     try:
         return _first(rotation.turned(_arguments(rotation, dimension, x, angles, angles), angles))
-    except (TypeError, ValueError) as error:
-        raise TablesStayError(str(error)) from error
+    except Exception as error:  # a specification for other tensors may raise anything
+        raise TablesStayError(f"posembed does not take it: {error}") from error
