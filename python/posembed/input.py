@@ -199,13 +199,13 @@ class InputEmbedding(nn.Module):
         if parts is None:
             result = self._call_parts(ids, inputs_embeds, positions, types, offset)  # type: ignore[arg-type]
             if dropout > 0:
-                ids, table = _own_rows(result)
+                ids, table = own_rows(result)
                 result = functional.input_embedding(
                     ids, dropout=dropout, seed=seed, first_token=first_token, **table
                 )
         else:
             if "token" not in parts:
-                ids, table = _own_rows(self._vectors(ids, inputs_embeds))
+                ids, table = own_rows(self._vectors(ids, inputs_embeds))
                 parts |= table
             result = functional.input_embedding(
                 ids,  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ class InputEmbedding(nn.Module):
         token, position, token_type, norm = self.token, self.position, self.token_type, self.norm
         parts: dict[str, Any] = {}
         if with_token:
-            if not (_is_plain(token, TABLES) and _has_plain_rows(token)):
+            if not (is_plain(token, TABLES) and has_plain_rows(token)):
                 return None
             parts = {
                 "token": token.weight,
@@ -319,7 +319,7 @@ class InputEmbedding(nn.Module):
                 "gradient": "rows" if token.sparse else "dense",
             }
         if position is not None:
-            if not _is_plain(position, POSITIONS):
+            if not is_plain(position, POSITIONS):
                 return None
             if type(position) is LearnedPositionalEmbedding:
                 parts["position"] = position.weight
@@ -331,13 +331,13 @@ class InputEmbedding(nn.Module):
             else:
                 return None
         if token_type is not None:
-            if not (_is_plain(token_type, TABLES) and _is_simple(token_type)):
+            if not (is_plain(token_type, TABLES) and is_simple(token_type)):
                 return None
             parts["token_type"] = token_type.weight
         if norm is not None:
-            if not _is_plain(norm, NORMS) or norm.normalized_shape != (self.embedding_dim,):
+            if not is_plain(norm, NORMS) or norm.normalized_shape != (self.embedding_dim,):
                 return None
-            parts |= _norm_parts(norm, self.token.weight.dtype)
+            parts |= norm_parts(norm, self.token.weight.dtype)
         return parts
 
     def _vectors(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -430,14 +430,14 @@ def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
         )
 
 
-def _own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """The ids and the table of vectors [..., components], in which each token has its own row."""
     shape = vectors.shape[:-1]
     rows = torch.arange(shape.numel(), device=vectors.device).view(shape)
     return rows, {"token": vectors.flatten(0, -2), "gradient": "dense", "own_rows": True}
 
 
-def _is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
+def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     """Whether the kernel can read the module's parameters instead of a call."""
     if type(module) not in kinds or "forward" in module.__dict__:
         return False
@@ -451,19 +451,19 @@ def _is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
     return True
 
 
-def _has_plain_rows(table: nn.Embedding) -> bool:
+def has_plain_rows(table: nn.Embedding) -> bool:
     """Whether a call of the table neither changes it nor weighs its gradient."""
     return table.max_norm is None and not table.scale_grad_by_freq
 
 
-def _is_simple(table: nn.Embedding) -> bool:
+def is_simple(table: nn.Embedding) -> bool:
     """Whether a table of token types has no option."""
     scale = table.scale if type(table) is TokenEmbedding else 1.0
     plain = scale == 1.0 and table.padding_idx is None and not table.sparse
-    return plain and _has_plain_rows(table)
+    return plain and has_plain_rows(table)
 
 
-def _norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> dict[str, Any]:
+def norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's arguments for a norm."""
     if isinstance(norm, nn.LayerNorm):
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
-from posembed.integrations.huggingface import _shadow
+from posembed.integrations.huggingface import _embeddings, _exact, _shadow
 from posembed.integrations.huggingface._report import Report, Row
 from posembed.integrations.huggingface._rotation import Rotation
 
@@ -19,10 +20,14 @@ EMBEDDINGS = (
     " what code that looks for nn.Embedding finds"
 )
 BIAS = "{name} ({location}) stays: it makes one row for each head, too little to gain anything"
+LAYER = "{name} ({location}) stays: one pass for its sum and norm has other bits (numerics='exact')"
+ONE_PASS = "sum and norm in one pass"
 UNKNOWN = "computes no known rotation"
+UNREACHED = "tables stay: they are not made by a module from positions alone"
+SPECIFICATIONS = "posembed_specifications"
 
 
-def patch(model: nn.Module) -> Report:
+def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
     """Lets posembed rotate in a loaded model of transformers, or of code written like it.
 
     Functions that rotate query and key are recognised by what they compute, so names and models
@@ -37,14 +42,25 @@ def patch(model: nn.Module) -> Report:
     the model's function runs if they do not at the first call with a shape. Compiled code relies on
     it.
 
+    With ``numerics="exact"`` there are no tables: rotary modules hand positions to rotations, and
+    the kernel computes exact angles from the specification of the model's configuration. Results
+    then differ from the model's by the rounding of its float32 angles, which grows with the
+    position. This is done where the specification was found to rotate as the module does, and
+    where the model's code gives the tables to rotations alone; elsewhere the tables stay, and the
+    report says why. Integer positions below -1 raise, and -1 leaves a token as it is. Input layers
+    of the BERT family sum and normalize in one kernel, with one rounding of the result.
+
     Args:
         model: The model; its modules change in place.
+        numerics: "model" for the bits of the model's own code, "exact" for exact angles and input
+            layers in one pass.
 
     Returns:
         What was replaced and what was left, with the reason.
 
     Raises:
         TypeError: The model is no ``nn.Module``.
+        ValueError: ``numerics`` is unknown.
 
     Examples:
         >>> import transformers
@@ -56,12 +72,16 @@ def patch(model: nn.Module) -> Report:
         >>> report = patch(model)
         >>> [(row.function, row.modules, row.action) for row in report.patched]
         [('apply_rotary_pos_emb', 2, 'half-split')]
+        >>> patch(model, numerics="exact").patched[0].action
+        'half-split; exact angles'
         >>> unpatch(model)
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if numerics not in ("model", "exact"):
+        raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
     classes = {type(module): None for module in model.modules()}
-    patched = {cls: _shadow.shadow_class(cls) for cls in classes}
+    patched = {cls: _shadow.shadow_class(_shadow.ORIGINALS.get(cls, cls)) for cls in classes}
     rotations = {
         id(rotation.original): rotation
         for shadow in _shadow.SHADOWS.values()
@@ -72,13 +92,50 @@ def patch(model: nn.Module) -> Report:
     outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
     for module in model.modules():
         recorded = outputs.get(module)
+        vars(module).pop(SPECIFICATIONS, None)
         _become(module, patched[type(module)])
         if recorded:
             outputs[module] = recorded
         for name, value in vars(module).items():
             if id(value) in rotations:  # kernels put functions on modules
                 vars(module)[name] = rotations[id(value)]
-    return _report(model)
+    decisions = _exact.decide(model) if numerics == "exact" else None
+    for decision in decisions or ():
+        if decision.texts:
+            cls = _shadow.EXACT[_original(decision.module)]
+            _become(decision.module, cls)
+            vars(decision.module)[SPECIFICATIONS] = decision.texts
+    report = _report(model, decisions)
+    rows, notes = _input_layers(model, numerics == "exact")
+    return Report((*report.rows, *rows), (*notes, *report.notes))
+
+
+def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
+    """Puts the kernel into input layers if numerics are exact; rows, and notes if they are not."""
+    counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
+    notes: dict[str, None] = {}
+    for module in model.modules():
+        original = _original(module)
+        if original not in _shadow.FUSED or not _embeddings.has_parts(module):
+            continue
+        if not exact:
+            location = _location(original.forward)
+            notes[LAYER.format(name=original.__name__, location=location)] = None
+            continue
+        reason = _embeddings.refusal(module, original)
+        counts[original, reason] += 1
+        if not reason:
+            _become(module, _shadow.FUSED[original])
+    rows = []
+    for (cls, reason), count in counts.items():
+        names, where = (cls.__name__,), _location(cls.forward)
+        rows.append(Row("forward", where, names, count, not reason, reason or ONE_PASS))
+    return rows, list(notes)
+
+
+def _original(module: nn.Module) -> type[nn.Module]:
+    """The model's own class of a module."""
+    return _shadow.ORIGINALS.get(type(module), type(module))
 
 
 def unpatch(model: nn.Module) -> None:
@@ -93,7 +150,8 @@ def unpatch(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
-        _become(module, _shadow.ORIGINALS.get(type(module), type(module)))
+        vars(module).pop(SPECIFICATIONS, None)
+        _become(module, _original(module))
         for name, value in vars(module).items():
             if isinstance(value, Rotation):
                 vars(module)[name] = value.original
@@ -110,23 +168,48 @@ def _become(module: nn.Module, cls: type) -> None:
                 vars(module)[name] = getattr(cls, method.__name__).__get__(module)
 
 
-def _report(model: nn.Module) -> Report:
-    modules = [_shadow.ORIGINALS.get(type(m), type(m)) for m in model.modules()]
+def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
+    modules = [_original(module) for module in model.modules()]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
     for cls in counts:
         for found in _functions_of(cls):
             users.setdefault(found, []).append(cls)
     rows, notes = [], []
+    angles = None if decisions is None else _angles(decisions)
     for (module, name), classes in users.items():
         shadow = _shadow.SHADOWS[module]
         if name in shadow.biases:
             notes.append(BIAS.format(name=name, location=_location(shadow.biases[name])))
         else:
-            rows.append(_row(shadow, name, classes, sum(counts[cls] for cls in classes)))
+            row = _row(shadow, name, classes, sum(counts[cls] for cls in classes))
+            if angles is not None and row.patched:
+                where = angles.get((module, name), [UNREACHED])
+                row = dataclasses.replace(row, action="; ".join([row.action, *where]))
+            rows.append(row)
     if counts[nn.Embedding]:
         notes.append(EMBEDDINGS.format(count=counts[nn.Embedding]))
     return Report(tuple(rows), tuple(notes))
+
+
+def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
+    """What each function gets in exact numerics: angles, or tables and why."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for decision in decisions:
+        maker = type(decision.module).__name__
+        classes = {_original(m) for owner in decision.owners for m in owner.modules()}
+        for module, name in sorted(set().union(*map(_functions_of, classes))):
+            rotation = _shadow.SHADOWS[module].rotations.get(name)
+            if rotation in decision.rotations:
+                text = "exact angles"
+            elif decision.reason:
+                text = f"tables of {maker} stay: {decision.reason}"
+            else:
+                continue
+            texts = found.setdefault((module, name), [])
+            if text not in texts:
+                texts.append(text)
+    return found
 
 
 def _row(shadow: _shadow.Shadow, name: str, classes: list[type], modules: int) -> Row:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from posembed import functional
 from posembed._build_info import build_info
+from posembed.functional import Layout
+from posembed.functional._rotary import rotated
 from posembed.integrations.huggingface._rule import Roles, Rule
 
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
@@ -40,6 +42,20 @@ class Plan(NamedTuple):
     start: int
     numerics: Numerics
     plain: bool
+
+
+class Angles(NamedTuple):
+    """What stands for a table of cosines or sines where angles are exact.
+
+    Args:
+        positions: [batch or 1, tokens], with several axes [axes, batch or 1, tokens].
+        halves: The text of the specification, with pairs of components i and i + n/2.
+        adjacent: The same with pairs 2i and 2i + 1. The rotation knows which it turns.
+    """
+
+    positions: Tensor
+    halves: str
+    adjacent: str
 
 
 def _regroup(x: Tensor) -> Tensor:
@@ -99,11 +115,40 @@ class Rotation:
         given = dict(self.roles.defaults)
         given.update(zip(self.roles.names, args, strict=False))
         given.update(kwargs)
+        angles = given.get(self.roles.cos)
+        if isinstance(angles, Angles):
+            return self.turned(given, angles)
         result = self.rotate(given)
         for other in self.alternatives:
             if result is None:
                 result = other.rotate(given)
         return self.original(*args, **kwargs) if result is None else result
+
+    def layout(self, dimension: int | None) -> Layout | None:
+        """The layout of tensors if heads are inserted there in tables [batch, tokens, width]."""
+        if dimension is None:
+            return None
+        places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
+        return places.get(dimension if dimension < 0 else dimension - 4)
+
+    def turned(self, given: dict[str, Any], angles: Angles) -> Any:
+        """The result with exact angles, in the dtype of each tensor."""
+        roles, rule = self.roles, self.rule
+        layout = self.layout(given[roles.unsqueeze] if roles.unsqueeze else rule.unsqueeze)
+        assert layout is not None  # known since the patch
+        slots = [given.get(name) for name in roles.tensors]
+        tensors = [x for x in slots if x is not None]
+        if rule.pairs == "regrouped":
+            tensors = [_regroup(x) for x in tensors]
+        spec = angles.adjacent if rule.pairs == "adjacent" else angles.halves
+        results: list[Tensor] = []
+        while tensors:
+            first, second = tensors.pop(0), None
+            if tensors and tensors[0].dtype == first.dtype:
+                second = tensors.pop(0)
+            found = rotated(first, second, angles.positions, spec, layout, 0, False, None, None)
+            results.extend(found if isinstance(found, tuple) else (found,))
+        return self._packed(tuple(results), len(slots))
 
     def rotate(self, given: dict[str, Any]) -> Any:
         """The result, or None where the function itself has to run."""

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from posembed.integrations.huggingface._angles import ExactAngles, makes_tables
+from posembed.integrations.huggingface._embeddings import OnePass, arguments_of
 from posembed.integrations.huggingface._recognition import contents, plain, recognise, roles_of
 from posembed.integrations.huggingface._rotation import Rotation
 
@@ -53,6 +55,8 @@ class Shadow:
 SHADOWS: dict[str, Shadow] = {}
 CLASSES: dict[type, type] = {}
 ORIGINALS: dict[type, type] = {}
+EXACT: dict[type, type] = {}  # rotary modules that can return positions instead of tables
+FUSED: dict[type, type] = {}  # input layers that can run in one kernel
 
 
 def worth(module: str) -> bool:
@@ -126,6 +130,12 @@ class Builder:
         for name, value in items:
             if isinstance(value, type) and value.__module__ == self.original.__name__:
                 self._shadow(value, name)
+                if makes_tables(value) and value not in EXACT:
+                    EXACT[value] = self._beside(value, "Exact", ExactAngles)
+                arguments = arguments_of(value)
+                if arguments and value not in FUSED:
+                    members = {"posembed_arguments": arguments}
+                    FUSED[value] = self._beside(value, "Fused", OnePass, members)
         return self.found
 
     def _replace(self, name: str, value: Any) -> None:
@@ -209,6 +219,17 @@ class Builder:
         made = type(cls)(cls.__name__, (cls, *bases), {**space, "__doc__": cls.__doc__})
         CLASSES[cls], ORIGINALS[made] = made, cls
         self.space[name] = made
+
+    def _beside(
+        self, cls: type, prefix: str, base: type, members: dict[str, Any] | None = None
+    ) -> type:
+        """Makes another subclass, for modules of exact numerics, beside the one of the shadow."""
+        path = f"{prefix}{cls.__name__}"
+        space = {"__module__": self.name, "__qualname__": path, "__doc__": cls.__doc__}
+        made = type(cls)(cls.__name__, (base, CLASSES.get(cls, cls)), {**space, **(members or {})})
+        ORIGINALS[made] = cls
+        self.space[path] = made
+        return made
 
     def rebuild(self, value: Any) -> Any:
         """The same function or descriptor, with the shadow's globals."""
