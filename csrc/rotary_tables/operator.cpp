@@ -62,7 +62,7 @@ void check_rows(const Tensor& tensor, const char* argument, const Dimensions& wh
 
 void check_window(const Tensor& tensor, const char* argument, const RotaryTables& tables) {
   const c10::SymInt rotated = 2 * pairs_of(tables);
-  TORCH_CHECK_VALUE(tables.start() + rotated <= tensor.sym_size(-1), argument,
+  TORCH_CHECK_VALUE(tables.start() <= tensor.sym_size(-1) - rotated, argument,
                     ": expected head_dim of at least start + rotary_dim = ", tables.start(), " + ",
                     rotated, ", got ", tensor.sym_size(-1));
 }
