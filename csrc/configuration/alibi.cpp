@@ -20,7 +20,7 @@ json preset_of(const char* name, int64_t num_heads, json options = json::object(
 int64_t alibi_heads(Keys& config) {
   const json heads = config.same({"num_attention_heads", "n_head", "n_heads"});
   TORCH_CHECK_VALUE(!heads.is_null(), "num_attention_heads: missing in the configuration");
-  return truncated("num_attention_heads", heads);
+  return whole("num_attention_heads", heads);
 }
 
 /// Refuses models that have another kind of positions.
@@ -52,7 +52,7 @@ json falcon_preset(Keys& config) {
   check_alibi(config.need("alibi"), "alibi");
   const int64_t heads = alibi_heads(config);
   TORCH_CHECK_VALUE(heads > 0, "num_attention_heads: expected a positive number, got ", heads);
-  const int64_t width = truncated("hidden_size", config.need("hidden_size"));
+  const int64_t width = whole("hidden_size", config.need("hidden_size"));
   return preset_of("falcon", heads, {{"head_dim", width / heads}});
 }
 
@@ -75,7 +75,7 @@ json scaled_preset(const char* name, Keys& config) {
   if (!factor.is_null()) {
     options["factor"] = real("factor", factor);
   } else if (!length.is_null()) {
-    options["train_length"] = truncated("train_seq_len", length);
+    options["train_length"] = whole("train_seq_len", length);
   }
   return preset_of(name, alibi_heads(config), options);
 }

@@ -75,7 +75,7 @@ std::optional<Sections> optional_sections(const json& sizes, const json& turns,
 
 /// EfficientLoFTR: all heads are rotated as one, rows and columns in turns.
 void set_whole_grid(RotarySpec& spec, Keys& config) {
-  spec.head_dim = spec.rotary_dim = truncated("hidden_size", config.need("hidden_size"));
+  spec.head_dim = spec.rotary_dim = whole("hidden_size", config.need("hidden_size"));
   spec.sections = Sections{repeated({0, 1}, spec.head_dim / 4), true};
 }
 

@@ -135,7 +135,7 @@ std::vector<bool> sliding_layers(Metadata& file, size_t length) {
     }
     return windows;
   }
-  const int64_t period = truncated("attention.sliding_window_pattern", pattern);
+  const int64_t period = whole("attention.sliding_window_pattern", pattern);
   TORCH_CHECK_VALUE(period >= 0, "attention.sliding_window_pattern: expected 0 or more, got ",
                     period);
   for (int64_t place = 0; place < static_cast<int64_t>(length); ++place) {
@@ -167,7 +167,7 @@ struct HeadWidths {
 HeadWidths head_widths_of(Metadata& file, bool local) {
   const char* count = "dimension_count";
   if (apart.has(file.architecture)) {
-    const int64_t rotary_dim = truncated(count, file.rope.need(count));
+    const int64_t rotary_dim = whole(count, file.rope.need(count));
     return {rotary_dim, rotary_dim};
   }
   std::vector<std::string> lengths = {"attention.key_length"}, counts = {count};
@@ -180,13 +180,13 @@ HeadWidths head_widths_of(Metadata& file, bool local) {
   const json rotary_dim = file.rope.first(counts);
   if (head_dim.is_null()) {
     const char *width = "embedding_length", *heads = "attention.head_count";
-    const int64_t total = truncated(width, file.model.need(width));
-    const int64_t number = truncated(heads, file.model.need(heads));
+    const int64_t total = whole(width, file.model.need(width));
+    const int64_t number = whole(heads, file.model.need(heads));
     TORCH_CHECK_VALUE(number > 0, heads, ": expected a positive number, got ", number);
     head_dim = total / number;
   }
-  return {truncated("attention.key_length", head_dim),
-          truncated(count, rotary_dim.is_null() ? head_dim : rotary_dim)};
+  return {whole("attention.key_length", head_dim),
+          whole(count, rotary_dim.is_null() ? head_dim : rotary_dim)};
 }
 
 /// freq_base, of sliding layers their own.
@@ -239,7 +239,7 @@ std::optional<Sections> sections_with(const std::vector<int64_t>& sizes,
 int64_t context_length(Metadata& file) {
   const json length = file.rope.take("scaling.original_context_length");
   const char* key = "context_length";
-  return truncated(key, length.is_null() ? file.model.need(key) : length);
+  return whole(key, length.is_null() ? file.model.need(key) : length);
 }
 
 /// Refuses another value than 1.
@@ -307,7 +307,7 @@ RotarySpec with_tensor(const RotarySpec& spec, Metadata& file) {
   const json factors = file.tensors.take(name);
   if (factors.is_null()) return spec;
   const char* key = "context_length";
-  return divided(spec, reals(name, factors), truncated(key, file.model.need(key)));
+  return divided(spec, reals(name, factors), whole(key, file.model.need(key)));
 }
 
 /// The specification of layers with or without a sliding window.
@@ -350,7 +350,7 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options) {
 std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
                                                    const ConfigurationOptions& options) {
   Metadata file = metadata_of(fields, options);
-  const int64_t count = truncated("block_count", file.model.need("block_count"));
+  const int64_t count = whole("block_count", file.model.need("block_count"));
   TORCH_CHECK_VALUE(count >= 0, "block_count: expected 0 or more, got ", count);
   const auto length = static_cast<size_t>(count);
   std::vector<bool> windows(length, false);

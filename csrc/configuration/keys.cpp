@@ -139,7 +139,7 @@ int64_t whole(const std::string& key, const json& value) {
   const double number = real(key, value);
   TORCH_CHECK_VALUE(std::trunc(number) == number && fits(number), key,
                     ": expected a whole number, got ", repr(value));
-  return truncated(key, value);
+  return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(number);
 }
 
 std::vector<int64_t> wholes(const std::string& key, const json& values) {
@@ -147,12 +147,6 @@ std::vector<int64_t> wholes(const std::string& key, const json& values) {
   std::vector<int64_t> numbers;
   for (const json& value : values) numbers.push_back(whole(key, value));
   return numbers;
-}
-
-int64_t truncated(const std::string& key, const json& value) {
-  const double number = real(key, value);
-  TORCH_CHECK_VALUE(fits(number), key, ": expected a number of 64 bits, got ", repr(value));
-  return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(number);
 }
 
 bool flag(const std::string& key, const json& value) {

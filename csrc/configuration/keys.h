@@ -66,8 +66,6 @@ std::vector<double> reals(const std::string& key, const json& values);
 /// A number without a fraction.
 int64_t whole(const std::string& key, const json& value);
 std::vector<int64_t> wholes(const std::string& key, const json& values);
-/// A number without its fraction, as models' code truncates widths and lengths.
-int64_t truncated(const std::string& key, const json& value);
 /// True or false, or 1 or 0.
 bool flag(const std::string& key, const json& value);
 

@@ -114,7 +114,7 @@ std::optional<size_t> count_of_layers(const Fields& fields) {
   for (const char* key : layer_counts) {
     const json& value = get(fields, key);
     if (!truthy(value)) continue;
-    const int64_t count = truncated(key, value);
+    const int64_t count = whole(key, value);
     constexpr int64_t max_count = 100000;  // a wrong number must not fill the memory with layers
     TORCH_CHECK_VALUE(count >= 0 && count <= max_count, key, ": expected 0 to ", max_count,
                       ", got ", count);

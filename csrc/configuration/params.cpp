@@ -22,7 +22,7 @@ YarnScaling mistral_yarn(Keys yarn) {
   const char* length = "original_max_position_embeddings";
   YarnScaling scaling;
   scaling.factor = real("factor", yarn.need("factor"));
-  scaling.original_max_positions = truncated(length, yarn.need(length));
+  scaling.original_max_positions = whole(length, yarn.need(length));
   scaling.beta_fast = real("beta", yarn.take("beta", 32.0));
   scaling.beta_slow = real("alpha", yarn.take("alpha", 1.0));
   if (!truthy(yarn.take("apply_scale", true))) scaling.attention_factor = 1.0;
@@ -45,9 +45,9 @@ RotaryScaling scaling_of(Keys& keys) {
 
 int64_t head_dim_of(Keys& keys) {
   const json given = keys.first({"qk_rope_head_dim", "head_dim"});
-  if (!given.is_null()) return truncated("head_dim", given);
-  const int64_t width = truncated("dim", keys.need("dim"));
-  const int64_t heads = truncated("n_heads", keys.need("n_heads"));
+  if (!given.is_null()) return whole("head_dim", given);
+  const int64_t width = whole("dim", keys.need("dim"));
+  const int64_t heads = whole("n_heads", keys.need("n_heads"));
   TORCH_CHECK_VALUE(heads > 0, "n_heads: expected a positive number, got ", heads);
   return width / heads;
 }
@@ -84,7 +84,7 @@ RotarySpec read(const Fields& fields, const ConfigurationOptions& options) {
 
 std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
                                                    const ConfigurationOptions& options) {
-  const int64_t length = truncated("n_layers", Keys(fields, "params.json").need("n_layers"));
+  const int64_t length = whole("n_layers", Keys(fields, "params.json").need("n_layers"));
   TORCH_CHECK_VALUE(length >= 0, "n_layers: expected 0 or more, got ", length);
   return {static_cast<size_t>(length), read(fields, options)};
 }

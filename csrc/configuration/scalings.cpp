@@ -33,7 +33,7 @@ RotaryScaling dynamic(Keys& rope, Keys& config) {
 int64_t original_length(Keys& rope, Keys& config) {
   const std::string key = "original_max_position_embeddings";
   const json length = same(key, {config.take(key), rope.take(key)});
-  return truncated(key, length.is_null() ? rope.need(key) : length);
+  return whole(key, length.is_null() ? rope.need(key) : length);
 }
 
 /// How many times longer the context became: given, or the ratio of the two lengths.

@@ -26,7 +26,7 @@ const std::vector<std::string> head_counts = {"num_attention_heads",
 int64_t memory_head_width(Keys& config) {
   const auto number = [&](const std::string& name) {
     const std::string key = "memory_attention_" + name;
-    return truncated(key, config.need(key));
+    return whole(key, config.need(key));
   };
   const int64_t width = number("hidden_size"), rate = number("downsample_rate");
   const int64_t heads = number("num_attention_heads");
@@ -36,7 +36,7 @@ int64_t memory_head_width(Keys& config) {
 }
 
 int64_t number_or_zero(Keys& config, const std::string& key) {
-  return truncated(key, config.take(key, 0));
+  return whole(key, config.take(key, 0));
 }
 
 /// partial_rotary_factor by any of its names; null where the configuration has none.
@@ -47,8 +47,8 @@ json stated_part(Keys& config, Keys& rope) {
 
 /// CLVP rotates half of a width of its own.
 Widths clvp_widths(Keys& config) {
-  const int64_t heads = truncated("num_attention_heads", config.need("num_attention_heads"));
-  const int64_t projection = truncated("projection_dim", config.need("projection_dim"));
+  const int64_t heads = whole("num_attention_heads", config.need("num_attention_heads"));
+  const int64_t projection = whole("projection_dim", config.need("projection_dim"));
   TORCH_CHECK_VALUE(heads > 0, "num_attention_heads: expected a positive number, got ", heads);
   return {head_width(config), std::max<int64_t>(projection / (2 * heads), 32)};
 }
@@ -67,7 +67,7 @@ int64_t rotary_width(int64_t head_dim, json part, const json& stated,
         static_cast<int64_t>(static_cast<double>(head_dim) * real("partial_rotary_factor", part));
   }
   const json width = same("rotary_dim", {stated, by_part});
-  return width.is_null() ? head_dim : truncated("rotary_dim", width);
+  return width.is_null() ? head_dim : whole("rotary_dim", width);
 }
 
 }  // namespace
@@ -75,15 +75,15 @@ int64_t rotary_width(int64_t head_dim, json part, const json& stated,
 int64_t head_width(Keys& config) {
   const json given = config.first(head_widths);
   const json width = config.first(model_widths), heads = config.first(head_counts);
-  if (!given.is_null()) return truncated("head_dim", given);
+  if (!given.is_null()) return whole("head_dim", given);
   if (truthy(config.take("memory_attention_hidden_size"))) return memory_head_width(config);
   TORCH_CHECK_VALUE(
       !width.is_null() && !heads.is_null(),
       "head_dim: missing in the configuration, and it has not both of hidden_size and ",
       "num_attention_heads; it has ", repr(keys_of(config.fields())));
-  const int64_t count = truncated("num_attention_heads", heads);
+  const int64_t count = whole("num_attention_heads", heads);
   TORCH_CHECK_VALUE(count > 0, "num_attention_heads: expected a positive number, got ", count);
-  return truncated("hidden_size", width) / count;
+  return whole("hidden_size", width) / count;
 }
 
 int64_t latent_width(Keys& config) {
@@ -99,7 +99,7 @@ Widths widths_of(Keys& config, Keys& rope, const std::string& model_type) {
   for (const auto& keys : {head_widths, model_widths, head_counts}) config.ignore(keys);
   if (model_type == "clvp_encoder") return clvp_widths(config);
   const bool is_apart = truthy(apart);
-  const int64_t own = is_apart ? truncated("qk_rope_head_dim", apart) : 0;
+  const int64_t own = is_apart ? whole("qk_rope_head_dim", apart) : 0;
   // Rotated components are a head of theirs.
   if (is_apart && !conventions::trailing.has(model_type)) return {own, own};
   const int64_t head_dim = head_width(config);

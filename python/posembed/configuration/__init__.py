@@ -8,7 +8,7 @@ first. Results are JSON texts and plain numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +43,33 @@ def file_of(path: str | os.PathLike[str]) -> Path:
     return found[0]
 
 
-def completed(config: Any, fields: Fields, part: str | None) -> readers.Completed | None:
-    """The configuration as the model's own class completes it, where the class is known."""
-    given = isinstance(config, (Mapping, str, os.PathLike))
-    whole = completion.complete(fields) if given else config
-    if whole is None:
-        return None
-    readers.path_of(fields, part)  # raises for a part that the file itself does not have
-    return completion.completed_part(whole, part)
-
-
 def rotary(config: Any, *, part: str | None = None, **options: Any) -> str:
     """The JSON text of a rotary specification; see :meth:`posembed.RotarySpec.from_huggingface`."""
-    fields = load(config)
-    return readers.rotary(fields, completed(config, fields, part), part=part, **options)
+    return _read(readers.rotary, config, part, options)  # type: ignore[no-any-return]
 
 
 def rotary_layers(config: Any, *, part: str | None = None, **options: Any) -> list[str]:
     """The same for each layer; empty where it does not rotate."""
+    return _read(readers.rotary_layers, config, part, options)  # type: ignore[no-any-return]
+
+
+def _read(
+    reader: Callable[..., Any], config: Any, part: str | None, options: dict[str, Any]
+) -> Any:
+    """What a reader finds in the configuration, as the model's own class completes it if it can."""
     fields = load(config)
-    return readers.rotary_layers(fields, completed(config, fields, part), part=part, **options)
+    given = isinstance(config, (Mapping, str, os.PathLike))
+    whole = completion.complete(fields) if given else config
+    if whole is not None and not isinstance(whole, Exception):
+        readers.path_of(fields, part)  # raises for a part that the file itself does not have
+        return reader(fields, completion.completed_part(whole, part), part=part, **options)
+    try:
+        return reader(fields, None, part=part, **options)
+    except ValueError as error:
+        if whole is None:
+            raise
+        refusal = " ".join(str(whole).split())
+        raise ValueError(f"{error}; its class in transformers says: {refusal:.200}") from whole
 
 
 def alibi(config: Any) -> Preset:

@@ -52,10 +52,10 @@ def normalised(fields: Fields) -> Fields:
 
 
 def complete(fields: Fields) -> Any | None:
-    """The file as an object of its configuration class.
+    """The file as an object of its configuration class, or the error with which that refuses it.
 
-    None where transformers does not know the model type, or its class refuses the file: the
-    readers, which take nothing for granted, then say what is missing.
+    None where transformers does not know the model type. Without an object the readers, which take
+    nothing for granted, say what is missing.
     """
     own = class_of(fields.get("model_type"))
     if own is None:
@@ -63,8 +63,8 @@ def complete(fields: Fields) -> Any | None:
     with quiet():
         try:
             return own(**copy.deepcopy(normalised(fields)))
-        except Exception:  # classes raise what they please
-            return None
+        except Exception as error:  # classes raise what they please
+            return error
 
 
 @functools.cache
