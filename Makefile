@@ -85,7 +85,7 @@ run-stacks: $(requirements_stacks)
 
 # 20,000 calls of operators with arguments that are partly sane, from a seed of the day; make test makes 1,000.
 fuzz: build
-	$(python) tests/fuzz/operators.py --calls 20000 --seed $$(date +%Y%m%d)00000 $(FUZZ_ARGS)
+	$(python) tests/fuzz/operators.py --calls 20000 --seed $$(date +%Y%m%d)00000
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

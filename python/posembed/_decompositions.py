@@ -38,16 +38,13 @@ def frequencies_of(operator: Any, spec: str, device: torch.device) -> Tensor:
     A program that is decomposed takes no new constants, so it gets the steps that compute them.
     """
     with _disable_current_modes():
-        values = operator(spec).double() * (0.5 / math.pi)
-        first, second = (values[:2].tolist() * 2 or [1.0, 1.0])[:2]
-        ratio = second / first
-        steps = torch.arange(values.shape[0], dtype=torch.float64)
-        is_geometric = torch.allclose(first * ratio**steps, values, rtol=1e-13, atol=0)
-        numbers = values.tolist()
-    if is_geometric:  # but for some scalings
-        steps = torch.arange(len(numbers), dtype=torch.float64, device=device)
+        values = [x * (0.5 / math.pi) for x in operator(spec).tolist()]
+    ratio = values[1] / values[0] if len(values) > 1 and values[0] != 0 else 1.0
+    if all(math.isclose(values[0] * ratio**i, x, rel_tol=1e-13) for i, x in enumerate(values)):
+        steps = torch.arange(len(values), dtype=torch.float64, device=device)
+        first = values[0] if values else 0.0
         return scalar(first, device) * scalar(ratio, device) ** steps
-    return torch.stack([scalar(x, device) for x in numbers])
+    return torch.stack([scalar(x, device) for x in values])  # of some scalings
 
 
 def fields(operator: Any, spec: str) -> dict[str, Any]:
@@ -175,7 +172,7 @@ def sinusoidal_encode(
     dtype: torch.dtype | None,
 ) -> Tensor:
     if dtype is None:
-        dtype = positions.dtype if positions.is_floating_point() else torch.get_default_dtype()
+        dtype = positions.dtype if positions.is_floating_point() else torch.float32
     result = encodings(positions, spec, order, wide(dtype))
     return (result if scale is None else result * scale).to(dtype)
 
@@ -401,9 +398,8 @@ def distances(
     if positions_from_mask:
         visible = (attention_mask != 0).long()  # type: ignore[union-attr]
         key_positions = (visible.cumsum(-1) - 1) * visible
-        query_positions = key_positions[..., -query_length:]
-        if query_offset is not None:
-            query_positions = key_positions.narrow(-1, query_offset, query_length)
+        if 0 <= offset <= key_length - query_length:  # otherwise the mask has no such queries
+            query_positions = key_positions.narrow(-1, offset, query_length)
     queries = places if query_positions is None else query_positions.long()
     keys = consecutive(key_length, 0, device) if key_positions is None else key_positions.long()
     distance = queries.unsqueeze(-1) - keys.unsqueeze(-2)
@@ -595,7 +591,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         ValueError: The program has an operator of posembed that writes in place, such as those of
-            paged caches, is a gradient, or drops out components. The message names it.
+            paged caches, is a gradient, or draws a mask of dropout. The message names it.
 
     Examples:
         >>> import torch, posembed as pe

@@ -289,7 +289,7 @@ class InputEmbedding(nn.Module):
                 raise ValueError(f"offset: expected 0 where positions are given, got {offset}")
             return positions
         if attention_mask is not None:
-            length = offset + tokens.shape[1]
+            length = offset + tokens.shape[-1 if ids is not None else 1]
             if attention_mask.dim() == 0 or attention_mask.shape[-1] != length:
                 raise ValueError(
                     f"attention_mask: expected [batch, offset + seq] with offset + seq {length}, "

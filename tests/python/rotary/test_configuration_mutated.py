@@ -78,8 +78,7 @@ def test_mutated_configurations() -> None:
         for read in (pe.RotarySpec.for_layers, pe.RotarySpec.from_huggingface):
             try:
                 found = read(config)
-            except (ValueError, TypeError) as error:
-                assert str(error), seed  # noqa: PT017
+            except (ValueError, TypeError):
                 continue
             specs = found if isinstance(found, list) else [found]
             assert all(is_sound(spec) for spec in specs if spec is not None), seed

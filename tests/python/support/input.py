@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import posembed as pe
 import torch
 from torch import Tensor
 
-from support.case import OperatorCase, Sample
+from support.case import OperatorCase, Sample, assert_close
 from support.learned import rows_for
 
 ROWS, TYPES, COLUMNS = 7, 2, 5
@@ -22,6 +23,18 @@ def apart(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None, offset: i
     if embed.position is not None:
         x = embed.position(x, offset=offset)
     return x if embed.norm is None else embed.norm(x)
+
+
+def assert_equals_calls(embed: pe.InputEmbedding, ids: Tensor, types: Tensor | None) -> None:
+    """Compares values and every gradient with those of separate calls."""
+    other = copy.deepcopy(embed)
+    result, expected = embed(ids, types=types, offset=2), apart(other, ids, types, offset=2)
+    assert_close(result, expected, 2e-6)
+    gradient = torch.randn_like(result)
+    result.backward(gradient), expected.backward(gradient)
+    for (name, ours), theirs in zip(embed.named_parameters(), other.parameters(), strict=True):
+        assert ours.grad is not None, name
+        assert_close(ours.grad.to_dense(), theirs.grad.to_dense(), 4e-6)
 
 
 def sinusoids(positions: Tensor) -> Tensor:

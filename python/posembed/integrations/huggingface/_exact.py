@@ -47,11 +47,7 @@ def decide(model: nn.Module) -> list[Decision]:
     owners: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for owner in model.modules():
         for name, child in owner._modules.items():
-            if (
-                child is not None
-                and _shadow.ORIGINALS.get(type(child), type(child)) in _shadow.EXACT
-            ):
-                assert child is not None
+            if child is not None and _shadow.original_of(type(child)) in _shadow.EXACT:
                 owners.setdefault(child, []).append((owner, name))
     return [_decision(model, module, places) for module, places in owners.items()]
 
@@ -118,7 +114,7 @@ def _fresh(module: nn.Module) -> Any:
 
     A cast to 16 bits rounds the module's own frequencies, which exact angles are free of.
     """
-    cls: Any = _shadow.ORIGINALS.get(type(module), type(module))
+    cls: Any = _shadow.original_of(type(module))
     try:
         with torch.device("cpu"):
             fresh = cls(module.config).train(module.training)

@@ -81,7 +81,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     if numerics not in ("model", "exact"):
         raise ValueError(f"numerics: expected 'model' or 'exact', got {numerics!r}")
     classes = {type(module): None for module in model.modules()}
-    patched = {cls: _shadow.shadow_class(_shadow.ORIGINALS.get(cls, cls)) for cls in classes}
+    patched = {cls: _shadow.shadow_class(_shadow.original_of(cls)) for cls in classes}
     rotations = {
         id(rotation.original): rotation
         for shadow in _shadow.SHADOWS.values()
@@ -102,7 +102,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
     decisions = _exact.decide(model) if numerics == "exact" else None
     for decision in decisions or ():
         if decision.texts:
-            cls = _shadow.EXACT[_original(decision.module)]
+            cls = _shadow.EXACT[_shadow.original_of(type(decision.module))]
             _become(decision.module, cls)
             vars(decision.module)[SPECIFICATIONS] = decision.texts
     report = _report(model, decisions)
@@ -115,7 +115,7 @@ def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
     counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
     notes: dict[str, None] = {}
     for module in model.modules():
-        original = _original(module)
+        original = _shadow.original_of(type(module))
         if original not in _shadow.FUSED or not _embeddings.has_parts(module):
             continue
         if not exact:
@@ -133,11 +133,6 @@ def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
     return rows, list(notes)
 
 
-def _original(module: nn.Module) -> type[nn.Module]:
-    """The model's own class of a module."""
-    return _shadow.ORIGINALS.get(type(module), type(module))
-
-
 def unpatch(model: nn.Module) -> None:
     """Gives a patched model its own code back; other models stay as they are.
 
@@ -151,7 +146,7 @@ def unpatch(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         vars(module).pop(SPECIFICATIONS, None)
-        _become(module, _original(module))
+        _become(module, _shadow.original_of(type(module)))
         for name, value in vars(module).items():
             if isinstance(value, Rotation):
                 vars(module)[name] = value.original
@@ -169,7 +164,7 @@ def _become(module: nn.Module, cls: type) -> None:
 
 
 def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report:
-    modules = [_original(module) for module in model.modules()]
+    modules = [_shadow.original_of(type(module)) for module in model.modules()]
     counts = collections.Counter(modules)
     users: dict[tuple[str, str], list[type]] = {}
     for cls in counts:
@@ -197,7 +192,9 @@ def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]
     found: dict[tuple[str, str], list[str]] = {}
     for decision in decisions:
         maker = type(decision.module).__name__
-        classes = {_original(m) for owner in decision.owners for m in owner.modules()}
+        classes = {
+            _shadow.original_of(type(m)) for owner in decision.owners for m in owner.modules()
+        }
         for module, name in sorted(set().union(*map(_functions_of, classes))):
             rotation = _shadow.SHADOWS[module].rotations.get(name)
             if rotation in decision.rotations:

@@ -59,6 +59,11 @@ EXACT: dict[type, type] = {}  # rotary modules that can return positions instead
 FUSED: dict[type, type] = {}  # input layers that can run in one kernel
 
 
+def original_of(cls: type) -> Any:
+    """The model's own class that a class was made from, or the class itself."""
+    return ORIGINALS.get(cls, cls)
+
+
 def worth(module: str) -> bool:
     """Whether a module may hold a model's code: not torch, nor transformers' own machinery."""
     root, _, rest = module.partition(".")
