@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import posembed as pe
+from cases import peers, transformers
 
 Call = Callable[[], Any]
 ROUNDS = 9
@@ -42,7 +43,7 @@ class Case:
     """Calls that do the same on the same buffers, by label.
 
     Attributes:
-        moved: Bytes that the call must read and write.
+        moved: Bytes that the call must read and write; 0: no copy stands beside it.
         make: Gives the candidates one set of buffers.
         graph: Whether calls are replayed from a graph; backward passes run as autograd runs them.
     """
@@ -378,6 +379,27 @@ def decode(tokens: int) -> Case:
     return Case(f"rotary decode [{tokens},1,32+8,128]", 2 * 2 * tokens * 40 * 128, make)
 
 
+def model(name: str, kind: str, batch: int, seq: int) -> Case:
+    """A whole model of transformers beside itself patched; both share the weights."""
+
+    def make() -> dict[str, Call]:
+        both = transformers.models(name, torch.bfloat16, "cuda")
+        ids = transformers.ids(batch, seq, "cuda")
+
+        def prefill(model: nn.Module) -> Any:
+            with torch.inference_mode():
+                return model(ids).logits
+
+        def training_step(model: nn.Module) -> Any:
+            loss = model(ids, labels=ids).loss
+            return torch.autograd.grad(loss, list(model.parameters()))
+
+        call = prefill if kind == "prefill" else training_step
+        return {label: functools.partial(call, model) for label, model in both.items()}
+
+    return Case(f"transformers: {name}, {kind} of {batch} x {seq} tokens", 0, make, graph=False)
+
+
 def cases() -> Iterator[Case]:
     yield rotary(4, 8192)
     yield rotary(4, 8192, interleaved=True)
@@ -405,6 +427,10 @@ def cases() -> Iterator[Case]:
     yield alibi("add_", 32, 4096)
     yield alibi("softmax", 32, 4096)
     yield alibi("softmax backward", 32, 2048)
+    if peers.installed("transformers"):
+        for name in ("Llama, 2 layers of 7B", "Qwen3, 100M", "ModernBERT, 100M"):
+            yield model(name, "prefill", 4, 4096)
+            yield model(name, "training step", 2, 4096)
 
 
 def copy_of(moved: int) -> Call:
@@ -464,9 +490,11 @@ def measure(calls: list[Call], graph: bool) -> float:
 
 
 def run(case: Case, cache: int, compile_peers: bool) -> list[str]:
-    sets = min(64, max(1, math.ceil(4 * cache / case.moved)))
+    sets = min(64, max(1, math.ceil(4 * cache / case.moved))) if case.moved else 1
     made = [case.make() for _ in range(sets)]
-    candidates = {"copy of the same bytes": [copy_of(case.moved) for _ in range(sets)]}
+    candidates = {}
+    if case.moved:
+        candidates["copy of the same bytes"] = [copy_of(case.moved) for _ in range(sets)]
     candidates |= {
         label: [one[label] for one in made]
         for label in made[0]

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import posembed  # noqa: F401  (registers the operators)
+import posembed
 import torch
 from torch import Tensor
 
@@ -61,8 +61,8 @@ class Guarded:
 class Fuzzer:
     """Draws calls, and remembers how they ended."""
 
-    def __init__(self, seed: int, verbose: bool) -> None:
-        self.verbose = verbose
+    def __init__(self, seed: int, verbose: bool, device: str = "cpu") -> None:
+        self.verbose, self.device = verbose, device
         self.random = random.Random(seed)
         self.cases = [
             case
@@ -93,6 +93,7 @@ class Fuzzer:
             assert not changed, f"inputs {changed} changed before an error"
         else:
             self.check_results(case, results, inputs, copies)
+            self.check_recorded_errors()
         assert all(guard.is_whole() for guard in self.guards), "wrote outside a tensor"
 
     def check_results(
@@ -112,6 +113,13 @@ class Fuzzer:
                     x.sum().backward(retain_graph=True)
                 except EXPECTED as error:
                     check_is_an_answer(error)
+
+    def check_recorded_errors(self) -> None:
+        """What CUDA kernels found wrong, before the next call would say it."""
+        try:
+            posembed.check_errors()
+        except IndexError:
+            self.outcomes["IndexError"] += 1
 
     def draw(self, case: OperatorCase) -> list[Any]:
         """A case's arguments in the order of the schema, some of them replaced."""
@@ -202,6 +210,8 @@ class Fuzzer:
         buffer = torch.full((extent + 2 * GUARD + misaligned,), 1, dtype=torch.int8).to(x.dtype)
         first = GUARD + misaligned
         buffer[first : first + extent] = x.as_strided((extent,), (1,))
+        if self.random.random() < 0.98:  # else a tensor on another device than the others
+            buffer = buffer.to(self.device)
         self.guards.append(Guarded(buffer, buffer.clone()))
         return buffer.as_strided(x.shape, x.stride(), first)
 
@@ -216,6 +226,7 @@ def check_is_an_answer(error: Exception) -> None:
     text = str(error)
     assert "INTERNAL ASSERT" not in text, text
     assert not text.startswith("std::"), text
+    assert "CUDA error" not in text, text
 
 
 def described(value: Any) -> str:
@@ -248,9 +259,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print each call before it is made")
+    parser.add_argument("--device", default="cpu", help="of most tensors: cpu or cuda")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    fuzzer = Fuzzer(options.seed, options.verbose)
+    fuzzer = Fuzzer(options.seed, options.verbose, options.device)
     for number in range(options.calls):
         # Each call has a seed of its own, so that a crash is found again by --calls 1.
         seed = options.seed + number

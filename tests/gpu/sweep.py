@@ -9,6 +9,7 @@ holds NaN, so that an element that a kernel leaves out shows. compute-sanitizer 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import sys
 import time
@@ -30,6 +31,7 @@ SIZES = ((2, 3), (1, 1), (3, 7), (0, 5), (2, 0), (5, 33), (2, 97))
 QUICK_SIZES = ((2, 3), (3, 37))
 
 DEVICE = "cpu" if CUDA_ON_CPU else "cuda"
+CYCLES = 500_000  # a quarter of a millisecond
 
 # A gradient may add up many products, each rounded once.
 GRADIENT_ROUNDINGS = 8
@@ -72,6 +74,26 @@ def results(case: OperatorCase, sample: Sample, backward: bool) -> list[Tensor]:
     ]
 
 
+@functools.cache
+def other_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def results_behind_a_kernel(
+    case: OperatorCase, sample: Sample, shifted: bool, backward: bool
+) -> list[Tensor]:
+    """The same on another stream, whose inputs come late: no other stream may be used."""
+    if CUDA_ON_CPU:
+        return results(case, moved(sample, DEVICE, shifted), backward)
+    early = moved(sample, DEVICE, False)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other_stream()):
+        torch.cuda._sleep(CYCLES)
+        found = results(case, moved(early, DEVICE, shifted), backward)
+    other_stream().synchronize()
+    return found
+
+
 def check(case: OperatorCase, size: tuple[int, int], dtype: torch.dtype, shifted: bool) -> None:
     torch.manual_seed(1)
     sample = case.sample(*size, "cpu", dtype)
@@ -79,7 +101,7 @@ def check(case: OperatorCase, size: tuple[int, int], dtype: torch.dtype, shifted
         roundings = GRADIENT_ROUNDINGS if backward else 1
         wide = torch.float64 if torch.float64 in case.dtypes else torch.float32
         expected = results(case, moved(sample.to(wide), "cpu", False), backward)
-        actual = results(case, moved(sample, DEVICE, shifted), backward)
+        actual = results_behind_a_kernel(case, sample, shifted, backward)
         for ours, wanted in zip(actual, expected, strict=True):
             if ours.is_floating_point():
                 tolerance = max(TOLERANCE[dtype], TOLERANCE[ours.dtype])
