@@ -36,14 +36,16 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag
   return token::sparse_gradient(row_ids, values, rows);
 }
 
-/// The elements of `table` that a maximum took; zeros for empty bags.
+/// The elements of `table` that a maximum took. Zeros for empty bags, and for a maximum or an id that
+/// does not exist: on CUDA, torch's own look-ups would end the process.
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
-  const Tensor rows = ids.reshape(-1).index_select(0, maxima.clamp_min(0).reshape(-1));
-  // On CUDA a bag may contain only ids outside the table.
-  const Tensor none = maxima.lt(0);
-  const Tensor taken = rows.to(at::kLong).view_symint(maxima.sym_sizes()).masked_fill(none, 0);
-  return at::gather(table, 0, taken).masked_fill(none, 0);
+  const Tensor none = maxima.lt(0).logical_or(maxima.ge(ids.sym_numel()));
+  const Tensor places = maxima.masked_fill(none, 0).reshape(-1);
+  const Tensor rows =
+      ids.reshape(-1).index_select(0, places).to(at::kLong).view_symint(maxima.sym_sizes());
+  const Tensor left_out = none.logical_or(rows.lt(0)).logical_or(rows.ge(table.sym_size(0)));
+  return at::gather(table, 0, rows.masked_fill(left_out, 0)).masked_fill(left_out, 0);
 }
 
 // ------------------------------------------------------------------------------- sum and mean

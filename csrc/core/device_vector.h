@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "core/cuda_launch.h"
 #include "core/scalar.h"
@@ -24,6 +26,24 @@ struct alignas(sizeof(T) * width) Vector {
 /// The number of elements in 16 bytes.
 template <typename T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
+
+/// Converts neighbouring elements to the compute type. A pair of bfloat16 takes two instructions;
+/// one by one, they take five.
+template <typename T, int width>
+__device__ void load_all(const T (&values)[width], Compute<T> (&wide)[width]) {
+  if constexpr (std::is_same_v<T, BFloat16> && width % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < width; i += 2) {
+      uint32_t pair;
+      memcpy(&pair, values + i, sizeof pair);
+      wide[i] = float_from_bits(pair << 16);
+      wide[i + 1] = float_from_bits(pair & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < width; ++i) wide[i] = load(values[i]);
+  }
+}
 
 /// The address of an array among a kernel's arguments, for loads through the data cache. Lanes that
 /// read different elements through the constant cache wait for each other.

@@ -86,8 +86,7 @@ template <typename T, int width>
 __device__ Columns<T, width> load_columns(const T* row, int64_t column) {
   const auto loaded = *reinterpret_cast<const Vector<T, width>*>(row + column);
   Columns<T, width> result;
-#pragma unroll
-  for (int k = 0; k < width; ++k) result.values[k] = load(loaded.values[k]);
+  core::load_all(loaded.values, result.values);
   return result;
 }
 
