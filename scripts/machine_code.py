@@ -51,14 +51,15 @@ LIMITS = (
     Limit("bag::add_kernel<BFloat16, 8>", 128),
     Limit("learned::add_kernel<BFloat16, 8>", 56),
     Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),
-    Limit("input::forward_kernel<BFloat16, 8, 2>", 112, float64=23),
-    Limit("input::forward_kernel<BFloat16, 8, 3>", 128, float64=23),
-    Limit("input::forward_kernel<BFloat16, 8, 4>", 128, float64=23),
-    Limit("input::backward_kernel<BFloat16, 8>", 72, float64=23),
+    Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
+    Limit("input::forward_kernel<BFloat16, 8, 3, true>", 64, stack=24, float64=23),
+    Limit("input::forward_kernel<BFloat16, 8, 4, false>", 80, float64=23),
+    Limit("input::backward_kernel<BFloat16, 8, 3, true>", 128, float64=23),
+    Limit("input::backward_kernel<BFloat16, 8, 2, false>", 128, float64=23),
     Limit("alibi::fill_kernel<BFloat16, 8, true>", 40),
     Limit("alibi::add_kernel<BFloat16, 8, true>", 40),
     Limit("alibi::softmax_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 48, float64=181),
+    Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 48, float64=64),
 )
 
 

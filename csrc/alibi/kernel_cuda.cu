@@ -133,8 +133,7 @@ __device__ void fill_biases(const Query<plain>& query, const BiasLine<C>& line, 
 template <int width, typename T>
 __device__ void load_keys(const T* in, Compute<T> (&values)[width]) {
   const auto pack = *reinterpret_cast<const Vector<T, width>*>(in);
-#pragma unroll
-  for (int i = 0; i < width; ++i) values[i] = core::load(pack.values[i]);
+  core::load_all(pack.values, values);
 }
 
 template <int width, typename T>
@@ -309,31 +308,39 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
         visit(key);
       }
     };
-    double dot = 0;
+    /// How many keys of a pack the query sees.
+    const auto seen_of = [&](int64_t key) {
+      return static_cast<int>(max(int64_t{0}, min(int64_t{width}, end - key)));
+    };
+    C dot = 0;
     each_pack(end, [&](int64_t key) {
+      const int seen = seen_of(key);
       C g[width], w[width];
       load_keys<width>(grad + key, g);
       load_keys<width>(weights + key, w);
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        if (key + i < end) dot += static_cast<double>(g[i]) * w[i];
-      }
+      for (int i = 0; i < width; ++i) dot = i < seen ? core::fma(g[i], w[i], dot) : dot;
     });
-    const C mean = static_cast<C>(core::over_block(dot, core::Add()));
+    const C mean = core::over_block(dot, core::Add());
     SlopeSums sums;
     each_pack(distances.keys, [&](int64_t key) {
+      const int seen = seen_of(key);
       C g[width] = {}, w[width] = {};
-      if (key < end) {
+      if (seen > 0) {
         load_keys<width>(grad + key, g);
         load_keys<width>(weights + key, w);
       }
+      // What is not seen is 0, whatever the memory holds.
 #pragma unroll
-      for (int i = 0; i < width; ++i) {
-        const bool visible = key + i < end;
-        const C change = visible ? w[i] * (g[i] - mean) : C(0);
-        if (gradient.sides > 0 && visible) sums.add(query.distance_to(key + i), change);
-        g[i] = change * scale;
+      for (int i = 0; i < width; ++i) g[i] = i < seen ? w[i] * (g[i] - mean) : C(0);
+      if (gradient.sides > 0) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+          if (i < seen) sums.add(query.distance_to(key + i), g[i]);
+        }
       }
+#pragma unroll
+      for (int i = 0; i < width; ++i) g[i] *= scale;
       store_keys<width>(g, out + key);
     });
     if (gradient.sides > 0) store_sums(sums, gradient, number, rows);

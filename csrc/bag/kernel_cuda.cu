@@ -131,8 +131,10 @@ __global__ void __launch_bounds__(threads) add_kernel(PoolArguments a, WarpLayou
       for (int r = 0; r < rows.count; ++r) {
         if (rows.row[r] == nullptr) continue;
         const C factor = weights != nullptr ? load(weights[place + r]) : C(1);
+        C values[width];
+        core::load_all(rows.vector[r].values, values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) part[i] += load(rows.vector[r].values[i]) * factor;
+        for (int i = 0; i < width; ++i) part[i] += values[i] * factor;
         ++kept;
       }
     }

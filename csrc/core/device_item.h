@@ -16,7 +16,7 @@ struct Item {
 /// The calling lane's item. Rows have `pieces` pieces of `vectors` vectors per lane.
 template <int width>
 __device__ Item item_of_lane(int64_t pieces, int vectors) {
-  const int64_t item = int64_t{blockIdx.x} * warps + threadIdx.x / warp_size;
+  const int64_t item = int64_t{blockIdx.x} * (blockDim.x / warp_size) + threadIdx.x / warp_size;
   const int64_t row = pieces == 1 ? item : item / pieces;  // short rows avoid a 64-bit division
   const int64_t piece = item - row * pieces;
   return {row, (piece * vectors * warp_size + threadIdx.x % warp_size) * width};

@@ -167,6 +167,21 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStre
   launch_with(kernel, grid_of(blocks), static_cast<unsigned>(threads), 0, stream, arguments...);
 }
 
+/// Lets a kernel be launched with so much dynamic_shared_memory(); false if a block of the current
+/// device has less.
+template <typename... Parameters>
+bool allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
+  constexpr size_t always = 40 * 1024;  // with what kernels declare, less than every GPU's 48 KiB
+  if (bytes <= always) return true;
+  const auto size = static_cast<int>(bytes);
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, size) ==
+      cudaSuccess) {
+    return true;
+  }
+  cudaGetLastError();  // clears the error, or the next launch would report it
+  return false;
+}
+
 /// The text of an error; nullptr for success.
 inline const char* text_of(cudaError_t error) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

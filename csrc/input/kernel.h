@@ -75,7 +75,7 @@ const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream str
 /// Gradients that sum over tokens consist of a fixed number of partial sums, so that they have the
 /// same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 1024;
+inline constexpr int64_t parts_cuda = 512;
 
 /// Type tables with at most this many rows have a partial sum for each row.
 inline constexpr int64_t most_types = 8;

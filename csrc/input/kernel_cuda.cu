@@ -1,32 +1,30 @@
-// Forward: a team of one warp or a block keeps the sum of a token's rows in registers, and the row
-// of a position for all the sequences that share it. Backward: each of a fixed number of blocks
-// processes its share of the tokens and has its own partial sums of the norm's gradients, which a
-// second kernel adds in order. No atomics.
+// A team of one warp or a block keeps the sum of a token's rows in registers, while the rows of its
+// next token are copied to shared memory. Backward: each of a fixed number of blocks processes its
+// share of the tokens and has its own partial sums of the norm's gradients, which a second kernel
+// adds in order. No atomics.
 #include <algorithm>
 
 #include "core/block_reduce.h"
 #include "core/device_vector.h"
-#include "core/divisor.h"
 #include "core/part_sum.h"
 #include "core/philox.h"
 #include "input/kernel.h"
-#include "input/token_columns.h"
+#include "input/row_reader.h"
 
 namespace posembed::input {
 namespace {
 
 using core::divide_up;
-using core::warp_size;
 
 constexpr int max_threads = 256;
+
+/// The most vectors of a row that a thread keeps in registers.
+constexpr int most_kept = 4;
 
 template <typename C>
 __device__ C block_sum(C value) {
   return core::over_block(value, core::Add());
 }
-
-// Shared memory that a block may use without opting in.
-constexpr int64_t part_cache_bytes = 31 * 1024;
 
 /// Multiplies the columns by dropout's factors; the first column is element `first` of the mask.
 template <typename T, int width>
@@ -59,35 +57,30 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
   return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
-// ---- forward ----
-
-/// The most vectors of a row that a thread keeps in registers.
-constexpr int most_kept = 4;
-
-/// The division of tokens among teams of threads: a team takes one place in the sequences of a
-/// slice of the batch.
-struct Teams {
-  int threads;  // of a team: one warp, with several teams in a block, or a block
-  core::Divisor<int64_t> seq;
-  int64_t slices, batch_of_slice;
-  bool share_positions;  // all sequences have the same positions
-};
-
-/// The sum of `value` over a team, returned to every thread; its order is fixed.
-template <typename C>
-__device__ C team_sum(const Teams& teams, C value) {
-  return teams.threads > warp_size ? block_sum(value) : core::over_warp(value, core::Add());
+/// Sums over a team, returned to every thread; their order is fixed. `turn` alternates between 0
+/// and 1, so that a block's threads wait once for each call.
+template <bool one_warp, int count, typename C>
+__device__ void team_sum(int turn, C (&values)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
+  if constexpr (!one_warp) {
+    __shared__ C sums[2][max_threads / warp_size][count];
+    const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (lane == 0) sums[turn][warp][i] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < count; ++i) values[i] = sums[turn][0][i];
+    for (unsigned other = 1; other < blockDim.x / warp_size; ++other) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) values[i] += sums[turn][other][i];
+    }
+  }
 }
 
-/// A thread's index in its team, and its team's index in the block.
-struct Member {
-  int in_block, team, rank;
-
-  __device__ explicit Member(const Teams& teams)
-      : in_block(static_cast<int>(blockDim.x) / teams.threads),
-        team(static_cast<int>(threadIdx.x) / teams.threads),
-        rank(static_cast<int>(threadIdx.x) - team * teams.threads) {}
-};
+// ---- forward ----
 
 /// Applies the norm's weight and bias, and dropout, to normalised columns.
 template <typename T, int width>
@@ -119,136 +112,61 @@ __device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C
   if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
 }
 
-/// A thread's columns of a row, in registers.
-template <typename T, int width, int kept>
-struct KeptRow {
-  using C = Compute<T>;
-  Columns<T, width> vector[kept] = {};
-  int first, step, dim;  // columns
+/// Rows of a team in shared memory: those of token and position, then that of the gradient.
+constexpr int forward_rows = 2, backward_rows = 3;
 
-  __device__ KeptRow(const Arguments& a, const Teams& teams, int rank)
-      : first(rank * width), step(teams.threads * width), dim(static_cast<int>(a.embedding_dim)) {}
+/// Blocks of the forward kernel that a multiprocessor holds.
+constexpr int forward_blocks(int kept) { return kept <= 3 ? 4 : 3; }
 
-  /// Calls function(vector, column) for the thread's vectors.
-  template <typename Function>
-  __device__ void for_each(const Function& function) {
-#pragma unroll
-    for (int i = 0; i < kept; ++i) {
-      const int column = first + i * step;
-      if (column < dim) function(&vector[i], column);
-    }
-  }
-
-  /// Calls function(value, other's value) for all values.
-  template <typename Function>
-  __device__ void with(const KeptRow& other, const Function& function) {
-#pragma unroll
-    for (int i = 0; i < kept; ++i) {
-#pragma unroll
-      for (int k = 0; k < width; ++k) function(vector[i].values[k], other.vector[i].values[k]);
-    }
-  }
-
-  /// The same for columns of the row alone; the rest stays 0.
-  template <typename Function>
-  __device__ void each_value(const Function& function) {
-    for_each([&](Columns<T, width>* columns, int) {
-#pragma unroll
-      for (int k = 0; k < width; ++k) function(columns->values[k]);
-    });
-  }
-
-  __device__ void read(const T* row) {
-    for_each([&](Columns<T, width>* columns, int column) {
-      *columns = load_columns<T, width>(row, column);
-    });
-  }
-
-  __device__ void write(T* row) {
-    for_each([&](Columns<T, width>* columns, int column) {
-      store_columns<T, width>(*columns, row, column);
-    });
-  }
-
-  __device__ void add(const T* row) {
-    if (row == nullptr) return;
-    for_each([&](Columns<T, width>* columns, int column) {
-      add_columns<T, width>(row, column, columns);
-    });
-  }
-
-  __device__ void add_position(const TokenRowPointers<T>& rows) {
-    for_each([&](Columns<T, width>* columns, int column) {
-      input::add_position<T, width>(rows, column, columns);
-    });
-  }
-
-  __device__ void multiply(C factor) {
-    if (factor == 1) return;
-    each_value([&](C& value) { value *= factor; });
-  }
-};
-
-template <typename T, int width, int kept>
-__global__ void __launch_bounds__(max_threads, 2)
+template <typename T, int width, int kept, bool one_warp>
+__global__ void __launch_bounds__(max_threads, forward_blocks(kept))
     forward_kernel(ForwardArguments f, const __grid_constant__ Teams teams) {
   using C = Compute<T>;
-  using Row = KeptRow<T, width, kept>;
   const Arguments& a = f.input;
-  const Member member(teams);
-  const auto at = core::divide(int64_t{blockIdx.x} * member.in_block + member.team, teams.seq);
-  const int64_t begin = at.quotient * teams.batch_of_slice;
-  const int64_t end = min(a.batch, begin + teams.batch_of_slice);
-  if (begin >= end) return;
+  const int64_t first = Member<one_warp>::number() * teams.tokens;
+  const int count = static_cast<int>(min(teams.tokens, a.batch * a.seq - first));
+  if (count <= 0) return;
 
-  const bool records = member.rank == 0, one_type = a.type.index.data == nullptr;
   const C scale = static_cast<C>(a.scale), inverse = C(1) / static_cast<C>(a.embedding_dim);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
-  // The rows that tokens share: that of the position, and of the only type.
-  Row shared(a, teams, member.rank);
-  bool shared_is_valid = true;
-  int64_t next_id = index_of(a.token, begin, at.remainder);
-  for (int64_t batch = begin; batch < end; ++batch) {
-    const TokenIndices place{batch, at.remainder, batch * a.seq + at.remainder};
-    const int64_t id = next_id;
-    if (batch + 1 < end) next_id = index_of(a.token, batch + 1, at.remainder);
-    const TokenRowPointers<T> rows = token_rows<T>(a, place, id, records);
-    Row row(a, teams, member.rank);
-    if (rows.valid) row.read(rows.token);
-    if (batch == begin || !teams.share_positions) {
-      TokenRowPointers<T> position;
-      find_position(a, place, records, &position);
-      shared_is_valid = position.valid;
-      shared = Row(a, teams, member.rank);
-      if (one_type) shared.add(rows.type);
-      if (position.valid) shared.add_position(position);
-    }
-    T* out = static_cast<T*>(f.out) + place.token * a.embedding_dim;
-    if (!rows.valid || !shared_is_valid) {
-      Row(a, teams, member.rank).write(out);
+  RowReader<T, width, kept, one_warp> reader(a, teams, first, forward_rows);
+  reader.read_next(true);
+  for (int number = 0; number < count; ++number) {
+    core::wait_for_copies();
+    const int64_t token = reader.token;
+    const bool valid = reader.valid();
+    KeptRow<T, width, kept> row;
+    if (valid) reader.sum(scale, &row);
+    if (number + 1 < count) reader.read_next(false);
+    T* out = static_cast<T*>(f.out) + token * a.embedding_dim;
+    if (!valid) {
+      write_row<T>(reader.columns, row, out);
       continue;
     }
-    row.multiply(scale);
-    if (!one_type) row.add(rows.type);
-    row.with(shared, [](C& value, C addend) { value += addend; });
     C mean = 0, rstd = 1;
     if (a.norm != Norm::none) {
       if (a.norm == Norm::layer) {
-        C sum = 0;
-        row.each_value([&](C& value) { sum += value; });
-        mean = team_sum(teams, sum) * inverse;
-        row.each_value([&](C& value) { value -= mean; });
+        C sum[1] = {};
+        row.each_value([&](C& value) { sum[0] += value; });
+        team_sum<one_warp>(0, sum);
+        mean = sum[0] * inverse;
+        // Columns outside the row stay 0.
+        reader.columns.for_each([&](int i, int) {
+#pragma unroll
+          for (int k = 0; k < width; ++k) row.vector[i].values[k] -= mean;
+        });
       }
-      C squares = 0;
-      row.each_value([&](C& value) { squares = core::fma(value, value, squares); });
-      rstd = core::reciprocal_sqrt(team_sum(teams, squares) * inverse + static_cast<C>(a.eps));
-      row.multiply(rstd);
-      if (records) save_moments(f, place.token, mean, rstd);
+      C squares[1] = {};
+      row.each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
+      team_sum<one_warp>(a.norm == Norm::layer ? 1 : number % 2, squares);
+      rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
+      row.each_value([&](C& value) { value *= rstd; });
+      if (reader.records()) save_moments(f, token, mean, rstd);
     }
-    row.for_each([&](Columns<T, width>* columns, int column) {
-      finish_columns<T, width>(a, dropout, place.token, column, columns);
+    reader.columns.for_each([&](int i, int offset) {
+      finish_columns<T, width>(a, dropout, token, reader.columns.first + offset, &row.vector[i]);
     });
-    row.write(out);
+    write_row<T>(reader.columns, row, out);
   }
 }
 
@@ -417,19 +335,17 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
   }
 }
 
-/// A block takes a part of the tokens. Its sums are `cached` in shared memory, or else in the
+/// Rows wider than a block's registers: a block takes a part of the tokens. Its sums are the
 /// part's own.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads)
-    backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq, bool cached) {
+    wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
   using C = Compute<T>;
   const int64_t dim = b.input.embedding_dim, tokens = b.input.batch * b.input.seq,
                 part = blockIdx.x, columns = partial_columns(dim);
   const int64_t begin = int64_t{threadIdx.x} * width, step = int64_t{blockDim.x} * width;
   const int64_t count = b.partial == nullptr ? 0 : sums_of(b);
-  const Sums<C> result{static_cast<C*>(b.partial) + part * count * columns, columns};
-  const Sums<C> sums =
-      cached ? Sums<C>{reinterpret_cast<C*>(core::dynamic_shared_memory()), columns} : result;
+  const Sums<C> sums{static_cast<C*>(b.partial) + part * count * columns, columns};
   for (int64_t number = 0; number < count; ++number) {
     for (int64_t i = begin; i < dim; i += step) {
       for (int k = 0; k < width; ++k) sums.row(number)[i + k] = 0;
@@ -439,11 +355,192 @@ __global__ void __launch_bounds__(max_threads)
     const auto at = core::divide(token, seq);
     backward_token<T, width>(b, {at.quotient, at.remainder, token}, sums);
   }
-  if (!cached) return;
-  for (int64_t number = 0; number < count; ++number) {
-    for (int64_t i = begin; i < dim; i += step) {
-      for (int k = 0; k < width; ++k) result.row(number)[i + k] = sums.row(number)[i + k];
+}
+
+/// The sums of a team: for the norm's weight and bias, then for each type. Each thread has cells of
+/// its own in shared memory, after the slots of rows.
+template <typename C, int width, int kept, bool one_warp>
+struct SumCells {
+  static constexpr int size = sizeof(core::Part<C, width>) / sizeof(C);
+  static constexpr int parts = width / size;
+  C* data;
+
+  __device__ static SumCells of(int team, int64_t count, size_t slot_bytes) {
+    const int threads = Member<one_warp>::threads();
+    auto* cells = reinterpret_cast<C*>(core::dynamic_shared_memory() + slot_bytes);
+    return {cells + team * count * kept * width * threads + Member<one_warp>::rank() * size};
+  }
+
+  /// Calls function(cell, its first column in the vector) for the cells of a vector.
+  template <typename Function>
+  __device__ void for_each(int number, int i, const Function& function) const {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int row = (number * kept + i) * parts + part;
+      function(data + row * size * Member<one_warp>::threads(), part * size);
     }
+  }
+
+  __device__ void clear(int number, int i) const {
+    for_each(number, i, [](C* cell, int) {
+      const C zeros[size] = {};
+      core::store_values<size>(zeros, cell);
+    });
+  }
+
+  __device__ void add(int number, int i, const C (&values)[width]) const {
+    for_each(number, i, [&](C* cell, int first) {
+      C total[size];
+      core::load_values<size>(cell, total);
+#pragma unroll
+      for (int k = 0; k < size; ++k) total[k] += values[first + k];
+      core::store_values<size>(total, cell);
+    });
+  }
+
+  /// Adds the cells of a vector to `total`.
+  __device__ void add_to(int number, int i, C (&total)[width]) const {
+    for_each(number, i, [&](const C* cell, int first) {
+      C values[size];
+      core::load_values<size>(cell, values);
+#pragma unroll
+      for (int k = 0; k < size; ++k) total[first + k] += values[k];
+    });
+  }
+};
+
+/// The sums that a team keeps: of the types, only the first if all tokens have it.
+POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
+  if (b.partial == nullptr) return 0;
+  if (b.type_gradient == nullptr) return 2;
+  return 2 + (b.input.type.index.data == nullptr ? 1 : static_cast<int>(b.input.type.rows));
+}
+
+/// The gradient of a normalised row becomes that of the row.
+template <typename T, int width, int kept, bool one_warp>
+__device__ void through_norm(const Arguments& a, int turn, Compute<T> rstd,
+                             const RowColumns<T, width, kept, one_warp>& columns,
+                             const KeptRow<T, width, kept>& normalised,
+                             KeptRow<T, width, kept>* gradient) {
+  using C = Compute<T>;
+  const T* weight = static_cast<const T*>(a.norm_weight);
+  C totals[2] = {};
+  columns.for_each([&](int i, int offset) {
+    auto& g = gradient->vector[i].values;
+    if (weight != nullptr) {
+      const auto w = load_columns<T, width>(weight + columns.first, offset);
+#pragma unroll
+      for (int k = 0; k < width; ++k) g[k] *= w.values[k];
+    }
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      totals[0] += g[k];
+      totals[1] += g[k] * normalised.vector[i].values[k];
+    }
+  });
+  team_sum<one_warp>(turn, totals);
+  const C inverse = C(1) / static_cast<C>(a.embedding_dim), along = totals[1] * inverse;
+  const C mean = a.norm == Norm::layer ? totals[0] * inverse : C(0);
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      C& g = gradient->vector[i].values[k];
+      g = rstd * (g - mean - normalised.vector[i].values[k] * along);
+    }
+  }
+}
+
+/// The most threads of a backward block, and blocks that a multiprocessor holds.
+constexpr int backward_threads(bool one_warp) { return one_warp ? max_threads / 2 : max_threads; }
+constexpr int backward_blocks(int kept, bool one_warp) {
+  return one_warp ? std::max(3, 7 - kept) : 2;
+}
+
+/// A block takes a part of the tokens.
+template <typename T, int width, int kept, bool one_warp>
+__global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(kept, one_warp))
+    backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams) {
+  using C = Compute<T>;
+  using Cells = SumCells<C, width, kept, one_warp>;
+  const Arguments& a = b.input;
+  const int64_t dim = a.embedding_dim;
+  const int sums_kept = kept_sums(b), in_block = Member<one_warp>::teams();
+  const size_t slot_bytes = sizeof(Vector<T, width>) * backward_rows * kept * blockDim.x;
+  const Cells sums = Cells::of(Member<one_warp>::team(), sums_kept, slot_bytes);
+
+  const int64_t first = Member<one_warp>::number() * teams.tokens;
+  const int count = static_cast<int>(max(int64_t{0}, min(teams.tokens, a.batch * a.seq - first)));
+  RowReader<T, width, kept, one_warp> reader(a, teams, count > 0 ? first : 0, backward_rows);
+  const auto incoming = Slots<T, width, one_warp>::of(2, backward_rows, kept);
+  const bool normed = a.norm != Norm::none;
+  C next_mean = 0, next_rstd = 1;
+  const auto read_next = [&](bool is_first) {
+    reader.read_next(is_first);
+    reader.read_row(static_cast<const T*>(b.gradient) + reader.token * dim, incoming);
+    if (normed && b.mean != nullptr) next_mean = static_cast<const C*>(b.mean)[reader.token];
+    if (normed) next_rstd = static_cast<const C*>(b.rstd)[reader.token];
+  };
+  if (count > 0) read_next(true);
+  for (int number = 0; number < sums_kept; ++number) {
+    reader.columns.for_each([&](int i, int) { sums.clear(number, i); });
+  }
+
+  const C scale = static_cast<C>(a.scale);
+  const core::Dropout dropout = dropout_of(a.dropout, a.seed);
+  for (int number = 0; number < count; ++number) {
+    core::wait_for_copies();
+    const int64_t token = reader.token;
+    const int type = reader.type;
+    const bool valid = reader.valid();
+    const C mean = next_mean, rstd = next_rstd;
+    KeptRow<T, width, kept> gradient, row;
+    if (valid) {
+      reader.columns.for_each([&](int i, int offset) {
+        gradient.vector[i] = load_columns<T, width>(incoming[i].values, 0);
+        if (a.seed == nullptr) return;
+        drop_columns<T, width>(dropout, mask_index(a, token, reader.columns.first + offset),
+                               &gradient.vector[i]);
+      });
+      if (normed) reader.sum(scale, &row);
+    }
+    if (number + 1 < count) read_next(false);
+    if (valid && normed) {
+      row.each_value([&](C& value) { value = (value - mean) * rstd; });
+      if (b.weight_gradient != nullptr) {
+        reader.columns.for_each([&](int i, int) {
+          C product[width];
+#pragma unroll
+          for (int k = 0; k < width; ++k) {
+            product[k] = gradient.vector[i].values[k] * row.vector[i].values[k];
+          }
+          sums.add(0, i, product);
+          sums.add(1, i, gradient.vector[i].values);
+        });
+      }
+      through_norm<T>(a, number % 2, rstd, reader.columns, row, &gradient);
+    }
+    if (valid && b.type_gradient != nullptr) {
+      reader.columns.for_each(
+          [&](int i, int) { sums.add(2 + type, i, gradient.vector[i].values); });
+    }
+    if (b.sum_gradient != nullptr) {
+      write_row<T>(reader.columns, gradient, static_cast<T*>(b.sum_gradient) + token * dim);
+    }
+  }
+  if (b.partial == nullptr) return;
+
+  __syncthreads();
+  C* result = static_cast<C*>(b.partial) + blockIdx.x * sums_of(b) * partial_columns(dim);
+  for (int number = Member<one_warp>::team(); number < sums_of(b); number += in_block) {
+    C* to = result + number * partial_columns(dim) + reader.columns.first;
+    reader.columns.for_each([&](int i, int offset) {
+      C total[width] = {};
+      for (int team = 0; team < in_block && number < sums_kept; ++team) {
+        Cells::of(team, sums_kept, slot_bytes).add_to(number, i, total);
+      }
+      core::store_values<width>(total, to + offset);
+    });
   }
 }
 
@@ -487,63 +584,103 @@ bool vectors_fit(const Arguments& a) {
          core::vectorizable<T>(a.norm_bias, dim, dim);
 }
 
-/// The fewest teams that keep a multiprocessor busy.
-constexpr int64_t busy_teams = 64;
-
-Teams teams_for(const Arguments& a, int threads) {
-  const int64_t slices = std::min(a.batch, divide_up(busy_teams * core::multiprocessors(), a.seq));
-  const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
-  return {threads, core::Divisor<int64_t>::of(a.seq), slices, divide_up(a.batch, slices),
-          share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
-}
-
-/// Threads and registers for a row.
+/// The division of a row among a team's threads.
 struct RowShape {
   int64_t warps, kept;  // kept: vectors of a thread
 
-  RowShape(int64_t dim, int width) {
-    const int64_t vectors = divide_up(dim, width);
-    warps = divide_up(vectors, most_kept * warp_size);
+  /// Rows that need more than a warp give a thread at least `kept_by_block` vectors.
+  RowShape(int64_t dim, int width, int64_t kept_by_block) {
+    const int64_t vectors = divide_up(dim, width), most_warps = max_threads / warp_size;
+    const bool one_warp = vectors <= most_kept * warp_size;
+    warps = one_warp ? 1 : std::min(most_warps, divide_up(vectors, kept_by_block * warp_size));
     kept = divide_up(vectors, warps * warp_size);
   }
 
-  bool fits() const { return warps * warp_size <= max_threads; }
+  bool fits() const { return kept <= most_kept; }
   int threads() const { return static_cast<int>(warps) * warp_size; }
+
+  /// Calls function(kept, one_warp) with constants.
+  template <typename Function>
+  void visit(const Function& function) const {
+    const auto with = [&](auto constant) {
+      if (warps == 1) return function(constant, std::true_type());
+      function(constant, std::false_type());
+    };
+    if (kept <= 2) return with(std::integral_constant<int, 2>());
+    if (kept == 3) return with(std::integral_constant<int, 3>());
+    with(std::integral_constant<int, most_kept>());
+  }
 };
+
+/// Divides the tokens among teams.
+Teams teams_for(const Arguments& a, int64_t teams) {
+  const bool share = a.position.index.data == nullptr || a.position.index_stride[0] == 0;
+  return {divide_up(a.batch * a.seq, teams),
+          core::Divisor<int64_t>::of(std::max<int64_t>(1, a.batch)),
+          share && (a.encoding == nullptr || a.encoding_stride[0] == 0)};
+}
 
 template <typename T, int width>
 void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   const Arguments& a = f.input;
-  const RowShape shape(a.embedding_dim, width);
+  const RowShape shape(a.embedding_dim, width, most_kept);
   if (!shape.fits()) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
-  const Teams teams = teams_for(a, shape.threads());
-  const int in_block = shape.warps == 1 ? max_threads / warp_size : 1;
-  const auto kernel = shape.kept <= 2   ? forward_kernel<T, width, 2>
-                      : shape.kept == 3 ? forward_kernel<T, width, 3>
-                                        : forward_kernel<T, width, most_kept>;
-  core::launch(kernel, divide_up(a.seq * teams.slices, in_block), in_block * teams.threads, stream,
-               f, teams);
+  shape.visit([&](auto kept, auto one_warp) {
+    const int64_t in_block = one_warp ? max_threads / warp_size : 1;
+    const int64_t threads = in_block * shape.threads();
+    const int64_t resident = core::multiprocessors() * forward_blocks(kept) * max_threads / threads;
+    const int64_t blocks = std::min(divide_up(a.batch * a.seq, in_block), resident);
+    const size_t slots = forward_rows * kept * static_cast<size_t>(threads);
+    core::launch_with(forward_kernel<T, width, kept, one_warp>, core::grid_of(blocks),
+                      static_cast<unsigned>(threads), slots * sizeof(Vector<T, width>), stream, f,
+                      teams_for(a, blocks * in_block));
+  });
 }
 
-/// A thread for each vector of a row, in whole warps.
-unsigned threads_for(int64_t dim, int width) {
-  const int64_t warps = divide_up(dim, int64_t{width} * warp_size);
-  return static_cast<unsigned>(std::min<int64_t>(warps * warp_size, max_threads));
+/// Shared memory that lets a multiprocessor hold three blocks.
+constexpr size_t third_of_shared = 64 * 1024;
+
+/// False if a block's sums do not fit into shared memory.
+template <typename T, int width, int kept, bool one_warp>
+bool launch_teams_backward(const BackwardArguments& b, int row_threads, cudaStream_t stream) {
+  const size_t sum_bytes = static_cast<size_t>(kept_sums(b)) * sizeof(Compute<T>);
+  const size_t thread_bytes = kept * width * (backward_rows * sizeof(T) + sum_bytes);
+  size_t threads = static_cast<size_t>(row_threads);
+  while (one_warp && 2 * threads <= backward_threads(true) &&
+         2 * threads * thread_bytes <= third_of_shared) {
+    threads *= 2;
+  }
+  const size_t bytes = threads * thread_bytes;
+  const auto kernel = backward_kernel<T, width, kept, one_warp>;
+  if (!core::allow_shared_memory(kernel, bytes)) return false;
+  const int64_t teams = b.parts * static_cast<int64_t>(threads) / row_threads;
+  core::launch_with(kernel, static_cast<unsigned>(b.parts), static_cast<unsigned>(threads), bytes,
+                    stream, b, teams_for(b.input, teams));
+  return true;
+}
+
+template <typename T, int width>
+void launch_parts_backward(const BackwardArguments& b, cudaStream_t stream) {
+  const int64_t dim = b.input.embedding_dim;
+  const RowShape shape(dim, width, 2);
+  bool launched = false;
+  if (shape.fits()) {
+    shape.visit([&](auto kept, auto one_warp) {
+      launched = launch_teams_backward<T, width, kept, one_warp>(b, shape.threads(), stream);
+    });
+  }
+  if (launched) return;
+  core::launch_with(wide_backward_kernel<T, width>, static_cast<unsigned>(b.parts), max_threads, 0,
+                    stream, b, core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)));
 }
 
 template <typename T, int width>
 void launch_backward(const BackwardArguments& b, cudaStream_t stream) {
-  const int64_t dim = b.input.embedding_dim;
-  const int64_t bytes =
-      sums_of(b) * partial_columns(dim) * static_cast<int64_t>(sizeof(Compute<T>));
-  const bool cached = b.partial != nullptr && bytes <= part_cache_bytes;
-  core::launch_with(backward_kernel<T, width>, static_cast<unsigned>(b.parts),
-                    threads_for(dim, width), cached ? static_cast<size_t>(bytes) : 0, stream, b,
-                    core::Divisor<int64_t>::of(std::max<int64_t>(1, b.input.seq)), cached);
+  launch_parts_backward<T, width>(b, stream);
   if (b.partial == nullptr) return;
-  const dim3 grid(static_cast<unsigned>(divide_up(dim, warp_size)),
+  const dim3 grid(static_cast<unsigned>(divide_up(b.input.embedding_dim, warp_size)),
                   static_cast<unsigned>(sums_of(b)));
   core::launch_with(add_parts_kernel<T>, grid, core::part_threads, 0, stream, b);
 }

@@ -20,7 +20,6 @@ struct TokenRowPointers {
   const T* position = nullptr;
   const Compute<T>* encoding = nullptr;
   int64_t type_index = 0;
-  int64_t position_index = 0;
   bool valid = true;
 };
 
@@ -45,34 +44,21 @@ __device__ const T* table_row(const Arguments& a, const Table& table, int64_t in
   return static_cast<const T*>(table.data) + static_cast<int64_t>(row) * table.stride;
 }
 
-/// The rows of token and type, for a token whose id is known.
 template <typename T>
-__device__ TokenRowPointers<T> token_rows(const Arguments& a, const TokenIndices& place, int64_t id,
-                                          bool records) {
+__device__ TokenRowPointers<T> rows_of(const Arguments& a, const TokenIndices& at, bool records) {
   TokenRowPointers<T> rows;
-  rows.token = table_row<T>(a, a.token, id, place, records, &rows.valid);
-  if (a.type.data != nullptr) rows.type_index = index_of(a.type, place.batch, place.seq);
-  rows.type = table_row<T>(a, a.type, rows.type_index, place, records, &rows.valid);
-  return rows;
-}
-
-/// Adds the row of the position.
-template <typename T>
-__device__ void find_position(const Arguments& a, const TokenIndices& place, bool records,
-                              TokenRowPointers<T>* rows) {
-  rows->position_index = index_of(a.position, place.batch, place.seq);
-  rows->position = table_row<T>(a, a.position, rows->position_index, place, records, &rows->valid);
-  if (a.encoding == nullptr) return;
-  rows->encoding = static_cast<const Compute<T>*>(a.encoding) + place.batch * a.encoding_stride[0] +
-                   place.seq * a.encoding_stride[1];
-}
-
-template <typename T>
-__device__ TokenRowPointers<T> rows_of(const Arguments& a, const TokenIndices& place,
-                                       bool records) {
-  const int64_t id = index_of(a.token, place.batch, place.seq);
-  TokenRowPointers<T> rows = token_rows<T>(a, place, id, records);
-  find_position(a, place, records, &rows);
+  const auto row_of = [&](const Table& table) {
+    const int64_t index = index_of(table, at.batch, at.seq);
+    return table_row<T>(a, table, index, at, records, &rows.valid);
+  };
+  rows.token = row_of(a.token);
+  rows.type = row_of(a.type);
+  rows.position = row_of(a.position);
+  if (a.type.data != nullptr) rows.type_index = index_of(a.type, at.batch, at.seq);
+  if (a.encoding != nullptr) {
+    rows.encoding = static_cast<const Compute<T>*>(a.encoding) + at.batch * a.encoding_stride[0] +
+                    at.seq * a.encoding_stride[1];
+  }
   return rows;
 }
 
@@ -106,23 +92,20 @@ __device__ void add_columns(const T* row, int64_t column, Columns<T, width>* sum
   for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// Adds the position's row or sinusoid.
+/// Adds the columns of a position's sinusoid.
 template <typename T, int width>
-__device__ void add_position(const TokenRowPointers<T>& rows, int64_t column,
-                             Columns<T, width>* sum) {
-  add_columns<T, width>(rows.position, column, sum);
-  if (rows.encoding == nullptr) return;
-  Columns<T, width> encoding;
-  core::load_values<width>(rows.encoding + column, encoding.values);
+__device__ void add_encoding(const Compute<T>* columns, Columns<T, width>* sum) {
+  if (columns == nullptr) return;
+  Columns<T, width> addend;
+  core::load_values<width>(columns, addend.values);
 #pragma unroll
-  for (int k = 0; k < width; ++k) sum->values[k] += encoding.values[k];
+  for (int k = 0; k < width; ++k) sum->values[k] += addend.values[k];
 }
 
-/// The scaled row of the token.
+/// The scaled columns of a token's row.
 template <typename T, int width>
-__device__ Columns<T, width> token_columns(const TokenRowPointers<T>& rows, Compute<T> scale,
-                                           int64_t column) {
-  Columns<T, width> sum = load_columns<T, width>(rows.token, column);
+__device__ Columns<T, width> token_columns(const T* row, Compute<T> scale, int64_t column) {
+  Columns<T, width> sum = load_columns<T, width>(row, column);
   if (scale == 1) return sum;
 #pragma unroll
   for (int k = 0; k < width; ++k) sum.values[k] *= scale;
@@ -133,9 +116,10 @@ __device__ Columns<T, width> token_columns(const TokenRowPointers<T>& rows, Comp
 template <typename T, int width>
 __device__ Columns<T, width> sum_columns(const Arguments& a, const TokenRowPointers<T>& rows,
                                          int64_t column) {
-  auto sum = token_columns<T, width>(rows, static_cast<Compute<T>>(a.scale), column);
+  auto sum = token_columns<T, width>(rows.token, static_cast<Compute<T>>(a.scale), column);
   add_columns<T, width>(rows.type, column, &sum);
-  add_position<T, width>(rows, column, &sum);
+  add_columns<T, width>(rows.position, column, &sum);
+  add_encoding<T, width>(rows.encoding == nullptr ? nullptr : rows.encoding + column, &sum);
   return sum;
 }
 

@@ -1,6 +1,7 @@
 // A warp adds one piece of a token's row. In the batch sum each thread adds one vector of columns.
 #include "core/device_item.h"
 #include "core/device_store.h"
+#include "core/divisor.h"
 #include "learned/kernel.h"
 
 namespace posembed::learned {
@@ -16,17 +17,22 @@ using core::warp_size;
 
 constexpr int vectors_per_lane = 2;
 
+/// Small blocks of the sum: they divide evenly among multiprocessors.
+constexpr int sum_threads = 2 * warp_size;
+
 __device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t place) {
   if (a.positions.data == nullptr) return a.offset + place;
   return read(a.positions, batch * a.position_stride[0] + place * a.position_stride[1]);
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pieces) {
+__global__ void __launch_bounds__(threads)
+    add_kernel(AddArguments a, int64_t pieces, core::Divisor<int64_t> batches) {
   const auto [number, first_column] = core::item_of_lane<width>(pieces, vectors_per_lane);
   if (number >= a.batch * a.seq) return;
   // Tokens of one seq index are consecutive, so that the row of its position stays in the cache.
-  const int64_t place = number / a.batch, batch = number % a.batch;
+  const auto at = core::divide(number, batches);
+  const int64_t place = at.quotient, batch = at.remainder;
   const int64_t token = batch * a.seq + place;
   const T* x = static_cast<const T*>(a.x) + batch * a.x_stride[0] + place * a.x_stride[1];
   Vector<T, width> vectors[vectors_per_lane] = {};
@@ -59,27 +65,30 @@ __global__ void __launch_bounds__(threads) add_kernel(AddArguments a, int64_t pi
   for (int i = 0; i < vectors_per_lane; ++i) {
     const int64_t column = first_column + i * warp_size * width;
     if (column >= a.embedding_dim) continue;
+    Compute<T> values[width], more[width];
+    core::load_all(vectors[i].values, values);
+    core::load_all(addends[i].values, more);
     Vector<T, width> sum = {};
 #pragma unroll
-    for (int k = 0; valid && k < width; ++k) {
-      store(load(vectors[i].values[k]) + load(addends[i].values[k]), &sum.values[k]);
-    }
+    for (int k = 0; valid && k < width; ++k) store(values[k] + more[k], &sum.values[k]);
     core::write_vector<T, width>(sum, out + column);
   }
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) sum_kernel(SumArguments a) {
-  const int64_t column = (int64_t{blockIdx.x} * threads + threadIdx.x) * width;
+__global__ void __launch_bounds__(sum_threads) sum_kernel(SumArguments a) {
+  const int64_t column = (int64_t{blockIdx.x} * sum_threads + threadIdx.x) * width;
   const int64_t columns = a.seq * a.embedding_dim;
   if (column >= columns) return;
   Compute<T> total[width] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t batch = 0; batch < a.batch; ++batch) {
     const auto row = *reinterpret_cast<const Vector<T, width>*>(static_cast<const T*>(a.gradient) +
                                                                 batch * columns + column);
+    Compute<T> values[width];
+    core::load_all(row.values, values);
 #pragma unroll
-    for (int k = 0; k < width; ++k) total[k] += load(row.values[k]);
+    for (int k = 0; k < width; ++k) total[k] += values[k];
   }
   Vector<T, width> result;
 #pragma unroll
@@ -91,13 +100,13 @@ template <typename T, int width>
 void launch_add(const AddArguments& a, cudaStream_t stream) {
   const int64_t pieces = divide_up(a.embedding_dim, vectors_per_lane * warp_size * width);
   core::launch(add_kernel<T, width>, core::blocks_for(a.batch * a.seq * pieces), threads, stream, a,
-               pieces);
+               pieces, core::Divisor<int64_t>::of(a.batch));
 }
 
 template <typename T, int width>
 void launch_sum(const SumArguments& a, cudaStream_t stream) {
-  const int64_t blocks = divide_up(a.seq * a.embedding_dim, threads * width);
-  core::launch(sum_kernel<T, width>, blocks, threads, stream, a);
+  const int64_t blocks = divide_up(a.seq * a.embedding_dim, sum_threads * width);
+  core::launch(sum_kernel<T, width>, blocks, sum_threads, stream, a);
 }
 
 template <typename T>

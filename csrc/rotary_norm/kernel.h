@@ -35,7 +35,7 @@ const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream st
 /// The weights' gradients consist of a fixed number of partial sums, so that they have the same
 /// bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
-inline constexpr int64_t parts_cuda = 512;
+inline constexpr int64_t parts_cuda = 384;
 
 struct BackwardArguments {
   /// As in forward, but with the transposed rotation. Input rows are the results' gradients, output

@@ -40,8 +40,7 @@ struct Window {
 template <typename T, int size>
 __device__ Pack<Compute<T>, size> widen(const Pack<T, size>& narrow) {
   Pack<Compute<T>, size> wide;
-#pragma unroll
-  for (int i = 0; i < size; ++i) wide.element[i] = core::load(narrow.element[i]);
+  core::load_all(narrow.element, wide.element);
   return wide;
 }
 

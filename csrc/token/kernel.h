@@ -94,11 +94,12 @@ struct FillArguments {
 
 POSEMBED_CPU_KERNEL(fill_table, void(const FillArguments& arguments, int64_t begin, int64_t end));
 
-/// The whole backward pass on a CUDA device: sort, then sums, without a host synchronisation.
+/// The backward pass on a CUDA device: sort, then sums, without a host synchronisation.
 struct BackwardArguments {
   const void* gradient = nullptr;  // [count, embedding_dim], contiguous
   Sources sources;                 // as in SumArguments
-  void* out = nullptr;             // as in SumArguments; every row of a dense table is written
+  void* out = nullptr;             // [out_rows, embedding_dim]; every row is written
+  int64_t out_rows = 0;            // dense form: num_embeddings; rows form: what `groups` says
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   core::IndexView ids;  // [count]; ids outside the table are omitted
@@ -113,9 +114,13 @@ struct BackwardArguments {
   void* workspace = nullptr;   // backward_workspace_cuda bytes, 256-byte aligned
 };
 
-/// Bytes of workspace that `backward_cuda` needs.
+/// Bytes of workspace for both.
 int64_t backward_workspace_cuda(const BackwardArguments& arguments);
 
-const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream);
+/// Sorts ids; in the rows form, writes row_ids and groups.
+const char* sort_cuda(const BackwardArguments& arguments, core::CudaStream stream);
+
+/// Writes `out`, after sort_cuda with the same workspace.
+const char* sum_cuda(const BackwardArguments& arguments, core::CudaStream stream);
 
 }  // namespace posembed::token

@@ -122,9 +122,9 @@ struct Workspace {
   Key* ranks;           // rows form: number of groups up to each entry
   Key* firsts;          // for each row of the output, its first entry + 1; 0: none
   void *heads, *tails;  // sums of spans: first spans of long groups, and later ones
-  void* sort;
-  size_t sort_bytes;
-  size_t bytes;
+  void* sort;           // temporary memory of CUB
+  size_t sort_bytes;    // set to sort
+  size_t bytes;         // without them
 };
 
 int key_bits(int64_t num_embeddings) {
@@ -169,8 +169,7 @@ Workspace lay_out(const BackwardArguments& a) {
       static_cast<size_t>(divide_up(a.count, span) * a.embedding_dim) * compute_bytes;
   w.heads = take(spans);
   w.tails = take(spans);
-  w.sort_bytes = temporary_bytes(a);
-  w.sort = take(w.sort_bytes);
+  w.sort = base + w.bytes;
   return w;
 }
 
@@ -243,21 +242,6 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
   return begin + span < a.count && keys[begin + span] == keys[begin];
 }
 
-// The gradient of a place's row: a row of `gradient` times a factor.
-template <typename T>
-struct GradientRow {
-  const T* row;
-  Compute<T> factor;
-};
-
-template <typename T>
-__device__ GradientRow<T> gradient_row(const BackwardArguments& a, Place place) {
-  const int64_t row = a.sources.rows != nullptr ? a.sources.rows[place] : place;
-  const auto* factors = static_cast<const Compute<T>*>(a.sources.factors);
-  return {static_cast<const T*>(a.gradient) + row * a.embedding_dim,
-          factors != nullptr ? factors[place] : Compute<T>{1}};
-}
-
 /// The end of the entries from `begin` on that have its key, at most `span` of them. The whole warp
 /// calls it with the same `begin`.
 __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t begin) {
@@ -292,39 +276,78 @@ __device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int
   return -1;
 }
 
-/// Adds the rows of entries [begin, end) in order, `vectors` vectors per lane from `column` on.
+/// The rows of `gradient` that a span of entries takes, two for each lane of the warp that calls.
+template <typename T>
+struct SpanRows {
+  static constexpr int kept = span / warp_size;
+  const BackwardArguments& a;
+  Place rows[kept] = {};
+  Compute<T> factors[kept] = {};
+
+  __device__ SpanRows(const BackwardArguments& arguments, const Place* places, int64_t begin)
+      : a(arguments) {
+    const auto* given = static_cast<const Compute<T>*>(a.sources.factors);
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      const int64_t entry = begin + i * warp_size + threadIdx.x % warp_size;
+      if (entry >= a.count) continue;
+      const Place place = places[entry];
+      rows[i] = a.sources.rows != nullptr ? static_cast<Place>(a.sources.rows[place]) : place;
+      factors[i] = given != nullptr ? given[place] : Compute<T>{1};
+    }
+  }
+
+  /// Row `number` of the span and its factor. The whole warp calls it with the same number.
+  __device__ const T* row(int number) const {
+    const Place low = __shfl_sync(whole_warp, rows[0], number % warp_size);
+    const Place high = __shfl_sync(whole_warp, rows[kept - 1], number % warp_size);
+    return static_cast<const T*>(a.gradient) +
+           int64_t{number < warp_size ? low : high} * a.embedding_dim;
+  }
+  __device__ Compute<T> factor(int number) const {
+    if (a.sources.factors == nullptr) return 1;
+    const Compute<T> low = __shfl_sync(whole_warp, factors[0], number % warp_size);
+    const Compute<T> high = __shfl_sync(whole_warp, factors[kept - 1], number % warp_size);
+    return number < warp_size ? low : high;
+  }
+};
+
+/// Adds the first `count` rows of a span in order, `vectors` vectors per lane from `column` on.
 /// Loads several rows before it adds the first.
-template <int rows, typename T, int width, int vectors>
-__device__ void add_rows(const BackwardArguments& a, const Place* places, int64_t begin,
-                         int64_t end, int64_t column, Compute<T> (&total)[vectors][width]) {
-  for (int64_t first = begin; first < end; first += rows) {
-    Vector<T, width> loaded[rows][vectors] = {};
-    Compute<T> factors[rows] = {};
+template <int in_flight, typename T, int width, int vectors>
+__device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column,
+                         Compute<T> (&total)[vectors][width]) {
+  for (int first = 0; first < count; first += in_flight) {
+    Vector<T, width> loaded[in_flight][vectors] = {};
+    Compute<T> factors[in_flight] = {};
 #pragma unroll
-    for (int row = 0; row < rows; ++row) {
-      if (first + row >= end) continue;
-      const GradientRow<T> gradient = gradient_row<T>(a, places[first + row]);
-      factors[row] = gradient.factor;
+    for (int i = 0; i < in_flight; ++i) {
+      if (first + i >= count) continue;
+      const T* row = span_rows.row(first + i);
+      factors[i] = span_rows.factor(first + i);
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
-        const int64_t place = column + i * warp_size * width;
-        if (place >= a.embedding_dim) continue;
-        loaded[row][i] = *reinterpret_cast<const Vector<T, width>*>(gradient.row + place);
+      for (int v = 0; v < vectors; ++v) {
+        const int64_t place = column + v * warp_size * width;
+        if (place >= span_rows.a.embedding_dim) continue;
+        loaded[i][v] = *reinterpret_cast<const Vector<T, width>*>(row + place);
       }
     }
 #pragma unroll
-    for (int row = 0; row < rows; ++row) {
-      if (first + row >= end) continue;
+    for (int i = 0; i < in_flight; ++i) {
+      if (first + i >= count) continue;
 #pragma unroll
-      for (int i = 0; i < vectors; ++i) {
+      for (int v = 0; v < vectors; ++v) {
+        Compute<T> values[width];
+        core::load_all(loaded[i][v].values, values);
 #pragma unroll
-        for (int j = 0; j < width; ++j) {
-          total[i][j] += load(loaded[row][i].values[j]) * factors[row];
-        }
+        for (int k = 0; k < width; ++k) total[v][k] += values[k] * factors[i];
       }
     }
   }
 }
+
+/// Small blocks: one whose rows are sums of many does not keep others from its place.
+constexpr int row_threads = 2 * warp_size;
 
 /// Vectors per lane. With more than 16 elements, the rows in flight would take half of the
 /// registers.
@@ -333,21 +356,22 @@ constexpr int row_vectors = std::min(4, 16 / width);
 
 // `shares` items per row of the output: zeros, or the sum of a group of one span.
 template <typename T, int width>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(row_threads)
     row_kernel(BackwardArguments a, Workspace w, int64_t shares) {
   constexpr int vectors = row_vectors<width>;
   const Item item = item_of_lane<width>(shares, vectors);
-  if (item.row >= (a.row_ids != nullptr ? *a.groups : a.num_embeddings)) return;
+  if (item.row >= a.out_rows) return;
   const int64_t begin = int64_t{w.firsts[item.row]} - 1;
   if (begin >= 0 && is_long(a, w.keys, begin)) return;  // finish_kernel writes this row
 
-  const int64_t end = begin < 0 ? begin : span_end(a, w.keys, begin);
-  const Compute<T> factor = factor_of<T>(a, end - begin);
+  const SpanRows<T> rows(a, w.places, begin < 0 ? a.count : begin);
+  const int count = begin < 0 ? 0 : static_cast<int>(span_end(a, w.keys, begin) - begin);
+  const Compute<T> factor = factor_of<T>(a, count);
   T* out = static_cast<T*>(a.out) + item.row * a.embedding_dim;
   const int64_t lane_column = threadIdx.x % warp_size * width, step = shares * vectors * warp_size;
   for (int64_t first = item.column - lane_column; first < a.embedding_dim; first += step * width) {
     Compute<T> total[vectors][width] = {};
-    add_rows<2, T>(a, w.places, begin, end, first + lane_column, total);
+    add_rows<2>(rows, count, first + lane_column, total);
 #pragma unroll
     for (int i = 0; i < vectors; ++i) {
       const int64_t column = first + lane_column + i * warp_size * width;
@@ -369,10 +393,11 @@ __global__ void __launch_bounds__(threads)
   const Span which = item.row % 2 == 0 ? Span::first : Span::later;
   const int64_t begin = find_span(a, w, window, which);
   if (begin < 0) return;
-  const int64_t end = span_end(a, w.keys, begin);
-  if (item.column >= a.embedding_dim) return;
+  const SpanRows<T> rows(a, w.places, begin);
+  const int count = static_cast<int>(span_end(a, w.keys, begin) - begin);
   Compute<T> total[1][width] = {};
-  add_rows<8, T>(a, w.places, begin, end, item.column, total);
+  add_rows<8>(rows, count, item.column, total);
+  if (item.column >= a.embedding_dim) return;
   auto* sums = static_cast<Compute<T>*>(which == Span::first ? w.heads : w.tails);
 #pragma unroll
   for (int i = 0; i < width; ++i) {
@@ -412,13 +437,13 @@ constexpr int64_t busy_warps = 128;
 
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
-  const int64_t rows =
-      a.row_ids == nullptr ? a.num_embeddings : std::min(a.num_embeddings, a.count);
+  const int64_t rows = a.out_rows;
   // A warp takes a whole row, unless there are few: it finds the row's entries only once.
   const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
   const int64_t shares =
       std::min(row_pieces, divide_up(busy_warps * core::multiprocessors(), rows));
-  core::launch(row_kernel<T, width>, blocks_for(rows * shares), threads, stream, a, w, shares);
+  core::launch(row_kernel<T, width>, divide_up(rows * shares, row_threads / warp_size), row_threads,
+               stream, a, w, shares);
   if (a.count <= span) return;
   const int64_t windows = divide_up(a.count, span);
   const int64_t pieces = divide_up(a.embedding_dim, warp_size * width);
@@ -479,16 +504,23 @@ const char* gather_cuda(const GatherArguments& arguments, core::CudaStream strea
 }
 
 int64_t backward_workspace_cuda(const BackwardArguments& arguments) {
-  return static_cast<int64_t>(lay_out(arguments).bytes);
+  return static_cast<int64_t>(lay_out(arguments).bytes + temporary_bytes(arguments));
 }
 
-const char* backward_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+const char* sort_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
   if (arguments.count == 0 || arguments.num_embeddings == 0) return nullptr;
   Workspace workspace = lay_out(arguments);
+  workspace.sort_bytes = temporary_bytes(arguments);
   if (const char* error = sort(arguments, workspace, stream)) return error;
   const auto list = arguments.row_ids == nullptr ? find_first_entries : rank_rows;
-  if (const char* error = list(arguments, workspace, stream)) return error;
-  if (arguments.embedding_dim == 0) return nullptr;
+  return list(arguments, workspace, stream);
+}
+
+const char* sum_cuda(const BackwardArguments& arguments, core::CudaStream stream) {
+  if (arguments.count == 0 || arguments.out_rows == 0 || arguments.embedding_dim == 0) {
+    return nullptr;
+  }
+  const Workspace workspace = lay_out(arguments);
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t dim = arguments.embedding_dim;

@@ -138,15 +138,20 @@ std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   return {row_ids, rows};
 }
 
-/// `row_ids` is undefined for a dense gradient; otherwise its last element receives their number.
-void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
-  const dispatcher::CudaScope scope(of.rows);
+/// A gradient's ids in order, and what their kernels share.
+struct SortedOnCuda {
   BackwardArguments arguments;
+  Tensor workspace;
+};
+
+/// `row_ids` is undefined for a dense gradient; otherwise its last element receives their number.
+SortedOnCuda sort_on_cuda(const Gradient& of, const Tensor& row_ids) {
+  SortedOnCuda sorted;
+  BackwardArguments& arguments = sorted.arguments;
   arguments.gradient = of.rows.const_data_ptr();
   arguments.sources = sources_of(of);
-  arguments.out = out.mutable_data_ptr();
-  arguments.scalar = dispatcher::scalar_of(out);
-  arguments.embedding_dim = out.size(1);
+  arguments.scalar = dispatcher::scalar_of(of.rows);
+  arguments.embedding_dim = of.rows.size(-1);
   arguments.ids = dispatcher::index_view(of.ids);
   arguments.count = of.ids.numel();
   arguments.num_embeddings = of.num_embeddings;
@@ -159,29 +164,42 @@ void sum_on_cuda(const Gradient& of, const Tensor& row_ids, const Tensor& out) {
     arguments.groups = arguments.row_ids + arguments.count;
   }
   if constexpr (core::built_with_cuda) {
-    const Tensor workspace =
-        at::empty({backward_workspace_cuda(arguments)}, out.options().dtype(at::kByte));
-    arguments.workspace = workspace.mutable_data_ptr();
-    dispatcher::check_launch(backward_cuda(arguments, scope.stream()));
+    const dispatcher::CudaScope scope(of.rows);
+    sorted.workspace =
+        at::empty({backward_workspace_cuda(arguments)}, of.rows.options().dtype(at::kByte));
+    arguments.workspace = sorted.workspace.mutable_data_ptr();
+    dispatcher::check_launch(sort_cuda(arguments, scope.stream()));
   }
+  return sorted;
+}
+
+Tensor sum_on_cuda(SortedOnCuda& sorted, const Gradient& of, int64_t out_rows) {
+  Tensor out = at::empty({out_rows, of.rows.size(-1)}, of.rows.options());
+  sorted.arguments.out = out.mutable_data_ptr();
+  sorted.arguments.out_rows = out_rows;
+  if constexpr (core::built_with_cuda) {
+    const dispatcher::CudaScope scope(out);
+    dispatcher::check_launch(sum_cuda(sorted.arguments, scope.stream()));
+  }
+  return out;
 }
 
 std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
   const int64_t count = of.ids.numel();
   const Tensor row_ids = at::zeros({count + 1}, of.ids.options().dtype(at::kLong));
-  const Tensor rows = at::empty({count, of.rows.size(-1)}, of.rows.options());
-  sum_on_cuda(of, row_ids, rows);
+  SortedOnCuda sorted = sort_on_cuda(of, row_ids);
   // The result's size depends on data: this is the only place where posembed waits for a device.
+  // It waits for the sort; the sums run while the host goes on.
   const int64_t groups = row_ids[count].item<int64_t>();
-  return {row_ids.narrow(0, 0, groups), rows.narrow(0, 0, groups)};
+  return {row_ids.narrow(0, 0, groups), sum_on_cuda(sorted, of, groups)};
 }
 
 Tensor dense_on_cuda(const Gradient& of) {
-  const c10::DimVector sizes = {of.num_embeddings, of.rows.size(-1)};
-  if (of.ids.numel() == 0) return at::zeros(sizes, of.rows.options());
-  Tensor out = at::empty(sizes, of.rows.options());
-  sum_on_cuda(of, Tensor(), out);
-  return out;
+  if (of.ids.numel() == 0) {
+    return at::zeros({of.num_embeddings, of.rows.size(-1)}, of.rows.options());
+  }
+  SortedOnCuda sorted = sort_on_cuda(of, Tensor());
+  return sum_on_cuda(sorted, of, of.num_embeddings);
 }
 
 /// Checks the arguments and calls `make` with contiguous tensors.

@@ -34,7 +34,7 @@ DEVICE = "cpu" if CUDA_ON_CPU else "cuda"
 CYCLES = 500_000  # a quarter of a millisecond
 
 # A gradient may add up many products, each rounded once.
-GRADIENT_ROUNDINGS = 8
+GRADIENT_ROUNDINGS = 12
 
 
 def beside(tensor: Tensor) -> Tensor:

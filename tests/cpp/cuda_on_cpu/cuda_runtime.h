@@ -96,6 +96,11 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 
 inline cudaError_t last_error = cudaSuccess;
 inline cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <typename... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int bytes) {
+  return bytes <= cuda_on_cpu::most_shared_memory ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
 inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 
 inline unsigned atomicCAS_system(unsigned* address, unsigned compare, unsigned value) {
@@ -139,13 +144,13 @@ class Block {
     if (whole) leave(barrier);
   }
 
-  /// The value of the thread whose index differs in the bits of `lanes`. Called by whole warps.
+  /// The value that thread `thread` of the warp gives. Called by whole warps.
   template <typename T>
-  T exchange(T value, unsigned lanes) {
+  T exchange(T value, unsigned thread) {
     static_assert(sizeof(T) <= sizeof(Thread::given));
     give(&value, sizeof(T));
     wait(State::waits_for_warp);
-    take(running_ ^ lanes, &value, sizeof(T));
+    take(thread, &value, sizeof(T));
     wait(State::waits_for_warp);
     return value;
   }
@@ -257,7 +262,12 @@ inline void __syncthreads() {
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lanes) {
-  return cuda_on_cpu::Block::current->exchange(value, static_cast<unsigned>(lanes));
+  return cuda_on_cpu::Block::current->exchange(value, threadIdx.x ^ static_cast<unsigned>(lanes));
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return cuda_on_cpu::Block::current->exchange(value,
+                                               threadIdx.x / 32 * 32 + static_cast<unsigned>(lane));
 }
 
 inline unsigned __ballot_sync(unsigned, bool value) {

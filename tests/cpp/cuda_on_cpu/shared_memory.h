@@ -20,8 +20,9 @@ extern "C" [[gnu::used]] inline const char* __asan_default_options() {
 
 namespace cuda_on_cpu {
 
-/// 48 KiB, the most that a launch may request without opting in.
-alignas(16) inline unsigned char shared_memory[48 << 10];
+/// The most for a block of a GPU of compute capability 8.6.
+inline constexpr int most_shared_memory = 99 << 10;
+alignas(16) inline unsigned char shared_memory[most_shared_memory];
 
 /// Prepares the memory for a block. Sets every bit, which reads as NaN.
 inline void give_shared_memory(size_t bytes) {

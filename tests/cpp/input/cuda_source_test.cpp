@@ -231,10 +231,12 @@ TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
     input.error = &error;
     ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
     EXPECT_EQ(error.state, 2u);
-    EXPECT_EQ(error.kind, core::ErrorKind::token_id);
-    EXPECT_EQ(error.value, -1);
-    EXPECT_EQ(error.place, 3);
-    EXPECT_EQ(error.limit, 11);
+    // Any of the three may come first.
+    const bool is_type = error.place == 7;
+    EXPECT_EQ(error.kind, core::ErrorKind::token_id);  // the problem names no other
+    EXPECT_EQ(error.value, is_type ? given.types[7] : given.ids.at(size_t(error.place)));
+    EXPECT_TRUE(is_type || error.place == 3 || error.place == 4);
+    EXPECT_EQ(error.limit, is_type ? 2 : 11);
     Gradients<T> gradients(given);
     ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
     for (int64_t i = 0; i < given.tokens * dim; ++i) {
