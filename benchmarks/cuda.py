@@ -97,9 +97,14 @@ def rotary(batch: int, seq: int, **spec: Any) -> Case:
         query, key = randn(batch, seq, 32, 128), randn(batch, seq, 8, 128)
         rotation = pe.RotarySpec(128, **spec)
         tables = angle_tables(seq, 128)
+        given = [table.squeeze(1)[None] for table in tables]  # as models pass them on
+        options = {"unsqueeze_dim": 2, "interleaved": bool(spec)}
         return {
             "posembed": lambda: pe.functional.rotary(query, key, spec=rotation),
             "posembed, in place": lambda: pe.functional.rotary_(query, key, spec=rotation),
+            "posembed, given tables": lambda: pe.functional.rotary_tables(
+                query, key, *given, **options
+            ),
             "torch": lambda: rotate_half(query, key, *tables),
             "torch.compile": lambda: compiled(rotate_half)(query, key, *tables),
         }
@@ -370,7 +375,7 @@ def decode(tokens: int) -> Case:
     def make() -> dict[str, Call]:
         query, key = randn(tokens, 1, 32, 128), randn(tokens, 1, 8, 128)
         spec, positions = pe.RotarySpec(128), torch.arange(tokens, device="cuda").unsqueeze(1)
-        tables = angle_tables(1, 128)
+        tables = [table.unsqueeze(1) for table in angle_tables(tokens, 128)]  # a row for each token
         return {
             "posembed, in place": lambda: pe.functional.rotary_(query, key, positions, spec=spec),
             "torch.compile": lambda: compiled(rotate_half)(query, key, *tables),

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What needs a GPU, in stages that are processes of their own, each with its own time limit and log. It needs no network:
 # the library may have been built elsewhere (docs/guide/gpu.md).
-#   scripts/gpu.sh test         a sweep of every operator against the CPU, C++ tests, Python tests
+#   scripts/gpu.sh test         a sweep of every operator against the CPU, first calls inside a CUDA graph, large tensors,
+#                               random arguments, C++ tests, Python tests
 #   scripts/gpu.sh sanitize     compute-sanitizer on a short sweep
 #   scripts/gpu.sh benchmark    kernels beside a device copy and peers
 #   scripts/gpu.sh profile      what Nsight Compute counts in one call of each kernel
@@ -41,6 +42,9 @@ test_() {
   local libraries
   libraries="$PWD/python/posembed/lib:$(library_path)"
   stage sweep 300 "$PYTHON" tests/gpu/sweep.py
+  stage capture 120 "$PYTHON" tests/gpu/capture.py
+  stage large 120 "$PYTHON" tests/gpu/large.py
+  stage fuzz 120 "$PYTHON" tests/fuzz/operators.py --device cuda --calls 5000
   if [ -x "$BUILD/tests/cpp/test_modules" ]; then
     stage cpp 120 env LD_LIBRARY_PATH="$libraries" "$BUILD/tests/cpp/test_modules" --gtest_filter='*Cuda*'
   fi

@@ -41,15 +41,15 @@ class Limit:
 LIMITS = (
     Limit("rotary::rotate_kernel<BFloat16, 8, false, 64, exact>", 80, float64=22),
     Limit("rotary::rotate_kernel<BFloat16, 8, true, 64, exact>", 80, float64=22),
-    Limit("rotary::sum_kernel<BFloat16, 8, false>", 88, float64=94),
-    Limit("rotary_norm::norm_kernel<BFloat16, 8, false, 64>", 80, stack=40, float64=22),
+    Limit("rotary::sum_kernel<BFloat16, 8, false>", 80, float64=94),
+    Limit("rotary_norm::norm_kernel<BFloat16, 8, false, 64>", 80, float64=22),
     Limit("rotary_norm::backward_kernel<BFloat16, 8, false, 64>", 128, float64=22),
-    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, false, 64>", 80, stack=8, float64=22),
-    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, true, 64>", 80, stack=8, float64=22),
+    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, false, 64>", 80, float64=22),
+    Limit("rotary_cache::cache_kernel<BFloat16, 8, false, true, 64>", 80, float64=22),
     Limit("token::gather_kernel<BFloat16, 8>", 64),
-    Limit("token::row_kernel<BFloat16, 8>", 80, float64=22),
+    Limit("token::row_kernel<BFloat16, 8>", 56, float64=22),
     Limit("bag::add_kernel<BFloat16, 8>", 128),
-    Limit("learned::add_kernel<BFloat16, 8>", 56),
+    Limit("learned::add_kernel<BFloat16, 8>", 32),
     Limit("sinusoidal::encode_kernel<BFloat16, 8>", 104, float64=259),
     Limit("input::forward_kernel<BFloat16, 8, 2, true>", 64, float64=23),
     Limit("input::forward_kernel<BFloat16, 8, 3, true>", 64, stack=24, float64=23),
@@ -59,7 +59,7 @@ LIMITS = (
     Limit("alibi::fill_kernel<BFloat16, 8, true>", 40),
     Limit("alibi::add_kernel<BFloat16, 8, true>", 40),
     Limit("alibi::softmax_kernel<BFloat16, 8, true>", 40),
-    Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 48, float64=64),
+    Limit("alibi::softmax_backward_kernel<BFloat16, 8, true>", 40, float64=97),
 )
 
 

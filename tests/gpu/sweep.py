@@ -119,11 +119,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two sizes, two dtypes, aligned")
     parser.add_argument("--no-poison", action="store_true", help="new memory stays uninitialized")
+    parser.add_argument("--case", default="", help="only cases whose name contains this")
     arguments = parser.parse_args()
     if not arguments.no_poison:
         torch.use_deterministic_algorithms(True, warn_only=True)  # and fill new memory with NaN
     began, checks, failures = time.monotonic(), 0, 0
-    for case in CASES:
+    for case in (case for case in CASES if arguments.case in case.name):
         for dtype in case.dtypes:
             if arguments.quick and dtype not in (torch.float32, torch.bfloat16):
                 continue
