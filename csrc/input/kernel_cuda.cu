@@ -471,9 +471,10 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
 
   const int64_t first = Member<one_warp>::number() * teams.tokens;
   const int count = static_cast<int>(max(int64_t{0}, min(teams.tokens, a.batch * a.seq - first)));
-  RowReader<T, width, kept, one_warp> reader(a, teams, count > 0 ? first : 0, backward_rows);
-  const auto incoming = Slots<T, width, one_warp>::of(2, backward_rows, kept);
   const bool normed = a.norm != Norm::none;
+  RowReader<T, width, kept, one_warp> reader(a, teams, count > 0 ? first : 0, backward_rows,
+                                             normed);
+  const auto incoming = Slots<T, width, one_warp>::of(2, backward_rows, kept);
   C next_mean = 0, next_rstd = 1;
   const auto read_next = [&](bool is_first) {
     reader.read_next(is_first);

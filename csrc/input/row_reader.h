@@ -92,6 +92,7 @@ struct RowReader {
   const Teams& teams;
   const RowColumns<T, width, kept, one_warp> columns;
   const RowSlots token_row, position_row;
+  const bool needs_rows;  // false: whether they exist is all that counts
   // The token that is being read.
   int64_t token = 0;
   const T* type_row = nullptr;
@@ -101,12 +102,14 @@ struct RowReader {
   // The one after it.
   int64_t batch, seq, id;
 
-  __device__ RowReader(const Arguments& input, const Teams& of, int64_t number, int rows)
+  __device__ RowReader(const Arguments& input, const Teams& of, int64_t number, int rows,
+                       bool needed = true)
       : a(input),
         teams(of),
         columns(input),
         token_row(RowSlots::of(0, rows, kept)),
-        position_row(RowSlots::of(1, rows, kept)) {
+        position_row(RowSlots::of(1, rows, kept)),
+        needs_rows(needed) {
     const auto first = core::divide(number, teams.batch);
     batch = first.remainder;
     seq = first.quotient;
@@ -128,7 +131,8 @@ struct RowReader {
     const TokenIndices at{batch, seq, batch * a.seq + seq};
     token = at.token;
     token_valid = true;
-    read_row(table_row<T>(a, a.token, id, at, records(), &token_valid), token_row);
+    const T* row = table_row<T>(a, a.token, id, at, records(), &token_valid);
+    if (needs_rows) read_row(row, token_row);
     if (a.type.data != nullptr) {
       const int64_t index = index_of(a.type, batch, seq);
       type = static_cast<int>(index);
@@ -147,7 +151,7 @@ struct RowReader {
     if (a.position.data != nullptr) {
       const int64_t index = index_of(a.position, at.batch, at.seq);
       const T* row = table_row<T>(a, a.position, index, at, records(), &position_valid);
-      read_row(row, position_row);
+      if (needs_rows) read_row(row, position_row);
     }
     if (a.encoding == nullptr) return;
     encoding = static_cast<const C*>(a.encoding) + at.batch * a.encoding_stride[0] +
