@@ -600,15 +600,18 @@ struct RowShape {
   bool fits() const { return kept <= most_kept; }
   int threads() const { return static_cast<int>(warps) * warp_size; }
 
-  /// Calls function(kept, one_warp) with constants.
-  template <typename Function>
+  /// Calls function(kept, one_warp) with constants. Rows of single elements have one kernel for all
+  /// sizes.
+  template <int width, typename Function>
   void visit(const Function& function) const {
     const auto with = [&](auto constant) {
       if (warps == 1) return function(constant, std::true_type());
       function(constant, std::false_type());
     };
-    if (kept <= 2) return with(std::integral_constant<int, 2>());
-    if (kept == 3) return with(std::integral_constant<int, 3>());
+    if constexpr (width > 1) {
+      if (kept <= 2) return with(std::integral_constant<int, 2>());
+      if (kept == 3) return with(std::integral_constant<int, 3>());
+    }
     with(std::integral_constant<int, most_kept>());
   }
 };
@@ -628,7 +631,7 @@ void launch_forward(const ForwardArguments& f, cudaStream_t stream) {
   if (!shape.fits()) {
     return core::launch(wide_forward_kernel<T, width>, a.batch * a.seq, max_threads, stream, f);
   }
-  shape.visit([&](auto kept, auto one_warp) {
+  shape.visit<width>([&](auto kept, auto one_warp) {
     const int64_t in_block = one_warp ? max_threads / warp_size : 1;
     const int64_t threads = in_block * shape.threads();
     const int64_t resident = core::multiprocessors() * forward_blocks(kept) * max_threads / threads;
@@ -668,7 +671,7 @@ void launch_parts_backward(const BackwardArguments& b, cudaStream_t stream) {
   const RowShape shape(dim, width, 2);
   bool launched = false;
   if (shape.fits()) {
-    shape.visit([&](auto kept, auto one_warp) {
+    shape.visit<width>([&](auto kept, auto one_warp) {
       launched = launch_teams_backward<T, width, kept, one_warp>(b, shape.threads(), stream);
     });
   }
