@@ -14,8 +14,7 @@ import sys
 import time
 
 import torch
-from sweep import CASES, QUICK_SIZES, moved
-from support.case import OperatorCase, Sample
+from sweep import CASES, QUICK_SIZES, OperatorCase, Sample, moved
 from torch import Tensor
 
 def sample_of(case: OperatorCase, seed: int) -> Sample:

@@ -5,7 +5,8 @@ In a build of ``make test-cuda-on-cpu``, operators run their CUDA code for tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 
 import posembed as pe
 import pytest
@@ -41,6 +42,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (chosen if names and not on_gpu else others).append(item)
     items[:] = chosen
     config.hook.pytest_deselected(items=others)
+
+
+LOST_DEVICE = re.compile("CUDA error: (?!out of memory|invalid)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """After an illegal access every later call on the device fails: stop, and name the test."""
+    if call.excinfo is not None and LOST_DEVICE.search(str(call.excinfo.value)):
+        item.session.shouldstop = f"the CUDA context is lost since {item.nodeid}"
+    return (yield)
 
 
 @pytest.fixture(autouse=True)
