@@ -17,6 +17,7 @@ import torch
 from sweep import CASES, QUICK_SIZES, OperatorCase, Sample, moved
 from torch import Tensor
 
+
 def sample_of(case: OperatorCase, seed: int) -> Sample:
     torch.manual_seed(seed)
     return case.sample(*QUICK_SIZES[1], "cpu", case.dtypes[0])
