@@ -57,25 +57,27 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
   return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
-/// Sums over a team, returned to every thread; their order is fixed. `turn` alternates between 0
-/// and 1, so that a block's threads wait once for each call.
+/// Sums over a team, returned to every thread; their order is fixed. `turn` starts as 0: calls take
+/// turns in two buffers, so that a block's threads wait once for each call.
 template <bool one_warp, int count, typename C>
-__device__ void team_sum(int turn, C (&values)[count]) {
+__device__ void team_sum(C (&values)[count], int* turn) {
 #pragma unroll
   for (int i = 0; i < count; ++i) values[i] = core::over_warp(values[i], core::Add());
   if constexpr (!one_warp) {
-    __shared__ C sums[2][max_threads / warp_size][count];
+    __shared__ C buffers[2][max_threads / warp_size][count];
+    auto& sums = buffers[*turn];
+    *turn ^= 1;
     const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      if (lane == 0) sums[turn][warp][i] = values[i];
+      if (lane == 0) sums[warp][i] = values[i];
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < count; ++i) values[i] = sums[turn][0][i];
+    for (int i = 0; i < count; ++i) values[i] = sums[0][i];
     for (unsigned other = 1; other < blockDim.x / warp_size; ++other) {
 #pragma unroll
-      for (int i = 0; i < count; ++i) values[i] += sums[turn][other][i];
+      for (int i = 0; i < count; ++i) values[i] += sums[other][i];
     }
   }
 }
@@ -131,6 +133,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
   RowReader<T, width, kept, one_warp> reader(a, teams, first, forward_rows);
   reader.read_next(true);
+  int turn = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -148,7 +151,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       if (a.norm == Norm::layer) {
         C sum[1] = {};
         row.each_value([&](C& value) { sum[0] += value; });
-        team_sum<one_warp>(0, sum);
+        team_sum<one_warp>(sum, &turn);
         mean = sum[0] * inverse;
         // Columns outside the row stay 0.
         reader.columns.for_each([&](int i, int) {
@@ -158,7 +161,7 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
       }
       C squares[1] = {};
       row.each_value([&](C& value) { squares[0] = core::fma(value, value, squares[0]); });
-      team_sum<one_warp>(a.norm == Norm::layer ? 1 : number % 2, squares);
+      team_sum<one_warp>(squares, &turn);
       rstd = core::reciprocal_sqrt(squares[0] * inverse + static_cast<C>(a.eps));
       row.each_value([&](C& value) { value *= rstd; });
       if (reader.records()) save_moments(f, token, mean, rstd);
@@ -418,10 +421,10 @@ POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
 
 /// The gradient of a normalised row becomes that of the row.
 template <typename T, int width, int kept, bool one_warp>
-__device__ void through_norm(const Arguments& a, int turn, Compute<T> rstd,
+__device__ void through_norm(const Arguments& a, Compute<T> rstd,
                              const RowColumns<T, width, kept, one_warp>& columns,
                              const KeptRow<T, width, kept>& normalised,
-                             KeptRow<T, width, kept>* gradient) {
+                             KeptRow<T, width, kept>* gradient, int* turn) {
   using C = Compute<T>;
   const T* weight = static_cast<const T*>(a.norm_weight);
   C totals[2] = {};
@@ -438,7 +441,7 @@ __device__ void through_norm(const Arguments& a, int turn, Compute<T> rstd,
       totals[1] += g[k] * normalised.vector[i].values[k];
     }
   });
-  team_sum<one_warp>(turn, totals);
+  team_sum<one_warp>(totals, turn);
   const C inverse = C(1) / static_cast<C>(a.embedding_dim), along = totals[1] * inverse;
   const C mean = a.norm == Norm::layer ? totals[0] * inverse : C(0);
 #pragma unroll
@@ -489,6 +492,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
 
   const C scale = static_cast<C>(a.scale);
   const core::Dropout dropout = dropout_of(a.dropout, a.seed);
+  int turn = 0;
   for (int number = 0; number < count; ++number) {
     core::wait_for_copies();
     const int64_t token = reader.token;
@@ -519,7 +523,7 @@ __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(ke
           sums.add(1, i, gradient.vector[i].values);
         });
       }
-      through_norm<T>(a, number % 2, rstd, reader.columns, row, &gradient);
+      through_norm<T>(a, rstd, reader.columns, row, &gradient, &turn);
     }
     if (valid && b.type_gradient != nullptr) {
       reader.columns.for_each(

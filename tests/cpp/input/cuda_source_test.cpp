@@ -218,34 +218,46 @@ TYPED_TEST(InputGpuSource, Sinusoids) {
 }
 
 /// Such rows are zeros and get no gradient; everything else is as without them.
-TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
-  using T = TypeParam;
-  for (const int64_t dim : {64, 83}) {
-    Case<T> given(dim, Norm::layer, 0);
-    given.ids[3] = -1;
-    given.ids[4] = std::numeric_limits<int32_t>::max();
-    given.types[7] = 2;
-    Output<T> out(given);
-    core::DeviceError error = {};
-    Arguments input = given.arguments();
-    input.error = &error;
-    ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
-    EXPECT_EQ(error.state, 2u);
-    // Any of the three may come first.
-    const bool is_type = error.place == 7;
-    EXPECT_EQ(error.kind, core::ErrorKind::token_id);  // the problem names no other
-    EXPECT_EQ(error.value, is_type ? given.types[7] : given.ids.at(size_t(error.place)));
-    EXPECT_TRUE(is_type || error.place == 3 || error.place == 4);
-    EXPECT_EQ(error.limit, is_type ? 2 : 11);
-    Gradients<T> gradients(given);
-    ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
-    for (int64_t i = 0; i < given.tokens * dim; ++i) {
-      const bool outside = i / dim == 3 || i / dim == 4 || i / dim == 7;
-      ASSERT_EQ(at(out.out, i) == 0, outside) << i;
-      ASSERT_EQ(at(gradients.sum, i) == 0, outside) << i;
-    }
-    for (int64_t i = 0; i < dim; ++i) ASSERT_TRUE(std::isfinite(at(gradients.weight, i)));
+template <typename T>
+void check_ids_outside(int64_t dim, Norm norm) {
+  Case<T> given(dim, norm, 0);
+  given.ids[3] = -1;
+  given.ids[4] = std::numeric_limits<int32_t>::max();
+  given.types[7] = 2;
+  Output<T> out(given);
+  core::DeviceError error = {};
+  Arguments input = given.arguments();
+  input.error = &error;
+  ASSERT_EQ(forward_cuda(out.arguments(input), nullptr), nullptr);
+  EXPECT_EQ(error.state, 2u);
+  // Any of the three may come first.
+  const bool is_type = error.place == 7;
+  EXPECT_EQ(error.kind, core::ErrorKind::token_id);  // the problem names no other
+  EXPECT_EQ(error.value, is_type ? given.types[7] : given.ids.at(size_t(error.place)));
+  EXPECT_TRUE(is_type || error.place == 3 || error.place == 4);
+  EXPECT_EQ(error.limit, is_type ? 2 : 11);
+  Gradients<T> gradients(given);
+  ASSERT_EQ(backward_cuda(gradients.arguments(given, input, out), nullptr), nullptr);
+  const Case<T> valid(dim, norm, 0);
+  Output<T> expected(valid);
+  ASSERT_EQ(forward_cuda(expected.arguments(valid.arguments()), nullptr), nullptr);
+  for (int64_t i = 0; i < given.tokens * dim; ++i) {
+    const bool outside = i / dim == 3 || i / dim == 4 || i / dim == 7;
+    ASSERT_EQ(at(out.out, i), outside ? 0 : at(expected.out, i)) << i;
+    ASSERT_EQ(at(gradients.sum, i) == 0, outside) << i;
   }
+  for (int64_t i = 0; i < dim; ++i) ASSERT_TRUE(std::isfinite(at(gradients.weight, i)));
+}
+
+/// Also where a team goes on with other tokens after a bad one.
+TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
+  const int usual = std::exchange(pretended_multiprocessors, 1);
+  for (const int64_t dim : {64, 83, 2176}) {
+    for (const Norm norm : {Norm::layer, Norm::rms}) {
+      ASSERT_NO_FATAL_FAILURE(check_ids_outside<TypeParam>(dim, norm)) << dim;
+    }
+  }
+  pretended_multiprocessors = usual;
 }
 
 TEST(InputGpuSource, Nothing) {
