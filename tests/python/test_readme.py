@@ -49,10 +49,10 @@ def test_cpp_block_is_the_quickstart_example() -> None:
 
 
 def figures(reason: str) -> list[str]:
-    """The numbers of one of the three reasons, in their order; links and code left out."""
+    """The numbers of one of the reasons, in their order; links and code left out."""
     text = re.search(rf"^- \*\*{reason}\.\*\*(.*?)(?=^- |^$)", README, re.MULTILINE | re.DOTALL)
     assert text is not None
-    prose = re.sub(r"\]\(.*?\)|`.*?`|2³¹|float32|bfloat16", "", text[1])
+    prose = re.sub(r"\]\(.*?\)|`.*?`|2³¹|float32|bfloat16|H200", "", text[1])
     return re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", prose)
 
 
@@ -61,6 +61,24 @@ def test_figures_of_the_rotary_embedding(charts: ModuleType) -> None:
     times = [f"{float(row[call]):.1f}" for call in ("transformers", "transformers, compiled")]
     assert figures("Fast") == [f"{charts.milliseconds(row, 'posembed'):.1f}", *times]
     assert float(row["fastest copy"]) >= 1.0  # "as long as a copy of the same bytes"
+
+
+def recorded(name: str, case: str) -> list[float]:
+    """The numbers of a case in a table of benchmarks/results, in their order."""
+    text = (ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8")
+    row = re.search(rf"^\| {re.escape(case)} \|(.*)$", text, re.MULTILINE)
+    assert row is not None
+    return [float(number) for number in re.findall(r"\d+\.\d+", row[1])]
+
+
+def test_figures_of_a_gpu() -> None:
+    copy, rotary = recorded("cuda_h200.md", "rotary half [4,8192,32+8,128]")[:2]
+    bert = recorded("cuda_h200.md", "input_embedding, BERT [128,512,768]")
+    text = (ROOT / "benchmarks" / "results" / "transformers_h200.md").read_text(encoding="utf-8")
+    models = sorted(re.findall(r"(\d\.\d+) \|$", text, re.MULTILINE))
+    compiled = f"{bert[-1]:.2f}"
+    measured = [f"{rotary:.0f}", f"{copy:.0f}", f"{bert[1]:.0f}", compiled, models[0], models[-1]]
+    assert figures("On GPUs too") == measured
 
 
 def test_figures_of_the_angles(charts: ModuleType) -> None:
