@@ -36,6 +36,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3, 100M": ("Qwen3Config", "Qwen3ForCausalLM", {**SMALL, "num_key_value_heads": 4}),
     "Gemma3, 100M": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**SMALL, "num_key_value_heads": 4}),
     "GPT-NeoX, 100M": ("GPTNeoXConfig", "GPTNeoXForCausalLM", SMALL),
+    # Its input layer, which only exact numerics fuse.
+    "BERT, exact": ("BertConfig", "BertForMaskedLM", SMALL),
     "ModernBERT, 100M": (
         "ModernBertConfig",
         "ModernBertForMaskedLM",
@@ -55,7 +57,7 @@ def models(name: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     original = original.to(device, dtype).eval()
     shared = {id(tensor): tensor for tensor in original.parameters()}
     patched = copy.deepcopy(original, shared)
-    huggingface.patch(patched)
+    huggingface.patch(patched, numerics="exact" if name.endswith("exact") else "model")
     return {BEFORE: original, AFTER: patched}
 
 
@@ -120,7 +122,7 @@ def plans(setting: Setting) -> Iterator[Plan]:
     for dtype in (torch.float32, torch.bfloat16):
         for model in MODELS:
             kinds = {"prefill": prefill, "decode": decode, "training step": training_step}
-            if model.startswith("ModernBERT"):
+            if "BERT" in model:
                 del kinds["decode"]
             for kind, build in kinds.items():
                 name = f"transformers: {model}, {kind}, {str(dtype).removeprefix('torch.')}"
