@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional, pretrained
+from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._sharding import zero_row
 from posembed._validation import finite, flag, whole
@@ -46,7 +47,21 @@ def within(ids: Tensor, rows: int) -> Tensor:
     return torch.where(valid, ids, (ids * valid).amax())
 
 
-class TokenEmbedding(nn.Embedding):
+@torch.fx.wrap
+def tied_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """``hidden`` [..., embedding_dim] times a table, after checks of its width and dtype."""
+    width = weight.shape[1]
+    if hidden.dim() == 0 or hidden.shape[-1] != width:
+        raise ValueError(
+            f"hidden: expected [..., embedding_dim] with embedding_dim {width}, got "
+            f"{list(hidden.shape)}"
+        )
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise TypeError(f"hidden: expected the dtype of weight, {weight.dtype}, got {hidden.dtype}")
+    return nn.functional.linear(hidden, weight)
+
+
+class TokenEmbedding(Leaf, nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
     Gradients of every dtype are summed in float32 and rounded once, and have the same bits for any
@@ -277,17 +292,7 @@ class TokenEmbedding(nn.Embedding):
             ValueError: ``hidden`` has another width.
             TypeError: ``hidden`` has another dtype, outside autocast.
         """
-        if hidden.dim() == 0 or hidden.shape[-1] != self.weight.shape[1]:
-            width = self.weight.shape[1]
-            shape = list(hidden.shape)
-            raise ValueError(
-                f"hidden: expected [..., embedding_dim] with embedding_dim {width}, got {shape}"
-            )
-        if hidden.dtype != self.weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
-            raise TypeError(
-                f"hidden: expected the dtype of weight, {self.weight.dtype}, got {hidden.dtype}"
-            )
-        return nn.functional.linear(hidden, self.weight)
+        return tied_logits(hidden, self.weight)  # type: ignore[no-any-return]
 
     def resize(
         self,

@@ -21,6 +21,7 @@ from posembed.token import TokenEmbedding
 __all__ = ["from_torchrec", "gather_tables", "scatter_tables", "to_torchrec"]
 
 Table = TokenEmbedding | TokenBag
+Tables = Mapping[str, TokenEmbedding] | Mapping[str, TokenBag]
 
 _TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
@@ -33,7 +34,7 @@ _STATES: dict[str, dict[str, str]] = {
 
 
 def to_torchrec(
-    tables: Mapping[str, TokenEmbedding] | Mapping[str, TokenBag],
+    tables: Tables,
     features: Mapping[str, Sequence[str]] | None = None,
     *,
     is_weighted: bool = False,
@@ -91,7 +92,8 @@ def to_torchrec(
     for name, module in _modules(collection).items():
         module.weight = tables[name].weight
         module.sparse = tables[name].sparse
-    collection._device = next(iter(tables.values())).weight.device
+    first: Any = next(iter(tables.values()))
+    collection._device = first.weight.device
     return cast(nn.Module, collection)
 
 
@@ -128,7 +130,7 @@ def from_torchrec(collection: nn.Module) -> nn.ModuleDict:
 
 
 def scatter_tables(
-    tables: Mapping[str, TokenEmbedding] | Mapping[str, TokenBag],
+    tables: Tables,
     sharded: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
@@ -152,7 +154,7 @@ def scatter_tables(
 
 def gather_tables(
     sharded: nn.Module,
-    tables: Mapping[str, TokenEmbedding] | Mapping[str, TokenBag],
+    tables: Tables,
     optimizer: torch.optim.Optimizer | None = None,
     *,
     group: dist.ProcessGroup | None = None,
@@ -242,7 +244,7 @@ def _token(table: nn.Embedding) -> TokenEmbedding:
 
 
 def _pairs(
-    tables: Mapping[str, Table], sharded: Any, optimizer: torch.optim.Optimizer | None
+    tables: Tables, sharded: Any, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[Any, Tensor]]:
     """Each tensor of a sharded collection, and the whole one of a table or of an optimizer.
 
