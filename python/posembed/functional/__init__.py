@@ -5,6 +5,12 @@ Modules hold options and parameters and compute with these functions.
 
 import torch.fx
 
+if "__torch_package__" in globals():
+    raise ImportError(
+        "torch.package: expected posembed outside the package, because it has a part in C++: "
+        "export with exporter.extern('posembed.**')"
+    )
+
 from posembed.functional._alibi import (
     alibi_add,
     alibi_add_,
