@@ -26,6 +26,7 @@ else
   requirements_demo := $(VENV)/requirements-demo-installed
   requirements_dev := $(VENV)/requirements-dev-installed
   requirements_stacks := $(VENV)/requirements-stacks-installed
+  requirements_torchrec := $(VENV)/requirements-torchrec-installed
 endif
 # CMake, Ninja and the linters of that environment come before the machine's.
 export PATH := $(dir $(python)):$(PATH)
@@ -33,7 +34,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks fuzz test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks test-torchrec run-torchrec fuzz test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -82,6 +83,18 @@ test-stacks: build
 
 run-stacks: $(requirements_stacks)
 	OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/integrations/test_,huggingface.py huggingface_recognition.py huggingface_kernels.py huggingface_peft.py training_stacks.py) $(PYTEST_ARGS)
+
+# torchrec requires fbgemm-gpu, which needs CUDA; fbgemm-gpu-cpu is the same for the CPU.
+$(VENV)/requirements-torchrec-installed: requirements-torchrec.txt $(VENV)/requirements-installed
+	$(install) torch==$(TORCH) -r $<
+	$(install) --no-deps torchrec==1.6.1
+	touch $@
+
+test-torchrec: build
+	$(MAKE) --no-print-directory run-torchrec $(if $(VENV),VENV=$(VENV)-torchrec)
+
+run-torchrec: $(requirements_torchrec)
+	OMP_WAIT_POLICY=passive $(python) -m pytest tests/python/distributed/test_torchrec.py "tests/python/test_docstrings.py::test_examples[posembed.integrations.torchrec]" $(PYTEST_ARGS)
 
 # 20,000 calls of operators with arguments that are partly sane, from a seed of the day; make test makes 1,000.
 fuzz: build

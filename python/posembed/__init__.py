@@ -8,7 +8,7 @@ from posembed import _library
 _library.load()
 
 # ruff: noqa: E402  (what follows needs the library)
-from posembed import batching, functional, pretrained, shapes
+from posembed import _leaf, batching, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
 from posembed._memory import empty_cache, prefer_huge_pages, set_cache_limit
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 batching.register()
 shapes.register()
+_leaf.register()
 
 __version__ = build_info()["version"]
 

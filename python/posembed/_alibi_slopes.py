@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._sharding import set_values
 from posembed._validation import finite, flag, whole
 from posembed.functional import Device
 
 
-class AlibiSlopes(nn.Module):
+class AlibiSlopes(Leaf, nn.Module):
     """Holds the slopes of :class:`posembed.ALiBi`, whose arguments these are.
 
     Only learned slopes are state. Others are computed again when the module moves; they are not a

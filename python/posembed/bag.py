@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._sharding import zero_row
 from posembed._validation import flag
@@ -13,7 +14,7 @@ from posembed.functional import BagMode, Device, Gradient
 from posembed.token import check_sizes, check_table_options
 
 
-class TokenBag(nn.EmbeddingBag):
+class TokenBag(Leaf, nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
     Rows of every dtype are added in float32 and rounded once. Gradients have the same bits for any

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional, input_families
+from posembed._leaf import Leaf
 from posembed._offset import positions_from
 from posembed._validation import finite, not_negative
 from posembed.functional import Device, Gradient
@@ -29,7 +30,7 @@ POSITIONS = (LearnedPositionalEmbedding, SinusoidalPositionalEmbedding)
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-class InputEmbedding(nn.Module):
+class InputEmbedding(Leaf, nn.Module):
     """Sums token, position and type rows and applies norm and dropout, in one kernel.
 
     Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the

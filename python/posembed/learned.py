@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._offset import positions_from
 from posembed._sharding import zero_row
@@ -20,7 +21,7 @@ from posembed.functional import Device
 from posembed.token import check_sizes
 
 
-class LearnedPositionalEmbedding(nn.Module):
+class LearnedPositionalEmbedding(Leaf, nn.Module):
     """Adds a learned vector for each position.
 
     ``weight`` is [first_row + max_positions, embedding_dim], filled with N(0, 0.02) as BERT and

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._validation import flag, whole
 from posembed.functional import Device, RelativeBuckets
 
 
-class RelativePositionBias(nn.Module):
+class RelativePositionBias(Leaf, nn.Module):
     """A table of biases of attention scores, ``weight`` [num_buckets, num_heads].
 
     Initialised from N(0, 0.02). T5's table is ``relative_attention_bias.weight`` of the first layer

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from typing_extensions import Self
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._offset import positions_from
 from posembed._sharding import set_values
 from posembed._validation import flag
@@ -44,7 +45,7 @@ def refuse_narrow(frequencies: Tensor) -> None:
         )
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Leaf, nn.Module):
     """Rotates query and key by their positions.
 
     Without learned frequencies it has no tensor to cast, move or save. Learned frequencies are a

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional
+from posembed._leaf import Leaf
 from posembed._offset import positions_from
 from posembed._validation import flag
 from posembed.functional import Device
 from posembed.specification import SinusoidalSpec
 
 
-class SinusoidalPositionalEmbedding(nn.Module):
+class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     """Adds sinusoidal encodings of positions. Its only tensor is a learned scale, if any.
 
     There is no table and no largest position, whole or fractional. Errors are below 1.5e-7 up to

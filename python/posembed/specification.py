@@ -165,6 +165,10 @@ class RotarySpec:
             fields["sections"] = fields_of(self.sections)
         return fields
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """The node that torch.fx puts into a graph for a specification."""
+        return tracer.create_node("call_function", rotary_spec, (self.text,), {})
+
     def to_json(self) -> str:
         """JSON text; equal specifications have equal text, in C++ too."""
         return self.text
@@ -399,6 +403,10 @@ class SinusoidalSpec:
         convert_fields(self)
         object.__setattr__(self, "text", canonical_text("sinusoidal", fields_of(self)))
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """The node that torch.fx puts into a graph for a specification."""
+        return tracer.create_node("call_function", sinusoidal_spec, (self.text,), {})
+
     def to_json(self) -> str:
         """JSON text; equal specifications have equal text, in C++ too."""
         return self.text
@@ -441,3 +449,13 @@ class SinusoidalSpec:
     def wavelengths(self) -> Tensor:
         """Positions per turn of each pair: float64 [pairs]."""
         return 2 * math.pi / self.frequencies()
+
+
+def rotary_spec(text: str) -> RotarySpec:
+    """:meth:`RotarySpec.from_json`, as torch.fx names functions."""
+    return RotarySpec.from_json(text)
+
+
+def sinusoidal_spec(text: str) -> SinusoidalSpec:
+    """:meth:`SinusoidalSpec.from_json`, as torch.fx names functions."""
+    return SinusoidalSpec.from_json(text)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posembed import functional, pretrained
+from posembed._leaf import Leaf
 from posembed._memory import prefer_huge_pages
 from posembed._sharding import zero_row
 from posembed._validation import finite, flag, whole
@@ -46,7 +47,7 @@ def within(ids: Tensor, rows: int) -> Tensor:
     return torch.where(valid, ids, (ids * valid).amax())
 
 
-class TokenEmbedding(nn.Embedding):
+class TokenEmbedding(Leaf, nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
     Gradients of every dtype are summed in float32 and rounded once, and have the same bits for any
@@ -274,20 +275,11 @@ class TokenEmbedding(nn.Embedding):
         """The table as output head: [..., embedding_dim] -> [..., num_embeddings].
 
         Raises:
-            ValueError: ``hidden`` has another width.
+            ValueError: ``hidden`` has another width, or the table is on the meta device and no hook
+                of accelerate loads it.
             TypeError: ``hidden`` has another dtype, outside autocast.
         """
-        if hidden.dim() == 0 or hidden.shape[-1] != self.weight.shape[1]:
-            width = self.weight.shape[1]
-            shape = list(hidden.shape)
-            raise ValueError(
-                f"hidden: expected [..., embedding_dim] with embedding_dim {width}, got {shape}"
-            )
-        if hidden.dtype != self.weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
-            raise TypeError(
-                f"hidden: expected the dtype of weight, {self.weight.dtype}, got {hidden.dtype}"
-            )
-        return nn.functional.linear(hidden, self.weight)
+        return tied_logits(self, hidden)  # type: ignore[no-any-return]
 
     def resize(
         self,
@@ -358,6 +350,34 @@ class TokenEmbedding(nn.Embedding):
         if self.gradient == "rows":
             parts.append("gradient='rows'")
         return ", ".join(parts)
+
+
+@torch.fx.wrap
+def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
+    """:meth:`TokenEmbedding.logits`, a function so that torch.fx can keep its call."""
+    if not token.weight.is_meta or hidden.is_meta:
+        return _product(hidden, token.weight)
+    # accelerate has offloaded the table, and its hook loads it for calls of the module alone.
+    hook: Any = getattr(token, "_hf_hook", None)
+    if hook is None:
+        raise ValueError(
+            f"weight: expected it on {hidden.device}, got the meta device: load the table first"
+        )
+    (hidden,), _ = hook.pre_forward(token, hidden)
+    return hook.post_forward(token, _product(hidden, token.weight))  # type: ignore[no-any-return]
+
+
+def _product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """``hidden`` [..., embedding_dim] times a table, after checks of its width and dtype."""
+    width = weight.shape[1]
+    if hidden.dim() == 0 or hidden.shape[-1] != width:
+        raise ValueError(
+            f"hidden: expected [..., embedding_dim] with embedding_dim {width}, got "
+            f"{list(hidden.shape)}"
+        )
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        raise TypeError(f"hidden: expected the dtype of weight, {weight.dtype}, got {hidden.dtype}")
+    return nn.functional.linear(hidden, weight)
 
 
 def check_sizes(**sizes: int) -> None:

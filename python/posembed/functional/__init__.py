@@ -3,6 +3,14 @@
 Modules hold options and parameters and compute with these functions.
 """
 
+import torch.fx
+
+if "__torch_package__" in globals():
+    raise ImportError(
+        "torch.package: expected posembed outside the package, because it has a part in C++: "
+        "export with exporter.extern('posembed.**')"
+    )
+
 from posembed.functional._alibi import (
     alibi_add,
     alibi_add_,
@@ -88,3 +96,7 @@ __all__ = [
     "sinusoidal_shift_matrix",
     "token_bag",
 ]
+
+for _name in __all__:
+    if _name.islower():  # torch.fx.symbolic_trace keeps a call of a function
+        torch.fx.wrap(_name)

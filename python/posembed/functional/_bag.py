@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import BagMode, Gradient
+from posembed.functional._options import BagMode, Gradient, is_sharded, sharded
 from posembed.functional._token import padding_row
 
 
@@ -55,6 +55,7 @@ def token_bag(
                 [1.0000, 1.0000]])
     """
     padding = padding_row(padding_idx, weight)
-    return torch.ops.posembed.token_bag.default(  # type: ignore[no-any-return]
-        weight, ids, offsets, padding, include_last_offset, mode, weights, gradient
-    )
+    options = (offsets, padding, include_last_offset, mode, weights, gradient)
+    if is_sharded(weight) or is_sharded(ids):
+        return sharded().token_bag(ids, weight, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.token_bag.default(weight, ids, *options)  # type: ignore[no-any-return]

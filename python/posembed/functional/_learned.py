@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -84,7 +84,8 @@ def learned_extend(
         [first_row + max_positions, embedding_dim].
 
     Raises:
-        ValueError: ``max_positions`` is less than before, or the method is unknown.
+        ValueError: ``max_positions`` is less than before, the method is unknown, or ``weight`` is a
+            DTensor that is split.
 
     Examples:
         >>> import torch, posembed as pe
@@ -93,6 +94,11 @@ def learned_extend(
                 [2.],
                 [3.]])
     """
+    if is_sharded(weight):
+        options: dict[str, Any] = {"first_row": first_row, "method": method}
+        return sharded().with_rows(  # type: ignore[no-any-return]
+            lambda whole: learned_extend(whole, max_positions, **options), weight
+        )
     empty = weight.dim() == 2 and weight.shape[1] == 0
     # Interpolation refuses rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight

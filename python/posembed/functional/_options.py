@@ -51,3 +51,13 @@ def sharded() -> Any:
     from posembed.functional import _sharded
 
     return _sharded
+
+
+def refuse_sharded(**tensors: Tensor) -> None:
+    """Raises ValueError for DTensors where an operator takes each process's own tensors."""
+    for name, tensor in tensors.items():
+        if is_sharded(tensor):
+            raise ValueError(
+                f"{name}: expected a Tensor, got a DTensor placed {tensor.placements}; "  # type: ignore[attr-defined]
+                "pass this process's part, to_local()"
+            )

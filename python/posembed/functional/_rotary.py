@@ -7,7 +7,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from posembed.functional._options import Layout, is_sharded, rotary_text, sharded
+from posembed.functional._options import Layout, is_sharded, refuse_sharded, rotary_text, sharded
 from posembed.specification import RotarySpec
 
 
@@ -197,6 +197,7 @@ def rerotate_(
         >>> cache = pe.functional.rotary(torch.randn(1, 10, 2, 64), positions=positions, spec=spec)
         >>> cache = pe.functional.rerotate_(cache, positions, positions - 100, spec=spec)
     """
+    refuse_sharded(key=key)
     torch.ops.posembed.rotary_rerotate_.default(
         key,
         old_positions,

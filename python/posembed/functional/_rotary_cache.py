@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posembed.functional._options import CacheLayout, Layout, rotary_text
+from posembed.functional._options import (
+    CacheLayout,
+    Layout,
+    is_sharded,
+    refuse_sharded,
+    rotary_text,
+    sharded,
+)
 from posembed.specification import RotarySpec
 
 
@@ -79,6 +86,8 @@ def rotary_cache_(
         >>> torch.equal(value_cache[2, 0], value[0])
         True
     """
+    if is_sharded(query) or is_sharded(key_cache):
+        refuse_sharded(query=query, key_cache=key_cache)
     key_number, key_tensor = scale_parts(key_scale)
     value_number, value_tensor = scale_parts(value_scale)
     torch.ops.posembed.rotary_cache_.default(
@@ -140,9 +149,10 @@ def mla_rotary(
         >>> query, key_rope = torch.randn(1, 5, 16, 192), torch.randn(1, 5, 64)
         >>> query, key_rope = pe.functional.mla_rotary(query, key_rope, spec=spec)
     """
-    return torch.ops.posembed.mla_rotary.default(  # type: ignore[no-any-return]
-        query, key_rope, rotary_text(spec), positions, layout, offset, inverse
-    )
+    options = (rotary_text(spec), positions, layout, offset, inverse)
+    if is_sharded(query) or is_sharded(key_rope):
+        return sharded().mla_rotary(query, key_rope, *options)  # type: ignore[no-any-return]
+    return torch.ops.posembed.mla_rotary.default(query, key_rope, *options)  # type: ignore[no-any-return]
 
 
 def mla_rotary_cache_(
@@ -191,6 +201,8 @@ def mla_rotary_cache_(
         ...     query, latent, key_rope, cache, slots, spec=spec
         ... )
     """
+    if is_sharded(query) or is_sharded(cache):
+        refuse_sharded(query=query, cache=cache)
     torch.ops.posembed.mla_rotary_cache_.default(
         query,
         latent,

@@ -106,6 +106,36 @@ def _rotated(split: Split, pair: dict[str, tuple[Tensor, str]], result: Any, in_
     return given[0] if len(given) == 1 else given
 
 
+def mla_rotary(
+    query: Tensor,
+    key_rope: Tensor,
+    spec: str,
+    positions: Tensor | None,
+    layout: str,
+    offset: int,
+    inverse: bool,
+) -> Any:
+    """:func:`posembed.functional.mla_rotary`; batch, sequence and the query's heads may be split.
+
+    All heads share the key, so that it is whole where heads are split.
+    """
+    letters = _letters_of(layout)
+    of_key = letters.replace("h", "." if key_rope.dim() == query.dim() else "")
+    drivers = {"query": (query, letters), "key_rope": (key_rope, of_key)}
+    split = Split(drivers)
+    positions, offset = _positions(split, positions, offset, letters)
+    result = torch.ops.posembed.mla_rotary.default(
+        split.local("query", query, letters),
+        split.local("key_rope", key_rope, of_key),
+        spec,
+        positions,
+        layout,
+        offset,
+        inverse,
+    )
+    return _rotated(split, drivers, result, in_place=False)
+
+
 def norm_rotary(
     query: Tensor,
     key: Tensor,
@@ -238,6 +268,11 @@ def _looked_up(name: str, ids: Tensor, weight: Tensor, of_weight: str) -> tuple[
     return letters, Split(drivers)
 
 
+def _check_gradient(gradient: str, weight: Tensor) -> None:
+    if gradient == "rows" and weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError("gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'")
+
+
 def embedding(
     ids: Tensor,
     weight: Tensor,
@@ -254,8 +289,7 @@ def embedding(
     letters, split = _looked_up("ids", ids, weight, "VD")
     if vocabulary_start >= 0:
         raise ValueError(f"vocabulary_start: expected none for DTensors, got {vocabulary_start}")
-    if gradient == "rows" and weight.requires_grad and torch.is_grad_enabled():
-        raise ValueError("gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'")
+    _check_gradient(gradient, weight)
     if scale_grad_by_freq and any(split.has(letter) for letter in letters):
         raise ValueError(
             "scale_grad_by_freq: expected ids that are not split, because each process counts its "
@@ -272,6 +306,53 @@ def embedding(
         table, own_ids, padding_idx, scale, scale_grad_by_freq, vocabulary_start, gradient
     )
     return split.result(part, letters + "D", (*ids.shape, weight.shape[1]), "V")
+
+
+def token_bag(
+    ids: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None,
+    padding_idx: int,
+    include_last_offset: bool,
+    mode: str,
+    weights: Tensor | None,
+    gradient: str,
+) -> Tensor:
+    """:func:`posembed.functional.token_bag`; columns and bags of one size may be split."""
+    of_ids = "b." if ids.dim() == 2 else "." * ids.dim()
+    drivers = {"ids": (ids, of_ids)}
+    if isinstance(weight, DTensor):
+        drivers["weight"] = (weight, ".D")
+    split = Split(drivers)
+    _check_gradient(gradient, weight)
+    part = torch.ops.posembed.token_bag.default(
+        split.local("weight", weight, ".D", "b"),
+        split.local("ids", ids, of_ids),
+        split.local("offsets", offsets, "."),
+        padding_idx,
+        include_last_offset,
+        mode,
+        split.local("weights", weights, of_ids, "D"),
+        gradient,
+    )
+    bags = ids.shape[0] if ids.dim() == 2 else part.shape[0]
+    return split.result(part, "bD", (bags, weight.shape[1]))
+
+
+def with_rows(function: Callable[[Tensor], Tensor], weight: Any) -> Tensor:
+    """A function that gives a table other rows, which needs a whole table in each process.
+
+    Rows that are drawn are those of the first process.
+    """
+    for place in weight.placements:
+        if not place.is_replicate():
+            raise ValueError(
+                f"weight: expected Replicate(), got {place!r}; change the number of rows before "
+                "the table is sharded, or redistribute it"
+            )
+    return DTensor.from_local(
+        function(weight.to_local()), weight.device_mesh, weight.placements, run_check=True
+    )
 
 
 def _local_options(split: Split, options: dict[str, Any]) -> dict[str, Any]:

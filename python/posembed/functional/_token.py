@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -122,7 +124,7 @@ def embedding_resize(
         [num_embeddings, embedding_dim], contiguous, in the dtype of ``weight``.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options do not fit, or ``weight`` is a DTensor that is split.
 
     Examples:
         >>> import torch, posembed as pe
@@ -131,6 +133,11 @@ def embedding_resize(
                 [3., 6.],
                 [2., 4.]])
     """
+    if is_sharded(weight):
+        options: dict[str, Any] = {"covariance_scale": covariance_scale, "generator": generator}
+        return sharded().with_rows(  # type: ignore[no-any-return]
+            lambda whole: embedding_resize(whole, num_embeddings, initialization, **options), weight
+        )
     given = isinstance(initialization, Tensor)
     return torch.ops.posembed.embedding_resize.default(  # type: ignore[no-any-return]
         weight,

@@ -130,6 +130,29 @@ def table(place: Placement, ids_place: Placement | None = None, **more: Any) -> 
     return functional.embedding, {"ids": ids, "weight": randn(7, 8), **more}, places
 
 
+def bags(places: dict[str, Placement], **more: Any) -> Case:
+    ids = torch.tensor([[0, 4, 3], [4, 6, 1], [2, 2, 5]])
+    return functional.token_bag, {"ids": ids, "weight": randn(7, 8), **more}, places
+
+
+LATENT = pe.RotarySpec(8, rotary_dim=4, rotary_start=4)
+
+
+def latent(layout: str, place: Placement, key_place: Placement, **more: Any) -> Case:
+    """Queries of 6 heads; a layout in capitals gives the key one head, others none."""
+    sizes, names = {"b": 2, "s": 5, "t": 5, "h": 6, "d": 8}, layout.lower()
+    of_key = {**sizes, "h": 1, "d": 4}
+    key_names = names if layout.isupper() else names.replace("h", "")
+    arguments = {
+        "query": randn(*(sizes[name] for name in names)),
+        "key_rope": randn(*(of_key[name] for name in key_names)),
+        "spec": LATENT,
+        "layout": names,
+        **more,
+    }
+    return functional.mla_rotary, arguments, {"query": place, "key_rope": key_place}
+
+
 POSITIONS = torch.tensor([3, 0, 7, -1, 2])
 OF_SAMPLES = torch.stack([POSITIONS, POSITIONS + 1])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
@@ -155,6 +178,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "norm_rotary heads": lambda: normed(Shard(2)),
     "norm_rotary sequence": lambda: normed(Shard(1)),
     "norm_rotary query by heads, key whole": lambda: normed(Shard(2), WHOLE),
+    "mla_rotary heads": lambda: latent("bshd", Shard(2), WHOLE),
+    "mla_rotary heads, key with one": lambda: latent("BHSD", Shard(1), WHOLE, inverse=True),
+    "mla_rotary sequence": lambda: latent("bshd", Shard(1), Shard(1), offset=2),
+    "mla_rotary sequence, key with a head": lambda: latent("SBHD", Shard(0), Shard(0)),
+    "mla_rotary batch": lambda: latent("bhsd", Shard(0), Shard(0), positions=OF_SAMPLES),
+    "mla_rotary tokens": lambda: latent("thd", Shard(0), Shard(0), positions=POSITIONS),
     "rotary_tables heads": lambda: by_tables(Shard(1), ()),
     "rotary_tables sequence": lambda: by_tables(Shard(2), (1,)),
     "rotary_tables batch": lambda: by_tables(Shard(0), (2,)),
@@ -232,6 +261,16 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "embedding columns": lambda: table(Shard(1), scale=3.0, padding_idx=4),
     "embedding ids": lambda: table(WHOLE, Shard(0), padding_idx=-3),
+    "token_bag columns": lambda: bags({"weight": Shard(1)}, weights=randn(3, 3), padding_idx=-3),
+    "token_bag bags": lambda: bags({"weight": WHOLE, "ids": Shard(0)}, weights=randn(3, 3)),
+    "token_bag bags, plain table": lambda: bags({"ids": Shard(0)}, mode="mean", padding_idx=2),
+    "token_bag maxima of columns": lambda: bags({"weight": Shard(1)}, mode="max"),
+    "token_bag with offsets": lambda: bags(
+        {"weight": Shard(1)},
+        ids=torch.tensor([0, 4, 3, 6]),
+        offsets=torch.tensor([0, 1, 1, 4]),
+        include_last_offset=True,
+    ),
     "embedding whole": lambda: table(WHOLE, scale_grad_by_freq=True),
 }
 
@@ -462,11 +501,65 @@ def errors() -> dict[str, str]:
         "out": wrong(
             **rotate, kind=NotImplementedError, query=parted(x, WHOLE), out=parted(x, WHOLE)
         ),
-        "bag": wrong(
+        "bag of rows": wrong(
+            function=functional.token_bag, ids=ids, weight=parted(weight, Shard(0))
+        ),
+        "bag of one split": wrong(
             function=functional.token_bag,
-            kind=NotImplementedError,
-            ids=parted(ids, WHOLE),
-            weight=parted(weight, WHOLE),
+            ids=parted(ids[0], Shard(0)),
+            weight=weight,
+            offsets=torch.tensor([0, 1]),
+        ),
+        "bag gradient": wrong(
+            function=functional.token_bag,
+            ids=ids,
+            weight=parted(weight, WHOLE).requires_grad_(),
+            gradient="rows",
+        ),
+        "shared key": wrong(
+            function=functional.mla_rotary,
+            query=parted(x, Shard(2)),
+            key_rope=parted(x[..., 0, :4], Shard(1)),
+            spec=LATENT,
+        ),
+        "plain key": wrong(
+            function=functional.mla_rotary,
+            kind=TypeError,
+            query=parted(x, Shard(2)),
+            key_rope=x[..., 0, :4],
+            spec=LATENT,
+        ),
+        "cache": wrong(
+            function=functional.rotary_cache_,
+            query=parted(x[0], Shard(1)),
+            key=x[0],
+            value=x[0],
+            key_cache=x,
+            value_cache=x,
+            slot_mapping=POSITIONS[:4],
+            spec=SPEC,
+        ),
+        "latent cache": wrong(
+            function=functional.mla_rotary_cache_,
+            query=x[0],
+            latent=x[0, 0],
+            key_rope=x[0, 0, :, :4],
+            cache=parted(x[0], WHOLE),
+            slot_mapping=POSITIONS[:4],
+            spec=LATENT,
+        ),
+        "moved keys": wrong(
+            function=functional.rerotate_,
+            key=parted(x, Shard(2)),
+            old_positions=POSITIONS[:4],
+            new_positions=POSITIONS[:4],
+            spec=SPEC,
+        ),
+        "resize": wrong(
+            function=functional.embedding_resize, weight=parted(weight, Shard(0)), num_embeddings=9
+        ),
+        "extend": wrong(
+            function=functional.learned_extend, weight=parted(weight, Shard(1)), max_positions=9
         ),
         "dropout": wrong(**attend, query=partial, key=x, value=x, dropout=0.5),
     }
@@ -499,10 +592,75 @@ RAISED = {
     "whole keys": "key: expected placements (Shard(dim=1),), as other arguments are split, got "
     f"(Replicate(),); {FIT}",
     "out": "Operator posembed.rotary_out.default does not have a sharding strategy registered.",
-    "bag": "Operator posembed.token_bag.default does not have a sharding strategy registered.",
+    "bag of rows": f"weight: expected Shard(1) or Replicate(), got Shard(dim=0); {FIT}",
+    "bag of one split": f"ids: expected Replicate(), got Shard(dim=0); {FIT}",
+    "bag gradient": "gradient: expected 'dense', as a DTensor has no sparse parts, got 'rows'",
+    "shared key": "query, key_rope: expected mesh dimension 0 to split one dimension of the call, "
+    "got query Shard(dim=2), key_rope Shard(dim=1)",
+    "plain key": "key_rope: expected a DTensor beside other DTensors, got a Tensor",
+    "cache": "query: expected a Tensor, got a DTensor placed (Shard(dim=1),); pass this process's "
+    "part, to_local()",
+    "latent cache": "cache: expected a Tensor, got a DTensor placed (Replicate(),); pass this "
+    "process's part, to_local()",
+    "moved keys": "key: expected a Tensor, got a DTensor placed (Shard(dim=2),); pass this process's "
+    "part, to_local()",
+    "resize": "weight: expected Replicate(), got Shard(dim=0); change the number of rows before the "
+    "table is sharded, or redistribute it",
+    "extend": "weight: expected Replicate(), got Shard(dim=1); change the number of rows before the "
+    "table is sharded, or redistribute it",
     "dropout": "dropout: expected 0 for DTensors, got 0.5",
 }
 
 
 def test_what_cannot_work_is_named(two: Processes) -> None:
     assert two.run(errors) == [RAISED, RAISED]
+
+
+def check_resized() -> None:
+    """Tables that each process has are resized, with the first process's new rows for all."""
+    token, plain = pe.TokenEmbedding(6, 4), pe.TokenEmbedding(6, 4)
+    plain.load_state_dict(token.state_dict())
+    token.weight = torch.nn.Parameter(parted(token.weight.detach(), WHOLE))
+    optimizers = [torch.optim.Adam(each.parameters(), 0.1) for each in (token, plain)]
+    ids = torch.tensor([[0, 5, 2]])
+    for each, optimizer in zip((token, plain), optimizers, strict=True):
+        for rows in (6, 8, 5):
+            each.resize(rows, optimizer=optimizer)
+            optimizer.zero_grad()
+            result = each(ids.clamp(max=rows - 1)).square().sum()
+            (result.full_tensor() if isinstance(result, DTensor) else result).backward()
+            optimizer.step()
+    assert token.weight.placements == (WHOLE,)
+    torch.testing.assert_close(token.weight.full_tensor(), plain.weight)
+
+    torch.manual_seed(torch.distributed.get_rank())
+    token.resize(9, "normal")
+    own = token.weight.to_local().detach()
+    everywhere = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(everywhere, own)
+    assert all(torch.equal(each, own) for each in everywhere)
+
+    learned = pe.LearnedPositionalEmbedding(3, 4, first_row=1)
+    learned.weight = torch.nn.Parameter(parted(learned.weight.detach(), WHOLE))
+    expected = functional.learned_extend(learned.weight.full_tensor(), 5, first_row=1)
+    learned.extend(5)
+    torch.testing.assert_close(learned.weight.full_tensor(), expected)
+
+
+def test_resized_tables(two: Processes) -> None:
+    two.run(check_resized)
+
+
+def check_row_gradients() -> None:
+    """Modules refuse them for split tables, and take them without gradients."""
+    tables = pe.TokenEmbedding(6, 4, gradient="rows"), pe.TokenBag(6, 4, gradient="rows")
+    for each in tables:
+        each.weight = torch.nn.Parameter(parted(each.weight.detach(), Shard(1)))
+        with pytest.raises(ValueError, match="gradient: expected 'dense', as a DTensor has no"):
+            each(torch.tensor([[0, 5]]))
+        with torch.no_grad():
+            assert each(torch.tensor([[0, 5]])).shape[-1] == 4
+
+
+def test_row_gradients(two: Processes) -> None:
+    two.run(check_row_gradients)

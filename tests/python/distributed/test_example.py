@@ -32,7 +32,8 @@ def test_losses_do_not_depend_on_the_number_of_processes(groups: Groups) -> None
     for size in (2, 4):
         for found in groups.of(size).run(losses):
             assert found == pytest.approx(alone, abs=1e-4)
-    command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, *SHORT)
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")  # a free port
+    command = (*run, EXAMPLE, *SHORT)
     result = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     printed = [float(number) for number in re.findall(r"loss ([\d.]+)", result.stdout)]

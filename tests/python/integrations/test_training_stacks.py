@@ -184,10 +184,23 @@ def test_accelerate() -> None:
 
 def test_accelerate_offloads(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
-    model = Model()
-    accelerate.disk_offload(model, tmp_path, execution_device="cpu")
-    assert model.embed.token.weight.is_meta
-    assert_close(model.embed(IDS), Model().embed(IDS), 1e-6)
+    for offload in (
+        lambda model: accelerate.disk_offload(model, tmp_path, execution_device="cpu"),
+        lambda model: accelerate.cpu_offload(model, execution_device="cpu"),
+    ):
+        model = Model()
+        offload(model)
+        assert model.embed.token.weight.is_meta
+        assert_close(model.embed(IDS), Model().embed(IDS), 1e-6)
+        assert_close(model(IDS), Model()(IDS), 1e-6)  # the head reads the offloaded table too
+        assert model.embed.token.weight.is_meta
+
+
+def test_logits_of_a_table_without_values() -> None:
+    table = pe.TokenEmbedding(9, 4, device="meta")
+    with pytest.raises(ValueError, match="weight: expected it on cpu, got the meta device"):
+        table.logits(torch.randn(2, 4))
+    assert table.logits(torch.randn(2, 4, device="meta")).shape == (2, 9)
 
 
 def test_lightning_resumes(tmp_path: Path) -> None:

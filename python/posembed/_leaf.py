@@ -1,0 +1,33 @@
+"""What all modules tell torch's tracers: symbolic_trace keeps their calls, script has no form."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.fx import Tracer
+
+
+class Leaf:
+    """A module whose call is one node of a graph of torch.fx, as those of torch.nn are."""
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses torch.jit.script, which calls this for a module and its submodules."""
+        raise RuntimeError(
+            f"torch.jit.script: expected no module of posembed, got a {type(self).__name__}; "
+            "torch.export.export, torch.compile and torch.jit.trace take it"
+        )
+
+
+def register() -> None:
+    """Makes torch.fx keep calls of the modules, also in tracers that ask torch's Tracer.
+
+    It has no list of leaves: it knows the modules of torch.nn by their names.
+    """
+    known = Tracer.is_leaf_module
+
+    def is_leaf_module(self: Tracer, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Leaf) or known(self, m, module_qualified_name)
+
+    tracer: Any = Tracer
+    tracer.is_leaf_module = is_leaf_module

@@ -1,0 +1,166 @@
+"""Tests of all modules in what PyTorch does with modules: copies, packages, workers, autotuning."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import posembed as pe
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.package import PackageExporter, PackageImporter
+from torch.utils.data import DataLoader, Dataset
+
+IDS = torch.tensor([[1, 5, 3], [7, 0, 2]])
+VECTORS = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+HEADS = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(1))
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "token": (lambda: pe.TokenEmbedding(9, 8, padding_idx=0, scale=2.0), (IDS,)),
+    "bag": (lambda: pe.TokenBag(9, 8, padding_idx=0), (IDS,)),
+    "learned": (lambda: pe.LearnedPositionalEmbedding(9, 8), (VECTORS,)),
+    "sinusoidal": (lambda: pe.SinusoidalPositionalEmbedding(8), (VECTORS,)),
+    "rotary": (lambda: pe.RotaryEmbedding(8, scaling=pe.LinearScaling(2.0)), (HEADS,)),
+    "rotary-dynamic": (
+        lambda: pe.RotaryEmbedding(8, scaling=pe.DynamicNtkScaling(2.0, 2)).resolve(3),
+        (HEADS,),
+    ),
+    "rotary-learned": (lambda: pe.RotaryEmbedding(8, learned_frequencies=True), (HEADS,)),
+    "alibi": (lambda: pe.ALiBi(4), (3,)),
+    "alibi-learned": (lambda: pe.ALiBi(4, learned=True), (3,)),
+    "relative-bias": (lambda: pe.RelativePositionBias(4), (3,)),
+    "input": (lambda: pe.InputEmbedding(9, 8, max_positions=5, norm="layer"), (IDS,)),
+}
+
+
+def used(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A module after a step of training, and its arguments."""
+    make, arguments = MODULES[name]
+    module = make()
+    result = module(*arguments)
+    if result.requires_grad:
+        result.sum().backward()
+    return module, arguments
+
+
+def packaged(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    with PackageExporter(file) as exporter:
+        exporter.extern(["posembed.**", "torch.**"])
+        exporter.save_pickle("model", "model.pkl", module)
+    file.seek(0)
+    return PackageImporter(file).load_pickle("model", "model.pkl")
+
+
+def saved(module: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "torch.save": saved,
+    "torch.package": packaged,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", MODULES)
+def test_copies(name: str, way: str) -> None:
+    """A copy has parameters of its own, and the results and the form of the original."""
+    module, arguments = used(name)
+    other = COPIES[way](module)
+    assert type(other) is type(module)
+    assert repr(other) == repr(module)
+    expected = module(*arguments)
+    assert torch.equal(other(*arguments), expected)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(other(*arguments), expected)
+
+
+def test_a_package_does_not_contain_the_library() -> None:
+    """It has a part in C++: the error says what to tell the exporter."""
+    file = io.BytesIO()
+    with PackageExporter(file) as exporter:
+        exporter.extern(["torch.**", "numpy.**"])
+        exporter.intern("posembed.**")
+        exporter.mock("**")
+        exporter.save_pickle("model", "model.pkl", pe.RotaryEmbedding(8))
+    file.seek(0)
+    with pytest.raises(ImportError, match=r"torch.package: .*exporter.extern\('posembed.\*\*'\)"):
+        PackageImporter(file).load_pickle("model", "model.pkl")
+
+
+class Samples(Dataset[Tensor]):
+    """Samples that a worker computes with a module."""
+
+    def __init__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.module, self.arguments = module, arguments
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.module(*self.arguments).detach() + index
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_after_use(start: str) -> None:
+    """A process that has computed with many threads starts workers, which compute too."""
+    table = pe.TokenEmbedding(1000, 256)
+    ids = torch.arange(200_000) % 1000
+    table(ids).sum().backward()
+    module = nn.Sequential(pe.TokenEmbedding(9, 8), pe.SinusoidalPositionalEmbedding(8))
+    expected = module(IDS).detach()
+    samples = Samples(module, (IDS,))
+    loader = DataLoader(samples, num_workers=2, multiprocessing_context=start, timeout=120)
+    found = [batch[0] for batch in loader]
+    assert len(found) == 4
+    for index, each in enumerate(found):
+        torch.testing.assert_close(each, expected + index)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("rotary")])
+def test_every_module_in_a_worker(name: str) -> None:
+    module, arguments = used(name)
+    loader = DataLoader(Samples(module, arguments), num_workers=1, timeout=120)
+    for index, batch in enumerate(loader):
+        assert torch.equal(batch[0], module(*arguments).detach() + index)
+
+
+class Model(nn.Module):
+    """Every kernel of an attention layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = pe.InputEmbedding(64, 32, max_positions=16, norm="rms")
+        self.rope, self.alibi = pe.RotaryEmbedding(8), pe.ALiBi(4)
+        self.project = nn.Linear(32, 96)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        query, key, value = self.project(x).unflatten(-1, (3, 4, 8)).unbind(2)
+        query, key = self.rope(query, key)
+        parts = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = nn.functional.scaled_dot_product_attention(*parts, self.alibi(ids.shape[1]))
+        return self.embed.token.logits(mixed.transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.slow
+def test_max_autotune() -> None:
+    model, ids = Model(), torch.randint(64, (2, 8))
+    parameters = list(model.parameters())
+    compiled = torch.compile(model, mode="max-autotune", fullgraph=True)
+    results = [each(ids) for each in (model, compiled)]
+    gradients = [torch.autograd.grad(result.square().sum(), parameters) for result in results]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
