@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torchrec
+import torchrec  # type: ignore[import-not-found]
 from torch import Tensor, nn
-from torchrec.distributed.types import ShardedTensor
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.distributed.types import ShardedTensor  # type: ignore[import-not-found]
+from torchrec.modules.embedding_configs import DataType, PoolingType  # type: ignore[import-not-found]
 
 from posembed.bag import TokenBag
 from posembed.token import TokenEmbedding
