@@ -1,4 +1,4 @@
-// Reads safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by
+// Reads safetensors as tensors: views of a map of the file, or copies in another dtype, whole or by
 // rows. Of a model in several files, those are opened whose tensors are asked for.
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "posembed/memory.h"
-#include "pretrained/mapped_file.h"
+#include "pretrained/file.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
@@ -66,14 +66,27 @@ bool is_table(const TensorEntry& entry) {
   return is_floating && entry.shape.size() == 2;
 }
 
+std::vector<TensorEntry> entries_of(const File& file) {
+  const int64_t end = header_end(file.head(recognised_bytes), file.size());
+  return read_header(file.head(end), file.size());
+}
+
+std::vector<ShardEntry> entries_of_index(const std::string& path) {
+  const File file(path);
+  if (file.size() > max_header) {
+    fail(0, "an index of ", file.size(), " bytes; at most ", max_header, " are allowed");
+  }
+  return read_index(file.head(file.size()));
+}
+
 /// A file and its tensors.
 struct Shard {
   explicit Shard(const std::string& path)
-      : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {
+      : file(path), entries(with_path(path, [&] { return entries_of(file); })) {
     for (const TensorEntry& entry : entries) by_name.emplace(entry.name, &entry);
   }
 
-  MappedFile file;
+  File file;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string, const TensorEntry*> by_name;
 };
@@ -107,7 +120,7 @@ class TensorSource : public Source {
                       " is");
     if (is_index) {
       with_path(path, [&] {
-        for (ShardEntry& entry : read_index(MappedFile(path).bytes())) add(std::move(entry));
+        for (ShardEntry& entry : entries_of_index(path)) add(std::move(entry));
       });
     } else {
       const Shard& whole = *(shards_[path] = std::make_unique<Shard>(path));
