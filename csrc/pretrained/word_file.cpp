@@ -187,7 +187,7 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
 
 /// Throws if the header needs more bytes than the file has, before memory is allocated for it.
 void check_promise(int64_t size, const WordLayout& layout) {
-  const bool sane = layout.rows >= 0 && layout.dim > 0;
+  const bool sane = layout.rows >= 0 && layout.dim > 0 && layout.dim <= max_line;
   const uint64_t held = static_cast<uint64_t>(size) + 1;  // the last newline may be missing
   const uint64_t per_number = layout.binary ? sizeof(float) : 2;
   // The least bytes of a row. Text: a word of one byte, numbers of one digit with a separator each,

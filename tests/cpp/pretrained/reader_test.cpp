@@ -271,6 +271,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"many_rows", "1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"},
         Refused{"huge_header", "4611686018427387904 4\na 1 2 3 4\n", 0, "the header says"},
         Refused{"huge_dim", "4 4611686018427387904\na 1 2 3 4\n", 0, "the header says"},
+        Refused{"huge_dim_of_no_rows", "0 4611686018427387904\n", 0, "the header says"},
         Refused{"negative", "-1 2\na 1 2\n", 0, "the header says"},
         Refused{"no_dim", "2 0\na\nb\n", 0, "the header says"},
         Refused{"binary_cut", binary_words().substr(0, 39), 20, "ends inside row 2 of 2"},

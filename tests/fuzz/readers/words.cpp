@@ -19,18 +19,19 @@ void read(std::string_view file, bool is_strict, core::Scalar scalar) {
   const pretrained::WordLayout layout =
       pretrained::detect_layout(file.substr(0, pretrained::layout_bytes), size);
   // A header's promises must fit the file before memory is taken for them.
-  fuzz::require(layout.dim <= size && layout.rows <= size);
+  fuzz::require(layout.rows <= size && layout.dim <= pretrained::max_line);
   int64_t loaded = 0;
   pretrained::RowReader rows(file, layout, is_strict, [&](int64_t end) {
     fuzz::require(end > loaded && end <= size);
     loaded = end;
   });
-  std::vector<double> numbers(static_cast<size_t>(layout.dim));
+  std::vector<double> numbers;
   for (pretrained::Row row;;) {
     try {
       if (!rows.next(row)) return;
       fuzz::require(pretrained::utf8_prefix(row.word) == row.word.size() && !row.word.empty());
       fuzz::require(rows.position() <= loaded);
+      numbers.resize(static_cast<size_t>(layout.dim));
       rows.decode(row, scalar, numbers.data());
     } catch (const pretrained::BadRow&) {
       fuzz::require(rows.first_word().size() <= 40);
