@@ -44,6 +44,7 @@ def run(target: str, folder: Path, seconds: int) -> bool:
 
 
 def main() -> int:
+    """Builds and runs the fuzzers that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for each fuzzer")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "fuzz")

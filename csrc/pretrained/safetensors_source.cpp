@@ -86,6 +86,14 @@ struct Shard {
     for (const TensorEntry& entry : entries) by_name.emplace(entry.name, &entry);
   }
 
+  void read(int64_t begin, int64_t size, char* out) const {
+    with_path(file.path(), [&] { file.read(begin, size, out); });
+  }
+
+  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const {
+    return with_path(file.path(), [&] { return file.copy_on_write(begin, size); });
+  }
+
   File file;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string, const TensorEntry*> by_name;
@@ -238,7 +246,7 @@ class TensorSource : public Source {
 
   static torch::Tensor view(const Found& found) {
     const TensorEntry& entry = *found.entry;
-    std::shared_ptr<char> memory = found.shard->file.copy_on_write(entry.begin, entry.size);
+    std::shared_ptr<char> memory = found.shard->copy_on_write(entry.begin, entry.size);
     void* const data = memory.get();
     const auto keep = [memory = std::move(memory)](void*) {};  // unmapped with the last tensor
     return at::from_blob(data, shape_of(entry), keep, torch::dtype(dtype_of(entry)));
@@ -265,7 +273,7 @@ class TensorSource : public Source {
     for (int64_t begin = 0; begin < size; begin += part_bytes / element) {
       const int64_t count = std::min(part_bytes / element, size - begin);
       char* const to = is_same ? bytes_of(result) + begin * element : bytes_of(part);
-      found.shard->file.read(entry.begin + begin * element, count * element, to);
+      found.shard->read(entry.begin + begin * element, count * element, to);
       if (!is_same) result.view(-1).narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (progress) progress((begin + count) * element, entry.size);
     }
@@ -293,7 +301,7 @@ class TensorSource : public Source {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of[static_cast<size_t>(begin + i)];
         if (row < 0) continue;
-        found.shard->file.read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
+        found.shard->read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
       }
       if (dtype != stored) result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);

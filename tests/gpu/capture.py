@@ -18,6 +18,7 @@ from sweep import CASES, QUICK_SIZES, moved
 from support.case import OperatorCase, Sample
 from torch import Tensor
 
+
 def sample_of(case: OperatorCase, seed: int) -> Sample:
     torch.manual_seed(seed)
     return case.sample(*QUICK_SIZES[1], "cpu", case.dtypes[0])

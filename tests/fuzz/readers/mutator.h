@@ -1,6 +1,6 @@
-// Mutations that know what breaks readers: libFuzzer's own, and numbers in the text replaced by those
-// at the limits of integers and of the file. Blind mutation does not find a shape whose product
-// overflows.
+// Mutations that know what breaks readers: libFuzzer's own, and numbers in the text replaced by
+// those at the limits of integers and of the file. Blind mutation does not find a shape whose
+// product overflows.
 #pragma once
 
 #include <cstddef>

@@ -12,8 +12,7 @@ namespace {
 
 int64_t read(std::string_view file) {
   const auto size = static_cast<int64_t>(file.size());
-  const int64_t end =
-      pretrained::header_end(file.substr(0, pretrained::recognised_bytes), size);
+  const int64_t end = pretrained::header_end(file.substr(0, pretrained::recognised_bytes), size);
   int64_t bytes = end;
   for (const pretrained::TensorEntry& entry :
        pretrained::read_header(file.substr(0, static_cast<size_t>(end)), size)) {
