@@ -90,6 +90,52 @@ def test_a_header_of_no_rows_promises_no_width(tmp_path: Path) -> None:
             open_vectors(path, on_bad_row=on_bad_row)
 
 
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "tebibyte"])
+def test_configurations(kind: str, tmp_path: Path) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "config.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "tebibyte":
+        with path.open("wb") as file:
+            file.truncate(TEBIBYTE)
+    begin = time.monotonic()
+    with pytest.raises(REFUSED, match="expected"):
+        pe.RotarySpec.from_huggingface(path)
+    assert time.monotonic() - begin < 1
+
+
+# -------------------------------------------------------------------------- what the fuzzers began with
+
+CORPUS = Path(__file__).resolve().parents[2] / "fuzz" / "readers" / "corpus"
+NAMES = {"safetensors": "m.safetensors", "index": "m.safetensors.index.json", "words": "v.vec"}
+
+
+@pytest.mark.parametrize("case", [f"{f}/{p.name}" for f in NAMES for p in (CORPUS / f).iterdir()])
+def test_inputs_of_the_fuzzers_are_read_or_refused(case: str, tmp_path: Path) -> None:
+    path = tmp_path / NAMES[case.partition("/")[0]]
+    path.write_bytes((CORPUS / case).read_bytes())
+    for on_bad_row in ("raise", "skip") if path.suffix == ".vec" else ("raise",):
+        try:
+            file = open_vectors(path, on_bad_row=on_bad_row)
+            for name in file.names:
+                file.table(name)
+        except ValueError as error:  # FileFormatError, and that a tensor is no table
+            assert str(tmp_path) in str(error) or str(error).startswith("tensor: ")  # noqa: PT017
+
+
+@pytest.mark.parametrize("name", [path.name for path in (CORPUS / "specification").iterdir()])
+def test_specifications_of_the_fuzzers_are_read_or_refused(name: str) -> None:
+    text = (CORPUS / "specification" / name).read_text()
+    try:
+        spec = torch.ops.posembed.rotary_specification.default(text)
+    except ValueError as error:
+        assert ":" in str(error)  # noqa: PT017
+    else:
+        assert torch.ops.posembed.rotary_specification.default(spec) == spec
+
+
 # ------------------------------------------------------------------------------ files that are shortened
 
 
