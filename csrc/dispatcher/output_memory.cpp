@@ -108,7 +108,9 @@ class KeptBlocks {
 
  private:
   /// A limit that nobody chose is one for each program, and not for each of its forked workers.
-  int64_t limit() const { return chosen_.value_or(getpid() == loading_process ? standard_limit_ : 0); }
+  int64_t limit() const {
+    return chosen_.value_or(getpid() == loading_process ? standard_limit_ : 0);
+  }
 
   /// Removes the oldest blocks until the rest is within `limit`.
   std::vector<Block> surplus_over(int64_t limit) {
