@@ -34,7 +34,7 @@ export PATH := $(dir $(python)):$(PATH)
 export POSEMBED_BUILD := $(abspath $(BUILD))
 export PYTHONPATH := $(CURDIR)/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks test-torchrec run-torchrec fuzz test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
+.PHONY: all build build-tests test test-cpp test-python test-transformers test-stacks run-stacks test-torchrec run-torchrec fuzz fuzz-readers reliability test-gpu test-packaging test-changed-packaging sanitize-gpu check-memory check-races check-machine-code test-cuda-on-cpu run-cuda-on-cpu lint format docs demo benchmark benchmark-gpu profile-gpu benchmark-kernels wheel wheels clean
 all: build
 
 # pip is slow even when it has nothing to do: it runs again only when a requirements file has changed.
@@ -99,6 +99,16 @@ run-torchrec: $(requirements_torchrec)
 # 20,000 calls of operators with arguments that are partly sane, from a seed of the day; make test makes 1,000.
 fuzz: build
 	$(python) tests/fuzz/operators.py --calls 20000 --seed $$(date +%Y%m%d)00000
+
+# The readers of files under libFuzzer, each for so many seconds (needs clang).
+FUZZ_SECONDS ?= 60
+fuzz-readers: $(requirements)
+	$(python) scripts/fuzz_readers.py --seconds $(FUZZ_SECONDS)
+
+# Everything long of docs/guide/reliability.md; make test has its short form.
+reliability: build-tests fuzz fuzz-readers
+	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/,test_reliability.py \
+	  test_memory.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests

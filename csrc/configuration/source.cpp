@@ -3,8 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <filesystem>
-#include <fstream>
-#include <system_error>
+
+#include "pretrained/file.h"
 
 namespace posembed::configuration {
 namespace {
@@ -25,15 +25,14 @@ fs::path file_of(const fs::path& path) {
   TORCH_CHECK_VALUE(false, path.string(), ": expected a folder with config.json or params.json");
 }
 
+/// Throws std::filesystem::filesystem_error for what is no readable file.
 std::string text_of_file(const fs::path& path) {
-  std::string text(fs::file_size(path), ' ');  // throws where there is no file
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
-    throw fs::filesystem_error("cannot open", path,
-                               std::make_error_code(std::errc::permission_denied));
-  }
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  return text;
+  constexpr int64_t most_bytes = 100'000'000;
+  const pretrained::File file(path.string());
+  TORCH_CHECK_VALUE(file.size() <= most_bytes, path.string(),
+                    ": expected a configuration of at most ", most_bytes, " bytes, got ",
+                    file.size());
+  return file.head(file.size());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,18 +32,33 @@ struct Block {
   int64_t bytes = 0;
 };
 
-/// The limit from POSEMBED_CACHE_LIMIT. Must not throw: it runs while the library is loaded.
-int64_t initial_limit() {
-  constexpr int64_t standard = int64_t{512} << 20;
+/// The memory that this process may use: the machine's, or its container's if that has less.
+int64_t usable_memory() {
+  int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    int64_t limit = 0;  // no number where there is none: "max"
+    if (std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
+  }
+  return bytes;
+}
+
+const pid_t loading_process = getpid();
+
+int64_t standard_limit() { return std::min(int64_t{512} << 20, usable_memory() / 64); }
+
+/// The limit from POSEMBED_CACHE_LIMIT, if it has one. Must not throw: it runs while the library is
+/// loaded.
+std::optional<int64_t> limit_of_environment() {
   const char* text = std::getenv("POSEMBED_CACHE_LIMIT");
-  if (text == nullptr) return standard;
+  if (text == nullptr) return std::nullopt;
   int64_t bytes = 0;
   const char* end = text + std::strlen(text);
   const std::from_chars_result result = std::from_chars(text, end, bytes);
   if (result.ec == std::errc() && result.ptr == end) return std::max<int64_t>(0, bytes);
   TORCH_WARN("POSEMBED_CACHE_LIMIT: expected a number of bytes, got '", text, "'; taken as ",
-             standard);
-  return standard;
+             standard_limit());
+  return std::nullopt;
 }
 
 /// Freed blocks, newest last. Results never wait for the lock but use malloc instead: in a process
@@ -67,10 +83,10 @@ class KeptBlocks {
   void keep(Block block) {
     std::vector<Block> surplus;  // freed after the lock is released
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock() || block.bytes > limit_) return;
+    if (!lock.owns_lock() || block.bytes > limit()) return;
     kept_ += block.bytes;
     blocks_.push_back(std::move(block));
-    surplus = surplus_over(limit_);
+    surplus = surplus_over(limit());
   }
 
   int64_t empty() {
@@ -85,10 +101,17 @@ class KeptBlocks {
     std::vector<Block> surplus;
     const std::lock_guard lock(mutex_);
     surplus = surplus_over(bytes);
-    return std::exchange(limit_, bytes);
+    const int64_t before = limit();
+    chosen_ = bytes;
+    return before;
   }
 
  private:
+  /// A limit that nobody chose is one for each program, and not for each of its forked workers.
+  int64_t limit() const {
+    return chosen_.value_or(getpid() == loading_process ? standard_limit_ : 0);
+  }
+
   /// Removes the oldest blocks until the rest is within `limit`.
   std::vector<Block> surplus_over(int64_t limit) {
     auto last = blocks_.begin();
@@ -102,7 +125,8 @@ class KeptBlocks {
   std::mutex mutex_;
   std::vector<Block> blocks_;
   int64_t kept_ = 0;
-  int64_t limit_ = initial_limit();
+  std::optional<int64_t> chosen_ = limit_of_environment();
+  int64_t standard_limit_ = standard_limit();
 };
 
 /// Never destroyed: tensors of other libraries may outlive static objects of this one.

@@ -17,7 +17,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t length_bytes = 8;
-constexpr uint64_t max_header = 100'000'000;  // the format's own limit
 
 struct Dtype {
   const char* name;
@@ -38,29 +37,10 @@ int64_t bits_of(const TensorEntry& entry) {
   fail(entry.place, "tensor '", entry.name, "': unknown dtype '", entry.dtype, "'");
 }
 
-uint64_t header_length(std::string_view file) {
+uint64_t header_length(std::string_view head) {
   uint64_t length = 0;
-  std::memcpy(&length, file.data(), sizeof length);
+  std::memcpy(&length, head.data(), sizeof length);
   return length;
-}
-
-/// The header's text. In broken files its length is the most frequent fault.
-std::string_view header_text(std::string_view file) {
-  if (!is_safetensors(file)) refuse_foreign(file);
-  if (file.size() < length_bytes) {
-    fail(0, "expected a header's length in 8 bytes, the file has ", file.size());
-  }
-  const uint64_t length = header_length(file);
-  if (length > max_header) {
-    fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
-  }
-  if (length > file.size() - length_bytes) {
-    fail(0, "header of ", length, " bytes, but only ", file.size() - length_bytes,
-         " follow: the file is cut off, or no safetensors file");
-  }
-  const std::string_view text = file.substr(length_bytes, length);
-  if (text.empty() || text[0] != '{') fail(length_bytes, "expected a header that begins with '{'");
-  return text;
 }
 
 /// A value for a message, shortened so that a hostile header cannot make messages long.
@@ -114,7 +94,7 @@ int64_t expected_size(const TensorEntry& entry) {
 }
 
 TensorEntry read_entry(const std::string& name, const json& value, int64_t place,
-                       std::string_view data, int64_t data_begin) {
+                       int64_t data_begin, int64_t data_size) {
   TensorEntry entry{name, {}, {}, 0, 0, place};
   if (!value.is_object()) fail(place, "tensor '", name, "': expected an object");
   entry.dtype = field(value, "dtype", json::value_t::string, entry).get<std::string>();
@@ -125,9 +105,9 @@ TensorEntry read_entry(const std::string& name, const json& value, int64_t place
   if (offsets.size() != 2) fail(place, "tensor '", name, "': data_offsets: expected two numbers");
   const int64_t begin = count(offsets[0], entry, "data_offsets");
   const int64_t end = count(offsets[1], entry, "data_offsets");
-  if (begin > end || end > static_cast<int64_t>(data.size())) {
+  if (begin > end || end > data_size) {
     fail(place, "tensor '", name, "': data_offsets ", begin, " to ", end,
-         ": expected a range of the ", data.size(), " bytes that follow the header");
+         ": expected a range of the ", data_size, " bytes that follow the header");
   }
   entry.begin = data_begin + begin;
   entry.size = end - begin;
@@ -167,21 +147,38 @@ void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin,
 
 }  // namespace
 
-bool is_safetensors(std::string_view file) {
-  return file.size() > length_bytes && header_length(file) <= file.size() - length_bytes &&
-         file[length_bytes] == '{';
+bool is_safetensors(std::string_view head, int64_t size) {
+  return head.size() > length_bytes &&
+         header_length(head) <= static_cast<uint64_t>(size - length_bytes) &&
+         head[length_bytes] == '{';
 }
 
-std::vector<TensorEntry> read_header(std::string_view file) {
-  const std::string_view text = header_text(file);
-  const std::string_view data = file.substr(length_bytes + text.size());
-  const int64_t data_begin = length_bytes + static_cast<int64_t>(text.size());
+int64_t header_end(std::string_view head, int64_t size) {
+  if (!is_safetensors(head, size)) refuse_foreign(head);
+  if (size < length_bytes) fail(0, "expected a header's length in 8 bytes, the file has ", size);
+  // In broken files the length is the most frequent fault.
+  const uint64_t length = header_length(head);
+  if (length > max_header) {
+    fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
+  }
+  const int64_t end = length_bytes + static_cast<int64_t>(length);
+  if (end > size) {
+    fail(0, "header of ", length, " bytes, but only ", size - length_bytes,
+         " follow: the file is cut off, or no safetensors file");
+  }
+  return end;
+}
+
+std::vector<TensorEntry> read_header(std::string_view head, int64_t size) {
+  const std::string_view text = head.substr(length_bytes);
+  const auto data_begin = static_cast<int64_t>(head.size());
+  if (text.empty() || text[0] != '{') fail(length_bytes, "expected a header that begins with '{'");
   std::vector<TensorEntry> entries;
   visit_members(text, length_bytes, [&](const std::string& name, const json& value, int64_t place) {
     if (name == "__metadata__") return check_metadata(value, place);
-    entries.push_back(read_entry(name, value, place, data, data_begin));
+    entries.push_back(read_entry(name, value, place, data_begin, size - data_begin));
   });
-  check_without_holes(entries, data_begin, static_cast<int64_t>(file.size()));
+  check_without_holes(entries, data_begin, size);
   return entries;
 }
 

@@ -26,13 +26,21 @@ struct ShardEntry {
   int64_t place;  ///< its place in the index, for messages
 };
 
-/// Whether a file's first bytes are those of a safetensors file.
-bool is_safetensors(std::string_view file);
+/// Whether `head`, the first bytes of a file of `size` bytes, are those of a safetensors file.
+bool is_safetensors(std::string_view head, int64_t size);
 
-/// The tensors of a file, in the header's order. Throws BadFile.
-std::vector<TensorEntry> read_header(std::string_view file);
+/// Where the header ends, by the first `recognised_bytes` of a file. Throws BadFile.
+int64_t header_end(std::string_view head, int64_t size);
+constexpr int64_t recognised_bytes = 4096;
+
+/// The tensors of a file of `size` bytes, in the header's order; `head` are its bytes up to
+/// header_end(). Throws BadFile.
+std::vector<TensorEntry> read_header(std::string_view head, int64_t size);
 
 /// The tensors of a model in several files: model.safetensors.index.json. Throws BadFile.
 std::vector<ShardEntry> read_index(std::string_view file);
+
+/// The most bytes of a header, which the format sets, and of an index.
+constexpr int64_t max_header = 100'000'000;
 
 }  // namespace posembed::pretrained

@@ -1,4 +1,4 @@
-// Reads safetensors as tensors: views of the mapped file, or copies in another dtype, whole or by
+// Reads safetensors as tensors: views of a map of the file, or copies in another dtype, whole or by
 // rows. Of a model in several files, those are opened whose tensors are asked for.
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "posembed/memory.h"
-#include "pretrained/mapped_file.h"
+#include "pretrained/file.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
@@ -66,14 +66,35 @@ bool is_table(const TensorEntry& entry) {
   return is_floating && entry.shape.size() == 2;
 }
 
+std::vector<TensorEntry> entries_of(const File& file) {
+  const int64_t end = header_end(file.head(recognised_bytes), file.size());
+  return read_header(file.head(end), file.size());
+}
+
+std::vector<ShardEntry> entries_of_index(const std::string& path) {
+  const File file(path);
+  if (file.size() > max_header) {
+    fail(0, "an index of ", file.size(), " bytes; at most ", max_header, " are allowed");
+  }
+  return read_index(file.head(file.size()));
+}
+
 /// A file and its tensors.
 struct Shard {
   explicit Shard(const std::string& path)
-      : file(path), entries(with_path(path, [&] { return read_header(file.bytes()); })) {
+      : file(path), entries(with_path(path, [&] { return entries_of(file); })) {
     for (const TensorEntry& entry : entries) by_name.emplace(entry.name, &entry);
   }
 
-  MappedFile file;
+  void read(int64_t begin, int64_t size, char* out) const {
+    with_path(file.path(), [&] { file.read(begin, size, out); });
+  }
+
+  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const {
+    return with_path(file.path(), [&] { return file.copy_on_write(begin, size); });
+  }
+
+  File file;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string, const TensorEntry*> by_name;
 };
@@ -107,7 +128,7 @@ class TensorSource : public Source {
                       " is");
     if (is_index) {
       with_path(path, [&] {
-        for (ShardEntry& entry : read_index(MappedFile(path).bytes())) add(std::move(entry));
+        for (ShardEntry& entry : entries_of_index(path)) add(std::move(entry));
       });
     } else {
       const Shard& whole = *(shards_[path] = std::make_unique<Shard>(path));
@@ -225,7 +246,7 @@ class TensorSource : public Source {
 
   static torch::Tensor view(const Found& found) {
     const TensorEntry& entry = *found.entry;
-    std::shared_ptr<char> memory = found.shard->file.copy_on_write(entry.begin, entry.size);
+    std::shared_ptr<char> memory = found.shard->copy_on_write(entry.begin, entry.size);
     void* const data = memory.get();
     const auto keep = [memory = std::move(memory)](void*) {};  // unmapped with the last tensor
     return at::from_blob(data, shape_of(entry), keep, torch::dtype(dtype_of(entry)));
@@ -252,7 +273,7 @@ class TensorSource : public Source {
     for (int64_t begin = 0; begin < size; begin += part_bytes / element) {
       const int64_t count = std::min(part_bytes / element, size - begin);
       char* const to = is_same ? bytes_of(result) + begin * element : bytes_of(part);
-      found.shard->file.read(entry.begin + begin * element, count * element, to);
+      found.shard->read(entry.begin + begin * element, count * element, to);
       if (!is_same) result.view(-1).narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (progress) progress((begin + count) * element, entry.size);
     }
@@ -280,7 +301,7 @@ class TensorSource : public Source {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of[static_cast<size_t>(begin + i)];
         if (row < 0) continue;
-        found.shard->file.read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
+        found.shard->read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
       }
       if (dtype != stored) result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
       if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);

@@ -1,7 +1,7 @@
 // VectorFile: chooses the format, fills rows of missing words, and adds the file's name to errors.
 #include <algorithm>
 
-#include "pretrained/mapped_file.h"
+#include "pretrained/file.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
@@ -24,6 +24,12 @@ std::vector<std::string> words_met(const Vocabulary& vocabulary, uint8_t times) 
 
 Coverage coverage_of(const Vocabulary& vocabulary) {
   return {vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2)};
+}
+
+/// Whether a file is one of tensors, by its first bytes.
+bool begins_as_tensors(const std::string& path) {
+  const File file(path);
+  return with_path(path, [&] { return is_safetensors(file.head(16), file.size()); });
 }
 
 /// Throws if the file lacks words; the message names the first few.
@@ -88,8 +94,7 @@ const char* name(Format format) {
 
 VectorFile open(const std::string& path, const OpenOptions& options) {
   const bool is_index = ends_with(path, ".json");
-  const bool is_tensors =
-      is_index || ends_with(path, ".safetensors") || is_safetensors(MappedFile(path).bytes());
+  const bool is_tensors = is_index || ends_with(path, ".safetensors") || begins_as_tensors(path);
   return VectorFile(is_tensors ? open_safetensors(path, is_index, options)
                                : open_words(path, options));
 }

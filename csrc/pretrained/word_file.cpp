@@ -20,8 +20,8 @@
 namespace posembed::pretrained {
 namespace {
 
-/// The longest first line that counts as a row; with a longer one the file has another format.
-constexpr size_t max_first_line = 1 << 22;
+/// Bytes that are loaded at a time.
+constexpr int64_t part_bytes = 1 << 22;
 constexpr std::string_view separators = " \t";
 
 bool is_separator(char c) { return (c == ' ') | (c == '\t'); }  // no branch, to vectorise
@@ -123,18 +123,17 @@ int64_t text_begin(std::string_view file) {
 }
 
 /// Reads a header such as "400000 300\n": the number of rows, and of numbers in a row.
-std::optional<WordLayout> read_word_header(std::string_view file) {
+std::optional<WordLayout> read_word_header(std::string_view file, int64_t size) {
   const int64_t begin = text_begin(file);
   // Two numbers and a newline take at most this much.
   const std::string_view head = file.substr(static_cast<size_t>(begin), 64);
   const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
-  const bool is_cut =
-      begin + static_cast<int64_t>(line.size()) == static_cast<int64_t>(file.size());
+  const bool is_cut = begin + static_cast<int64_t>(line.size()) == size;
   if (parts.size() != 2 || (line.size() == head.size() && !is_cut)) return std::nullopt;
   const auto rows = number_in<int64_t>(parts[0]), dim = number_in<int64_t>(parts[1]);
   if (!rows.has_value() || !dim.has_value()) return std::nullopt;
-  if (is_cut) fail(static_cast<int64_t>(file.size()), "the file ends inside its header");
+  if (is_cut) fail(size, "the file ends inside its header");
   WordLayout layout;
   layout.rows = *rows;
   layout.dim = *dim;
@@ -171,7 +170,7 @@ bool is_tabbed(std::string_view row, int64_t dim) {
 bool is_binary(std::string_view file, const WordLayout& layout) {
   const size_t begin = file.find_first_not_of("\r\n", static_cast<size_t>(layout.begin));
   if (layout.rows == 0 || begin == std::string_view::npos) return false;
-  const std::string_view row = file.substr(begin, max_first_line);
+  const std::string_view row = file.substr(begin, max_line);
   const std::string_view line = trim_right(line_at(row, 0));
   const std::vector<std::string_view> parts = split(line);
   const auto dim = static_cast<size_t>(std::max<int64_t>(1, layout.dim));
@@ -187,9 +186,9 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
 }
 
 /// Throws if the header needs more bytes than the file has, before memory is allocated for it.
-void check_promise(std::string_view file, const WordLayout& layout) {
-  const bool sane = layout.rows >= 0 && layout.dim > 0;
-  const uint64_t held = file.size() + 1;  // the last newline may be missing
+void check_promise(int64_t size, const WordLayout& layout) {
+  const bool sane = layout.rows >= 0 && layout.dim > 0 && layout.dim <= max_line;
+  const uint64_t held = static_cast<uint64_t>(size) + 1;  // the last newline may be missing
   const uint64_t per_number = layout.binary ? sizeof(float) : 2;
   // The least bytes of a row. Text: a word of one byte, numbers of one digit with a separator each,
   // the newline. Binary: a word of one byte, a space, the numbers.
@@ -199,7 +198,7 @@ void check_promise(std::string_view file, const WordLayout& layout) {
                                   held / (static_cast<uint64_t>(layout.dim) * per_number + 2)));
   if (!fits) {
     fail(0, "the header says ", layout.rows, " rows of ", layout.dim, " numbers, the file has ",
-         file.size(), " bytes");
+         size, " bytes");
   }
 }
 
@@ -207,7 +206,7 @@ void check_promise(std::string_view file, const WordLayout& layout) {
 WordLayout read_first_row(std::string_view file) {
   WordLayout layout;
   layout.begin = text_begin(file);
-  const std::string_view line = trim_right(line_at(file.substr(0, max_first_line), layout.begin));
+  const std::string_view line = trim_right(line_at(file.substr(0, max_line), layout.begin));
   const auto behind_tab = static_cast<int64_t>(split(after_tab(line)).size());
   if (behind_tab > 0 && is_tabbed(line, behind_tab)) {
     layout.dim = behind_tab;
@@ -228,23 +227,46 @@ WordLayout read_first_row(std::string_view file) {
 
 }  // namespace
 
-WordLayout detect_layout(std::string_view file) {
-  refuse_foreign(file);
-  std::optional<WordLayout> layout = read_word_header(file);
-  if (!layout.has_value()) return read_first_row(file);
-  layout->binary = is_binary(file, *layout);
-  check_promise(file, *layout);
-  const std::string_view first =
-      line_at(file.substr(0, max_first_line),
-              std::min(layout->begin, static_cast<int64_t>(std::min(file.size(), max_first_line))));
-  layout->tabbed = !layout->binary && is_tabbed(trim_right(first), layout->dim);
+WordLayout detect_layout(std::string_view head, int64_t size) {
+  refuse_foreign(head);
+  std::optional<WordLayout> layout = read_word_header(head, size);
+  if (!layout.has_value()) return read_first_row(head);
+  layout->binary = is_binary(head, *layout);
+  check_promise(size, *layout);
+  const std::string_view first = trim_right(line_at(head, layout->begin));
+  layout->tabbed = !layout->binary && is_tabbed(first, layout->dim);
   return *layout;
 }
 
 // -------------------------------------------------------------------------------------------- rows
 
+void RowReader::load_to(int64_t end) {
+  if (end <= loaded_) return;
+  const auto size = static_cast<int64_t>(file_.size());
+  loaded_ = std::min(size, std::max(end, loaded_ + part_bytes));
+  load_(loaded_);
+}
+
+template <typename Search>
+size_t RowReader::find(int64_t begin, const Search& search) {
+  const auto size = static_cast<int64_t>(file_.size());
+  int64_t from = begin;
+  size_t found = std::string_view::npos;
+  while (found == std::string_view::npos && from < size) {
+    load_to(from + 1);
+    found = search(loaded(), static_cast<size_t>(from));
+    from = loaded_;
+    if (static_cast<int64_t>(std::min(found, loaded().size())) - begin > max_line) {
+      fail(begin, "more than ", max_line, " bytes without the end of a word or a line");
+    }
+  }
+  return found;
+}
+
 bool RowReader::at_end() {
-  const size_t next = file_.find_first_not_of(" \t\r\n", static_cast<size_t>(at_));
+  const size_t next = find(at_, [](std::string_view text, size_t from) {
+    return text.find_first_not_of(" \t\r\n", from);
+  });
   const bool ended = next == std::string_view::npos;
   if (layout_.rows < 0 || (ended && rows_read_ == layout_.rows)) return ended;
   if (ended) {
@@ -260,6 +282,7 @@ bool RowReader::at_end() {
 bool RowReader::next(Row& row) {
   // The rest of the file matters only after the last row or at a blank line.
   const size_t at = static_cast<size_t>(at_);
+  load_to(std::min(at_ + 1, static_cast<int64_t>(file_.size())));
   const bool due =
       rows_read_ == layout_.rows || at >= file_.size() || static_cast<uint8_t>(file_[at]) <= ' ';
   if (due && at_end()) return false;
@@ -277,19 +300,25 @@ bool RowReader::next(Row& row) {
 
 std::string_view RowReader::first_word() const {
   constexpr size_t longest = 40;
-  const std::string_view head = file_.substr(static_cast<size_t>(begin_), longest);
+  const std::string_view head = loaded().substr(static_cast<size_t>(begin_), longest);
   const std::string_view end = layout_.tabbed ? "\t\r\n" : " \t\r\n";
   return head.substr(0, head.find_first_of(end));
 }
 
 void RowReader::next_binary(Row& row) {
   // Some writers end a row with a newline, some do not.
-  const size_t begin = file_.find_first_not_of('\n', static_cast<size_t>(at_));
-  const size_t space = file_.find(' ', begin);
+  const size_t begin = find(
+      at_, [](std::string_view text, size_t from) { return text.find_first_not_of('\n', from); });
+  const size_t space =
+      begin == std::string_view::npos
+          ? begin
+          : find(static_cast<int64_t>(begin),
+                 [](std::string_view text, size_t from) { return text.find(' ', from); });
   const size_t size = static_cast<size_t>(layout_.dim) * sizeof(float);
   if (space == std::string_view::npos || file_.size() - space - 1 < size) {
     fail(at_, "the file ends inside row ", rows_read_ + 1, " of ", layout_.rows);
   }
+  load_to(static_cast<int64_t>(space + 1 + size));
   ++rows_read_;
   begin_ = static_cast<int64_t>(begin);
   at_ = static_cast<int64_t>(space + 1 + size);
@@ -299,7 +328,10 @@ void RowReader::next_binary(Row& row) {
 }
 
 void RowReader::next_text(Row& row) {
-  const std::string_view whole = line_at(file_, at_);
+  const size_t end =
+      find(at_, [](std::string_view text, size_t from) { return text.find('\n', from); });
+  const std::string_view whole = file_.substr(
+      static_cast<size_t>(at_), std::min(end, file_.size()) - static_cast<size_t>(at_));
   const std::string_view line = trim_right(whole);
   at_ += static_cast<int64_t>(std::min(whole.size() + 1, file_.size() - static_cast<size_t>(at_)));
   ++rows_read_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,8 +22,17 @@ struct WordLayout {
   bool tabbed = false;  ///< a TAB ends the word, whatever the word is made of
 };
 
-/// Throws BadFile for an unknown format, and if the file is too short for its header.
-WordLayout detect_layout(std::string_view file);
+/// The layout of a file of `size` bytes, by its first `layout_bytes`. Throws BadFile for an unknown
+/// format, and if the file is too short for its header.
+WordLayout detect_layout(std::string_view head, int64_t size);
+
+/// The most bytes of a line of text, or of a binary row's word; with a longer one the file has
+/// another format.
+constexpr int64_t max_line = 1 << 22;
+constexpr int64_t layout_bytes = max_line + 128;  // and a header
+
+/// Makes a file's bytes up to `end` readable.
+using Load = std::function<void(int64_t end)>;
 
 /// A row as stored in the file.
 struct Row {
@@ -37,8 +47,13 @@ struct Row {
 class RowReader {
  public:
   /// `check_utf8`: throw BadRow for a word that is not UTF-8, otherwise put U+FFFD there.
-  RowReader(std::string_view file, const WordLayout& layout, bool check_utf8)
-      : file_(file), layout_(layout), check_utf8_(check_utf8), at_(layout.begin) {}
+  /// `load`: called before bytes of `file` are read, in its order.
+  RowReader(std::string_view file, const WordLayout& layout, bool check_utf8, Load load)
+      : file_(file),
+        layout_(layout),
+        check_utf8_(check_utf8),
+        load_(std::move(load)),
+        at_(layout.begin) {}
 
   /// The next row, or false at the end; its word is valid until the next call. Throws BadRow for a
   /// row that is not `dim` numbers wide; the call after that goes on behind it. Throws BadFile for
@@ -62,6 +77,11 @@ class RowReader {
   void decode(const Row& row, core::Scalar scalar, void* out) const;
 
  private:
+  std::string_view loaded() const { return file_.substr(0, static_cast<size_t>(loaded_)); }
+  void load_to(int64_t end);
+  /// Where a search of loaded() from a place on finds something; npos at the file's end.
+  template <typename Search>
+  size_t find(int64_t begin, const Search& search);
   bool at_end();
   void next_binary(Row& row);
   void next_text(Row& row);
@@ -78,6 +98,8 @@ class RowReader {
   std::string_view file_;
   WordLayout layout_;
   bool check_utf8_;
+  Load load_;
+  int64_t loaded_ = 0;
   int64_t at_;
   int64_t begin_ = 0;  // of the last row
   int64_t rows_read_ = 0;

@@ -10,7 +10,7 @@
 #include "dispatcher/checks.h"
 #include "dispatcher/parallel.h"
 #include "posembed/memory.h"
-#include "pretrained/mapped_file.h"
+#include "pretrained/file.h"
 #include "pretrained/source.h"
 #include "pretrained/word_file.h"
 
@@ -27,8 +27,7 @@ void check_name(const std::string& name) {
 /// Rows to decode, each with its destination.
 class Batch {
  public:
-  Batch(const MappedFile& file, const RowReader& reader, torch::Tensor& out,
-        const Progress& progress)
+  Batch(FileText& file, const RowReader& reader, torch::Tensor& out, const Progress& progress)
       : file_(file), reader_(reader), out_(out), progress_(progress), begin_(reader.position()) {}
 
   void add(const Row& row, int64_t place) { rows_.push_back({row, place}); }
@@ -45,7 +44,7 @@ class Batch {
     rows_.clear();
     file_.forget(begin_, reader_.position());
     begin_ = reader_.position();
-    if (progress_) progress_(begin_, file_.size());
+    if (progress_) progress_(begin_, static_cast<int64_t>(file_.whole().size()));
   }
 
  private:
@@ -82,7 +81,7 @@ class Batch {
     if (first.has_value()) throw BadRow(*first);
   }
 
-  const MappedFile& file_;
+  FileText& file_;
   const RowReader& reader_;
   torch::Tensor& out_;
   const Progress& progress_;
@@ -101,7 +100,8 @@ class WordSource : public Source {
  public:
   WordSource(const std::string& path, const OpenOptions& options)
       : file_(path),
-        layout_(with_path(path, [&] { return detect_layout(file_.bytes()); })),
+        layout_(
+            with_path(path, [&] { return detect_layout(file_.head(layout_bytes), file_.size()); })),
         check_utf8_(options.check_utf8()),
         skips_(options.on_bad_row() == OnBadRow::skip) {
     TORCH_CHECK_VALUE(options.words().empty(), "words: expected none, ", readable(path),
@@ -175,11 +175,11 @@ class WordSource : public Source {
     return result;
   }
 
-  RowReader reader() const {
+  RowReader reader(FileText& text) const {
     WordLayout layout = layout_;
     // A row that is broken in two makes two lines.
     if (skips_ && !layout.binary) layout.rows = -1;
-    return RowReader(file_.bytes(), layout, check_utf8_);
+    return RowReader(text.whole(), layout, check_utf8_, [&](int64_t end) { text.load_to(end); });
   }
 
   /// The rows that cannot be read, asked for or not; none where such a row is an error.
@@ -194,7 +194,8 @@ class WordSource : public Source {
     constexpr size_t most_named = 100;
     Survey result;
     std::vector<float> numbers(static_cast<size_t>(layout_.dim));
-    RowReader rows = reader();
+    FileText text(file_);
+    RowReader rows = reader(text);
     int64_t forgotten = rows.position();
     for (Row row;;) {
       try {
@@ -209,7 +210,7 @@ class WordSource : public Source {
         }
       }
       if (rows.position() - forgotten < part) continue;
-      file_.forget(forgotten, rows.position());
+      text.forget(forgotten, rows.position());
       forgotten = rows.position();
     }
   }
@@ -233,9 +234,10 @@ class WordSource : public Source {
     const std::vector<int64_t>& bad = survey().bad;
     size_t passed = 0;
     with_path(path(), [&] {
-      RowReader rows = reader();
+      FileText text(file_);
+      RowReader rows = reader(text);
       torch::Tensor none;
-      Batch batch(file_, rows, out == nullptr ? none : *out, progress);
+      Batch batch(text, rows, out == nullptr ? none : *out, progress);
       for (Row row; next_good(rows, row, bad, passed);) {
         const int64_t place = place_of(row);
         if (place >= 0) batch.add(row, place);
@@ -259,7 +261,7 @@ class WordSource : public Source {
     return row_count_;
   }
 
-  MappedFile file_;
+  File file_;
   WordLayout layout_;
   bool check_utf8_;
   bool skips_;  // rows that cannot be read

@@ -30,7 +30,9 @@ void translate(std::exception_ptr pointer) {
     py::set_error(type, type(python_path(error.path()), error.offset(), error.reason()));
   } catch (const std::filesystem::filesystem_error& error) {
     const py::object type = py::reinterpret_borrow<py::object>(PyExc_OSError);
-    py::set_error(type, type(error.code().value(), error.code().message(),
+    const bool is_no_file = error.code() == std::errc::invalid_argument;
+    const std::string hint = is_no_file ? ": expected the path of a regular file" : "";
+    py::set_error(type, type(error.code().value(), error.code().message() + hint,
                              python_path(error.path1().string())));
   }
 }

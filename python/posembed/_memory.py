@@ -53,8 +53,9 @@ def set_cache_limit(bytes: int) -> int:
     reuse memory themselves (jemalloc, tcmalloc).
 
     Args:
-        bytes: The limit. Without this call it is 512 MiB, or the value of the environment variable
-            `POSEMBED_CACHE_LIMIT`.
+        bytes: The limit. Without this call it is the value of the environment variable
+            `POSEMBED_CACHE_LIMIT`; without that a 64th of the memory that the process may use, at
+            most 512 MiB, and nothing in a forked process. A limit that was set holds there too.
 
     Returns:
         The previous limit.

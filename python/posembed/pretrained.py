@@ -1,7 +1,7 @@
 """Files of pretrained vectors: safetensors, word2vec binary and text, fastText .vec, GloVe text.
 
-A file's format is recognised by its first bytes. Files are memory-mapped: opening one reads only
-names and shapes, and reading takes little memory beside the result.
+A file's format is recognised by its first bytes. Opening a file reads only names and shapes, and
+reading takes little memory beside the result.
 """
 
 from __future__ import annotations

@@ -64,6 +64,14 @@ def other_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # In the order of the page.
+def shortened(folder: Path) -> None:
+    path = folder / "words.txt"
+    path.write_text("the 0.5 0.25\n")
+    words = pe.pretrained.open_vectors(path)
+    path.write_text("")
+    words.table()
+
+
 PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
     IndexError: (
         lambda: pe.TokenEmbedding(4, 2)(torch.tensor([7])),
@@ -113,6 +121,7 @@ PROVOKED: dict[type[Exception], tuple[Callable[..., object], ...]] = {
     pe.FileFormatError: (
         file(".txt", b"the 0.5 0.25\ncat 1\n"),
         file(".safetensors", b"\x10" + bytes(7) + b"{}"),
+        shortened,
     ),
     ImportError: (not_built, other_torch),
 }

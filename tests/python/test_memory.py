@@ -20,6 +20,8 @@ MEBIBYTE = 1 << 20
 # malloc maps blocks of this size from the system, regardless of smaller ones before, unless the
 # heap has as much free.
 LARGE = (8192, 2048)  # float32: 64 MiB
+# What nobody has chosen: a small part of the machine.
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
 ENCODE = pe.SinusoidalPositionalEmbedding(LARGE[1])
 
 
@@ -183,33 +185,48 @@ def test_a_forked_process_goes_on() -> None:
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "limit"),
-    [
-        (None, 512 * MEBIBYTE),
-        ("0", 0),
-        ("1048576", MEBIBYTE),
-        ("-3", 0),
-        ("1G", 512 * MEBIBYTE),
-        ("", 512 * MEBIBYTE),
-    ],
-)
-def test_the_limit_of_a_new_process(text: str | None, limit: int) -> None:
+def limit_of_a_new_process(text: str | None, program: str) -> tuple[int, str]:
+    """What a program prints, and its warnings, with a text as POSEMBED_CACHE_LIMIT."""
     variables = {
         name: value for name, value in os.environ.items() if name != "POSEMBED_CACHE_LIMIT"
     }
     if text is not None:
         variables["POSEMBED_CACHE_LIMIT"] = text
-    process = subprocess.run(
-        [sys.executable, "-c", "import posembed as pe; print(pe.set_cache_limit(5))"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=variables,
-    )
-    assert int(process.stdout) == limit
-    warns = text is not None and not text.lstrip("-").isdecimal()
-    assert (f"expected a number of bytes, got '{text}'" in process.stderr) == warns
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+    return int(run.stdout), run.stderr
+
+
+@pytest.mark.parametrize(("text", "limit"), [("0", 0), ("1048576", MEBIBYTE), ("-3", 0)])
+def test_the_limit_that_the_environment_gives(text: str, limit: int) -> None:
+    program = "import posembed as pe; print(pe.set_cache_limit(5))"
+    assert limit_of_a_new_process(text, program) == (limit, "")
+
+
+@pytest.mark.parametrize("text", [None, "1G", ""])
+def test_the_limit_that_nobody_chose_is_a_small_part_of_the_memory(text: str | None) -> None:
+    program = "import posembed as pe; print(pe.set_cache_limit(5))"
+    limit, warnings = limit_of_a_new_process(text, program)
+    assert 0 < limit <= min(512 * MEBIBYTE, MACHINE // 64)
+    assert (f"expected a number of bytes, got '{text}'" in warnings) == (text is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "limit"),
+    [(None, "", 0), (None, "pe.set_cache_limit(77)", 77), ("1048576", "", MEBIBYTE)],
+)
+def test_a_forked_process_inherits_what_was_chosen(
+    text: str | None, choice: str, limit: int
+) -> None:
+    program = f"""
+import os, posembed as pe
+{choice}
+if os.fork() == 0:
+    print(pe.set_cache_limit(5))
+else:
+    os.wait()
+"""
+    assert limit_of_a_new_process(text, program)[0] == limit
 
 
 def test_a_negative_limit_is_refused() -> None:

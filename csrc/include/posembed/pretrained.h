@@ -1,6 +1,6 @@
 /// Files of pretrained vectors: safetensors (one file, or several with an index), word2vec binary
-/// and text, fastText .vec, GloVe text. The format is recognised by the first bytes. Files are
-/// memory-mapped: opening one reads names and shapes only.
+/// and text, fastText .vec, GloVe text. The format is recognised by the first bytes. Opening a file
+/// reads names and shapes only.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -243,13 +243,19 @@ def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]
     """A path to write to, which becomes the target if the block ends without an error.
 
     Killed at any moment, the command leaves the target as it was, or whole; so does the machine.
+    Of two commands for one target, the first to begin writes it.
     """
     part = target.with_name(target.name + ".part")
-    if part.exists():
-        raise ValueError(f"{part}: left by a command that was cut off: remove it first")
     try:
         if folder:
             part.mkdir(parents=True)
+        else:
+            part.touch(exist_ok=False)
+    except FileExistsError:
+        raise ValueError(
+            f"{part}: another command writes it, or was cut off: remove it in that case"
+        ) from None
+    try:
         yield part
         sync(*part.rglob("*"), part)
         os.replace(part, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ Fields = dict[str, Any]
 
 # The key that `posembed convert` writes into a configuration: "interleaved" or "half_split".
 CONVERTED = "posembed_rotary_pairs"
+
+# More than any configuration has.
+MOST_BYTES = 100_000_000
 
 
 class Completed(NamedTuple):
@@ -53,6 +57,11 @@ def as_json(fields: Fields) -> str:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """The value in a JSON file."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device might never end
+        raise ValueError(f"{path}: expected a regular file")
+    if found.st_size > MOST_BYTES:
+        raise ValueError(f"{path}: expected at most {MOST_BYTES} bytes, got {found.st_size}")
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError as error:

@@ -50,6 +50,20 @@ std::string text_words() { return "3 2\nthe 0.5 -1.25 \nnew york 1e-3 +2\nat a@b
 
 std::string glove_words() { return "the 0.5 -1.25\n. . . 1 2\r\nat a@b.c .5 5."; }
 
+std::vector<TensorEntry> header_of(std::string_view file) {
+  const auto size = static_cast<int64_t>(file.size());
+  const int64_t end = header_end(file.substr(0, recognised_bytes), size);
+  return read_header(file.substr(0, static_cast<size_t>(end)), size);
+}
+
+WordLayout layout_of(std::string_view file) {
+  return detect_layout(file.substr(0, layout_bytes), static_cast<int64_t>(file.size()));
+}
+
+RowReader rows_of(std::string_view file) {
+  return {file, layout_of(file), /*check_utf8=*/true, [](int64_t) {}};
+}
+
 struct Words {
   std::vector<std::string> words;
   std::vector<std::vector<float>> vectors;
@@ -57,8 +71,8 @@ struct Words {
 
 /// Decodes every row into a buffer of exactly its size.
 Words read_words(const std::string& file) {
-  const WordLayout layout = detect_layout(file);
-  RowReader reader(file, layout, /*check_utf8=*/true);
+  const WordLayout layout = layout_of(file);
+  RowReader reader = rows_of(file);
   Words result;
   for (Row found; reader.next(found);) {
     result.words.emplace_back(found.word);
@@ -82,8 +96,8 @@ BadFile refusal(const Read& read) {
 
 TEST(Safetensors, ReadsWhatTheHeaderSays) {
   const std::string file = two_tensors();
-  ASSERT_TRUE(is_safetensors(file));
-  const std::vector<TensorEntry> entries = read_header(file);
+  ASSERT_TRUE(is_safetensors(file, static_cast<int64_t>(file.size())));
+  const std::vector<TensorEntry> entries = header_of(file);
   ASSERT_EQ(entries.size(), 2u);
   EXPECT_EQ(entries[0].name, "b");
   EXPECT_EQ(entries[0].dtype, "F32");
@@ -91,13 +105,13 @@ TEST(Safetensors, ReadsWhatTheHeaderSays) {
   EXPECT_EQ(entries[0].begin, static_cast<int64_t>(file.size()) - 24);
   EXPECT_EQ(entries[0].size, 24);
   EXPECT_EQ(entries[1].name, "a");
-  EXPECT_TRUE(read_header(safetensors("{}", 0)).empty());
+  EXPECT_TRUE(header_of(safetensors("{}", 0)).empty());
 }
 
 TEST(Safetensors, TellsWhereAnEntryIsWrong) {
   const std::string header =
       R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F33","shape":[1],"data_offsets":[4,8]}})";
-  const BadFile error = refusal([&] { read_header(safetensors(header, 8)); });
+  const BadFile error = refusal([&] { header_of(safetensors(header, 8)); });
   EXPECT_EQ(error.offset, static_cast<int64_t>(8 + header.find(R"("b")") + 3));
   EXPECT_STREQ(error.what(), "tensor 'b': unknown dtype 'F33'");
 }
@@ -114,25 +128,25 @@ TEST(Safetensors, ReadsAnIndexWhoseShardsLieBesideIt) {
 }
 
 TEST(WordFile, TellsFormatsApart) {
-  const WordLayout binary = detect_layout(binary_words());
+  const WordLayout binary = layout_of(binary_words());
   EXPECT_TRUE(binary.binary);
   EXPECT_EQ(binary.rows, 2);
   EXPECT_EQ(binary.dim, 3);
-  const WordLayout text = detect_layout(text_words());
+  const WordLayout text = layout_of(text_words());
   EXPECT_FALSE(text.binary);
   EXPECT_EQ(text.dim, 2);
-  const WordLayout glove = detect_layout(glove_words());
+  const WordLayout glove = layout_of(glove_words());
   EXPECT_EQ(glove.rows, -1);
   EXPECT_EQ(glove.dim, 2);
-  EXPECT_EQ(detect_layout("0 5\n").rows, 0);
+  EXPECT_EQ(layout_of("0 5\n").rows, 0);
   const std::string numbers = " 0.125 0.25\n";
   for (const char* word : {"\x1f", "caf\xe9", "\xe6\x97\xa5"}) {
-    EXPECT_FALSE(detect_layout("2 2\na" + numbers + word + numbers).binary) << word;
-    EXPECT_FALSE(detect_layout("2 2\n" + (word + numbers) + 'a' + numbers).binary) << word;
+    EXPECT_FALSE(layout_of("2 2\na" + numbers + word + numbers).binary) << word;
+    EXPECT_FALSE(layout_of("2 2\n" + (word + numbers) + 'a' + numbers).binary) << word;
   }
   for (const char* end : {"\n", ""}) {
     const std::vector<float> tenths = {0.1f, 0.7f, -0.3f};  // no zero among their bytes
-    EXPECT_TRUE(detect_layout("2 3\n" + row("7", tenths, end) + row("8", tenths, end)).binary);
+    EXPECT_TRUE(layout_of("2 3\n" + row("7", tenths, end) + row("8", tenths, end)).binary);
   }
 }
 
@@ -158,7 +172,7 @@ TEST(WordFile, TakesATabForTheEndOfAWordWhereTheFirstRowHasOne) {
 
 TEST(WordFile, GoesOnBehindABadRow) {
   const std::string file = "a 1 2\nb 1\n\nc 3 4\n";
-  RowReader reader(file, detect_layout(file), true);
+  RowReader reader = rows_of(file);
   Row found;
   ASSERT_TRUE(reader.next(found));
   EXPECT_THROW(reader.next(found), BadRow);
@@ -183,8 +197,8 @@ TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
 
 TEST(WordFile, DecodesToEveryType) {
   const std::string file = "a 1.00390625 -2\n";  // half way between two bfloat16
-  const WordLayout layout = detect_layout(file);
-  RowReader reader(file, layout, true);
+  const WordLayout layout = layout_of(file);
+  RowReader reader = rows_of(file);
   Row found;
   ASSERT_TRUE(reader.next(found));
   double wide[2];
@@ -257,6 +271,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"many_rows", "1 2\na 1 2\nb 1 2\n", 10, "more follows the 1 rows"},
         Refused{"huge_header", "4611686018427387904 4\na 1 2 3 4\n", 0, "the header says"},
         Refused{"huge_dim", "4 4611686018427387904\na 1 2 3 4\n", 0, "the header says"},
+        Refused{"huge_dim_of_no_rows", "0 4611686018427387904\n", 0, "the header says"},
         Refused{"negative", "-1 2\na 1 2\n", 0, "the header says"},
         Refused{"no_dim", "2 0\na\nb\n", 0, "the header says"},
         Refused{"binary_cut", binary_words().substr(0, 39), 20, "ends inside row 2 of 2"},
@@ -323,7 +338,7 @@ TEST(Mutations, OfSafetensorsAreReadOrRefused) {
   int read = 0;
   for (int i = 0; i < mutations; ++i) {
     read_exactly(mutate(two_tensors(), random), [&](std::string_view file) {
-      for (const TensorEntry& entry : read_header(file)) {
+      for (const TensorEntry& entry : header_of(file)) {
         ASSERT_LE(entry.begin + entry.size, static_cast<int64_t>(file.size()));
         ++read;
       }

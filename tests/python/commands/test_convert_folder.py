@@ -208,7 +208,7 @@ def test_what_was_cut_off_is_not_taken_up(
     (tmp_path / "interleaved.part").mkdir()
     (tmp_path / "interleaved.part" / shard(0)).write_text("half")
     message = refusal(capsys, model, tmp_path / "interleaved")
-    assert "interleaved.part: left by a command that was cut off: remove it first" in message
+    assert "interleaved.part: another command writes it, or was cut off: remove it" in message
     assert (tmp_path / "interleaved.part" / shard(0)).read_text() == "half"
 
 

@@ -1,4 +1,4 @@
-#include "pretrained/mapped_file.h"
+#include "pretrained/file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,6 +16,10 @@ namespace {
 
 [[noreturn]] void refuse(const char* action, const std::string& path, int error) {
   throw std::filesystem::filesystem_error(action, path, {error, std::generic_category()});
+}
+
+[[noreturn]] void refuse_shortened(int64_t end) {
+  fail(end, "the file was shortened while it was read");
 }
 
 int64_t page_size() {
@@ -41,54 +45,71 @@ int64_t size_of(int descriptor, int* error) {
   return status.st_size;
 }
 
-void* map(int descriptor, int64_t begin, int64_t size, int protection) {
-  return mmap(nullptr, static_cast<size_t>(size), protection, MAP_PRIVATE, descriptor, begin);
-}
-
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path), descriptor_(open_for_reading(path)) {
+File::File(const std::string& path) : path_(path), descriptor_(open_for_reading(path)) {
   int error = 0;
   size_ = size_of(descriptor_, &error);
-  if (error == 0 && size_ > 0) {  // an empty file has no pages to map
-    void* mapped = map(descriptor_, 0, size_, PROT_READ);
-    if (mapped == MAP_FAILED) error = errno;
-    data_ = static_cast<const char*>(mapped);
-  }
   if (error == 0) return;
   ::close(descriptor_);
-  refuse("map", path, error);
+  refuse("read", path, error);
 }
 
-MappedFile::~MappedFile() {
-  if (size_ > 0) munmap(const_cast<char*>(data_), static_cast<size_t>(size_));
-  ::close(descriptor_);
-}
+File::~File() { ::close(descriptor_); }
 
-void MappedFile::forget(int64_t begin, int64_t end) const {
-  begin = (begin + page_size() - 1) / page_size() * page_size();
-  end = end == size_ ? end : end / page_size() * page_size();
-  if (begin >= end) return;
-  madvise(const_cast<char*>(data_) + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
-}
-
-void MappedFile::read(int64_t begin, int64_t size, char* out) const {
+void File::read(int64_t begin, int64_t size, char* out) const {
   for (int64_t done = 0; done < size;) {
     const ssize_t count =
         pread(descriptor_, out + done, static_cast<size_t>(size - done), begin + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) refuse("read", path_, errno);
-    if (count == 0) fail(begin + done, "the file was shortened while it was read");
+    if (count == 0) refuse_shortened(begin + done);
     done += count;
   }
 }
 
-std::shared_ptr<char> MappedFile::copy_on_write(int64_t begin, int64_t size) const {
+std::string File::head(int64_t size) const {
+  std::string text(static_cast<size_t>(std::min(size, size_)), '\0');
+  read(0, static_cast<int64_t>(text.size()), text.data());
+  return text;
+}
+
+std::shared_ptr<char> File::copy_on_write(int64_t begin, int64_t size) const {
+  int error = 0;
+  const int64_t now = size_of(descriptor_, &error);
+  if (error == 0 && now < begin + size) refuse_shortened(now);
   const int64_t lead = begin % page_size();  // maps begin at page boundaries
   const size_t length = static_cast<size_t>(size + lead);
-  void* mapped = map(descriptor_, begin - lead, size + lead, PROT_READ | PROT_WRITE);
+  void* mapped =
+      mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor_, begin - lead);
   if (mapped == MAP_FAILED) refuse("map", path_, errno);
   return {static_cast<char*>(mapped) + lead, [mapped, length](char*) { munmap(mapped, length); }};
+}
+
+FileText::FileText(const File& file) : file_(file) {
+  if (file.size() == 0) return;  // an empty file has no pages
+  // Addresses only: a page takes memory when it is loaded.
+  void* mapped = mmap(nullptr, static_cast<size_t>(file.size()), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) refuse("map", file.path(), errno);
+  data_ = static_cast<char*>(mapped);
+}
+
+FileText::~FileText() {
+  if (data_ != nullptr) munmap(data_, static_cast<size_t>(file_.size()));
+}
+
+void FileText::load_to(int64_t end) {
+  if (end <= loaded_) return;
+  file_.read(loaded_, end - loaded_, data_ + loaded_);
+  loaded_ = end;
+}
+
+void FileText::forget(int64_t begin, int64_t end) {
+  begin = begin / page_size() * page_size();
+  end = end == file_.size() ? end : end / page_size() * page_size();
+  if (begin >= end) return;
+  madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }
 
 }  // namespace posembed::pretrained

@@ -1,0 +1,66 @@
+// A file that is read by system calls and not through a map: if another process shortens it,
+// reading throws, where touching a map would end this process with SIGBUS.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace posembed::pretrained {
+
+/// An open file.
+class File {
+ public:
+  /// Throws std::filesystem::filesystem_error if the path is not a readable regular file.
+  explicit File(const std::string& path);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// The size when the file was opened.
+  int64_t size() const { return size_; }
+
+  /// Copies [begin, begin + size) to `out`. Throws BadFile if the file is shorter by now.
+  void read(int64_t begin, int64_t size, char* out) const;
+
+  /// The first bytes, at most `size`.
+  std::string head(int64_t size) const;
+
+  /// A private mapping of [begin, begin + size): a page is copied when first written, and the file
+  /// never changes. The mapping may outlive this object. Throws BadFile if the file is shorter by
+  /// now; if it is shortened later, touching the mapping ends the process.
+  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t size_ = 0;
+};
+
+/// The text of a file at fixed addresses, of which parts are in memory: those that were loaded and
+/// not yet forgotten.
+class FileText {
+ public:
+  explicit FileText(const File& file);
+  ~FileText();
+  FileText(const FileText&) = delete;
+  FileText& operator=(const FileText&) = delete;
+
+  /// Only loaded parts may be read.
+  std::string_view whole() const { return {data_, static_cast<size_t>(file_.size())}; }
+
+  /// Loads the file from the place where it last ended up to `end`.
+  void load_to(int64_t end);
+
+  /// Releases the memory of [begin, end), which must not be read again.
+  void forget(int64_t begin, int64_t end);
+
+ private:
+  const File& file_;
+  char* data_ = nullptr;
+  int64_t loaded_ = 0;
+};
+
+}  // namespace posembed::pretrained

@@ -1,0 +1,37 @@
+// Fuzzes JSON of rotary specifications and of models' configurations: what is accepted must survive
+// being written and read again.
+#include "configuration/fields.h"
+#include "configuration/rotary.h"
+#include "mutator.h"
+#include "posembed/rotary_specification.h"
+
+using namespace posembed;
+
+namespace {
+
+/// Calls `read`; errors of the caller are answers, and nothing else is.
+template <typename Read>
+void answer(const Read& read) {
+  try {
+    const RotarySpec spec = read();
+    fuzz::require(RotarySpec::from_json(spec.to_json()) == spec);
+  } catch (const c10::ValueError&) {
+  } catch (const c10::TypeError&) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string text(fuzz::text_of(data, size));
+  answer([&] { return RotarySpec::from_json(text); });
+  answer([&] {
+    return configuration::read_rotary(configuration::parse(text), ConfigurationOptions());
+  });
+  return 0;
+}
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
+  return fuzz::mutate(data, size, max_size, seed);
+}

@@ -1,0 +1,60 @@
+// Fuzzes files of words: word2vec binary and text, fastText .vec and GloVe, which one reader tells
+// apart. Rows are read as the library does it, with words that must be UTF-8 and without, and past
+// rows that cannot be read.
+#include <cmath>
+#include <vector>
+
+#include "mutator.h"
+#include "pretrained/bad_file.h"
+#include "pretrained/utf8.h"
+#include "pretrained/word_file.h"
+
+using namespace posembed;
+
+namespace {
+
+/// Reads all rows; a row that cannot be read ends the reading, or is left out.
+void read(std::string_view file, bool is_strict, core::Scalar scalar) {
+  const auto size = static_cast<int64_t>(file.size());
+  const pretrained::WordLayout layout =
+      pretrained::detect_layout(file.substr(0, pretrained::layout_bytes), size);
+  // A header's promises must fit the file before memory is taken for them.
+  fuzz::require(layout.rows <= size && layout.dim <= pretrained::max_line);
+  int64_t loaded = 0;
+  pretrained::RowReader rows(file, layout, is_strict, [&](int64_t end) {
+    fuzz::require(end > loaded && end <= size);
+    loaded = end;
+  });
+  std::vector<double> numbers;
+  for (pretrained::Row row;;) {
+    try {
+      if (!rows.next(row)) return;
+      fuzz::require(pretrained::utf8_prefix(row.word) == row.word.size() && !row.word.empty());
+      fuzz::require(rows.position() <= loaded);
+      numbers.resize(static_cast<size_t>(layout.dim));
+      rows.decode(row, scalar, numbers.data());
+    } catch (const pretrained::BadRow&) {
+      fuzz::require(rows.first_word().size() <= 40);
+      if (is_strict) throw;
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  for (const bool is_strict : {true, false}) {
+    try {
+      read(fuzz::text_of(data, size), is_strict,
+           is_strict ? core::Scalar::float32 : core::Scalar::float64);
+    } catch (const pretrained::BadFile& error) {
+      fuzz::require(error.offset >= 0 && error.offset <= static_cast<int64_t>(size));
+    }
+  }
+  return 0;
+}
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
+  return fuzz::mutate(data, size, max_size, seed);
+}

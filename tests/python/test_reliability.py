@@ -1,0 +1,397 @@
+"""Threads, processes, memory, numbers at the edge and what an import does.
+
+`make reliability` repeats the loops ten times as long (POSEMBED_LONG).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import posembed as pe
+import pytest
+import torch
+from support.case import TOLERANCE, OperatorCase, Sample, assert_close
+from support.families import FAMILIES
+from torch import Tensor
+
+LONG = 10 if os.environ.get("POSEMBED_LONG") == "1" else 1
+MEBIBYTE = 1 << 20
+
+OPERATORS: list[OperatorCase] = [
+    case for family in FAMILIES for case in importlib.import_module(f"support.{family}").CASES
+]
+every = pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
+
+
+def seeded(case: OperatorCase, seed: int, dtype: torch.dtype | None = None) -> Sample:
+    torch.manual_seed(seed)
+    return case.sample(2, 5, "cpu", dtype or case.dtypes[0])
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.detach().contiguous().flatten().view(torch.uint8)
+
+
+def modules() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    """Each module and its arguments; large ones give results of more than 4 MiB."""
+    torch.manual_seed(0)
+    ids, x = torch.randint(50, (4, 96)), torch.randn(4, 96, 64)
+    query = torch.randn(4, 96, 8, 64)
+    large = torch.randn(2, 1024, 8, 128)
+    return {
+        "token": (pe.TokenEmbedding(50, 64), (ids,)),
+        "bag": (pe.TokenBag(50, 64), (ids,)),
+        "learned": (pe.LearnedPositionalEmbedding(96, 64), (x,)),
+        "sinusoidal": (pe.SinusoidalPositionalEmbedding(64), (x,)),
+        "rotary": (pe.RotaryEmbedding(64), (query,)),
+        "rotary, large": (pe.RotaryEmbedding(128), (large,)),
+        "alibi": (pe.ALiBi(8), (32,)),
+        "relative": (pe.RelativePositionBias(8), (32,)),
+        "input": (pe.InputEmbedding(50, 64, max_positions=96), (ids,)),
+    }
+
+
+# ---------------------------------------------------------------------------------- threads, processes
+
+
+def test_eight_threads_while_settings_change() -> None:
+    calls = modules()
+    expected = {name: call(*args).detach() for name, (call, args) in calls.items()}
+    threads_before = torch.get_num_threads()
+    wrong: list[str] = []
+    finished = threading.Event()
+
+    def work() -> None:
+        for _ in range(20 * LONG):
+            for name, (call, args) in calls.items():
+                result = call(*args)
+                if not torch.equal(result, expected[name]):
+                    wrong.append(name)
+
+    def change() -> None:
+        count = 0
+        while not finished.wait(0.001):
+            count += 1
+            torch.set_num_threads(1 + count % 3)
+            pe.empty_cache()
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    changer = threading.Thread(target=change)
+    for thread in (changer, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    finished.set()
+    changer.join()
+    torch.set_num_threads(threads_before)
+    assert wrong == []
+
+
+def run_program(program: str, **variables: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=120,
+    )
+    assert run.returncode == 0, f"exit code {run.returncode}: {run.stderr[-2000:]}"
+    return run.stdout
+
+
+USE = """
+import os, sys, threading
+import posembed as pe
+import torch
+rope, x = pe.RotaryEmbedding(128), torch.ones(4, 2048, 8, 128)
+expected = rope(x)
+"""
+
+
+def test_a_child_that_is_forked_after_use() -> None:
+    """With one thread: torch's own operators hang in a child that wants more (libgomp)."""
+    program = """
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    os._exit(0 if torch.equal(rope(x), expected) else 1)
+print(os.waitpid(child, 0)[1], torch.equal(rope(x), expected))
+"""
+    assert run_program(USE + program) == "0 True\n"
+
+
+def test_workers_of_a_data_loader_after_use() -> None:
+    program = """
+class Rotated(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, i):
+        return rope(x)[:, i]
+loader = torch.utils.data.DataLoader(Rotated(), num_workers=2, multiprocessing_context="fork")
+print(all(torch.equal(batch[0], expected[:, i]) for i, batch in enumerate(loader)))
+"""
+    assert run_program(USE + program) == "True\n"
+
+
+def test_a_process_may_end_with_results_alive_and_kept() -> None:
+    program = """
+alive = [rope(x) for _ in range(3)]
+kept = rope(x)
+del kept
+sys.modules["builtins"].still_alive = alive
+threading.Thread(target=lambda: rope(x)).start()
+print("end")
+"""
+    assert run_program(USE + program) == "end\n"
+
+
+def test_results_may_be_freed_on_other_threads() -> None:
+    rope, x = pe.RotaryEmbedding(128), torch.randn(2, 1024, 8, 128)
+    expected = rope(x)
+    results: list[Tensor] = []
+
+    def make() -> None:
+        results.extend(rope(x) for _ in range(10 * LONG))
+
+    def free() -> None:
+        while results:
+            assert torch.equal(results.pop(), expected)
+
+    for work in (make, free):
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == []
+    assert torch.equal(rope(x), expected)
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+def resident() -> int:
+    """The bytes of this process that are in memory."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def growth(call: Callable[[], object], times: int) -> int:
+    """The bytes that calls add, after a tenth as many before."""
+    for _ in range(times // 10):
+        call()
+    before = resident()
+    for _ in range(times):
+        call()
+    return resident() - before
+
+
+SMALL = {
+    "token": lambda: (pe.TokenEmbedding(50, 16), torch.randint(50, (2, 4))),
+    "bag": lambda: (pe.TokenBag(50, 16), torch.randint(50, (2, 4))),
+    "learned": lambda: (pe.LearnedPositionalEmbedding(8, 16), torch.randn(2, 4, 16)),
+    "sinusoidal": lambda: (pe.SinusoidalPositionalEmbedding(16), torch.randn(2, 4, 16)),
+    "rotary": lambda: (pe.RotaryEmbedding(16), torch.randn(2, 4, 2, 16)),
+    "alibi": lambda: (pe.ALiBi(2), 4),
+    "relative": lambda: (pe.RelativePositionBias(2), 4),
+    "input": lambda: (pe.InputEmbedding(50, 16, max_positions=8), torch.randint(50, (2, 4))),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_calls_leave_no_memory_behind(name: str) -> None:
+    module, argument = SMALL[name]()
+    with torch.no_grad():
+        assert growth(lambda: module(argument), 20_000 * LONG) < 4 * MEBIBYTE
+    if any(True for _ in module.parameters()):
+        assert growth(lambda: module(argument).sum().backward(), 2_000 * LONG) < 4 * MEBIBYTE
+
+
+def test_many_specifications_leave_no_memory_behind() -> None:
+    """Each specification is read once and remembered; the memory of this is bounded."""
+    x, place = torch.randn(1, 2, 1, 16), torch.zeros(1, 2, 16)
+    numbers = iter(range(10**9))
+
+    def another() -> None:
+        base = 10_000.0 + next(numbers)
+        pe.functional.rotary(x, spec=pe.RotarySpec(16, base=base))
+        pe.SinusoidalPositionalEmbedding(16, base=base)(place)
+
+    for _ in range(2_000):  # fills what is remembered
+        another()
+    assert growth(another, 3_000 * LONG) < 4 * MEBIBYTE
+
+
+def test_large_results_of_many_sizes_reach_an_end() -> None:
+    """What is kept stays within the limit; malloc's heap beside it grows to an end, and no more."""
+    rope, limit = pe.RotaryEmbedding(128), 64 * MEBIBYTE
+    before = pe.set_cache_limit(limit)
+    pe.empty_cache()
+
+    def call() -> None:
+        for i in range(24):
+            rope(torch.zeros(1, 1024 + 64 * i, 16, 128))
+
+    for _ in range(3):
+        call()
+    assert growth(call, 4 * LONG) < 64 * MEBIBYTE
+    assert 0 < pe.empty_cache() <= limit
+    pe.set_cache_limit(before)
+
+
+# ------------------------------------------------------------------------------------ numbers at the edge
+
+EDGES = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, -1e-40, 1e-310]
+# Their references multiply what is not read by zero, which is NaN if that is not finite: rows that
+# no id names, scores that are hidden, and pairs of another document or section.
+REFERENCE_READS_MORE = {
+    "alibi_add",
+    "alibi_bias_backward",
+    "alibi_softmax",
+    "alibi_softmax_backward",
+    "embedding",
+    "embedding_backward",
+    "rotary_frequencies_backward",
+    "token_bag_backward",
+}
+
+
+def with_value(sample: Sample, value: float) -> Sample:
+    """The sample with one other element in its first tensor."""
+    first, *rest = (t.clone(memory_format=torch.contiguous_format) for t in sample.tensors())
+    if first.numel() > 0:
+        first.view(-1)[first.numel() // 2] = torch.tensor(value).to(first.dtype)
+    return sample.replace([first, *rest])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in OPERATORS if seeded(case, 3).tensors()], ids=lambda case: case.name
+)
+def test_values_at_the_edge_are_those_of_float64(case: OperatorCase) -> None:
+    finite = case.operator._opname in REFERENCE_READS_MORE
+    for value in [x for x in EDGES if not finite or abs(x) < 1]:
+        for dtype in case.dtypes:
+            sample = with_value(seeded(case, 3, dtype), value)
+            expected = case.expected(sample)
+            for actual, wanted in zip(case(sample), expected, strict=True):
+                if actual.is_floating_point():
+                    assert_close(actual, wanted, TOLERANCE[actual.dtype])
+
+
+@pytest.mark.parametrize("value", EDGES)
+def test_rows_and_their_gradients_at_the_edge_are_those_of_torch(value: float) -> None:
+    ids = torch.tensor([[2, 0], [1, 2]])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        results = []
+        for look_up in (pe.functional.embedding, torch.nn.functional.embedding):
+            weight = torch.ones(5, 3, dtype=dtype)
+            weight[2, 1] = weight[4, 0] = value  # no id names row 4
+            weight.requires_grad_()
+            rows = look_up(ids, weight)
+            gradient = torch.ones_like(rows)
+            gradient[1, 0, 2] = value
+            rows.backward(gradient)
+            results.append((rows.detach(), weight.grad))
+        for found, wanted in zip(*results, strict=True):
+            assert torch.equal(found.isnan(), wanted.isnan())
+            assert torch.equal(bits(found.nan_to_num()), bits(wanted.nan_to_num()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_pattern_of_16_bits_passes_unchanged(dtype: torch.dtype) -> None:
+    """By an angle of zero beside a zero, and from a table; of NaN only that it is one."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    pairs = torch.stack([patterns, torch.zeros_like(patterns)], dim=1)
+    rope, count = pe.RotaryEmbedding(2), len(patterns)
+    rotated = rope(pairs.view(1, -1, 1, 2), positions=torch.zeros(count, dtype=torch.int64))
+    looked_up = pe.functional.embedding(torch.arange(count), pairs)
+    for result in (rotated.view(-1, 2)[:, 0], looked_up[:, 0]):
+        assert torch.equal(result.isnan(), patterns.isnan())
+        numbers = ~patterns.isnan()
+        assert torch.equal(bits(result[numbers]), bits(patterns[numbers]))
+
+
+# Prints a digest of each operator's results, under an instruction set and with a number of threads.
+PARITY = """
+import hashlib, importlib, sys
+sys.path.insert(0, sys.argv[1])
+import posembed, torch
+from support.families import FAMILIES
+
+def digest(case):
+    found = hashlib.sha256()
+    for dtype in case.dtypes:
+        for size in ((2, 5), (3, 67)):
+            torch.manual_seed(4)
+            for result in case(case.sample(*size, "cpu", dtype)):
+                found.update(result.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+torch.set_num_threads(int(sys.argv[2]))
+for family in FAMILIES:
+    for case in importlib.import_module(f"support.{family}").CASES:
+        print(case.operator._opname, case.name, digest(case))
+"""
+# Sums of exponentials, which each instruction set adds in the order of its vectors.
+DEPENDS_ON_VECTORS = {"alibi_softmax", "alibi_softmax_"}
+
+
+def digests(threads: int, instruction_set: str) -> list[str]:
+    program = PARITY.replace("sys.argv[1]", repr(str(Path(__file__).parent)))
+    program = program.replace("sys.argv[2]", str(threads))
+    return run_program(program, POSEMBED_INSTRUCTION_SET=instruction_set).splitlines()
+
+
+def test_same_bits_with_every_instruction_set_and_number_of_threads() -> None:
+    """`make test` builds them all."""
+    known = pe.build_info()
+    own = digests(1, known["instruction_set"])
+    assert len(own) == len(OPERATORS)
+    assert digests(8, known["instruction_set"]) == own
+    everywhere = [line for line in own if line.split()[0] not in DEPENDS_ON_VECTORS]
+    assert len(everywhere) > 0.9 * len(own)
+    for narrower in known["instruction_sets"]:
+        assert set(everywhere) <= set(digests(2, narrower)), narrower
+
+
+# ---------------------------------------------------------------------------------------------- import
+
+HOOKED = """
+import sys
+import torch
+seen = []
+def hook(event, arguments):
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3 != 0
+    network = event.startswith(("socket.", "urllib.", "http.", "ftplib."))
+    others = ("pickle.find_class", "os.mkdir", "os.remove", "os.rename", "os.system",
+              "subprocess.Popen", "marshal.load", "shutil.move")
+    if writes or network or event in others:
+        seen.append(event)
+sys.dont_write_bytecode = True
+sys.addaudithook(hook)
+{work}
+print(seen)
+"""
+
+
+def test_an_import_opens_no_connection_writes_no_file_and_unpickles_nothing() -> None:
+    assert run_program(HOOKED.format(work="import posembed, posembed.pretrained")) == "[]\n"
+
+
+def test_the_hook_sees_what_an_import_must_not_do() -> None:
+    work = """
+import os, pickle, socket
+open(os.devnull, "w").close()
+pickle.loads(b"cposixpath\\njoin\\n.")
+socket.socket().close()
+"""
+    seen = run_program(HOOKED.format(work=work))
+    assert all(event in seen for event in ("'open'", "pickle.find_class", "socket.__new__"))
