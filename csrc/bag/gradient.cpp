@@ -36,8 +36,8 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag
   return token::sparse_gradient(row_ids, values, rows);
 }
 
-/// The elements of `table` that a maximum took. Zeros for empty bags, and for a maximum or an id that
-/// does not exist: on CUDA, torch's own look-ups would end the process.
+/// The elements of `table` that a maximum took. Zeros for empty bags, and for a maximum or an id
+/// that does not exist: on CUDA, torch's own look-ups would end the process.
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor none = maxima.lt(0).logical_or(maxima.ge(ids.sym_numel()));
