@@ -197,7 +197,6 @@ TEST(WordFile, RoundsOnceAndTakesNumbersNearZero) {
 
 TEST(WordFile, DecodesToEveryType) {
   const std::string file = "a 1.00390625 -2\n";  // half way between two bfloat16
-  const WordLayout layout = layout_of(file);
   RowReader reader = rows_of(file);
   Row found;
   ASSERT_TRUE(reader.next(found));
