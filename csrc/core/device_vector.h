@@ -28,7 +28,7 @@ template <typename T>
 inline constexpr int vector_width = 16 / static_cast<int>(sizeof(T));
 
 /// Converts neighbouring elements to the compute type. A pair of bfloat16 takes two instructions;
-/// one by one, they take five.
+/// one by one, they take three or four.
 template <typename T, int width>
 __device__ void load_all(const T (&values)[width], Compute<T> (&wide)[width]) {
   if constexpr (std::is_same_v<T, BFloat16> && width % 2 == 0) {
