@@ -37,7 +37,7 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag
 }
 
 /// The elements of `table` that a maximum took. Zeros for empty bags, and for a maximum or an id
-/// that does not exist: on CUDA, torch's own look-ups would end the process.
+/// that does not exist: after a look-up of torch outside a tensor, the CUDA context is lost.
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor none = maxima.lt(0).logical_or(maxima.ge(ids.sym_numel()));
