@@ -88,14 +88,15 @@ def bias(
 
 
 def add(scores: Tensor, slopes: Tensor, scale: float = 1.0, *options: Any, **named: Any) -> Tensor:
-    lengths = scores.shape[-2:]
-    return scores * scale + bias(slopes, *lengths, None, *options, **named)
+    """Scores plus bias; a hidden score is minus infinity, whatever it was."""
+    added = bias(slopes, *scores.shape[-2:], None, *options, **named)
+    return torch.where(added == -INFINITY, added, scores * scale + added)
 
 
 def softmax(scores: Tensor, slopes: Tensor, *options: Any, **named: Any) -> Tensor:
     """Attention weights; a query that sees no key has weights 0."""
     biased = add(scores, slopes, *options, **named)
-    sees = (biased > -INFINITY).any(-1, True)
+    sees = (biased != -INFINITY).any(-1, True)
     zero = torch.zeros_like(biased)
     return torch.where(sees, torch.where(sees, biased, zero).softmax(-1), zero)
 
@@ -108,20 +109,22 @@ def in_place(reference: Any) -> Any:
 
 
 def bias_backward(grad: Tensor, two_sided: bool = False, **options: Any) -> Tensor:
-    """The gradient from the bias's derivative by a slope: its value with slope 1 on that side."""
-    heads = grad.shape[-3]
-    ones = torch.ones(2, heads, dtype=grad.dtype, device=grad.device)
-    sides = [ones * torch.tensor(side, device=grad.device)[:, None] for side in ([1, 0], [0, 1])]
-    weights = [bias(side, *grad.shape[-2:], apply_mask=False, **options) for side in sides]
-    both = torch.stack([(grad * weight).sum((-2, -1)) for weight in weights])
-    if grad.dim() == 4:
-        both = both.sum(1)
-    return both if two_sided else both.sum(0)
+    """The gradient of the bias by its slopes."""
+    sides = (2,) if two_sided else ()
+    slopes = torch.ones(*sides, grad.shape[-3], dtype=grad.dtype, device=grad.device)
+
+    def biases(slopes: Tensor) -> Tensor:
+        return bias(slopes, *grad.shape[-2:], apply_mask=False, **options).expand_as(grad)
+
+    return torch.func.vjp(biases, slopes)[1](grad)[0]
 
 
 def softmax_backward(
     grad: Tensor, weights: Tensor, scale: float = 1.0, sides: int = 1, **options: Any
 ) -> tuple[Tensor, Tensor]:
+    """The gradients of the scores and of the slopes; gradients of hidden weights are not read."""
+    _, hidden = distances(*grad.shape[-2:], causal=options.get("causal", True))
+    grad = torch.where(hidden.to(grad.device), 0.0, grad)
     change = weights * (grad - (grad * weights).sum(-1, True))
     if sides == 0:
         return change * scale, grad.new_empty(0)

@@ -100,7 +100,7 @@ def reference_backward(
             if weights is not None:
                 part = part * weights.flatten()[place]
             if maxima is not None:
-                part = part * (maxima[number] == place)
+                part = torch.where(maxima[number] == place, part, 0.0)
             parts.append((flat[place], part))
     zeros = gradient.new_zeros(gradient.shape[1])
     return torch.stack(

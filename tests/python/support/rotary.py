@@ -27,13 +27,18 @@ def turns(
     if frequencies is None:  # on the CPU, as in programs, because a device's float32 powers differ
         exponents = torch.arange(0, dim, 2).to(dtype) / dim
         frequencies = (1.0 / (spec.get("base", 10000.0) ** exponents)).to(positions.device)
+    angle = angles(positions, spec, frequencies).to(dtype)
+    return angle.cos().double(), angle.sin().double()
+
+
+def angles(positions: Tensor, spec: dict[str, Any], frequencies: Tensor) -> Tensor:
+    """Position times frequency of each pair: [(batch,) seq, pairs]."""
     axes = (spec.get("sections") or {}).get("axis_of_pair")
     if axes and positions.dim() == 3:  # [axes, batch, seq]: each pair takes its axis's position
         positions = positions[torch.tensor(axes)].movedim(0, -1)
     else:
         positions = positions.unsqueeze(-1)
-    angle = positions.to(dtype) * frequencies
-    return angle.cos().double(), angle.sin().double()
+    return positions.to(frequencies.dtype) * frequencies
 
 
 def amplitude(positions: Tensor, spec: dict[str, Any]) -> Tensor | float:
@@ -59,8 +64,9 @@ def rotate(
     inverse: bool = False,
     transpose: bool = False,
     is_key: bool = False,
+    tangent: bool = False,
 ) -> Tensor:
-    """Rotates one tensor, pair by pair."""
+    """Rotates one tensor, pair by pair; with ``tangent``, by a quarter turn times the angle."""
     numbers = json.loads(spec)
     if layout == "thd":
         tensor = tensor.unsqueeze(0)
@@ -73,6 +79,8 @@ def rotate(
         lengths = cu_seqlens.diff().long()
         positions = positions - cu_seqlens[:-1].long().repeat_interleave(lengths)
     cosine, sine = turns(positions, numbers, frequencies)  # [(batch,) seq, pairs]
+    if tangent:
+        cosine, sine = torch.zeros_like(sine), angles(positions, numbers, frequencies)
     size = amplitude(positions, numbers)
     if is_key != inverse:
         size = 1.0 / size
@@ -148,7 +156,9 @@ def reference_frequencies_backward(
     still = torch.zeros(pairs, dtype=torch.float64, device=query.device)
 
     def product(frequencies: Tensor) -> Tensor:
-        return (gradient * rotate(query, positions, frequencies, *given[1:], **options)).sum()
+        return (
+            gradient * rotate(query, positions, frequencies, *given[1:], tangent=True, **options)
+        ).sum()
 
     return torch.func.grad(product)(still)
 

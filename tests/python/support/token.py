@@ -12,11 +12,33 @@ from support.case import OperatorCase, Sample, in_schema_order
 ROWS, COLUMNS = 9, 6
 
 
-def one_hot(ids: Tensor, rows: int, vocabulary_start: int) -> Tensor:
-    """One-hot rows; rows of zeros for ids outside the table."""
+class Scaled(torch.autograd.Function):
+    """The same values, of which gradients are multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor) -> Tensor:
+        ctx.save_for_backward(factors)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (factors,) = ctx.saved_tensors
+        return torch.where(factors == 0, 0.0, gradients[0] * factors), None
+
+
+def shares(
+    ids: Tensor, rows: int, padding_idx: int, scale_grad_by_freq: bool, vocabulary_start: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each id's row and whether the table has it, and what each row takes of its gradients."""
     first = max(0, vocabulary_start)
-    known = torch.arange(first, first + rows, device=ids.device)
-    return (ids.unsqueeze(-1) == known).double()
+    places = ids.long() - first
+    known = (places >= 0) & (places < rows)
+    share = torch.ones(rows, 1, dtype=torch.float64, device=ids.device)
+    if scale_grad_by_freq:
+        share = share / places[known].bincount(minlength=rows).clamp_min(1).unsqueeze(1)
+    if padding_idx >= 0:
+        share[padding_idx - first] = 0
+    return places.clamp(0, rows - 1), known, share
 
 
 def reference(
@@ -29,16 +51,11 @@ def reference(
     gradient: str = "dense",
     vocabulary_start: int = -1,
 ) -> Tensor:
-    """A look-up is a product with one-hot vectors."""
-    hot = one_hot(ids, weight.shape[0], vocabulary_start)
-    share = torch.ones(weight.shape[0], 1, dtype=weight.dtype, device=weight.device)
-    if scale_grad_by_freq:
-        share = share / hot.sum((0, 1)).clamp_min(1).unsqueeze(1)
-    if padding_idx >= 0:
-        share[padding_idx - max(0, vocabulary_start)] = 0
-    # Has the values of `weight`, but passes on only a share of the gradient.
-    table = weight * share + (weight * (1 - share)).detach()
-    return hot @ table * scale
+    """Rows by indexing; zeros for ids outside the table."""
+    rows = weight.shape[0]
+    places, known, share = shares(ids, rows, padding_idx, scale_grad_by_freq, vocabulary_start)
+    table = weight if bool((share == 1).all()) else Scaled.apply(weight, share)
+    return torch.where(known.unsqueeze(-1), table[places] * scale, 0.0)
 
 
 def reference_backward(
@@ -51,12 +68,12 @@ def reference_backward(
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> Tensor:
-    hot = one_hot(ids, num_embeddings, vocabulary_start)
-    if padding_idx >= 0:
-        hot[..., padding_idx - max(0, vocabulary_start)] = 0
-    if scale_grad_by_freq:
-        hot = hot / hot.sum((0, 1)).clamp_min(1)
-    return torch.einsum("bsv,bsd->vd", hot, gradient) * scale
+    places, known, share = shares(
+        ids, num_embeddings, padding_idx, scale_grad_by_freq, vocabulary_start
+    )
+    zeros = gradient.new_zeros(num_embeddings, gradient.shape[-1])
+    sums = zeros.index_add(0, places[known], gradient[known] * scale)
+    return torch.where(share == 0, 0.0, sums * share)
 
 
 def make_ids(
