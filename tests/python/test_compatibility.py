@@ -1,4 +1,7 @@
-"""Tests of all modules in what PyTorch does with modules: copies, packages, workers, autotuning."""
+"""Tests of all modules in what PyTorch does with modules: copies, packages, workers, autotuning.
+
+``python tests/python/test_compatibility.py`` saves the modules for tests of later versions.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import posembed as pe
@@ -87,6 +91,41 @@ def test_copies(name: str, way: str) -> None:
     assert torch.equal(other(*arguments), expected)
 
 
+SHARED = Path(__file__).parents[1] / "shared"
+
+
+def of_version(version: str) -> Path:
+    """Pickled modules, checkpoints and results that a version has saved."""
+    return SHARED / f"modules-{version}.pt"
+
+
+def save_modules() -> None:
+    """Saves those of this version."""
+    saved = {}
+    for name in MODULES:
+        module, arguments = used(name)
+        result = module(*arguments).detach()
+        saved[name] = {"module": module, "state": module.state_dict(), "result": result}
+    torch.save(saved, of_version(pe.__version__))
+
+
+def test_this_version_has_saved_its_modules() -> None:
+    assert of_version(pe.__version__).exists()
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("file", sorted(SHARED.glob("modules-*.pt")), ids=lambda file: file.stem)
+def test_modules_and_checkpoints_of_other_versions(file: Path, name: str) -> None:
+    """They load, and give the results that they gave."""
+    saved = torch.load(file, weights_only=False)[name]
+    make, arguments = MODULES[name]
+    other = make()
+    other.load_state_dict(saved["state"])
+    for module in (saved["module"], other):
+        assert torch.equal(module(*arguments).detach(), saved["result"])
+    assert repr(saved["module"]) == repr(other)
+
+
 def test_a_package_does_not_contain_the_library() -> None:
     """It has a part in C++: the error says what to tell the exporter."""
     file = io.BytesIO()
@@ -164,3 +203,7 @@ def test_max_autotune() -> None:
     gradients = [torch.autograd.grad(result.square().sum(), parameters) for result in results]
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
+
+
+if __name__ == "__main__":
+    save_modules()
