@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -430,60 +429,6 @@ TEST(RotaryKernel, TiesRoundToEvenWhereverTheyStand) {
         for (int64_t i = 0; i < size * size; ++i) {
           ASSERT_EQ(element(data, problem.scalar, i), i / size == i % size ? even : 1.5f)
               << variant.name << problem.text() << " row " << i / size << " place " << i % size;
-        }
-      }
-    }
-  }
-}
-
-/// Memory between two pages whose access faults.
-class GuardedPages {
- public:
-  explicit GuardedPages(size_t bytes)
-      : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), bytes_(bytes) {
-    inner_ = (bytes + page_ - 1) / page_ * page_;
-    base_ = static_cast<char*>(
-        mmap(nullptr, inner_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    mprotect(base_ + page_, inner_, PROT_READ | PROT_WRITE);
-  }
-  ~GuardedPages() { munmap(base_, inner_ + 2 * page_); }
-  GuardedPages(const GuardedPages&) = delete;
-  GuardedPages& operator=(const GuardedPages&) = delete;
-
-  void* at_front() { return base_ + page_; }
-  void* at_back() { return base_ + page_ + inner_ - bytes_; }
-
- private:
-  size_t page_, bytes_, inner_;
-  char* base_;
-};
-
-TEST(RotaryKernel, TouchesNoByteBesideItsRows) {
-  for (const Variant& variant : variants()) {
-    for (const Scalar scalar : scalars) {
-      for (int64_t pairs = 1; pairs <= 80; ++pairs) {
-        for (const bool interleaved : {false, true}) {
-          Problem problem;
-          problem.scalar = scalar;
-          problem.pairs = pairs;
-          problem.head_dim = 2 * pairs;
-          problem.interleaved = interleaved;
-          problem.batch = 1;
-          problem.seq = 3;
-          problem.heads[1] = 0;
-          Call call(problem);
-          const size_t bytes = call.input(0).size();
-          GuardedPages source(bytes), target(bytes);
-          const auto rotated = [&](const void* in, void* out) {
-            memcpy(const_cast<void*>(in), call.input(0).data(), bytes);
-            call.arguments.views[0].in = in;
-            call.arguments.views[0].out = out;
-            variant.rotate(call.arguments, 0, 3);
-            const char* result = static_cast<char*>(out);
-            return std::vector<char>(result, result + bytes);
-          };
-          ASSERT_EQ(rotated(source.at_front(), target.at_front()),
-                    rotated(source.at_back(), target.at_back()));
         }
       }
     }
