@@ -100,15 +100,16 @@ run-torchrec: $(requirements_torchrec)
 fuzz: build
 	$(python) tests/fuzz/operators.py --calls 20000 --seed $$(date +%Y%m%d)00000
 
-# The readers of files under libFuzzer, each for so many seconds (needs clang).
-FUZZ_SECONDS ?= 60
+# The readers of files under libFuzzer, each on so many inputs (needs clang).
+FUZZ_RUNS ?= 200000
 fuzz-readers: $(requirements)
-	$(python) scripts/fuzz_readers.py --seconds $(FUZZ_SECONDS)
+	$(python) scripts/fuzz_readers.py --runs $(FUZZ_RUNS)
 
-# Everything long of docs/guide/reliability.md; make test has its short form.
+# Everything long of docs/guide/reliability.md (three hours on two cores); make test has its short form.
+reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
 	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/,test_reliability.py \
-	  test_memory.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
+	  test_memory.py test_guard_pages.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.
 test-gpu sanitize-gpu benchmark-gpu profile-gpu: build-tests
