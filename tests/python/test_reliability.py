@@ -251,6 +251,44 @@ def test_large_results_of_many_sizes_reach_an_end() -> None:
     pe.set_cache_limit(before)
 
 
+def test_an_allocation_that_fails_raises_and_changes_nothing() -> None:
+    program = """
+import resource
+import posembed as pe
+import torch
+f = pe.functional
+spec, sinusoid, slopes = pe.RotarySpec(8), pe.SinusoidalSpec(8), f.alibi_slopes(2)
+table, ids, x = torch.ones(5, 8), torch.tensor([[1, 4]]), torch.ones(1, 2, 2, 8)
+CALLS = {
+    "embedding": lambda n: f.embedding(ids.expand(n, 2), table),
+    "token_bag": lambda n: f.token_bag(ids.expand(n, 2), table),
+    "learned_add": lambda n: f.learned_add(x[:, 0].expand(n, 2, 8), table),
+    "sinusoidal": lambda n: f.sinusoidal(x[:, 0].expand(n, 2, 8), spec=sinusoid),
+    "rotary": lambda n: f.rotary(x.expand(n, 2, 2, 8), spec=spec),
+    "rotary, key": lambda n: f.rotary(*[x.expand(n, 2, 2, 8)] * 2, spec=spec)[1],
+    "norm_rotary": lambda n: f.norm_rotary(x.expand(n, 2, 2, 8), x.expand(n, 2, 2, 8), *table[:2], spec=spec)[0],
+    "rotary_tables": lambda n: f.rotary_tables(x.expand(n, 2, 2, 8), None, table[:2], table[:2]),
+    "alibi_bias": lambda n: f.alibi_bias(slopes, 4, n),
+    "alibi_softmax": lambda n: f.alibi_softmax(x[:, :, :1, :1].expand(1, 2, 4, n), slopes),
+    "relative_bias": lambda n: f.relative_bias(torch.ones(32, 2), 4, n),
+    "input_embedding": lambda n: f.input_embedding(ids.expand(n, 2), table, table, norm="layer"),
+}
+expected = {name: call(3) for name, call in CALLS.items()}
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30,) * 2)
+for name, call in CALLS.items():
+    try:
+        call(2**28)
+    except RuntimeError as error:
+        assert "memory" in str(error), error
+    else:
+        raise AssertionError(name)
+    assert torch.equal(call(3), expected[name]), name
+print(len(CALLS))
+"""
+    assert run_program(program) == "12\n"
+
+
 # ------------------------------------------------------------------------------------ numbers at the edge
 
 EDGES = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, -1e-40, 1e-310]
@@ -275,6 +313,27 @@ def test_values_at_the_edge_are_those_of_float64(case: OperatorCase) -> None:
             for actual, wanted in zip(case(sample), expected, strict=True):
                 if actual.is_floating_point():
                     assert_close(actual, wanted, TOLERANCE[actual.dtype])
+
+
+@every
+def test_numbers_that_are_not_denormal_do_not_depend_on_flushing(case: OperatorCase) -> None:
+    """Denormals themselves may become 0."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    torch.set_flush_denormal(False)
+    for dtype in case.dtypes:
+        samples = [with_value(seeded(case, 3, dtype), value) for value in (1.0, -1e-40, 1e-310)]
+        exact = [case(with_value(seeded(case, 3, dtype), value)) for value in (1.0, -1e-40, 1e-310)]
+        try:
+            torch.set_flush_denormal(True)
+            flushed = [case(sample) for sample in samples]
+        finally:
+            torch.set_flush_denormal(False)
+        assert all(map(torch.equal, map(bits, flushed[0]), map(bits, exact[0])))
+        for found, wanted in zip(flushed[1:], exact[1:], strict=True):
+            for one, other in zip(found, wanted, strict=True):
+                if one.is_floating_point():
+                    assert_close(one, other.double(), TOLERANCE[one.dtype])
 
 
 @pytest.mark.parametrize("value", EDGES)
