@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "answer.h"
 #include "mutator.h"
 #include "pretrained/bad_file.h"
 #include "pretrained/utf8.h"
@@ -44,12 +45,8 @@ void read(std::string_view file, bool is_strict, core::Scalar scalar) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const bool is_strict : {true, false}) {
-    try {
-      read(fuzz::text_of(data, size), is_strict,
-           is_strict ? core::Scalar::float32 : core::Scalar::float64);
-    } catch (const pretrained::BadFile& error) {
-      fuzz::require(error.offset >= 0 && error.offset <= static_cast<int64_t>(size));
-    }
+    const core::Scalar scalar = is_strict ? core::Scalar::float32 : core::Scalar::float64;
+    fuzz::answer(size, [&] { read(fuzz::text_of(data, size), is_strict, scalar); });
   }
   return 0;
 }
