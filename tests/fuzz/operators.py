@@ -12,6 +12,7 @@ import dataclasses
 import faulthandler
 import importlib
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-300, 1e300, float("inf"), -float("inf"),
 TEXTS = ("", "bshd", "bhsd", "thd", "rows", "dense", "mean", "max", "{}", "[]", '{"head_dim":8}')
 EXPECTED = (ValueError, TypeError, IndexError, NotImplementedError, RuntimeError)
 GUARD = 64
+MEMORY = 8 << 30
 
 
 @dataclasses.dataclass
@@ -134,7 +136,7 @@ class Fuzzer:
         changes = self.random.choice((0, 1, 1, 1, 2, 3))
         for index in self.random.sample(range(len(schema)), min(changes, len(schema))):
             name, kind = schema[index].name, str(schema[index].type)
-            sized = "length" in name or name.startswith("num_")
+            sized = "length" in name or name.startswith(("num_", "max_positions"))
             if sized and kind != "Optional[int]":  # no result of all the memory
                 arguments[index] = self.random.choice((*SIZES, -1, 2**62, 2**63 - 1))
             else:
@@ -262,6 +264,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of most tensors: cpu or cuda")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.device == "cpu":  # a table of gigabytes raises, and does not take all memory
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     fuzzer = Fuzzer(options.seed, options.verbose, options.device)
     for number in range(options.calls):
         # Each call has a seed of its own, so that a crash is found again by --calls 1.
