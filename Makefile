@@ -108,7 +108,7 @@ fuzz-readers: $(requirements)
 # Everything long of docs/guide/reliability.md (three hours on two cores); make test has its short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
-	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest $(addprefix tests/python/,test_reliability.py \
+	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_reliability.py \
 	  test_memory.py test_guard_pages.py pretrained commands/test_convert_interrupted.py) $(PYTEST_ARGS)
 
 # What needs a GPU (docs/guide/gpu.md). "slow" tests compile with Inductor and are left out.

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def run(target: str, folder: Path, runs: int) -> bool:
     found.mkdir(parents=True, exist_ok=True)
     options = [f"-runs={runs}", f"-artifact_prefix={found.parent}/{target}-", *OPTIONS]
     command = [folder / f"fuzz_{target}", *options, found, SOURCES / "corpus" / target]
+    start = time.monotonic()
     process = subprocess.run(
         command, capture_output=True, text=True, errors="replace", env={**os.environ, **VARIABLES}
     )
@@ -45,9 +47,9 @@ def run(target: str, folder: Path, runs: int) -> bool:
         print(process.stderr[-4000:], file=sys.stderr)
         return False
     done = re.findall(r"number_of_executed_units: (\d+)", process.stderr)[-1]
-    speed = re.findall(r"average_exec_per_sec: *(\d+)", process.stderr)[-1]
     edges = re.findall(r"cov: (\d+)", process.stderr)[-1]
-    print(f"{target}: {done} executions, {speed} per second, {edges} edges, no fault", flush=True)
+    speed = f"{int(done) / (time.monotonic() - start):.0f} per second"
+    print(f"{target}: {done} executions, {speed}, {edges} edges, no fault", flush=True)
     return True
 
 

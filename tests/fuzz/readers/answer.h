@@ -1,0 +1,22 @@
+// A reader's answer to a file: what it reads, or an error at a place in the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mutator.h"
+#include "pretrained/bad_file.h"
+
+namespace posembed::fuzz {
+
+/// Calls `read` for a file of `size` bytes; errors of another kind end the fuzzer.
+template <typename Read>
+void answer(size_t size, const Read& read) {
+  try {
+    read();
+  } catch (const pretrained::BadFile& error) {
+    require(error.offset >= 0 && error.offset <= static_cast<int64_t>(size));
+  }
+}
+
+}  // namespace posembed::fuzz
