@@ -22,8 +22,9 @@ namespace posembed {
 
 /// The series that the heads' slopes follow.
 enum class Slopes {
-  /// The paper's: for n = 2^k heads, head h has slope 2^(-max_bias (h + 1) / n). Other head counts
-  /// take the series of the power of two below, then every second slope of the one above.
+  /// The paper's series: for n = 2^k heads, head h has slope 2^(-max_bias (h + 1) / n). Other head
+  /// counts take the series of the next lower power of two, then every second slope of the next
+  /// higher one.
   paper,
   geometric,  ///< 2^(-max_bias (h + 1) / n) for any number n of heads
   press [[deprecated("Slopes::press is now Slopes::paper")]] = paper,
@@ -39,7 +40,7 @@ struct POSEMBED_API ALiBiCall {
   /// Multiplies the scores, not the bias; default: 1, in attention 1 / sqrt(head_dim). Functions
   /// without scores ignore it.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  /// -slope (i - j), and keys after the query are hidden; otherwise -slope |i - j|.
+  /// true: bias -slope (i - j), and keys after the query are hidden. false: bias -slope |i - j|.
   TORCH_ARG(bool, causal) = true;
   /// Position of the first query; default: the last query is at the last key.
   TORCH_ARG(std::optional<c10::SymInt>, query_offset) = std::nullopt;
@@ -60,7 +61,7 @@ struct POSEMBED_API ALiBiCall {
 
 namespace functional {
 
-/// Slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
+/// The slopes of heads head_start … head_start + num_heads - 1 of a model with total_heads heads
 /// (default: num_heads): float32 [num_heads].
 /// @throws c10::ValueError no heads, or heads outside total_heads
 POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes::paper,
@@ -81,7 +82,7 @@ POSEMBED_API torch::Tensor alibi_positions(const torch::Tensor& attention_mask);
 
 /// The bias [heads, query_length, key_length] that SDPA takes as attn_mask, with a batch in front
 /// where positions or mask have one; gradients flow to slopes.
-/// @param slopes  floating [heads]; [2, heads]: for keys left and right of the query
+/// @param slopes  floating [heads], or [2, heads] for keys left and right of the query
 /// @param dtype  of the result; default: of slopes
 /// @throws c10::ValueError shapes and lengths; c10::TypeError dtypes; c10::IndexError positions
 POSEMBED_API torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length,
@@ -165,22 +166,22 @@ struct POSEMBED_API ALiBiOptions {
 
   /// Heads of this module.
   TORCH_ARG(int64_t, num_heads);
-  /// A series, or the slopes themselves: [total_heads], or [2, total_heads] for keys left and right
-  /// of the query.
+  /// The name of a series, or the slopes themselves: [total_heads], or [2, total_heads] for keys
+  /// left and right of the query.
   TORCH_ARG(SlopesOption, slopes) = Slopes::paper;
   /// With 2^k heads, the last one has slope 2^-max_bias.
   TORCH_ARG(double, max_bias) = 8.0;
-  /// -slope (i - j), keys after the query hidden; otherwise -slope |i - j|.
+  /// true: bias -slope (i - j), and keys after the query are hidden. false: bias -slope |i - j|.
   TORCH_ARG(bool, causal) = true;
   /// Heads of the whole model, if this module has only some of them; default: num_heads.
   TORCH_ARG(std::optional<int64_t>, total_heads) = std::nullopt;
-  /// The first head of this module among them.
+  /// Index of this module's first head among them.
   TORCH_ARG(int64_t, head_start) = 0;
   /// Slopes are divided by factor (alibi_scaling of JAIS and BTLM).
   TORCH_ARG(double, factor) = 1.0;
   /// With more keys than this, slopes are divided by key_length / train_length.
   TORCH_ARG(std::optional<int64_t>, train_length) = std::nullopt;
-  /// Slopes are a parameter.
+  /// Make the slopes a parameter.
   TORCH_ARG(bool, learned) = false;
 };
 
@@ -227,17 +228,17 @@ class POSEMBED_API ALiBiImpl : public torch::nn::Cloneable<ALiBiImpl> {
                         const ALiBiCall& call = {},
                         std::optional<torch::Dtype> dtype = std::nullopt);
 
-  /// forward() into existing memory, for inference; returns it. See functional::alibi_bias_out.
+  /// forward() into `out`, for inference; returns `out`. See functional::alibi_bias_out.
   torch::Tensor forward_out(const torch::Tensor& out, const ALiBiCall& call = {}) const;
 
   /// scores [batch, num_heads, query, key] = scores * scale + bias, in place, for inference;
-  /// returns them.
+  /// returns `scores`.
   torch::Tensor add_(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
   /// Attention weights: softmax(scores * scale + bias). See functional::alibi_softmax.
   torch::Tensor softmax(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
-  /// softmax() in place, for inference; returns the scores.
+  /// softmax() in place, for inference; returns `scores`.
   torch::Tensor softmax_(const torch::Tensor& scores, const ALiBiCall& call = {}) const;
 
   /// See functional::alibi_lse_correction.

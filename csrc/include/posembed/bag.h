@@ -1,6 +1,6 @@
-/// Bags of tokens: the rows of several ids are pooled into their sum, mean or maximum. Works as
-/// torch::nn::EmbeddingBag does, but accumulates in float32, rounds once, checks ids and offsets,
-/// and its gradients have the same bits for any number of threads.
+/// Bags of tokens: the rows of several ids are pooled into their sum, mean or maximum. Works like
+/// torch::nn::EmbeddingBag, but accumulates in float32, rounds once, checks ids and offsets, and
+/// its gradients have the same bits for any number of threads.
 #pragma once
 
 #include <torch/arg.h>
@@ -32,7 +32,7 @@ struct POSEMBED_API BagCall {
   /// int32/int64 [bags]: where each bag begins. The first is 0, and they never decrease; a bag
   /// whose offset equals the next one is empty.
   TORCH_ARG(std::optional<torch::Tensor>, offsets) = std::nullopt;
-  /// Factors of the rows, for sums: in the shape of the ids and the dtype of the table.
+  /// For BagMode::sum, a factor for each row: in the shape of the ids and the dtype of the table.
   TORCH_ARG(std::optional<torch::Tensor>, weights) = std::nullopt;
   /// How a bag's rows are pooled.
   TORCH_ARG(BagMode, mode) = BagMode::sum;
@@ -46,7 +46,7 @@ struct POSEMBED_API BagCall {
 
 namespace functional {
 
-/// The rows of each bag pooled; gradients flow to `weight` and `weights`.
+/// Pools the rows of each bag; gradients flow to `weight` and `weights`.
 /// @param ids  int32/int64 [bags, size]; or [count], split into bags by the call's offsets
 /// @param weight  floating [num_embeddings, embedding_dim]
 /// @return [bags, embedding_dim]; zeros for a bag without ids
@@ -78,7 +78,7 @@ struct POSEMBED_API TokenBagOptions {
   TORCH_ARG(torch::Tensor, _weight) = torch::Tensor();
 };
 
-/// A table of token vectors, pooled by bags; `weight` is [num_embeddings, embedding_dim].
+/// A table of token vectors, pooled per bag; `weight` is [num_embeddings, embedding_dim].
 ///
 ///     posembed::TokenBag bag(posembed::TokenBagOptions(30522, 384));
 ///     auto documents = bag->forward(ids, offsets, tf_idf);   // [documents, 384]
@@ -98,7 +98,7 @@ class POSEMBED_API TokenBagImpl : public torch::nn::Cloneable<TokenBagImpl> {
                         const std::optional<torch::Tensor>& offsets = std::nullopt,
                         const std::optional<torch::Tensor>& weights = std::nullopt);
 
-  /// Read at construction, which makes a negative padding_idx count from the start.
+  /// Read at construction, which converts a negative padding_idx to an index from the start.
   TokenBagOptions options;
   torch::Tensor weight;
 

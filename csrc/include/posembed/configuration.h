@@ -1,4 +1,4 @@
-/// How configurations of models are read: see RotarySpec::from_huggingface.
+/// Options for reading model configurations: see RotarySpec::from_huggingface.
 #pragma once
 
 #include <torch/arg.h>
@@ -11,21 +11,22 @@
 
 namespace posembed {
 
-/// Facts that a configuration may lack, and the layers that are asked for. Python has the same.
+/// Facts that a configuration may lack, and the choice of layers. Python has the same options.
 ///
 ///     const auto options = posembed::ConfigurationOptions().layer_type("sliding_attention");
 ///     const auto spec = posembed::RotarySpec::from_huggingface("gemma/config.json", options);
 struct POSEMBED_API ConfigurationOptions {
-  /// If layers differ: "full_attention", "sliding_attention", and so on.
+  /// The kind of layers to read, if layers differ: "full_attention", "sliding_attention", and so
+  /// on.
   TORCH_ARG(std::optional<std::string>, layer_type) = std::nullopt;
   /// A nested configuration, such as "vision_config" or "talker_config.text_config"; default: that
   /// of the text model, or the top level.
   TORCH_ARG(std::optional<std::string>, part) = std::nullopt;
-  /// The pairing, for unknown model types: configurations do not contain it.
+  /// The pairing, for unknown model types, because configurations do not contain it.
   TORCH_ARG(std::optional<bool>, interleaved) = std::nullopt;
-  /// For configurations without rope_theta.
+  /// The base, for configurations without rope_theta.
   TORCH_ARG(std::optional<double>, base) = std::nullopt;
-  /// Keys that do not concern rotary positions, although they are not known here.
+  /// Unknown keys to ignore, because they do not affect rotary positions.
   TORCH_ARG(std::vector<std::string>, ignore);
 };
 

@@ -10,8 +10,8 @@ namespace posembed {
 /// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
 /// continues; the error is raised here or at posembed's next CUDA call, and the CUDA context stays
 /// usable.
-/// @param wait whether to wait; without, errors of kernels that still run are not seen, for loops
-///     that replay a CUDA graph and must not stop
+/// @param wait  whether to wait for the devices. Without waiting, errors of kernels that still run
+///     are missed; use this in loops that replay a CUDA graph and must not stall.
 /// @throws c10::IndexError names what was out of range, its value, its place, device and range
 ///
 ///     embed->forward(ids);

@@ -31,7 +31,7 @@ enum class Positions { none, learned, sinusoidal };
 enum class PositionRule {
   consecutive,  ///< offset, offset + 1, … for every token
   /// Padding is not counted: it has position -1, whose row gets no gradient. With sinusoids, which
-  /// then are fairseq's, its encoding is zero.
+  /// are then fairseq's, padding's encoding is zero.
   roberta,
   opt,  ///< the same, but an attention mask marks padding, and its row is trained
 };
@@ -60,7 +60,7 @@ struct POSEMBED_API InputParts {
   TORCH_ARG(std::optional<torch::Tensor>, norm_weight) = std::nullopt;
   /// [embedding_dim], for LayerNorm.
   TORCH_ARG(std::optional<torch::Tensor>, norm_bias) = std::nullopt;
-  /// The seed of dropout's mask: int64 with one element; default: drawn from torch's generator.
+  /// Seed of the dropout mask: int64 with one element; default: drawn from torch's generator.
   TORCH_ARG(std::optional<torch::Tensor>, seed) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
@@ -82,7 +82,7 @@ struct POSEMBED_API InputParts {
   TORCH_ARG(int64_t, position_padding_idx) = -1;
   /// The form of the token table's gradient.
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
-  /// Index of the first of these tokens in dropout's mask.
+  /// Index of this call's first token in the dropout mask.
   TORCH_ARG(c10::SymInt, first_token) = 0;
 
  public:
@@ -183,22 +183,22 @@ class POSEMBED_API InputProjectionImpl : public torch::nn::LinearImpl {
 ///
 ///     auto h = embed->forward(ids, posembed::InputCall().types(types).offset(17));
 struct POSEMBED_API InputCall {
-  /// int32/int64 [seq] or [batch, seq]; default: counted from `offset` as position_rule says.
+  /// int32/int64 [seq] or [batch, seq]; default: counted from `offset` by position_rule.
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// int32/int64 [batch, seq]; default: type 0.
   TORCH_ARG(std::optional<torch::Tensor>, types) = std::nullopt;
-  /// The position of the first token if no positions are given: tokens in a cache.
+  /// The position of the first token if no positions are given: the number of tokens in a cache.
   TORCH_ARG(Offset, offset) = 0;
   /// For PositionRule::opt: bool, int32 or int64 [batch, offset + seq], 0 for padding.
   TORCH_ARG(std::optional<torch::Tensor>, attention_mask) = std::nullopt;
-  /// The seed of dropout: int64 with one element; default: drawn from torch's generator.
+  /// Seed of the dropout mask: int64 with one element; default: drawn from torch's generator.
   TORCH_ARG(std::optional<torch::Tensor>, seed) = std::nullopt;
-  /// Index of the first of these tokens in dropout's mask: parts with one seed draw the mask of the
-  /// whole.
+  /// Index of this call's first token in the dropout mask: calls for parts of the input, with one
+  /// seed, draw the mask of the whole.
   TORCH_ARG(int64_t, first_token) = 0;
   /// Instead of ids: floating [batch, seq, embedding_dim], or token_dim components, in the dtype of
-  /// the tables; take the place of the scaled token rows. roberta counts all of them, because no id
-  /// says which are padding.
+  /// the tables. They replace the scaled token rows. PositionRule::roberta counts all of them,
+  /// because no id marks padding.
   TORCH_ARG(std::optional<torch::Tensor>, inputs_embeds) = std::nullopt;
 };
 
@@ -241,21 +241,21 @@ class InputEmbedding : public torch::nn::ModuleHolder<InputEmbeddingImpl> {
   using torch::nn::ModuleHolder<InputEmbeddingImpl>::ModuleHolder;
   using Impl = InputEmbeddingImpl;
 
-  /// The input layer of a model's folder, with equal results: config.json and safetensors, one file
-  /// or several with an index, as transformers' save_pretrained writes them for models with or
-  /// without a head. Only the tensors of the input layer are read. The module is in evaluation
-  /// mode and has the dtype of the file's token table.
+  /// Loads a model's input layer from its folder; results equal the model's. Reads config.json and
+  /// safetensors, one file or several with an index, as transformers' save_pretrained writes them
+  /// for models with or without a head. Reads only the tensors of the input layer. The module is in
+  /// evaluation mode and has the dtype of the file's token table.
   ///
   /// Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT,
-  /// M2M100 (NLLB), NLLB-MoE, FSMT; of those with an encoder and a decoder the encoder's layer.
+  /// M2M100 (NLLB), NLLB-MoE, FSMT; for models with an encoder and a decoder, the encoder's layer.
   /// position_rule counts positions among padding as RoBERTa, fairseq and OPT do; pass OPT's
   /// attention mask to forward().
   ///
   ///     auto embed = posembed::InputEmbedding::from_huggingface("bert-base-uncased");
   ///     auto h = embed->forward(ids);  // [batch, seq] -> [batch, seq, 768]
   ///
-  /// @throws c10::ValueError another family, a folder without safetensors, a missing tensor, or one
-  ///     of another shape
+  /// @throws c10::ValueError an unknown family, a folder without safetensors, a missing tensor, or
+  ///     one of another shape
   /// @throws pretrained::FileFormatError a malformed file of tensors
   /// @throws std::filesystem::filesystem_error a file cannot be read
   static POSEMBED_API InputEmbedding from_huggingface(const std::string& folder);

@@ -30,11 +30,12 @@ namespace functional {
 POSEMBED_API torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
                                        const PositionCall& call = {}, int64_t first_row = 0);
 
-/// The rows of positions: int32/int64 [...] -> [..., embedding_dim]; otherwise as learned_add().
+/// Looks up the rows of positions: int32/int64 [...] -> [..., embedding_dim]; otherwise like
+/// learned_add().
 POSEMBED_API torch::Tensor learned_encode(const torch::Tensor& weight,
                                           const torch::Tensor& positions, int64_t first_row = 0);
 
-/// A longer table [first_row + max_positions, embedding_dim]; see
+/// Returns a longer table [first_row + max_positions, embedding_dim]; see
 /// LearnedPositionalEmbeddingImpl::extend.
 POSEMBED_API torch::Tensor learned_extend(const torch::Tensor& weight, int64_t max_positions,
                                           int64_t first_row = 0,
@@ -97,13 +98,13 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
   ///     without a row
   torch::Tensor forward(const torch::Tensor& x, const PositionCall& call = {});
-  /// The rows alone: int32/int64 [...] -> [..., embedding_dim].
+  /// Looks up the rows alone: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
-  /// Makes the table longer, in place. Rows before position 0 stay. Create the optimizer
+  /// Makes the table longer, in place. Rows before position 0 do not change. Create the optimizer
   /// afterwards, because its state is not resized.
-  /// @param method  "linear" or "cubic": interpolated, the first and the last row stay the first
-  ///     and the last. "repeat": the rows are repeated from the first one on.
+  /// @param method  "linear" or "cubic": interpolation that keeps the first and the last row.
+  ///     "repeat": repeats the rows, starting with the first.
   /// @throws c10::ValueError fewer positions than the table has; an unknown method
   void extend(int64_t max_positions, const std::string& method = "linear");
 

@@ -18,8 +18,9 @@ namespace posembed {
 POSEMBED_API int64_t empty_cache();
 
 /// Limits the bytes that are kept, in the whole process; 0 keeps none. The default is the value of
-/// the environment variable POSEMBED_CACHE_LIMIT; without it a 64th of the memory that the process
-/// may use, at most 512 MiB, and nothing in a forked process. Returns the previous limit.
+/// the environment variable POSEMBED_CACHE_LIMIT. If it is not set, the default is 1/64 of the
+/// memory that the process may use, at most 512 MiB, and 0 in a forked process. Returns the
+/// previous limit.
 ///
 /// Only memory of CPU results of 4 MiB and more is kept, and only if it came fresh from the system:
 /// an allocator that reuses memory itself (jemalloc, tcmalloc) leaves nothing to keep.

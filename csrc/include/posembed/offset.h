@@ -13,7 +13,8 @@
 
 namespace posembed {
 
-/// A number, or a tensor with one for each sample: batched decoding with caches of unlike lengths.
+/// A number, or a tensor with one for each sample, for batched decoding with caches of different
+/// lengths.
 ///
 ///     rope->forward(q, k, posembed::RotaryCall().offset(17));
 ///     rope->forward(q, k, posembed::RotaryCall().offset(torch::tensor({17, 4})));  // batch of 2
@@ -32,10 +33,10 @@ class POSEMBED_API Offset {
   const std::optional<at::Tensor>& of_samples() const { return of_samples_; }
 
   /// The given positions; if each sample has its own offset, [batch, seq] for the tokens of `x`.
-  /// @param batch  dimension of x, -1: it has none
-  /// @param seq  dimension of x
-  /// @throws c10::ValueError positions beside a tensor, or a tensor that is not [batch];
-  ///     c10::TypeError its dtype
+  /// @param batch  index of the batch dimension of `x`; -1: none
+  /// @param seq  index of the sequence dimension of `x`
+  /// @throws c10::ValueError positions given together with a tensor, or a tensor that is not
+  ///     [batch]; c10::TypeError its dtype
   std::optional<at::Tensor> positions(const std::optional<at::Tensor>& given, const at::Tensor& x,
                                       int64_t batch = 0, int64_t seq = 1) const;
 

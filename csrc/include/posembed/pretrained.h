@@ -1,6 +1,6 @@
 /// Files of pretrained vectors: safetensors (one file, or several with an index), word2vec binary
-/// and text, fastText .vec, GloVe text. The format is recognised by the first bytes. Opening a file
-/// reads names and shapes only.
+/// and text, fastText .vec, GloVe text. The first bytes identify the format. Opening a file reads
+/// names and shapes only.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -41,7 +41,7 @@ enum class Format { safetensors, word2vec_binary, word2vec_text, glove };
 /// "safetensors", "word2vec-binary", "word2vec-text" (fastText's .vec too) or "glove".
 POSEMBED_API const char* name(Format format);
 
-/// How words without a row are filled.
+/// How to fill the rows of words that the file lacks.
 enum class Missing {
   mean,   ///< the mean of the rows that were found
   zero,   ///< zeros
@@ -55,11 +55,11 @@ struct Coverage {
   std::vector<std::string> duplicate;  ///< words with several rows, of which the first was taken
 };
 
-/// Whether a row that cannot be read is an error: one with too few or too many numbers, with text
-/// or infinity or nan where a finite number should be, or with a word that is not UTF-8.
+/// Whether a row that cannot be read is an error: one with too few or too many numbers, with text,
+/// infinity or NaN in place of a finite number, or with a word that is not UTF-8.
 enum class OnBadRow {
   raise,  ///< FileFormatError
-  skip,   ///< the row is left out; VectorFile::skipped() tells of it
+  skip,   ///< the row is left out; VectorFile::skipped() reports it
 };
 
 /// A row that was left out.
@@ -90,10 +90,10 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 struct POSEMBED_API OpenOptions {
   /// The word of each row, for safetensors, which have none: a tokenizer's tokens by id.
   TORCH_ARG(std::vector<std::string>, words);
-  /// Whether a word that is not UTF-8 is an error; otherwise U+FFFD stands for its bad bytes.
+  /// Whether a word that is not UTF-8 is an error; otherwise U+FFFD replaces its invalid bytes.
   TORCH_ARG(bool, check_utf8) = true;
-  /// Whether one row that cannot be read is an error. To leave such rows out, a file of words is
-  /// read once more; of text, lines are counted then, whatever the header says.
+  /// Whether a row that cannot be read is an error. Skipping such rows needs a second pass over a
+  /// file of words; in text, it counts lines and ignores the header's number of rows.
   TORCH_ARG(OnBadRow, on_bad_row) = OnBadRow::raise;
 };
 
@@ -103,7 +103,7 @@ struct POSEMBED_API ReadOptions {
   TORCH_ARG(std::string, tensor);
   /// The result's dtype; default: as in the file.
   TORCH_ARG(std::optional<torch::Dtype>, dtype) = std::nullopt;
-  /// How words without a row are filled.
+  /// How to fill the rows of words that the file lacks.
   TORCH_ARG(Missing, missing) = Missing::mean;
   /// Called with the progress of reading.
   TORCH_ARG(Progress, progress);
@@ -125,8 +125,8 @@ class POSEMBED_API VectorFile {
 
   /// The tensors' names, in the file's order.
   std::vector<std::string> names() const;
-  /// A tensor's shape, in torch's elements: two numbers of four bits are one. Reads no data, except
-  /// that GloVe's lines are counted at the first call.
+  /// A tensor's shape, in torch's elements: two 4-bit numbers are one element. Reads no data,
+  /// except that GloVe's lines are counted at the first call.
   std::vector<int64_t> shape(const std::string& name) const;
   /// A tensor's dtype in the file; float32 for text.
   /// @throws c10::TypeError torch has no such dtype
@@ -134,8 +134,8 @@ class POSEMBED_API VectorFile {
 
   /// A whole tensor. From safetensors, in the file's own dtype, this is a copy-on-write view of the
   /// mapped file: pages take memory when they are touched, and writing never changes the file. The
-  /// view may outlive this object. Do not truncate or rewrite the file in place while a view is in
-  /// use.
+  /// view may outlive this object. Do not truncate the file or rewrite it in place while a view is
+  /// in use.
   torch::Tensor tensor(const std::string& name = "vectors",
                        std::optional<torch::Dtype> dtype = std::nullopt,
                        const Progress& progress = nullptr) const;
@@ -143,9 +143,9 @@ class POSEMBED_API VectorFile {
   /// The word of each row.
   std::vector<std::string> words() const;
 
-  /// The rows of words; if a word has several rows, the first. An empty word stands for a row
-  /// without a word, and is filled like a missing one.
-  /// @throws c10::ValueError a word is given twice; none is found and the mean is asked for
+  /// Reads the rows of words; if a word has several rows, the first. An empty word stands for a row
+  /// without a word, which is filled like that of a missing word.
+  /// @throws c10::ValueError a word is given twice; no word is found and `missing` is mean
   Rows rows(const std::vector<std::string>& vocabulary, const ReadOptions& options = {}) const;
 
   /// The same for very many words. The vocabulary records which were found.
@@ -159,7 +159,7 @@ class POSEMBED_API VectorFile {
   /// The same for very many words.
   void look_up(Vocabulary& vocabulary, const Progress& progress = nullptr) const;
 
-  /// The rows that were left out, if the file was opened so.
+  /// The rows that were left out, if the file was opened with OnBadRow::skip.
   Skipped skipped() const;
 
   /// A copy of a whole table.
@@ -169,8 +169,8 @@ class POSEMBED_API VectorFile {
   std::shared_ptr<const Source> source_;
 };
 
-/// Opens a file, or the index (.json) of a model in several files, each of which is opened when one
-/// of its tensors is asked for.
+/// Opens a file, or the index (.json) of a sharded model. Each shard is opened when one of its
+/// tensors is first requested.
 /// @throws FileFormatError the format is unknown, or the header is malformed
 /// @throws std::filesystem::filesystem_error the file cannot be read
 POSEMBED_API VectorFile open(const std::string& path, const OpenOptions& options = {});

@@ -16,7 +16,7 @@
 
 namespace posembed {
 
-/// How distances of query and key become buckets.
+/// How distances between query and key map to buckets.
 enum class RelativeBuckets {
   t5,    ///< one for each short distance, then logarithmically wider ones, up to max_distance
   bert,  ///< one for each distance; longer ones share the outermost (Shaw et al., arXiv:1803.02155)
@@ -31,13 +31,13 @@ struct POSEMBED_API RelativeBiasOptions {
 
   /// Columns of the table.
   TORCH_ARG(int64_t, num_heads);
-  /// Rows of the table: even for both directions and t5; odd, 2 * max_positions - 1, for bert.
+  /// Rows of the table: even for t5 with both directions; odd, 2 * max_positions - 1, for bert.
   TORCH_ARG(int64_t, num_buckets) = 32;
   /// t5: longer distances share a bucket.
   TORCH_ARG(int64_t, max_distance) = 128;
-  /// Keys after the query have buckets of their own; otherwise they share that of distance 0.
+  /// Keys after the query have buckets of their own; otherwise they share the bucket of distance 0.
   TORCH_ARG(bool, bidirectional) = true;
-  /// How distances become buckets.
+  /// How distances map to buckets.
   TORCH_ARG(RelativeBuckets, buckets) = RelativeBuckets::t5;
 };
 
@@ -61,8 +61,8 @@ POSEMBED_API torch::Tensor relative_bias(const torch::Tensor& weight, int64_t qu
 
 }  // namespace functional
 
-/// A table of biases; `weight` is [num_buckets, num_heads], initialised from N(0, 0.02). T5's is
-/// named relative_attention_bias.weight.
+/// A table of biases; `weight` is [num_buckets, num_heads], initialised from N(0, 0.02). T5 names
+/// it relative_attention_bias.weight.
 ///
 ///     posembed::RelativePositionBias bias(posembed::RelativeBiasOptions(8));
 ///     auto y = at::scaled_dot_product_attention(q, k, v, bias->forward(q.size(2)));

@@ -71,9 +71,9 @@ struct POSEMBED_API RotaryCall {
   /* implicit */ RotaryCall(torch::Tensor positions) : positions_(std::move(positions)) {}
 
   /// int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections also [axes,
-  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token as it is.
-  /// Floating positions may have fractions, as exact as whole numbers, and negative ones rotate
-  /// backwards; none of them leaves a token. Default: offset, offset + 1, …
+  /// batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves the token unrotated.
+  /// Floating positions may have fractions, with angles as exact as those of whole numbers.
+  /// Negative ones rotate backwards, -1.0 too. Default: offset, offset + 1, …
   TORCH_ARG(std::optional<torch::Tensor>, positions) = std::nullopt;
   /// The position of the first token if no positions are given.
   TORCH_ARG(Offset, offset) = 0;
@@ -83,16 +83,16 @@ struct POSEMBED_API RotaryCall {
   /// + 1], the token at which each begins, then the number of tokens. Positions restart at `offset`
   /// in each.
   TORCH_ARG(std::optional<torch::Tensor>, cu_seqlens) = std::nullopt;
-  /// The order of the dimensions. A module has its own.
+  /// The order of the dimensions. A module uses its own.
   TORCH_ARG(Layout, layout) = Layout::bshd;
   /// Frequencies to use instead of the specification's: float32/float64 [rotary_dim / 2], in
-  /// radians per position. A module has its own.
+  /// radians per position. A module uses its own.
   TORCH_ARG(std::optional<torch::Tensor>, frequencies) = std::nullopt;
 };
 
 namespace functional {
 
-/// Rotates `query`; gradients flow. Each call writes `spec` as text: a RotaryEmbedding keeps it.
+/// Rotates `query`; gradients flow. Each call serialises `spec`; a RotaryEmbedding does so once.
 ///
 ///     query = posembed::functional::rotary(query, spec, posembed::RotaryCall().offset(17));
 ///
@@ -116,8 +116,8 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_(const torch::Tenso
                                                               const RotarySpec& spec,
                                                               const RotaryCall& call = {});
 
-/// rotary() into existing memory, which saves the cost of new memory; returns `out`. For inference:
-/// raises if a gradient would be lost.
+/// rotary() into existing memory, which saves an allocation; returns `out`. For inference: raises
+/// if a gradient would be lost.
 /// @param out  in the shape and dtype of `query`, any strides with a contiguous last dimension; may
 ///     be `query` itself, but must not overlap it otherwise
 POSEMBED_API torch::Tensor rotary_out(const torch::Tensor& out, const torch::Tensor& query,
@@ -132,8 +132,8 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_out(
 /// @param key  keys in `call.layout()` that were rotated by `spec` at `old_positions`
 /// @param new_positions  the positions to move to; shapes as in RotaryCall
 /// @param new_spec  the specification to move to; default: `spec`
-/// @param call  layout; frequencies of the rotation, if it had any: a `new_spec` has none, keys are
-///     moved to its own
+/// @param call  layout, and frequencies if `key` was rotated with any. They do not apply to
+///     `new_spec`, which uses its own.
 /// @throws as rotary_(); c10::ValueError other options of the call
 POSEMBED_API torch::Tensor rerotate_(const torch::Tensor& key, const torch::Tensor& old_positions,
                                      const torch::Tensor& new_positions, const RotarySpec& spec,
@@ -220,8 +220,9 @@ class POSEMBED_API RotaryEmbeddingImpl : public torch::nn::Cloneable<RotaryEmbed
                           const torch::Tensor& new_positions,
                           const std::optional<RotarySpec>& new_spec = std::nullopt);
 
-  /// The module for sequences of one length, if frequencies depend on the length (dynamic NTK,
-  /// LongRoPE). All keys of a cache must come from the same one. Learned frequencies are shared.
+  /// Returns the module for sequences of one length, if frequencies depend on the length (dynamic
+  /// NTK, LongRoPE). All keys of a cache must come from the same one. Learned frequencies are
+  /// shared.
   RotaryEmbedding resolve(int64_t seq_len) const;
 
   /// Read at construction and by reset().

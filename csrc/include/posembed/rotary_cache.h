@@ -41,7 +41,7 @@ struct POSEMBED_API RotaryCacheCall {
   /// The order of the dimensions of query, key and value.
   TORCH_ARG(Layout, layout) = Layout::thd;
   TORCH_ARG(CacheLayout, cache_layout) = CacheLayout::nhd;
-  /// Also rotate the key in place, for attention that reads it there.
+  /// Also rotate the key in place, for attention that reads it from `key`.
   TORCH_ARG(bool, rotate_key) = false;
   /// Where the rotated query goes; default: in place.
   TORCH_ARG(std::optional<torch::Tensor>, query_out) = std::nullopt;

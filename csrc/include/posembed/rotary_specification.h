@@ -21,7 +21,7 @@ struct LinearScaling {
 };
 
 /// NTK-aware: the base grows to base * factor^(d / (d - 2)), d = rotary_dim, so that the longest
-/// wavelength is stretched by `factor` and the shortest stays.
+/// wavelength is stretched by `factor` and the shortest does not change.
 struct NtkScaling {
   double factor = 1.0;
 };
@@ -32,10 +32,10 @@ struct DynamicNtkScaling {
   int64_t original_max_positions = 0;
 };
 
-/// YaRN: the frequencies of pairs with more than beta_fast turns in the original context stay,
-/// those with fewer than beta_slow turns are divided by `factor`, those in between are blended.
-/// Peng et al., arXiv:2309.00071. With an attention factor of 1 this is "NTK by parts", the method
-/// before YaRN.
+/// YaRN: the frequencies of pairs with more than beta_fast turns in the original context do not
+/// change, those with fewer than beta_slow turns are divided by `factor`, and those in between are
+/// blended. Peng et al., arXiv:2309.00071. With an attention factor of 1 this is "NTK by parts",
+/// the method before YaRN.
 struct YarnScaling {
   double factor = 1.0;
   int64_t original_max_positions = 0;
@@ -48,7 +48,8 @@ struct YarnScaling {
 };
 
 /// Llama 3.1: wavelengths over original_max_positions / low_freq_factor are stretched by `factor`,
-/// those under original_max_positions / high_freq_factor stay, those in between are blended.
+/// those under original_max_positions / high_freq_factor do not change, and those in between are
+/// blended.
 struct Llama3Scaling {
   double factor = 1.0;
   double low_freq_factor = 1.0;
@@ -57,7 +58,7 @@ struct Llama3Scaling {
 };
 
 /// Gemma: only the first `proportion` of the pairs rotate, with exponents over the whole
-/// rotary_dim; the others stand still. All frequencies are divided by `factor`.
+/// rotary_dim; the others do not turn. All frequencies are divided by `factor`.
 struct ProportionalScaling {
   double proportion = 1.0;
   double factor = 1.0;
@@ -77,7 +78,7 @@ struct LongRopeScaling {
   std::optional<double> long_attention_factor = std::nullopt;  ///< default: attention_factor
 };
 
-/// xPos: frequencies stay; pair i of a query is multiplied by zeta^((position - center) /
+/// xPos: frequencies do not change; pair i of a query is multiplied by zeta^((position - center) /
 /// scale_base), zeta = (2i / rotary_dim + 0.4) / 1.4, and pair i of a key by the inverse, so that
 /// scores fade with distance. Sun et al., arXiv:2212.10554.
 ///
@@ -110,7 +111,7 @@ POSEMBED_API const char* name(Numerics numerics);
 struct POSEMBED_API Sections {
   std::vector<int64_t> axis_of_pair = {};  ///< [rotary_dim / 2]
   bool restart = false;                    ///< each axis has the whole series of frequencies
-  /// The axes of positions, if more than used_axes(): the last ones rotate no pair.
+  /// The number of position axes, if more than used_axes(): the last ones rotate no pair.
   std::optional<int64_t> axes = std::nullopt;
 
   /// The number of axes up to the last that rotates a pair.
@@ -148,48 +149,47 @@ struct POSEMBED_API RotarySpec {
 
   Numerics numerics = Numerics::exact;
 
-  /// @throws c10::ValueError the numbers do not fit together; the text names the field
+  /// @throws c10::ValueError the numbers are inconsistent; the message names the field
   void check() const;
-  /// check() without the frequencies, which numbers that are valid alone may let overflow.
+  /// check() without the frequencies, which may overflow even if each number is valid.
   void check_fields() const;
 
   std::string to_json() const;
-  /// @throws c10::ValueError text that is not JSON, unknown keys, and what check() refuses
+  /// @throws c10::ValueError text that is not JSON, unknown keys, and whatever check() rejects
   static RotarySpec from_json(const std::string& text);
 
-  /// Reads the specification of a model from its configuration: of transformers 4 and 5, Meta's and
-  /// Mistral's params.json, or GGUF metadata as JSON. Add tensors that change the rotation as keys:
-  /// GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
-  /// "rope_factors_long.weight" (Phi-3). The specification of a model whose keys say that it does
-  /// not rotate has a rotary_dim of 0.
+  /// Reads the specification of a model from its configuration: config.json of transformers 4 or 5,
+  /// params.json of Meta or Mistral, or GGUF metadata as JSON. Add tensors that change the rotation
+  /// as keys: GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
+  /// "rope_factors_long.weight" (Phi-3). If the keys say that a model does not rotate, its
+  /// specification has a rotary_dim of 0.
   ///
   ///     const auto spec = posembed::RotarySpec::from_huggingface("llama/config.json");
   ///     posembed::RotaryEmbedding rope{posembed::RotaryOptions(spec)};
   ///
-  /// Reading is strict, because a wrong rotation is no error at run time, only a worse model: keys
-  /// that are unknown, missing or contradict each other raise. A published file leaves out what its
-  /// configuration class in transformers adds. Python completes files by these classes, C++ cannot:
-  /// where a class has a rule of its own for a missing key, the error says so. Add the key, or read
+  /// Reading is strict, because a wrong rotation raises no error at run time and only makes the
+  /// model worse: unknown, missing and contradictory keys raise. Published files omit the keys that
+  /// their configuration class in transformers adds. Python completes files with these classes; C++
+  /// cannot. If a class has its own rule for a missing key, the error says so. Add the key, or read
   /// the file in Python and pass its to_json() to from_json().
   /// @param config  the path of a configuration or of its folder, or JSON text
-  /// @throws c10::ValueError a key is missing, not understood, or contradicts another, layers of
-  ///     this kind do not exist or do not rotate, or an option has no effect; the text names it
-  /// @throws c10::TypeError a nested configuration is no JSON object
+  /// @throws c10::ValueError a key is missing, not understood, or contradicts another; layers of
+  ///     this kind do not exist or do not rotate; or an option has no effect. The message names it.
+  /// @throws c10::TypeError a nested configuration is not a JSON object
   /// @throws std::filesystem::filesystem_error the file cannot be read
   static RotarySpec from_huggingface(const std::string& config,
                                      const ConfigurationOptions& options = {});
 
-  /// Reads one specification for each layer, in the model's order; none where a layer does not
-  /// rotate. Takes no layer_type; otherwise as from_huggingface().
-  /// @throws c10::ValueError also where the configuration does not say which layers are of which
-  ///     kind
+  /// Reads one specification for each layer, in the model's order; std::nullopt for a layer that
+  /// does not rotate. Takes no layer_type; otherwise like from_huggingface().
+  /// @throws c10::ValueError also if the configuration does not list the kind of each layer
   static std::vector<std::optional<RotarySpec>> for_layers(
       const std::string& config, const ConfigurationOptions& options = {});
 
   /// Whether frequencies depend on the length of the sequence. resolve() fixes them.
   bool is_dynamic() const;
 
-  /// The specification for sequences of one length, with fixed frequencies. Use the same one for a
+  /// The specification, with fixed frequencies, for sequences of one length. Use the same one for a
   /// whole cache, because keys rotated by different ones are not comparable.
   RotarySpec resolve(int64_t seq_len) const;
 
@@ -201,7 +201,7 @@ struct POSEMBED_API RotarySpec {
   /// @param seq_len  as in resolve(); default: within the original context
   torch::Tensor frequencies(std::optional<int64_t> seq_len = std::nullopt) const;
 
-  /// Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that stand still.
+  /// Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs that do not turn.
   torch::Tensor wavelengths(std::optional<int64_t> seq_len = std::nullopt) const;
 
   /// The factor that rotated queries and keys are multiplied by.
@@ -211,8 +211,8 @@ struct POSEMBED_API RotarySpec {
   /// scaling=linear(factor=8)".
   std::string describe() const;
 
-  /// A report of several lines for people: pairs, wavelengths, which pairs are stretched by how
-  /// much, the error that float32 angles would have.
+  /// A readable report of several lines: pairs, wavelengths, which pairs are stretched and by how
+  /// much, and the error that float32 angles would have.
   std::string explain(std::optional<int64_t> seq_len = std::nullopt) const;
 
   /// Describes the differences, and the position from which angles differ by more than 1e-3 rad.

@@ -34,7 +34,7 @@ struct POSEMBED_API RotaryTables {
   TORCH_ARG(Layout, layout) = Layout::bhsd;
   /// Pairs (2i, 2i + 1); otherwise (i, i + rotary_dim / 2).
   TORCH_ARG(bool, interleaved) = false;
-  /// Tables have one column for each pair. Tables of whole width have two equal ones, of which the
+  /// Tables have one column for each pair. Full-width tables have two equal columns, of which the
   /// first is read: columns i and i + rotary_dim / 2, or 2i and 2i + 1 if interleaved.
   TORCH_ARG(bool, half_width) = false;
   /// The first rotated component.
@@ -57,7 +57,7 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables(const torch:
                                                                     const torch::Tensor& key,
                                                                     const RotaryTables& tables);
 
-/// In place, for inference; returns its tensors.
+/// rotary_tables() in place, for inference; returns its tensors.
 /// @throws c10::ValueError also if grad mode is on and an argument requires grad, or
 ///     tensors overlap
 POSEMBED_API torch::Tensor rotary_tables_(const torch::Tensor& query, const RotaryTables& tables);
@@ -65,8 +65,8 @@ POSEMBED_API std::tuple<torch::Tensor, torch::Tensor> rotary_tables_(const torch
                                                                      const torch::Tensor& key,
                                                                      const RotaryTables& tables);
 
-/// Into `out`, for inference: memory of the result's dtype with a contiguous last dimension, which
-/// may be the input itself.
+/// rotary_tables() into `out`, for inference. `out` has the result's dtype and a contiguous last
+/// dimension; it may be the input itself.
 /// @throws as rotary_tables_()
 POSEMBED_API torch::Tensor rotary_tables_out(const torch::Tensor& out, const torch::Tensor& query,
                                              const RotaryTables& tables);

@@ -31,10 +31,10 @@ struct POSEMBED_API SinusoidalSpec {
   std::optional<double> shift;
   double scale = 1.0;  ///< multiplies the encoding
   /// The row of padding in fairseq's table: position 0 has the sinusoid of padding_idx + 1, and
-  /// position -1, padding, is zero. Default: 1 with fairseq, otherwise positions are as they are.
+  /// position -1, padding, is zero. Default: 1 with fairseq; otherwise positions are not shifted.
   std::optional<int64_t> padding_idx;
 
-  /// Throws c10::ValueError, which names the field, if the numbers do not fit together.
+  /// Throws c10::ValueError, whose message names the field, if the numbers are inconsistent.
   void check() const;
 
   std::string to_json() const;
@@ -74,7 +74,7 @@ struct POSEMBED_API SinusoidalOptions {
 
   /// Components of an encoding.
   TORCH_ARG(int64_t, embedding_dim);
-  /// About longest / shortest wavelength.
+  /// About the ratio of the longest to the shortest wavelength.
   TORCH_ARG(double, base) = 10000.0;
   /// "vaswani": sines and cosines alternate. "marian": all sines, then all cosines.
   /// "tensor2tensor" and its synonym "ddpm": as marian, with shift 1. "fairseq": the same with

@@ -1,6 +1,6 @@
-/// Token embedding: a table with one learned row for each id of a vocabulary. Works as
-/// torch::nn::Embedding does. Gradients are summed in float32 or wider for every dtype of the
-/// table, and their bits do not depend on the number of threads.
+/// Token embedding: a table with one learned row for each id of a vocabulary. Works like
+/// torch::nn::Embedding. Gradients are summed in float32 or wider for every dtype of the table, and
+/// their bits do not depend on the number of threads.
 #pragma once
 
 #include <torch/arg.h>
@@ -42,7 +42,7 @@ struct POSEMBED_API EmbeddingCall {
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
   /// Multiplies the result.
   TORCH_ARG(double, scale) = 1.0;
-  /// Divide a row's gradient by its id's count among `ids`.
+  /// Divide a row's gradient by the count of its id in `ids`.
   TORCH_ARG(bool, scale_grad_by_freq) = false;
   /// The form of the table's gradient.
   TORCH_ARG(TableGradient, gradient) = TableGradient::dense;
@@ -79,7 +79,7 @@ struct POSEMBED_API TokenOptions {
   TORCH_ARG(std::optional<double>, max_norm) = std::nullopt;
   /// The p of that norm.
   TORCH_ARG(double, norm_type) = 2.0;
-  /// Divide a row's gradient by its id's count in the batch.
+  /// Divide a row's gradient by the count of its id in the batch.
   TORCH_ARG(bool, scale_grad_by_freq) = false;
   /// torch's name for gradient(TableGradient::rows).
   TORCH_ARG(bool, sparse) = false;
@@ -112,7 +112,8 @@ struct POSEMBED_API ResizeOptions {
   TORCH_ARG(std::string, initialization) = "mean";
   /// The new rows themselves; then initialization is not used.
   TORCH_ARG(torch::Tensor, rows) = torch::Tensor();
-  /// The default is that of transformers: new rows differ, but hardly change the logits.
+  /// The default is that of transformers: new rows differ from each other, but hardly change the
+  /// logits.
   TORCH_ARG(double, covariance_scale) = 1e-9;
   /// Draws the new rows; default: torch's default generator.
   TORCH_ARG(std::optional<at::Generator>, generator) = std::nullopt;
@@ -142,11 +143,11 @@ class POSEMBED_API TokenEmbeddingImpl : public torch::nn::Cloneable<TokenEmbeddi
   /// Lengthens or shortens the vocabulary in place; remaining rows keep their bits.
   /// @param optimizer  Adam, AdamW, SGD, Adagrad or RMSprop over the table: its state is resized
   ///     too, with zeros for new rows
-  /// @throws c10::ValueError if padding_idx would be cut off or the options do not fit
+  /// @throws c10::ValueError if padding_idx would be cut off or the options are inconsistent
   void resize(int64_t num_embeddings, const ResizeOptions& how = {},
               torch::optim::Optimizer* optimizer = nullptr);
 
-  /// Read at construction, which makes a negative padding_idx count from the start.
+  /// Read at construction, which converts a negative padding_idx to an index from the start.
   TokenOptions options;
   torch::Tensor weight;
 };
@@ -158,20 +159,21 @@ class TokenEmbedding : public torch::nn::ModuleHolder<TokenEmbeddingImpl> {
 
   /// A module that shares `weight` [num_embeddings, embedding_dim]. The sizes in `options` are
   /// ignored.
-  /// @throws c10::TypeError the weight is of a dtype that nothing is computed in, such as float8
+  /// @throws c10::TypeError the weight has a dtype for storage only, such as float8
   static POSEMBED_API TokenEmbedding from_pretrained(const torch::Tensor& weight,
                                                      bool freeze = true,
                                                      TokenOptions options = {0, 0});
 
   /// A module with vectors of a file that pretrained::open() reads: those of the words of
-  /// `vocabulary`, in that order, or all. The sizes in `options` are ignored. Rows that `open` lets
-  /// skip are counted in a warning.
+  /// `vocabulary`, in that order, or all. The sizes in `options` are ignored. If `open` skips rows,
+  /// a warning counts them.
   /// @throws pretrained::FileFormatError for a broken file, c10::ValueError for options
-  /// @throws c10::TypeError for a table such as float8 that no dtype is given to convert to
+  /// @throws c10::TypeError for a table of a storage dtype such as float8 if no dtype is given to
+  ///     convert to
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path,
             const std::optional<std::vector<std::string>>& vocabulary = std::nullopt);
-  /// With options, which posembed/pretrained.h has.
+  /// The same with options, which posembed/pretrained.h defines.
   static POSEMBED_API TokenEmbedding
   from_file(const std::string& path, const std::optional<std::vector<std::string>>& vocabulary,
             const pretrained::ReadOptions& read, bool freeze = true, TokenOptions options = {0, 0});

@@ -12,8 +12,8 @@
 
 namespace posembed::pretrained {
 
-/// Requested words, marked as met in the file's order: see VectorFile::rows. Stores all words in
-/// one text and finds them with a hash table of 32-bit numbers, so that millions of words take
+/// Requested words, marked when they are met in a file: see VectorFile::rows. Stores all words in
+/// one string and finds them with a hash table of 32-bit numbers, so that millions of words take
 /// little memory.
 ///
 ///     posembed::pretrained::Vocabulary vocabulary;
@@ -33,7 +33,7 @@ class Vocabulary {
     for (const std::string& word : words) add(word);
   }
 
-  /// Appends a word; an empty one stands for a place without a word.
+  /// Appends a word; an empty one stands for a row without a word.
   void add(std::string_view word) {
     TORCH_CHECK_VALUE(word.size() <= most - text_.size() && ends_.size() < most / 2,
                       "vocabulary: expected words of at most ", most, " bytes in all");
@@ -60,8 +60,8 @@ class Vocabulary {
 
   int64_t size() const { return static_cast<int64_t>(ends_.size()); }
 
-  /// The place of a word from the file; -1 if it is not requested or was met before, because the
-  /// first row of a word counts, as in gensim. Before index() no word is found.
+  /// The index of a word from the file; -1 if it is not requested or was met before, because the
+  /// first row of a word counts, as in gensim. Finds no word before index() is called.
   int64_t meet(std::string_view word) {
     if (tags_.empty()) return -1;
     const size_t slot = find(word, hash_of(word));
@@ -76,8 +76,8 @@ class Vocabulary {
            times_[static_cast<size_t>(place)] > 0;
   }
 
-  /// Calls `visit` with each word met that many times (0, 1, or 2 for more), in the vocabulary's
-  /// order.
+  /// Calls `visit` with each word that was met `times` times (2: more than once), in the
+  /// vocabulary's order.
   template <typename Visit>
   void visit_met(uint8_t times, const Visit& visit) const {
     for (size_t i = 0; i < times_.size(); ++i) {
@@ -92,7 +92,7 @@ class Vocabulary {
   }
 
  private:
-  /// Places and bytes are counted in 32 bits.
+  /// Indices and bytes are counted in 32 bits.
   static constexpr size_t most = std::numeric_limits<uint32_t>::max();
 
   static size_t bytes_of(const std::vector<std::string>& words) {
