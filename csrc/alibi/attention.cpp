@@ -23,7 +23,8 @@ void check_dtype_of_query(const Tensor& tensor, const char* argument, const Tens
   dispatcher::check_same_dtype(tensor, argument, query, "query");
 }
 
-/// Matrix products would broadcast some of these shapes, and not name the argument of others.
+/// Matrix products would broadcast some of these shapes, and reject others without naming the
+/// argument.
 void check_attention(const Tensor& query, const Tensor& key, const Tensor& value, double dropout) {
   dispatcher::check_rank(query, "query", 4, "[batch, num_heads, seq, head_dim]");
   dispatcher::check_rank(key, "key", 4, "[batch, heads, keys, head_dim]");
@@ -45,8 +46,8 @@ double scale_for(const Tensor& query) {
   return 1.0 / std::sqrt(static_cast<double>(query.sym_size(3).guard_int(__FILE__, __LINE__)));
 }
 
-/// The softmax, in place where no gradient can be needed. Scores do not tell whether they require
-/// grad inside a torch.func transform, so they are not asked.
+/// The softmax, in place if no gradient can be needed. Does not ask scores whether they require
+/// grad, because inside a torch.func transform they do not tell.
 Tensor weights_of(Tensor scores, const Tensor& slopes, double scale, const Call& call) {
   if (at::GradMode::is_enabled()) return call_softmax(scores, slopes, scale, call);
   call_softmax_in_place(scores, slopes, scale, call);
@@ -59,7 +60,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
   const c10::SymInt batch = query.sym_size(0), heads = query.sym_size(1),
                     queries = query.sym_size(2), key_heads = key.sym_size(1),
                     keys = key.sym_size(2);
-  // The queries of a group of heads are rows of one matrix: keys need not be copied for each head.
+  // The queries of a group of heads are rows of one matrix, so keys need not be copied for each
+  // head.
   const c10::SymInt rows = heads / key_heads * queries;
   const Tensor grouped = query.reshape_symint({batch, key_heads, rows, query.sym_size(3)});
   const Tensor scores =

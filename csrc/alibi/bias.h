@@ -58,8 +58,8 @@ POSEMBED_INLINE C slope_at(const BiasLine<C>& line, int32_t distance) {
   return distance > 0 ? line.after : line.before;
 }
 
-/// Computed from the distance, so that it is exact at any position: slope * key position, as in
-/// some models, loses precision at large positions.
+/// Computed from the distance, so that it is exact at any position. Some models use slope * key
+/// position, which loses precision at large positions.
 template <typename C>
 POSEMBED_INLINE C bias(const BiasLine<C>& line, int32_t distance) {
   return distance == hidden ? line.hidden : slope_at(line, distance) * static_cast<C>(distance);
@@ -73,7 +73,7 @@ POSEMBED_INLINE C biased(const BiasLine<C>& line, int32_t distance, C score, C s
   return core::fma(slope_at(line, distance), static_cast<C>(distance), scaled);
 }
 
-/// The distance, or hidden, if only the order of positions decides what is visible.
+/// The distance, or `hidden`, if only the order of positions decides what is visible.
 POSEMBED_INLINE int32_t causal_distance(const Distances& distances, int32_t distance) {
   return distances.causal && distance > 0 ? hidden : distance;
 }

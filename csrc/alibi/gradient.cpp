@@ -1,6 +1,6 @@
 // Derivatives of the ALiBi operators. The bias is linear in the slopes, so the bias and its
-// gradient are each other's derivative. In derivatives hidden keys have bias 0, because theirs does
-// not depend on the slopes.
+// gradient are each other's derivative. In derivatives, hidden keys have bias 0, because their bias
+// does not depend on the slopes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>

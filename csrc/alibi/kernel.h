@@ -13,7 +13,7 @@
 
 namespace posembed::alibi {
 
-/// One number per head; with two sides, a second row holds those for keys after the query.
+/// One slope per head; with two sides, a second row has the slopes for keys after the query.
 struct Slopes {
   const void* data = nullptr;  // [sides, heads], contiguous
   core::Scalar scalar = core::Scalar::float32;
@@ -21,8 +21,8 @@ struct Slopes {
   int64_t sides = 1;
 };
 
-/// The positions of queries and keys, and which keys a query does not see. By default query row r
-/// is at position offset + r and key column k at position k. Distances fit in 31 bits.
+/// The positions of queries and keys, and which keys are hidden from a query. By default query row
+/// r is at position offset + r and key column k at position k. Distances fit in 31 bits.
 struct Distances {
   int64_t queries = 0;
   int64_t keys = 0;
@@ -110,7 +110,8 @@ struct SoftmaxBackwardArguments {
   SlopeGradient slopes;
 };
 
-/// Rows are numbered (batch * heads + head) * queries + query; each kernel does rows [begin, end).
+/// Rows are numbered (batch * heads + head) * queries + query; each kernel processes rows [begin,
+/// end).
 POSEMBED_CPU_KERNEL(fill, void(const FillArguments& arguments, int64_t begin, int64_t end));
 POSEMBED_CPU_KERNEL(add, void(const ScoreArguments& arguments, int64_t begin, int64_t end));
 POSEMBED_CPU_KERNEL(softmax, void(const ScoreArguments& arguments, int64_t begin, int64_t end));

@@ -1,5 +1,5 @@
-// ALiBi on CUDA: a block takes one row of scores, a thread 16 bytes of it at a time; the bias is
-// computed in registers from the distance. Every kernel is bound by memory.
+// ALiBi on CUDA: a block processes one row of scores, and a thread 16 bytes of it at a time. The
+// bias is computed in registers from the distance. Every kernel is memory-bound.
 #include <algorithm>
 
 #include "alibi/bias.h"
@@ -22,7 +22,7 @@ unsigned blocks_for(int64_t rows) { return static_cast<unsigned>(std::min(rows, 
 
 // ---------------------------------------------------------------------------------------- one row
 
-/// The query of a row, which gives biases of keys. Plain: distances depend only on key - query.
+/// The query of a row. `plain`: distances to keys depend only on key - query.
 template <bool plain>
 class Query {
  public:
@@ -65,7 +65,7 @@ class Query {
   KeyRange document_;
 };
 
-/// Divides the numbers of rows without division instructions.
+/// Converts row numbers to indices without division instructions.
 struct RowNumbers {
   core::Divisor<int64_t> heads, queries;
 
@@ -194,7 +194,7 @@ __global__ void add_kernel(ScoreArguments arguments, RowNumbers numbers) {
 __device__ float exponential(float x) { return core::exp_of_negative(x); }
 __device__ double exponential(double x) { return exp(x); }
 
-/// Bytes of a row that stay in shared memory between passes; the rest is read again.
+/// Bytes of a row that stay in shared memory between passes; the rest is reloaded.
 constexpr int64_t kept_bytes = 40 * 1024;
 
 template <typename T, int width, bool plain>
@@ -308,7 +308,7 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
         visit(key);
       }
     };
-    /// How many keys of a pack the query sees.
+    /// The number of keys in a pack that the query sees.
     const auto seen_of = [&](int64_t key) {
       return static_cast<int>(max(int64_t{0}, min(int64_t{width}, end - key)));
     };
@@ -330,7 +330,7 @@ __global__ void softmax_backward_kernel(SoftmaxBackwardArguments arguments, RowN
         load_keys<width>(grad + key, g);
         load_keys<width>(weights + key, w);
       }
-      // What is not seen is 0, whatever the memory holds.
+      // Hidden keys have gradient 0, even if memory holds NaN.
 #pragma unroll
       for (int i = 0; i < width; ++i) g[i] = i < seen ? w[i] * (g[i] - mean) : C(0);
       if (gradient.sides > 0) {

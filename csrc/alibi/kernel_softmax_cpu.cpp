@@ -66,7 +66,7 @@ class Softmax {
   }
 
  private:
-  /// Biased scores of visible keys into the buffer, in the order of T's vectors.
+  /// Writes the biased scores of visible keys to the buffer, in the order of T's vectors.
   void read_plain(const T* in, const BiasLine<float>& line, int64_t query) {
     Floats most = broadcast(-INFINITY);
     const auto keep = [&](FloatPair scores, int64_t key) {

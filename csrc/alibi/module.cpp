@@ -188,7 +188,7 @@ torch::Tensor ALiBiImpl::slopes_for(int64_t key_length) const {
   return functional::alibi_scaled_slopes(all, key_length, *train_length);
 }
 
-/// For scores or biases [..., keys], whose shape the operators check.
+/// The slopes for scores or biases [..., keys], whose shape the operators check.
 torch::Tensor ALiBiImpl::slopes_for(const torch::Tensor& scores) const {
   return slopes_for(scores.dim() == 0 ? 0 : scores.size(-1));
 }

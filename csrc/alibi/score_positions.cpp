@@ -106,7 +106,8 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
                 const c10::SymInt& keys, c10::Device device) {
   check_positions(call.query_positions(), "query_positions", batch, queries, device);
   check_positions(call.key_positions(), "key_positions", batch, keys, device);
-  // with_positions() keeps the offset beside its positions, because documents go by the offset.
+  // with_positions() keeps the offset along with its positions, because documents depend on the
+  // offset.
   TORCH_CHECK_VALUE(!call.query_positions().has_value() || !call.query_offset().has_value() ||
                         numbers_visible_keys(call),
                     "query_offset: expected none beside query_positions");

@@ -1,5 +1,5 @@
-// The positions of queries and keys in a call, its documents and its mask: their checks, and the
-// form that kernels read.
+// Checks a call's positions of queries and keys, documents and mask, and converts them to the form
+// that kernels read.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ namespace posembed::alibi {
 using MaybeSize = std::optional<c10::SymInt>;
 
 /// Checks shapes, dtypes and devices; Meta kernels run it too.
-/// @param batch  none: there is no batch, as in scores [heads, query, key]
+/// @param batch  std::nullopt if there is no batch, as in scores [heads, query, key]
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
                 const c10::SymInt& keys, c10::Device device);
 

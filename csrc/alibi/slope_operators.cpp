@@ -26,7 +26,7 @@ SlopeKind kind_of(Text kind) {
   return SlopeKind::paper;
 }
 
-/// Slopes [sides, num_heads] of the heads from head_start on, out of all that a model has.
+/// Slopes [sides, num_heads] of a model's heads, starting at head_start.
 std::vector<float> slope_values(int64_t num_heads, Text kind, double max_bias, int64_t total,
                                 int64_t head_start, at::ArrayRef<double> given) {
   std::vector<float> values;
@@ -68,8 +68,8 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
   return dispatcher::floats_on(device.value_or(at::kCPU), all, sizes);
 }
 
-/// JAIS and BTLM flatten the bias of texts that are longer than those in training. A length that is
-/// a symbol is not compared, so that one program serves all lengths.
+/// JAIS and BTLM flatten the bias of texts that are longer than those in training. A symbolic
+/// length is not compared, so that one compiled program serves all lengths.
 Tensor scaled_slopes(const Tensor& slopes, c10::SymInt key_length, int64_t train_length) {
   TORCH_CHECK_VALUE(train_length > 0, "train_length: expected a positive number, got ",
                     train_length);
@@ -88,9 +88,9 @@ Tensor positions(const Tensor& attention_mask) {
   return (visible.cumsum(-1) - 1) * visible;
 }
 
-/// A block with local indices lacks the bias between its first key and first query, which is
-/// constant along a row: slope * (key - query) in the form "distance", slope * key in the form
-/// "key".
+/// A block whose biases use local indices lacks the bias between its first key and first query,
+/// which is constant along a row: slope * (key - query) in the form "distance", slope * key in the
+/// form "key".
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",

@@ -5,7 +5,7 @@
 namespace posembed::alibi {
 namespace {
 
-/// Slope number `index` of the series that a model of `heads` heads has.
+/// Slope number `index` of the series of a model with `heads` heads.
 double series(double max_bias, int64_t heads, int64_t index) {
   const double share = static_cast<double>(index + 1) / static_cast<double>(heads);
   return std::exp2(-max_bias * share);

@@ -7,8 +7,8 @@
 namespace posembed::alibi {
 
 enum class SlopeKind : int8_t {
-  /// The paper's: powers of 2^(-max_bias / n) for n = 2^k heads. Other head counts take the series
-  /// of the power of two below and fill up with every second slope of the one above.
+  /// The paper's series: powers of 2^(-max_bias / n) for n = 2^k heads. Other head counts take the
+  /// series of the next lower power of two, then every second slope of the next higher one.
   paper,
   /// Powers of 2^(-max_bias / heads) for every head count.
   geometric,

@@ -1,6 +1,6 @@
 // Derivatives of the bag operators. A weighted sum is linear in the table and in the weights, so
 // the derivatives of the sum and of its two gradients are these three operators again. A maximum
-// stores the places it took; its derivative selects their elements.
+// saves the places of the elements it took; its derivative selects the elements there.
 #include <ATen/ops/gather.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -37,7 +37,7 @@ Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag
 }
 
 /// The elements of `table` that a maximum took. Zeros for empty bags, and for a maximum or an id
-/// that does not exist: after a look-up of torch outside a tensor, the CUDA context is lost.
+/// that does not exist: an out-of-range look-up by torch would destroy the CUDA context.
 Tensor choose(const Tensor& table, const Tensor& ids, const Tensor& maxima) {
   if (ids.sym_numel() == 0) return at::zeros_symint(maxima.sym_sizes(), table.options());
   const Tensor none = maxima.lt(0).logical_or(maxima.ge(ids.sym_numel()));

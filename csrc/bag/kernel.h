@@ -14,7 +14,8 @@
 
 namespace posembed::bag {
 
-/// Assigns places, the indices of `ids`, to bags: `size` each, or from a bag's offset to the next.
+/// Assigns places, the indices of `ids`, to bags: `size` places each, or those from a bag's offset
+/// to the next.
 struct Bags {
   core::IndexView ids;      // [count]
   core::IndexView offsets;  // [bags], or [bags + 1] with the end of the last one
@@ -36,7 +37,7 @@ POSEMBED_INLINE Range range_of(const Bags& bags, int64_t bag) {
   return {read(bags.offsets, bag), open ? bags.count : read(bags.offsets, bag + 1)};
 }
 
-/// The bag that contains a place; -1: none.
+/// The bag that contains a place; -1 if none does.
 POSEMBED_INLINE int64_t bag_of(const Bags& bags, int64_t place) {
   if (bags.size >= 0) return place / bags.size;
   int64_t low = 0, high = bags.bags;  // bags [0, low) begin at or before the place

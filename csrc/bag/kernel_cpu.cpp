@@ -34,8 +34,8 @@ POSEMBED_INLINE void prefetch_block(const PoolArguments& a, int64_t place, int64
   for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(row + at);
 }
 
-/// Visits the places of `range` that count, in order, and prefetches the same columns of later
-/// rows, whose random addresses the hardware cannot predict.
+/// Visits, in order, the places of `range` that are not left out, and prefetches the same columns
+/// of later rows, whose random addresses the hardware cannot predict.
 template <typename T, typename Function>
 void for_places(const PoolArguments& a, Range range, int64_t column, const Function& function) {
   for (int64_t place = range.begin; place < range.end; ++place) {

@@ -24,7 +24,7 @@ using core::warps;
 
 // The division of rows among lanes.
 struct WarpLayout {
-  int64_t of_row;  // for a warp each
+  int64_t of_row;  // pieces of a row, each for one warp
   unsigned lanes;  // of a row: a power of two; fewer than a warp's for narrow rows
 };
 
@@ -56,7 +56,7 @@ __device__ Range checked_range(const PoolArguments& a, int64_t bag, bool records
   return {0, 0};
 }
 
-// The row of a place's id, or nullptr if it does not count.
+// The row of a place's id; nullptr if the place is left out.
 template <typename T>
 __device__ const T* row_of(const PoolArguments& a, int64_t id, int64_t place, bool records) {
   if (id < 0 || id >= a.rows) {
@@ -72,7 +72,7 @@ template <typename T, int width>
 struct RowsInFlight {
   static constexpr int count = 8;
 
-  const T* row[count];  // nullptr: does not count
+  const T* row[count];  // nullptr: left out
   Vector<T, width> vector[count];
 
   __device__ void read(const PoolArguments& a, int64_t first, int64_t last, int64_t column,
@@ -191,7 +191,7 @@ void launch_pool(const PoolArguments& a, cudaStream_t stream) {
 
 // ---- backward ----
 
-// Wrong offsets, which forward has recorded, may assign a place to any bag or none.
+// Wrong offsets, which the forward pass has recorded, may assign a place to any bag or none.
 __global__ void __launch_bounds__(threads) find_kernel(FindArguments a) {
   const int64_t place = int64_t{blockIdx.x} * threads + threadIdx.x;
   if (place >= a.bags.count) return;

@@ -95,7 +95,7 @@ void check_backward(const Tensor& gradient, const Bag& in, const MaybeTensor& we
 
 // --------------------------------------------------------------------------- kernels' arguments
 
-/// Contiguous ids and offsets and the form that kernels read. On the CPU, values are checked.
+/// Contiguous ids and offsets, in the form that kernels read. Checks their values on the CPU.
 struct Layout {
   Tensor ids, offsets;
   Bags bags;
@@ -199,13 +199,13 @@ std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Bag& in, Te
 
 // ------------------------------------------------------------------------- the table's gradient
 
-/// The number of places that count in each bag: [bags, 1]. Does not wait for a device.
+/// The number of places in each bag that are not left out: [bags, 1]. Does not wait for a device.
 Tensor bag_sizes(const Bag& in) {
   const Tensor kept = in.ids.ne(in.padding_idx);
   if (!in.offsets.has_value()) return kept.sum(1, /*keepdim=*/true);
   const int64_t bags = bags_of(in).expect_int();
   const at::TensorOptions options = in.ids.options().dtype(at::kLong);
-  // Wrong offsets on a CUDA device must not lead outside the ids.
+  // Wrong offsets on a CUDA device must not cause reads outside the ids.
   const Tensor offsets = in.offsets->to(at::kLong).clamp(0, in.ids.numel());
   const Tensor bounds = at::cat({offsets, at::full({1}, in.ids.numel(), options)});
   const Tensor before = at::cat({at::zeros({1}, options), kept.cumsum(0)});

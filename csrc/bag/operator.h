@@ -16,7 +16,7 @@ using at::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Text = std::string_view;
 
-/// Ids, and which of them form a bag; in the order of the schemas.
+/// Ids and their division into bags, in the order of the schemas.
 struct Bag {
   Tensor ids;           // [bags, size]; or [count], beside offsets
   MaybeTensor offsets;  // [bags], where each begins

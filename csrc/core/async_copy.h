@@ -1,12 +1,12 @@
-// Copies from global to shared memory that run while the thread computes (cp.async). Data on its
-// way costs no registers. GPUs before compute capability 8.0 copy at once.
+// Asynchronous copies from global to shared memory (cp.async). Data in flight takes no registers.
+// GPUs before compute capability 8.0 copy synchronously.
 #pragma once
 
 #include "core/device_vector.h"
 
 namespace posembed::core {
 
-/// Begins to copy an element or a vector. The thread must call wait_for_copies() before it reads
+/// Starts to copy an element or a vector. The thread must call wait_for_copies() before it reads
 /// the copy.
 template <typename V>
 __device__ void copy_async(const V* from, V* to) {

@@ -56,7 +56,7 @@ struct Block32 {
   Lanes part[count];
 };
 
-/// The indices of the parts as constants: loops over registers are unrolled only with them.
+/// The indices of the parts as constants, which the compiler needs to unroll loops over registers.
 template <typename T>
 using Parts = std::make_index_sequence<Block32<T>::count>;
 
@@ -261,7 +261,8 @@ POSEMBED_INLINE void store_pairs(Block32<T> values, T* out, std::index_sequence<
    ...);
 }
 
-/// Rounds once and stores; past the caches if `streaming`, which needs `out` aligned to vectors.
+/// Rounds once and stores; with non-temporal stores if `streaming`, which need `out` aligned to
+/// vectors.
 template <bool streaming = false, typename T>
 POSEMBED_INLINE void store_block(Block32<T> values, T* out, WholeBlock = {}) {
   if constexpr (std::is_same_v<T, double>) {

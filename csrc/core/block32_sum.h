@@ -1,4 +1,5 @@
-// The sum of a block, by halves, so that every instruction set gives the same bits.
+// Sums a block by repeatedly adding its upper half to its lower half, so that every instruction set
+// gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ POSEMBED_INLINE Block32<T> as_sum(Block32<T> values) {
              [](auto x, auto) { return (decltype(x))((Bits)x & ((Bits)x > Bits{} + last)); });
 }
 
-/// The sum of all lanes, by halves: upper to lower.
+/// The sum of all lanes: repeatedly adds the upper half to the lower half.
 POSEMBED_INLINE double add_lanes(LanesOf<double>::Type value) {
   constexpr int64_t count = sizeof value / sizeof(double);
   double lane[count];
@@ -54,7 +55,7 @@ POSEMBED_INLINE auto add_parts(const Lanes* part) {
   }
 }
 
-/// The sum of a block, by halves for any width of registers.
+/// The sum of a block, in the same order for any register width.
 template <typename T>
 POSEMBED_INLINE Compute<T> sum(Block32<T> values) {
   constexpr size_t half = Block32<T>::count / 2;

@@ -20,7 +20,7 @@ struct Larger {
   }
 };
 
-/// Combines the values of a warp's threads; all get the result.
+/// Reduces a value over a warp; every lane gets the result.
 template <typename V, typename Join>
 __device__ V over_warp(V value, Join join) {
 #pragma unroll
@@ -30,7 +30,7 @@ __device__ V over_warp(V value, Join join) {
   return value;
 }
 
-/// Combines the values of a block's threads, in whole warps; all get the result. Every thread must
+/// Reduces a value over a block of whole warps; every thread gets the result. Every thread must
 /// call it.
 template <typename V, typename Join>
 __device__ V over_block(V value, Join join) {

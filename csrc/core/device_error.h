@@ -30,7 +30,7 @@ struct DeviceError {
 /// Keeps the first error of all kernels; later ones are dropped until the host has read it.
 __device__ inline void record_error(DeviceError* error, ErrorKind kind, int64_t value,
                                     int64_t place, int64_t limit) {
-  // Read first: if many threads have an error, a swap by each would block the bus.
+  // Read first: if many threads have an error, an atomic by each would saturate the bus.
   if (error == nullptr || *static_cast<const volatile uint32_t*>(&error->state) != 0u) return;
   if (atomicCAS_system(&error->state, 0u, 1u) != 0u) return;
   error->kind = kind;

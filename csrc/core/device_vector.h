@@ -45,8 +45,8 @@ __device__ void load_all(const T (&values)[width], Compute<T> (&wide)[width]) {
   }
 }
 
-/// The address of an array among a kernel's arguments, for loads through the data cache. Lanes that
-/// read different elements through the constant cache wait for each other.
+/// The address of an array among a kernel's arguments, for loads through the data cache. The
+/// constant cache serialises lanes that read different elements.
 template <typename T>
 __device__ const T* through_data_cache(const T* argument) {
 #if defined(__CUDA_ARCH__)
@@ -55,8 +55,8 @@ __device__ const T* through_data_cache(const T* argument) {
   return argument;
 }
 
-/// `width` values that a thread keeps in shared memory move 16 bytes at a time. Single accesses by
-/// neighbouring threads would conflict in the same banks.
+/// The unit in which a thread loads and stores its `width` values in shared memory: 16 bytes.
+/// Scalar accesses by neighbouring threads would cause bank conflicts.
 template <typename C, int width>
 using Part = Vector<C, std::min(width, vector_width<C>)>;
 
@@ -83,7 +83,7 @@ __device__ void store_values(const C* values, C* kept) {
   }
 }
 
-/// True when rows of `dim` elements that begin `stride` elements apart can be read in 16-byte
+/// Whether rows of `dim` elements that begin `stride` elements apart can be read in 16-byte
 /// vectors.
 template <typename T>
 inline bool vectorizable(const void* data, int64_t dim, int64_t stride) {
@@ -104,7 +104,7 @@ __device__ inline float reciprocal_sqrt(float x) {
 
 __device__ inline double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 
-/// Multiprocessors of the current device; 1 if unknown.
+/// The number of multiprocessors of the current device; 1 if unknown.
 inline int multiprocessors() {
   int device = 0, count = 1;
   if (cudaGetDevice(&device) != cudaSuccess) return count;
@@ -120,8 +120,8 @@ inline unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(std::min<int64_t>(blocks, UINT32_MAX));
 }
 
-/// Lets a short kernel be set up while the one before it ends (programmatic dependent launch). The
-/// kernel must call wait_for_previous_kernel() before it touches memory. Without effect on GPUs
+/// Lets a short kernel start while the previous kernel ends (programmatic dependent launch). The
+/// kernel must call wait_for_previous_kernel() before it touches memory. Has no effect on GPUs
 /// before compute capability 9.0.
 inline void launch_early(cudaLaunchConfig_t* config) {
   static cudaLaunchAttribute attribute = [] {
@@ -138,8 +138,8 @@ inline void launch_early(cudaLaunchConfig_t* config) {
   config->numAttrs = 1;
 }
 
-/// Waits until the kernel before has ended and its writes are visible; lets the next kernel be set
-/// up. See launch_early().
+/// Waits until the previous kernel has ended and its writes are visible; lets the next kernel
+/// start. See launch_early().
 __device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -160,15 +160,15 @@ void launch_with(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, s
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/// The same without shared memory. Too many blocks for CUDA's grid fail to launch.
+/// The same without shared memory. A launch of more blocks than a grid can have fails.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, cudaStream_t stream,
             const Arguments&... arguments) {
   launch_with(kernel, grid_of(blocks), static_cast<unsigned>(threads), 0, stream, arguments...);
 }
 
-/// Lets a kernel be launched with so much dynamic_shared_memory(); false if a block of the current
-/// device has less.
+/// Allows a kernel this much dynamic_shared_memory(); false if a block of the current device has
+/// less.
 template <typename... Parameters>
 bool allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
   constexpr size_t always = 40 * 1024;  // with what kernels declare, less than every GPU's 48 KiB

@@ -109,7 +109,7 @@ inline DoubleDouble pow(DoubleDouble base, DoubleDouble exponent) {
 namespace detail {
 __extension__ using Fixed128 = unsigned __int128;
 
-/// `value` in units of 2^-128, whole numbers dropped, rounded to nearest.
+/// `value` in units of 2^-128, without its integer part, rounded to nearest.
 inline Fixed128 fraction(double value) {
   constexpr int digits = 53;
   int exponent;

@@ -32,7 +32,7 @@ POSEMBED_INLINE Random4 philox(uint64_t seed, uint64_t counter) {
   return {{c0, c1, c2, c3}};
 }
 
-/// Drops elements with a given probability and scales the others so that the mean stays.
+/// Drops elements with a given probability and scales the others so that the mean does not change.
 struct Dropout {
   uint64_t seed = 0;
   uint32_t threshold = 0;  // an element is dropped if its word is below

@@ -1,5 +1,6 @@
-// Positions of tokens: whole numbers in the user's int32 or int64, or numbers with fractions in a
-// floating type, as fixed point, so that their angles are as exact as those of whole numbers.
+// Positions of tokens: integers in the user's int32 or int64, or floating numbers, which are
+// converted to fixed point so that angles of fractional positions are as exact as those of
+// integers.
 #pragma once
 
 #include <cmath>
@@ -49,7 +50,7 @@ POSEMBED_INLINE double to_double(const Position& position) {
   return position.scale * (static_cast<double>(position.whole) + part);
 }
 
-/// The whole turns per position that a turn drops. Only fractions of a position need them. 0 for
+/// The whole turns per position, which `turn` lacks. Only fractional positions need them. 0 for
 /// frequencies in [0, 2 pi), in radians per position.
 POSEMBED_INLINE int64_t whole_turns(double radians, Turn64 turn) {
   constexpr double turn_of_radian = 0.15915494309189535;  // 1 / (2 pi)

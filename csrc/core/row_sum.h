@@ -15,8 +15,8 @@
 namespace posembed::core {
 inline namespace POSEMBED_ISA {
 
-/// How many rows ahead to prefetch into the second-level cache. Prefetches into the first level
-/// would delay the loads of the sum itself.
+/// How many rows ahead to prefetch into the L2 cache. Prefetches into L1 would delay the loads of
+/// the sum itself.
 inline constexpr int64_t rows_ahead = 16;
 
 // A type `Rows` describes the input of a sum:
@@ -106,8 +106,8 @@ POSEMBED_INLINE void sum_columns(const Rows& rows, int64_t column, Width width,
   for (int64_t k = 0; k < width; ++k) store(finish(sum[k]), out + column + k);
 }
 
-/// Sums as many blocks of `pairs` from `column` on as fit, then narrower ones; returns the column
-/// reached.
+/// Sums as many blocks of `pairs` as fit, starting at `column`, then narrower ones; returns the
+/// column reached.
 template <int pairs, bool streaming, typename Rows, typename Finish>
 POSEMBED_INLINE int64_t sum_blocks(const Rows& rows, int64_t column, int64_t dim,
                                    const Finish& finish, ElementOf<Rows>* out) {
@@ -121,7 +121,7 @@ POSEMBED_INLINE int64_t sum_blocks(const Rows& rows, int64_t column, int64_t dim
   return column;
 }
 
-/// out[0, dim) = finish(sum of the rows), where the sum is never -0; written past the caches if
+/// out[0, dim) = finish(sum of the rows), where the sum is never -0; with non-temporal stores if
 /// `streaming`.
 template <bool streaming, typename Rows, typename Finish>
 void sum_rows(const Rows& of, int64_t dim, const Finish& finish, ElementOf<Rows>* out) {

@@ -24,7 +24,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-/// The type arithmetic on T runs in: double for double, float for everything else.
+/// The type of arithmetic on T: double for double, float for everything else.
 template <typename T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -48,7 +48,7 @@ POSEMBED_INLINE float load(Float16 value) {
 #if defined(__CUDA_ARCH__)
   float number;
   asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(value.bits));
-  // The instruction knows only one NaN.
+  // The instruction turns every NaN into the same one.
   const bool is_nan = (value.bits & 0x7fffu) > 0x7c00u;
   const uint32_t nan = 0x7f800000u | (value.bits & 0x8000u) << 16 | (value.bits & 0x3ffu) << 13;
   return is_nan ? float_from_bits(nan) : number;
@@ -62,7 +62,7 @@ POSEMBED_INLINE float load(Float16 value) {
 #endif
 }
 
-/// Element `place` of floating data of any type. A NaN becomes the one that arithmetic gives:
+/// Element `place` of floating data of any type. A NaN becomes the one that arithmetic would give:
 /// vector stores of bfloat16 rely on its lower half (core/vector.h).
 template <typename C>
 POSEMBED_INLINE C read_floating(const void* data, Scalar type, int64_t place) {

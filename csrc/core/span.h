@@ -5,8 +5,8 @@
 
 namespace posembed::core {
 
-/// Rows in a span. A sum adds the rows of each span, then the spans' sums in order. So long sums
-/// stay accurate, and a CUDA device adds many spans at once and gives the same bits as a CPU.
+/// Rows in a span. A sum adds the rows of each span, then the spans' sums in order. Long sums stay
+/// accurate, and a CUDA device can add many spans in parallel and give the same bits as a CPU.
 inline constexpr int64_t span = 64;
 
 }  // namespace posembed::core

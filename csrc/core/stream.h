@@ -1,5 +1,5 @@
-// Non-temporal ("streaming") stores, for memory that is not read soon. They write past the caches
-// and save traffic, because they do not read a cache line before they write it.
+// Non-temporal ("streaming") stores, for memory that is not read soon. They bypass the caches and
+// save memory traffic, because they do not read a cache line before they write it.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ POSEMBED_INLINE bool is_aligned_to_vector(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Words) == 0;
 }
 
-/// Whether to write `rows` contiguous rows of `columns` elements of T at `out` past the caches: if
-/// they would not stay there and all are aligned.
+/// Whether to write `rows` contiguous rows of `columns` elements of T at `out` with non-temporal
+/// stores: if they would not stay in the caches and all are aligned.
 template <typename T>
 POSEMBED_INLINE bool streams_rows(const void* out, int64_t rows, int64_t columns) {
   const int64_t row_bytes = columns * int64_t{sizeof(T)};
@@ -27,8 +27,8 @@ POSEMBED_INLINE bool streams_rows(const void* out, int64_t rows, int64_t columns
 /// Bytes in a page of virtual memory.
 inline constexpr int64_t page = 4096;
 
-/// Loads the address translations of the pages that begin in the `bytes` at `out` before they are
-/// streamed to. A store that waits for a translation holds up all later stores.
+/// Loads the TLB entries of the pages that begin in the `bytes` at `out`, before these are
+/// streamed. A store that misses the TLB stalls all later stores.
 POSEMBED_INLINE void expect_stream(const void* out, int64_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(out);
   const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
@@ -37,7 +37,7 @@ POSEMBED_INLINE void expect_stream(const void* out, int64_t bytes) {
   }
 }
 
-/// Calls stream_vector(i) for each whole vector of the `bytes` at `out` from byte `begin` on;
+/// Calls stream_vector(i) for each whole vector of the `bytes` at `out`, starting at byte `begin`;
 /// returns the byte after the last.
 template <typename StreamVector>
 POSEMBED_INLINE int64_t stream_vectors(char* out, int64_t begin, int64_t bytes,
@@ -52,7 +52,7 @@ POSEMBED_INLINE int64_t stream_vectors(char* out, int64_t begin, int64_t bytes,
   return done;
 }
 
-/// memcpy past the caches. Call stream_fence() before another thread reads the copy.
+/// memcpy with non-temporal stores. Call stream_fence() before another thread reads the copy.
 POSEMBED_INLINE void stream_copy(void* out, const void* in, int64_t bytes) {
   constexpr int64_t width = sizeof(Words);
   char* to = static_cast<char*>(out);
@@ -65,7 +65,7 @@ POSEMBED_INLINE void stream_copy(void* out, const void* in, int64_t bytes) {
   memcpy(to + done, from + done, static_cast<size_t>(bytes - done));
 }
 
-/// memset with zeros past the caches; see stream_copy().
+/// memset to zero with non-temporal stores; see stream_copy().
 POSEMBED_INLINE void stream_zeros(void* out, int64_t bytes) {
   constexpr int64_t width = sizeof(Words);
   char* to = static_cast<char*>(out);

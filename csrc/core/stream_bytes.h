@@ -5,9 +5,9 @@
 
 namespace posembed::core {
 
-/// Outputs of this many bytes or more are written past the caches; smaller ones are likely to be
-/// read from the caches soon. A larger threshold helps only while no other process uses the shared
-/// cache (docs/guide/kernels.md).
+/// Kernels write outputs of this many bytes or more with non-temporal stores; smaller ones are
+/// likely to be read from the caches soon. A larger threshold helps only while no other process
+/// uses the shared cache (docs/guide/kernels.md).
 inline constexpr int64_t stream_bytes = int64_t{4} << 20;
 
 }  // namespace posembed::core

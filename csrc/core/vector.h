@@ -34,13 +34,15 @@ POSEMBED_INLINE Vector load_vector(const void* in) {
   Vector value;
   memcpy(&value, in, sizeof value);
 #if defined(__x86_64__)
-  // Otherwise the compiler reads memory again for every use, and loads are the bottleneck.
+  // Keep the value in a register. Otherwise the compiler reloads it for every use, and loads are
+  // the bottleneck.
   asm("" : "+v"(value));
 #endif
   return value;
 }
 
-/// Writes `value`; past the caches if `streaming`, which needs `out` aligned to the vector.
+/// Writes `value`; with a non-temporal store if `streaming`, which needs `out` aligned to the
+/// vector.
 template <bool streaming, typename Vector>
 POSEMBED_INLINE void store_vector(Vector value, void* out) {
   if constexpr (streaming) {
@@ -50,7 +52,7 @@ POSEMBED_INLINE void store_vector(Vector value, void* out) {
   }
 }
 
-/// Reads 2 * lanes elements. For float and half, the first and the second `lanes` of them.
+/// Reads 2 * lanes elements. For float and half: the first `lanes` elements, then the second.
 POSEMBED_INLINE FloatPair load_pair(const float* in) {
   return {load_vector<Floats>(in), load_vector<Floats>(in + lanes)};
 }
@@ -64,8 +66,8 @@ POSEMBED_INLINE FloatPair split_halves(Words both) {
   return {floats(both << 16), floats(both & 0xffff0000u)};
 }
 
-/// For bfloat16, the even and the odd elements: one shift and one mask turn a word of two into two
-/// floats, without a move across lanes.
+/// For bfloat16: the even elements, then the odd ones. One shift and one mask turn a word of two
+/// into two floats, without a move across lanes.
 POSEMBED_INLINE FloatPair load_pair(const BFloat16* in) {
   return split_halves(load_vector<Words>(in));
 }
@@ -133,7 +135,7 @@ POSEMBED_INLINE void store_pairs(const FloatPair (&values)[count], BFloat16* con
   for (size_t i = 0; i < count; ++i) store_vector<streaming>(joined[i], outs[i]);
 }
 
-/// Separates the first from the second members of the pairs (2i, 2i + 1) of 2 * lanes elements. The
+/// Deinterleaves the pairs (2i, 2i + 1) of 2 * lanes elements into first and second members. The
 /// order of pairs is that of the cheapest shuffle: see pair_of_lane.
 template <typename T>
 POSEMBED_INLINE FloatPair split_neighbours(FloatPair value) {
@@ -180,7 +182,7 @@ POSEMBED_INLINE void load_part(const T* in, int64_t count, T (&buffer)[size]) {
 #endif
 }
 
-/// Copies `bytes`, an even number up to `piece`, in pieces of powers of two.
+/// Copies `bytes`, an even number up to `piece`, in power-of-two pieces.
 template <int64_t piece>
 POSEMBED_INLINE void copy_pieces(const char* in, int64_t bytes, char* out) {
   if (bytes >= piece) {

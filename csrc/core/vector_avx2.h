@@ -38,36 +38,36 @@ POSEMBED_INLINE Floats round_to_half(Floats value) {
   return _mm256_cvtph_ps(_mm256_cvtps_ph(value, nearest));
 }
 
-/// The first halves of two vectors.
+/// Joins the first halves of two vectors.
 POSEMBED_INLINE Words join_first_halves(Words a, Words b) {
   return (Words)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x20);
 }
 
-/// Two vectors of floats as one of halves.
+/// Converts two vectors of floats to one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   return (Words)_mm256_set_m128i(_mm256_cvtps_ph(second, nearest), _mm256_cvtps_ph(first, nearest));
 }
 
-/// The sum of all lanes, by halves: upper to lower.
+/// The sum of all lanes: repeatedly adds the upper half to the lower half.
 POSEMBED_INLINE float add_lanes(Floats value) {
   const __m128 half = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
   const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-/// The upper halves of even and odd words side by side.
+/// Interleaves the upper halves of even and odd words.
 POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
   return (Words)_mm256_blend_epi16((__m256i)(even >> 16), (__m256i)odd, 0xaa);
 }
 
-/// The lower halves of even and odd words side by side.
+/// Interleaves the lower halves of even and odd words.
 POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
   return (Words)_mm256_blend_epi16((__m256i)even, (__m256i)(odd << 16), 0xaa);
 }
 
-/// Even and odd floats as bfloat16, rounded to nearest even, side by side. Adding 0x8000 rounds
-/// half up. A tie is then a word with lower half 0, whose upper half must lose its lowest bit: the
-/// saturated sum with 0xfffe is 0xffff for any other lower half.
+/// Rounds even and odd floats to bfloat16, to nearest even, and interleaves them. Adding 0x8000
+/// rounds half up. A tie is then a word with lower half 0, whose upper half must lose its lowest
+/// bit: the saturated sum with 0xfffe is 0xffff for any other lower half.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   const Words even_up = even + 0x8000u, odd_up = odd + 0x8000u;
   const __m256i lower = (__m256i)join_lower_halves(even_up, odd_up);
@@ -75,7 +75,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return join_upper_halves(even_up, odd_up) & (Words)kept;
 }
 
-/// The smaller of each pair of 16-bit halves.
+/// The elementwise minimum of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   return (Words)_mm256_min_epu16((__m256i)a, (__m256i)b);
 }

@@ -46,8 +46,9 @@ POSEMBED_INLINE void store_integer(__m128i value, void* out) {
   memcpy(out, &lowest, sizeof lowest);
 }
 
-/// Loads the first `bytes`, an even number, then zeros; reads no byte beyond them. Uses pieces of
-/// powers of two, because a masked load waits for earlier stores to bytes that it does not read.
+/// Loads the first `bytes`, an even number, then zeros; reads no byte beyond them. Uses
+/// power-of-two pieces, because a masked load waits for earlier stores to bytes that it does not
+/// read.
 POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
   const auto load_half = [](const void* at) { return _mm256_loadu_si256((const __m256i*)at); };
   const auto load_quarter = [](const void* at) { return _mm_loadu_si128((const __m128i*)at); };
@@ -68,7 +69,7 @@ POSEMBED_INLINE Words load_part(const void* in, int64_t bytes) {
   return (Words)_mm512_inserti64x4(_mm512_castsi256_si512(load_half(in)), half, 1);
 }
 
-/// Writes the first `bytes`, an even number, and no byte beyond them. Uses pieces of powers of two,
+/// Writes the first `bytes`, an even number, and no byte beyond them. Uses power-of-two pieces,
 /// because a masked store delays later loads of bytes that it does not write.
 POSEMBED_INLINE void store_part(Words value, void* out, int64_t bytes) {
   auto* to = static_cast<char*>(out);
@@ -118,18 +119,18 @@ POSEMBED_INLINE Floats round_to_half(Floats value) {
   return _mm512_cvtph_ps(_mm512_cvtps_ph(value, nearest));
 }
 
-/// The first halves of two vectors.
+/// Joins the first halves of two vectors.
 POSEMBED_INLINE Words join_first_halves(Words a, Words b) {
   return (Words)_mm512_inserti64x4((__m512i)a, _mm512_castsi512_si256((__m512i)b), 1);
 }
 
-/// Two vectors of floats as one of halves.
+/// Converts two vectors of floats to one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   const __m512i lower = _mm512_castsi256_si512(_mm512_cvtps_ph(first, nearest));
   return (Words)_mm512_inserti64x4(lower, _mm512_cvtps_ph(second, nearest), 1);
 }
 
-/// The sum of all lanes, by halves: upper to lower.
+/// The sum of all lanes: repeatedly adds the upper half to the lower half.
 POSEMBED_INLINE float add_lanes(Floats value) {
   const __m256 half =
       _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps(value, 1));
@@ -145,23 +146,23 @@ POSEMBED_INLINE __m512i word_shuffle(int pattern) {
   return _mm512_add_epi8(_mm512_set1_epi32(pattern), words_of_quarter);
 }
 
-/// The upper halves of even and odd words side by side.
+/// Interleaves the upper halves of even and odd words.
 POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
   constexpr __mmask64 lower_bytes = 0x3333333333333333;
   return (Words)_mm512_mask_shuffle_epi8((__m512i)odd, lower_bytes, (__m512i)even,
                                          word_shuffle(0x03020302));
 }
 
-/// The lower halves of even and odd words side by side.
+/// Interleaves the lower halves of even and odd words.
 POSEMBED_INLINE Words join_lower_halves(Words even, Words odd) {
   constexpr __mmask64 upper_bytes = 0xcccccccccccccccc;
   return (Words)_mm512_mask_shuffle_epi8((__m512i)even, upper_bytes, (__m512i)odd,
                                          word_shuffle(0x01000100));
 }
 
-/// Even and odd floats as bfloat16, rounded to nearest even, side by side. One comparison of 16-bit
-/// lanes finds the words to round up: the lower half is above 0x8000, or equal to it and the upper
-/// half is odd.
+/// Rounds even and odd floats to bfloat16, to nearest even, and interleaves them. One comparison of
+/// 16-bit lanes finds the words to round up: the lower half is above 0x8000, or equal to it and the
+/// upper half is odd.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   const __m512i upper = (__m512i)join_upper_halves(even, odd);
   // 0x8001 for an even upper half, 0x8000 for an odd one: 0x8000 | (~upper & 1).
@@ -171,7 +172,7 @@ POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return (Words)_mm512_mask_sub_epi16(upper, up, upper, _mm512_set1_epi16(-1));
 }
 
-/// The smaller of each pair of 16-bit halves.
+/// The elementwise minimum of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   return (Words)_mm512_min_epu16((__m512i)a, (__m512i)b);
 }

@@ -37,10 +37,10 @@ POSEMBED_INLINE Floats load_half(const Float16* in) {
   return Floats{load(in[0]), load(in[1]), load(in[2]), load(in[3])};
 }
 
-/// The first halves of two vectors.
+/// Joins the first halves of two vectors.
 POSEMBED_INLINE Words join_first_halves(Words a, Words b) { return Words{a[0], a[1], b[0], b[1]}; }
 
-/// Two vectors of floats as one of halves.
+/// Converts two vectors of floats to one of halves.
 POSEMBED_INLINE Words join_half(Floats first, Floats second) {
   Float16 halves[2 * lanes];
   for (int i = 0; i < lanes; ++i) store(first[i], halves + i);
@@ -56,7 +56,7 @@ POSEMBED_INLINE Floats round_to_half(Floats value) {
   return load_half(halves);
 }
 
-/// The sum of all lanes, by halves: upper to lower.
+/// The sum of all lanes: repeatedly adds the upper half to the lower half.
 POSEMBED_INLINE float add_lanes(Floats value) {
   return (value[0] + value[2]) + (value[1] + value[3]);
 }
@@ -64,17 +64,17 @@ POSEMBED_INLINE float add_lanes(Floats value) {
 /// Rounds the upper half of each word to nearest even.
 POSEMBED_INLINE Words round_upper_half(Words bits) { return bits + 0x7fffu + (bits >> 16 & 1u); }
 
-/// The upper halves of even and odd words side by side.
+/// Interleaves the upper halves of even and odd words.
 POSEMBED_INLINE Words join_upper_halves(Words even, Words odd) {
   return even >> 16 | (odd & 0xffff0000u);
 }
 
-/// Even and odd bfloat16 elements, rounded and side by side.
+/// Rounds even and odd floats to bfloat16 and interleaves them.
 POSEMBED_INLINE Words join_bfloat16(Words even, Words odd) {
   return join_upper_halves(round_upper_half(even), round_upper_half(odd));
 }
 
-/// The smaller of each pair of 16-bit halves.
+/// The elementwise minimum of 16-bit halves.
 POSEMBED_INLINE Words least_halves(Words a, Words b) {
   using Halves = uint16_t __attribute__((vector_size(16)));
   const Halves x = (Halves)a, y = (Halves)b;

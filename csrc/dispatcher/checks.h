@@ -71,8 +71,8 @@ inline void check_size(const c10::SymInt& size, const c10::SymInt& expected, con
                     size);
 }
 
-/// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Refuses an offset beside
-/// them.
+/// Accepts positions [seq] and, with a batch, [batch, seq] or [1, seq]. Rejects an offset given
+/// with them.
 inline void check_positions_shape(const at::Tensor& positions, const char* argument,
                                   const std::optional<c10::SymInt>& batch, const c10::SymInt& seq,
                                   const c10::SymInt& offset) {
@@ -92,7 +92,7 @@ inline void check_last_dim_contiguous(const at::Tensor& tensor, const char* argu
                     ": expected a contiguous last dimension, got strides ", tensor.strides());
 }
 
-/// Accepts what a norm can add to a variance or a mean square.
+/// Checks the eps that a norm adds to a variance or a mean square.
 inline void check_eps(double eps) {
   TORCH_CHECK_VALUE(std::isfinite(eps) && eps >= 0,
                     "eps: expected a finite number of at least 0, got ", eps);

@@ -62,7 +62,7 @@ constexpr size_t most_devices = std::numeric_limits<c10::DeviceIndex>::max() + 1
 std::array<DeviceState, most_devices> devices;
 std::atomic<size_t> devices_end{0};  // after the last that is in use
 
-/// A device without an index is the only one.
+/// A device without an index counts as device 0.
 DeviceState& state_of(c10::DeviceIndex device) {
   const size_t index = static_cast<size_t>(std::max<c10::DeviceIndex>(device, 0));
   size_t end = devices_end.load(std::memory_order_relaxed);

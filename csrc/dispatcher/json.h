@@ -1,5 +1,5 @@
-// JSON of few levels: nlohmann::json prints, copies and compares nested values by recursion, for
-// which deep text would exhaust the stack.
+// Limits the nesting of JSON: nlohmann::json prints, copies and compares nested values recursively,
+// so deep nesting would exhaust the stack.
 #pragma once
 
 #include <c10/util/Exception.h>

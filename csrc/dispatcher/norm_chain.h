@@ -14,7 +14,7 @@ struct Normed {
   at::Tensor rows, rstd;
 };
 
-/// @param centred  LayerNorm, which subtracts the mean
+/// @param centred  true for LayerNorm, which subtracts the mean
 inline Normed norm_chain(const at::Tensor& x, bool centred, double eps) {
   const at::Tensor rows = centred ? at::sub(x, x.mean(-1, true)) : x;
   const at::Tensor rstd = at::rsqrt(at::add(at::square(rows).mean(-1, true), eps));

@@ -37,7 +37,7 @@ int64_t usable_memory() {
   int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   for (const char* path :
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    int64_t limit = 0;  // no number where there is none: "max"
+    int64_t limit = 0;  // the file says "max" if there is no limit
     if (std::ifstream(path) >> limit) bytes = std::min(bytes, limit);
   }
   return bytes;
@@ -107,7 +107,7 @@ class KeptBlocks {
   }
 
  private:
-  /// A limit that nobody chose is one for each program, and not for each of its forked workers.
+  /// The default limit is for the process that loaded the library; its forked workers keep nothing.
   int64_t limit() const {
     return chosen_.value_or(getpid() == loading_process ? standard_limit_ : 0);
   }

@@ -1,6 +1,6 @@
 // Memory for results on the CPU. malloc returns large freed blocks to the system, and the page
-// fault of a fresh page costs more than filling it. So freed blocks are kept and reused, up to a
-// limit (posembed/memory.h).
+// fault of a fresh page costs more than filling it. Freed blocks are therefore kept and reused, up
+// to a limit (posembed/memory.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,8 +13,8 @@
 
 namespace posembed::dispatcher {
 
-/// How a node keeps a field: a tensor as a SavedVariable, text as a string, everything else as
-/// schemas pass it.
+/// How a node keeps a field: a tensor as a SavedVariable, text as a string, everything else in the
+/// type that schemas use.
 template <typename Field>
 struct SavedField {
   using Passed = std::decay_t<typename SchemaType<Field>::Type>;

@@ -1,5 +1,5 @@
 // How schemas pass the fields of a struct of arguments: an enum as its name, an Offset as a SymInt,
-// everything else as it is.
+// everything else unchanged.
 #pragma once
 
 #include <ATen/core/Tensor.h>

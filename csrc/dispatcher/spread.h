@@ -1,7 +1,6 @@
-// Schemas of a family's operators from a struct of arguments. The struct names its fields once, in
-// the order of the schemas:
-//   template <typename Self>
-//   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
+// Derives the schemas of a family's operators from a struct of arguments. The struct names its
+// fields once, in the order of the schemas: template <typename Self> static auto fields(Self& self)
+// { return std::tie(self.ids, self.offset); }
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,7 +26,7 @@ struct SpreadFields;
 template <typename Call, typename... Fields, typename Result, typename... Leading,
           typename... Trailing>
 struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...> {
-  /// The C++ type of the schema.
+  /// The operator's C++ signature.
   using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
 
   /// The function to register: `function` with a parameter for each field.

@@ -23,8 +23,8 @@ inline void set_tangent(const at::Tensor& output, const at::Tensor& value) {
   if (value.defined()) output._set_fw_grad(value, /*level=*/0, /*is_inplace_op=*/false);
 }
 
-/// `tensor` without its tangent. Operators that compute a tangent take primals, or they would
-/// differentiate again.
+/// `tensor` without its tangent. Operators that compute a tangent take primals, because otherwise
+/// they would differentiate again.
 inline at::Tensor primal(const at::Tensor& tensor) {
   return tangent(tensor).defined() ? tensor._fw_primal(/*level=*/0) : tensor;
 }

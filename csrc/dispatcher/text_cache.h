@@ -15,8 +15,8 @@
 
 namespace posembed::dispatcher {
 
-/// Maps a text to Value(text), made at the first request. Keeps the `limit` texts that were
-/// requested last: specifications that depend on a length are new at every length.
+/// Maps a text to Value(text), made at the first request. Keeps the `limit` most recently used
+/// texts: a specification that depends on a length has a new text for every length.
 template <typename Value, size_t limit = 256>
 class TextCache {
  public:
