@@ -1,5 +1,5 @@
-// Forward without a norm: adds rows in registers, four tokens at a time, because several pages are
-// read in parallel faster than in sequence. Part of kernel_cpu.cpp.
+// Forward without a norm: adds rows in registers, four tokens at a time, because reading several
+// pages in parallel is faster than one after another. Part of kernel_cpu.cpp.
 #pragma once
 
 #include "input/drop_factors.h"
@@ -28,7 +28,7 @@ class RowAdder {
 
  private:
   static constexpr int64_t side_by_side = 4;
-  /// Elements of a row that are processed before the next row's turn: 256 bytes.
+  /// Elements of a row to process before switching to the next row: 256 bytes.
   static constexpr int64_t step = 256 / sizeof(T);
 
   template <typename Count>

@@ -1,5 +1,5 @@
-// Arguments of the input operators: checks for eager and Meta kernels, then the form that kernels
-// read.
+// Checks the arguments of the input operators, for eager and Meta kernels, then converts them to
+// the form that kernels read.
 #include "input/arguments.h"
 
 #include "core/index_range.h"

@@ -1,4 +1,4 @@
-// Arguments of the input operators: their checks, and the form that kernels read.
+// Checks the arguments of the input operators and converts them to the form that kernels read.
 #pragma once
 
 #include "input/kernel.h"
@@ -16,8 +16,8 @@ inline bool has_few_types(const Input& in) {
 /// options, c10::TypeError for dtypes.
 void check(const Input& in);
 
-/// The checks for dropout alone. `first`, named `argument`, is the index of x's first element in
-/// the mask.
+/// The checks for dropout alone. `first`, named `argument`, is the index of the first element of
+/// `x` in the mask.
 void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
                    const c10::SymInt& first, const char* argument);
 

@@ -1,7 +1,7 @@
-// The backward pass of one part of the tokens. Gathers and sums each token's rows again, takes its
-// gradient through dropout and norm, and accumulates gradients that sum over tokens. Processes four
-// tokens of a position together, so that these sums are loaded and stored once for all four. Part
-// of kernel_cpu.cpp.
+// The backward pass of one part of the tokens. Gathers and sums each token's rows again, propagates
+// its gradient through dropout and norm, and accumulates gradients that sum over tokens. Processes
+// four tokens of a position together, so that these sums are loaded and stored once for all four.
+// Part of kernel_cpu.cpp.
 #pragma once
 
 #include "core/block32_sum.h"
@@ -24,8 +24,8 @@ struct GradientRow {
   C* normalised;  // memory for the normalised row
 };
 
-/// Sums over a row, lane by lane: of the weighted gradient times the normalised row, and of the
-/// weighted gradient.
+/// Per-lane sums over a row: of the weighted gradient times the normalised row, and of the weighted
+/// gradient.
 template <typename T, int group>
 struct GradientSums {
   Block32<T> along[group]{}, total[group]{};
@@ -80,7 +80,7 @@ class BackwardPart {
   }
 
  private:
-  /// Tokens that are processed together.
+  /// The number of tokens that are processed together.
   static constexpr int together = core::wide && !std::is_same_v<T, double> ? 4 : 1;
 
   /// Whether the tokens of a seq index share a row of sinusoids, if any: only one row is kept.
@@ -98,8 +98,8 @@ class BackwardPart {
     for (int64_t i = 0; i < columns_; ++i) row[i] = 0;
   }
 
-  /// Streams past the caches like the rows: ordinary stores read memory first and would delay
-  /// those.
+  /// Uses non-temporal stores, as for the rows: ordinary stores read memory first and would delay
+  /// them.
   void store_position(int64_t place) const {
     T* out = static_cast<T*>(b_.position_gradient) + place * dim_;
     core::for_blocks(dim_, [&](int64_t i, auto count) {
@@ -114,7 +114,7 @@ class BackwardPart {
     return b_.sum_gradient == nullptr ? nullptr : static_cast<T*>(b_.sum_gradient) + row * dim_;
   }
 
-  /// The current token as number `k` of its group; advances to the next token.
+  /// Takes the current token as number `k` of its group and advances to the next token.
   GradientRow<T> take_row(int k) {
     const Token token = tokens_.token();
     const int64_t row = row_of(a_, token);

@@ -71,7 +71,7 @@ Tensor forward_chain(const Input& in) {
   return drop(in, x).to(in.token.scalar_type());
 }
 
-/// The gradients of the tables that need no sort, from the gradient of the sum.
+/// The gradients of the tables that need no sort, computed from the gradient of the sum.
 Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, const Tensor& bias) {
   const Tensor none = at::zeros({0}, in.token.options());
   Tensor position = none, type = none;
@@ -117,7 +117,8 @@ bool requires_grad(const Input& in) {
 
 // ---------------------------------------------------------------------- by the fused kernels
 
-/// A table of `rows` meaningless rows in the dtype and width of `gradient`; none if `rows` is none.
+/// A placeholder table of `rows` rows in the dtype and width of `gradient`; std::nullopt without
+/// `rows`.
 MaybeTensor size_alone(const std::optional<c10::SymInt>& rows, const Tensor& gradient) {
   if (!rows.has_value()) return std::nullopt;
   const c10::SymInt dim = gradient.sym_size(-1);
@@ -145,7 +146,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     visit(type_table_rows);
   }
 
-  /// Saves the inputs. Without a norm, only the tables' numbers of rows are needed.
+  /// Saves the inputs. Without a norm, only the number of rows of each table is needed.
   void keep(const Input& in) {
     Input kept = in;
     if (!norms(in)) {
@@ -197,7 +198,7 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
            !sorts_positions(in) && !sorts_types(in);
   }
 
-  /// The gradients after that of the sum.
+  /// Moves the gradients after that of the sum to `result`.
   static void take(const Input& in, const Backward& found, dispatcher::variable_list& result) {
     if (in.norm_weight().has_value()) result[weight_edge] = std::get<1>(found);
     if (in.norm_bias().has_value()) result[bias_edge] = std::get<2>(found);
@@ -260,7 +261,7 @@ Tensor input_embedding_autograd(const Input& in) {
   return dispatcher::below_autograd([&] { return call_input_embedding(in); });
 }
 
-/// Whether the backward pass must be differentiable itself.
+/// Whether the backward pass itself must be differentiable.
 bool is_derived(const Input& in, const Tensor& gradient) {
   return torch::autograd::compute_requires_grad(gradient) || requires_grad(in) ||
          has_tangent(gradient) || has_tangent(in);

@@ -72,8 +72,8 @@ POSEMBED_CPU_KERNEL(forward, void(const ForwardArguments& arguments, int64_t beg
 /// Processes all tokens on `stream`. A token with an index outside its table gets zeros.
 const char* forward_cuda(const ForwardArguments& arguments, core::CudaStream stream);
 
-/// Gradients that sum over tokens consist of a fixed number of partial sums, so that they have the
-/// same bits for any number of threads.
+/// Gradients that sum over tokens are reduced from a fixed number of partial sums, so that they
+/// have the same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 512;
 
@@ -104,12 +104,12 @@ struct BackwardArguments {
   void* position_gradient = nullptr;  // out [seq, embedding_dim]: sums over the batch
 };
 
-/// Partial sums of a part: of the norm's weight, its bias, then each type.
+/// The number of partial sums of a part: the norm's weight, its bias, then each type.
 POSEMBED_INLINE int64_t sums_of(const BackwardArguments& b) {
   return 2 + (b.type_gradient == nullptr ? 0 : b.input.type.rows);
 }
 
-/// The destination of sum `number`; nullptr: none.
+/// The destination of sum `number`; nullptr if it is not needed.
 template <typename T>
 POSEMBED_INLINE T* sum_target(const BackwardArguments& b, int64_t number) {
   if (number == 0) return static_cast<T*>(b.weight_gradient);

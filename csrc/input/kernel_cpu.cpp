@@ -1,5 +1,5 @@
-// Sums a token's row in a buffer in the first-level cache and applies norm and dropout there, so
-// that each table row is read once and the output is written once. Sums have the same bits on every
+// Sums a token's row in a buffer in the L1 cache and applies norm and dropout there, so that each
+// table row is read once and the output is written once. Sums have the same bits on every
 // instruction set.
 #include "core/block32.h"
 #include "core/stream.h"

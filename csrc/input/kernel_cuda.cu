@@ -57,8 +57,8 @@ __device__ uint64_t mask_index(const Arguments& a, int64_t token, int64_t column
   return static_cast<uint64_t>(a.first_element + token * a.embedding_dim + column);
 }
 
-/// Sums over a team, returned to every thread; their order is fixed. `turn` starts as 0: calls take
-/// turns in two buffers, so that a block's threads wait once for each call.
+/// Sums over a team in a fixed order; every thread gets the sums. `turn` starts as 0: calls
+/// alternate between two buffers, so that a call needs only one barrier.
 template <bool one_warp, int count, typename C>
 __device__ void team_sum(C (&values)[count], int* turn) {
 #pragma unroll
@@ -114,10 +114,10 @@ __device__ void save_moments(const ForwardArguments& f, int64_t token, C mean, C
   if (f.mean != nullptr) static_cast<C*>(f.mean)[token] = mean;
 }
 
-/// Rows of a team in shared memory: those of token and position, then that of the gradient.
+/// Rows of a team in shared memory: of token and position, then of the gradient.
 constexpr int forward_rows = 2, backward_rows = 3;
 
-/// Blocks of the forward kernel that a multiprocessor holds.
+/// Resident blocks of the forward kernel per multiprocessor.
 constexpr int forward_blocks(int kept) { return kept <= 3 ? 4 : 3; }
 
 template <typename T, int width, int kept, bool one_warp>
@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(max_threads, forward_blocks(kept))
   }
 }
 
-/// Rows wider than a block's registers: a block sums a token's rows again when it needs them.
+/// For rows wider than a block's registers: a block sums a token's rows again whenever it needs
+/// them.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads) wide_forward_kernel(ForwardArguments f) {
   using C = Compute<T>;
@@ -256,7 +257,7 @@ struct BackwardRow {
 };
 
 /// A part's sums: rows for the norm's weight and bias, then for each type. A thread always has the
-/// same columns, so threads need not wait for each other.
+/// same columns, so no barrier is needed.
 template <typename C>
 struct Sums {
   C* data = nullptr;  // nullptr: not needed
@@ -338,8 +339,8 @@ __device__ void backward_token(const BackwardArguments& b, const TokenIndices& p
   }
 }
 
-/// Rows wider than a block's registers: a block takes a part of the tokens. Its sums are the
-/// part's own.
+/// For rows wider than a block's registers: each block processes one part of the tokens and has
+/// that part's sums.
 template <typename T, int width>
 __global__ void __launch_bounds__(max_threads)
     wide_backward_kernel(BackwardArguments b, core::Divisor<int64_t> seq) {
@@ -360,8 +361,8 @@ __global__ void __launch_bounds__(max_threads)
   }
 }
 
-/// The sums of a team: for the norm's weight and bias, then for each type. Each thread has cells of
-/// its own in shared memory, after the slots of rows.
+/// The sums of a team: for the norm's weight and bias, then for each type. Each thread has its own
+/// cells in shared memory, after the slots of rows.
 template <typename C, int width, int kept, bool one_warp>
 struct SumCells {
   static constexpr int size = sizeof(core::Part<C, width>) / sizeof(C);
@@ -412,14 +413,15 @@ struct SumCells {
   }
 };
 
-/// The sums that a team keeps: of the types, only the first if all tokens have it.
+/// The number of sums that a team keeps; if all tokens have the first type, no other type has a
+/// sum.
 POSEMBED_INLINE int kept_sums(const BackwardArguments& b) {
   if (b.partial == nullptr) return 0;
   if (b.type_gradient == nullptr) return 2;
   return 2 + (b.input.type.index.data == nullptr ? 1 : static_cast<int>(b.input.type.rows));
 }
 
-/// The gradient of a normalised row becomes that of the row.
+/// Turns the gradient of a normalised row into that of the row.
 template <typename T, int width, int kept, bool one_warp>
 __device__ void through_norm(const Arguments& a, Compute<T> rstd,
                              const RowColumns<T, width, kept, one_warp>& columns,
@@ -454,13 +456,13 @@ __device__ void through_norm(const Arguments& a, Compute<T> rstd,
   }
 }
 
-/// The most threads of a backward block, and blocks that a multiprocessor holds.
+/// The maximum number of threads of a backward block, and of resident blocks per multiprocessor.
 constexpr int backward_threads(bool one_warp) { return one_warp ? max_threads / 2 : max_threads; }
 constexpr int backward_blocks(int kept, bool one_warp) {
   return one_warp ? std::max(3, 7 - kept) : 2;
 }
 
-/// A block takes a part of the tokens.
+/// Each block processes one part of the tokens.
 template <typename T, int width, int kept, bool one_warp>
 __global__ void __launch_bounds__(backward_threads(one_warp), backward_blocks(kept, one_warp))
     backward_kernel(BackwardArguments b, const __grid_constant__ Teams teams) {
@@ -580,7 +582,7 @@ bool table_fits(const Table& table, int64_t dim) {
   return table.data == nullptr || core::vectorizable<T>(table.data, dim, table.stride);
 }
 
-/// Whether every row can be read in 16-byte vectors.
+/// Whether all rows can be read in 16-byte vectors.
 template <typename T>
 bool vectors_fit(const Arguments& a) {
   const int64_t dim = a.embedding_dim;
@@ -739,7 +741,7 @@ const char* drop_cuda(const DropoutArguments& arguments, core::CudaStream stream
   if (arguments.count == 0) return nullptr;
   core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // Four neighbours share a call of philox, so a vector must begin at the first of them.
+    // Four neighbours share a call of philox, so a vector must start at the first of them.
     if (arguments.first % 4 == 0 &&
         core::vectorizable<T>(arguments.x, arguments.count, arguments.count) &&
         core::vectorizable<T>(arguments.out, arguments.count, arguments.count)) {

@@ -1,4 +1,4 @@
-// InputEmbedding: submodules hold the tables, one operator computes.
+// InputEmbedding: submodules hold the tables, and one operator computes the result.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randint.h>
@@ -197,7 +197,7 @@ void InputEmbeddingImpl::reset() {
 
 void InputEmbeddingImpl::pretty_print(std::ostream& stream) const { stream << "InputEmbedding"; }
 
-/// @param known  whether ids are the tokens' and not those of rows
+/// @param known  whether ids are those of tokens, not indices of given rows
 std::optional<torch::Tensor> InputEmbeddingImpl::count_positions(const torch::Tensor& ids,
                                                                  bool known,
                                                                  const InputCall& call) const {

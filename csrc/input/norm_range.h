@@ -1,6 +1,6 @@
-// Forward with a norm. Sums one token's row in a buffer in the first-level cache while it
-// normalises and writes the row of an earlier token, so that additions do not wait for square
-// roots or memory. Part of kernel_cpu.cpp.
+// Forward with a norm. Sums one token's row in a buffer in the L1 cache while it normalises and
+// writes the row of an earlier token, so that additions do not wait for square roots or memory.
+// Part of kernel_cpu.cpp.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace posembed::input::POSEMBED_ISA {
 
-/// Sums over a row, lane by lane.
+/// Per-lane sums over a row.
 template <typename T>
 struct Sums {
   Block32<T> total{}, squares{};
@@ -62,7 +62,7 @@ class NormRange {
   }
 
  private:
-  /// The number of rows from summing a row to writing it. With 1, writing would wait for mean and
+  /// A row is written this many rows after it is summed. With 1, writing would wait for mean and
   /// variance.
   static constexpr int64_t delay = 2;
 

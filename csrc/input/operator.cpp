@@ -130,8 +130,8 @@ Tensor make_partial(BackwardArguments& arguments, const Tensor& like) {
   return partial;
 }
 
-/// Zeros all rows except those of the sequence's positions; returns the address of the latter,
-/// which the kernel writes.
+/// Sets all rows to zero except those of the sequence's positions, which the kernel writes; returns
+/// their address.
 void* begin_positions(const Input& in, const Tensor& out) {
   const int64_t first = in.offset().number().expect_int() + in.first_row(),
                 end = first + in.ids.size(1);

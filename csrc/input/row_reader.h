@@ -17,7 +17,7 @@ struct Teams {
   bool share_positions;  // all sequences have the same positions
 };
 
-/// A thread's place in its team, and its team's place in the block and in the grid.
+/// A thread's index in its team, and its team's index in the block and in the grid.
 template <bool one_warp>
 struct Member {
   __device__ static int threads() { return one_warp ? warp_size : static_cast<int>(blockDim.x); }
@@ -80,8 +80,8 @@ struct Slots {
   }
 };
 
-/// Reads the rows of a team's tokens, each while the one before is processed. Tokens are numbered
-/// seq index * batch + batch index, so that sequences share the row of a position.
+/// Reads the rows of a team's tokens ahead, each while the previous token is processed. Tokens are
+/// numbered seq index * batch + batch index, so that sequences share the row of a position.
 template <typename T, int width, int kept, bool one_warp>
 struct RowReader {
   using C = Compute<T>;
@@ -92,7 +92,7 @@ struct RowReader {
   const Teams& teams;
   const RowColumns<T, width, kept, one_warp> columns;
   const RowSlots token_row, position_row;
-  const bool needs_rows;  // false: whether they exist is all that counts
+  const bool needs_rows;  // false: only checks that they exist
   // The token that is being read.
   int64_t token = 0;
   const T* type_row = nullptr;
@@ -126,7 +126,7 @@ struct RowReader {
     });
   }
 
-  /// Begins to read the next token. There may be none after it.
+  /// Starts to read the next token. It may be the last.
   __device__ void read_next(bool is_first) {
     const TokenIndices at{batch, seq, batch * a.seq + seq};
     token = at.token;

@@ -147,15 +147,15 @@ struct RowPointers {
   const T* soon = nullptr;  // the token row of a later token, to prefetch
 };
 
-/// Prefetches a block of a row into the second-level cache.
+/// Prefetches a block of a row into the L2 cache.
 template <typename T>
 POSEMBED_INLINE void prefetch_block(const T* row) {
   constexpr int64_t line = 64 / sizeof(T);
   for (int64_t k = 0; k < core::block_size; k += line) __builtin_prefetch(row + k, 0, 2);
 }
 
-/// Whether only an unscaled token row and a position row are summed. This most frequent case has
-/// separate loops, which do not test for other rows.
+/// Whether only an unscaled token row and a position row are summed. This is the most frequent case
+/// and has separate loops, which do not test for other rows.
 POSEMBED_INLINE bool is_plain(const Arguments& a) {
   return a.scale == 1 && a.type.data == nullptr && a.position.data != nullptr;
 }
@@ -212,7 +212,8 @@ class TokenIterator {
   }
 
  private:
-  /// Tokens to prefetch ahead, so that a row arrives from memory while earlier rows are processed.
+  /// How many tokens ahead to prefetch, so that a row arrives from memory while earlier rows are
+  /// processed.
   static constexpr int64_t distance = 8;
 
   const Arguments& a_;

@@ -1,5 +1,5 @@
-// Lengthens tables of positions by torch's interpolation, except the rows before position 0, and
-// computes the positions of tokens among padding.
+// Lengthens tables of positions with torch's interpolation, except the rows before position 0, and
+// computes the positions of tokens in padded sequences.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
@@ -20,7 +20,7 @@ Tensor repeat(const Tensor& rows, int64_t count) {
   return rows.index_select(0, at::remainder(places, rows.size(0)));
 }
 
-/// The first and the last row stay; the others are interpolated between them.
+/// The first and the last row do not change; the others are interpolated between them.
 Tensor stretch(const Tensor& rows, int64_t count, const std::string& method) {
   // As an image in float32 or wider: [1, embedding_dim, length, 1].
   const Tensor image = rows.to(dispatcher::compute_type(rows)).t().unsqueeze(0).unsqueeze(-1);

@@ -1,4 +1,5 @@
-// One pass over x: reads a position's row once and adds it to the whole batch while it is in cache.
+// One pass over x: reads a position's row once and adds it to the whole batch while it is in the
+// cache.
 #include "core/block32.h"
 #include "core/stream.h"
 #include "learned/kernel.h"

@@ -17,7 +17,7 @@ using core::warp_size;
 
 constexpr int vectors_per_lane = 2;
 
-/// Small blocks of the sum: they divide evenly among multiprocessors.
+/// The sum uses small blocks, which spread evenly over the multiprocessors.
 constexpr int sum_threads = 2 * warp_size;
 
 __device__ int64_t position_of(const AddArguments& a, int64_t batch, int64_t place) {

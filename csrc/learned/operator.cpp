@@ -158,7 +158,7 @@ void register_kernels(torch::Library& m) {
   m.impl("learned_backward", Backward::kernel<learned_backward>);
 }
 
-/// Keeps the dtype of x, which a layer may have lowered, and casts the table.
+/// Keeps the dtype of x, which an earlier layer may have lowered, and casts the table.
 Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const Rows& rows) {
   const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
   return call_learned_add(x, dispatcher::follow(weight, x), rows);
@@ -183,7 +183,7 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
 
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {
   const int64_t places = rows - first_row;
-  // Written without offset + seq, which may overflow.
+  // Avoids offset + seq, which may overflow.
   TORCH_CHECK_INDEX(seq <= places && offset <= places - seq, "positions: expected 0 to ",
                     places - 1, ", a row of the position table of ", places, ", got ",
                     static_cast<uint64_t>(offset) + static_cast<uint64_t>(seq) - 1,

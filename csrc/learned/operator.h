@@ -41,7 +41,7 @@ inline Tensor call_learned_encode(const Tensor& weight, const Tensor& positions,
   return handle.call(weight, positions, first_row);
 }
 
-/// The table's gradient; `count`: its rows.
+/// The table's gradient; `count`: its number of rows.
 using Backward = dispatcher::Spread<Rows, Tensor(const Tensor&, c10::SymInt)>;
 
 inline Tensor call_learned_backward(const Tensor& gradient, const c10::SymInt& count,
@@ -67,7 +67,7 @@ inline Tensor call_learned_positions(const Tensor& mask, const c10::SymInt& past
 /// weight: floating [first_row + max_positions, embedding_dim].
 void check_table(const Tensor& weight, const char* argument, int64_t first_row);
 
-/// positions: int [seq], [1, seq] or [batch, seq], or none. Refuses an offset beside them.
+/// positions: int [seq], [1, seq] or [batch, seq], or none. Rejects an offset given with them.
 void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, const c10::SymInt& seq,
                      const c10::SymInt& offset);
 

@@ -1,4 +1,5 @@
-// The relative-bias operators, composed of other operators, which bring gradients and compilation.
+// The relative-bias operators, composed of other operators, which provide gradients and
+// compilation.
 #include "relative_bias/operator.h"
 
 #include <ATen/ops/arange.h>
@@ -30,7 +31,7 @@ void check_bucketing(int64_t num_buckets, const Bucketing& by) {
 }
 
 /// T5's buckets: one for each short distance, then ever wider ones up to max_distance. The
-/// logarithm is computed in float32, as models were trained.
+/// logarithm is computed in float32, as in training.
 Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
   const int64_t count = by.bidirectional ? num_buckets / 2 : num_buckets, exact = count / 2;
   const Tensor length = by.bidirectional ? distances.abs() : distances.neg().clamp_min(0);
@@ -41,7 +42,8 @@ Tensor t5_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing&
   return by.bidirectional ? bucket + distances.gt(0).to(at::kLong) * count : bucket;
 }
 
-/// BERT's: one for each distance of query and key; longer ones share the outermost.
+/// BERT's buckets: one for each distance between query and key; longer distances share the
+/// outermost.
 Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
   const int64_t longest = by.bidirectional ? num_buckets / 2 : num_buckets - 1;
   const int64_t shortest = by.bidirectional ? -longest : 0;
@@ -56,7 +58,7 @@ Tensor relative_buckets(const Tensor& distances, int64_t num_buckets, const Buck
                                         : bert_buckets(wide, num_buckets, by);
 }
 
-/// Looks up one row for each distance, and shifts them by one for each query.
+/// Looks up one row for each distance, and shifts the rows by one for each query.
 Tensor relative_bias(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
                      const MaybeOffset& query_offset, const Bucketing& by) {
   dispatcher::check_floating(weight, "weight");

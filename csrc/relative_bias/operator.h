@@ -23,7 +23,7 @@ namespace posembed::relative_bias {
 
 using at::Tensor;
 
-/// How distances become buckets, in the order of the schemas.
+/// How distances map to buckets, in the order of the schemas.
 struct Bucketing {
   int64_t max_distance = 128;
   bool bidirectional = true;

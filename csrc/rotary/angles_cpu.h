@@ -37,8 +37,8 @@ struct Turns {
   bool has_nan = false;                     // whether a learned frequency has no turn
 };
 
-/// Padding between arrays. At distances of a power of two, the angles of a tile's tokens would
-/// share a few sets of the first-level cache and evict each other.
+/// Padding between arrays. At power-of-two distances, the angles of a tile's tokens would share a
+/// few sets of the L1 cache and evict each other.
 constexpr int64_t apart = 64;
 
 /// Sine and cosine of a token, in the same order.
@@ -59,7 +59,7 @@ constexpr int64_t pair_of_slot(int64_t slot) {
 }
 
 /// Fills the turns of all slots. Unrolled, so that indices within a block are constants: a loop
-/// would be a noticeable part of a call for one token.
+/// would take a noticeable part of a call for one token.
 template <typename T, bool interleaved>
 void place_turns(int64_t pairs, const TurnOf<T>* of_pair, Turns<T>* turns) {
   constexpr int64_t block = std::is_same_v<T, double> ? 1 : 2 * lanes;
@@ -117,7 +117,7 @@ void order_axes(const Arguments& arguments, Turns<T>* turns) {
   }
 }
 
-/// The pair of a slot. Slots beyond the last pair repeat it.
+/// The pair of a slot. Slots beyond the last pair repeat that pair.
 template <typename T, bool interleaved>
 void order_table(const Arguments& arguments, Turns<T>* turns) {
   for (int64_t slot = 0; slot < padded(arguments.pairs); ++slot) {
@@ -216,7 +216,8 @@ void set_tangents(const Arguments& arguments, const Token& token, Angles<T>* ang
   }
 }
 
-/// An element of a table. A NaN becomes the one that arithmetic gives: see core::read_floating.
+/// An element of a table. A NaN becomes the one that arithmetic would give: see
+/// core::read_floating.
 template <typename C, typename Stored>
 C table_element(const Stored* table, int64_t index) {
   const auto value = static_cast<C>(core::load(table[index]));

@@ -24,7 +24,7 @@ std::string or_window(const RotarySpec& spec) {
   return ", or " + std::to_string(spec.rotary_dim) + " for the rotated window alone";
 }
 
-/// Checks that rows are whole heads, or only their rotated window.
+/// Checks that rows are whole heads or only their rotated windows.
 void check_rotated(const Tensor& tensor, const char* argument, const Dimensions& where,
                    const RotarySpec& spec) {
   dispatcher::check_floating(tensor, argument);
@@ -39,8 +39,8 @@ bool has_axes(const Tensor& positions, const Dimensions& where) {
   return positions.dim() == (where.batch < 0 ? 2 : 3);
 }
 
-/// Refuses 16-bit types, which lack whole numbers from 257 or 2049 on, and positions that ask for a
-/// gradient.
+/// Rejects 16-bit types, which cannot represent all integers from 257 or 2049 on, and positions
+/// that require a gradient.
 void check_position_type(const Tensor& positions, const char* argument) {
   const at::ScalarType type = positions.scalar_type();
   TORCH_CHECK_TYPE(
@@ -50,7 +50,7 @@ void check_position_type(const Tensor& positions, const char* argument) {
                     ": requires grad, but rotations have no gradient for positions; detach them");
 }
 
-/// Accepts the axes in use, and those after them that the specification declares.
+/// Accepts the axes in use, and the unused ones after them that the specification declares.
 void check_axes(const c10::SymInt& axes, const Specification& spec, const char* argument) {
   const int64_t least = std::max<int64_t>(2, spec.used_axes);
   if (least == spec.axes) return dispatcher::check_size(axes, least, argument, "axes");
@@ -60,7 +60,7 @@ void check_axes(const c10::SymInt& axes, const Specification& spec, const char* 
 
 void check_positions(const Tensor& all, const Tensor& query, const Dimensions& where,
                      const Specification& spec, const c10::SymInt& offset, const Names& names) {
-  // positions: [seq], [batch, seq] or [1, seq]; with an axis for each section before them
+  // positions: [seq], [batch, seq] or [1, seq]; with sections, after a leading dimension of axes
   const bool by_axis = spec.axes > 1 && has_axes(all, where);
   if (by_axis) check_axes(all.sym_size(0), spec, names.positions);
   const Tensor positions = by_axis ? all.select(0, 0) : all;

@@ -16,8 +16,8 @@ struct Dimensions {
 
 Dimensions dimensions(Layout layout);
 
-/// The positions of a call, which has a layout: those given or, where each sample has its own
-/// offset, those counted from it.
+/// The positions of a call, which has a layout: those given or, if each sample has its own offset,
+/// those counted from it.
 template <typename Call>
 MaybeTensor positions_of(const Call& call, const Tensor& query) {
   const Dimensions where = dimensions(call.layout());
@@ -38,16 +38,16 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
 /// Checks that a key's dtype, device, batch and seq are those of `query`.
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where);
 
-/// Checks that results for query and key can be written: each shares memory only with its own
-/// input, whose memory it may be.
+/// Checks that results for query and key can be written: each may share memory only with its own
+/// input, and only if it is that input.
 void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                        const Tensor& key);
 
 /// Throws c10::IndexError for integers below -1 in a contiguous CPU tensor.
 void check_position_values(const Tensor& positions, const char* argument);
 
-/// The optional tensors of a RotaryCall as kernels read them: contiguous if they must be, undefined
-/// if not given.
+/// The optional tensors of a RotaryCall as kernels read them: contiguous where kernels need it,
+/// undefined if not given.
 struct Inputs {
   Tensor positions, cu_seqlens, frequencies;
 };

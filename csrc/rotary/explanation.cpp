@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// The least difference of angles that counts: about the precision of a cosine in bfloat16.
+// The smallest difference of angles that counts: about the precision of a cosine in bfloat16.
 constexpr double tolerance = 1e-3;
 constexpr int64_t pairs_shown = 16;
 constexpr double two_pi = core::constants::two_pi.high;
@@ -54,7 +54,7 @@ std::string brief(json value) {
 
 // ---------------------------------------------------------------------------------------- explain
 
-/// The context that a scaling is made for; 0 if it names none.
+/// The context length that a scaling is made for; 0 if it names none.
 int64_t trained_length(const json& scaling) {
   if (!scaling.is_object() || !scaling.contains("original_max_positions")) return 0;
   const json factor = scaling.value("factor", json());
@@ -111,7 +111,7 @@ std::string stretched_line(const std::vector<double>& plain, const std::vector<d
   return line;
 }
 
-/// Describes xPos in a line.
+/// Describes xPos in one line.
 std::string amplitudes_line(const XPosScaling& scaling, int64_t pairs) {
   const double last = static_cast<double>(pairs - 1) / static_cast<double>(pairs);
   return format(
@@ -157,7 +157,7 @@ double first_difference(const std::vector<double>& ours, const std::vector<doubl
   return widest == 0.0 ? 0.0 : std::ceil(tolerance / widest);
 }
 
-/// Whether the same components turn in the same direction by positions of the same axes.
+/// Whether the same components turn in the same direction, by positions on the same axes.
 bool turn_alike(const json& ours, const json& theirs) {
   for (const char* field : {"head_dim", "rotary_dim", "rotary_start", "interleaved", "reverse"}) {
     if (ours.at(field) != theirs.at(field)) return false;

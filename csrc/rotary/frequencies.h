@@ -20,7 +20,7 @@ Series geometric_frequencies(core::DoubleDouble base, int64_t rotary_dim);
 /// The same, with a whole series for the pairs of each axis.
 Series restarted_frequencies(core::DoubleDouble base, const std::vector<int64_t>& axis_of_pair);
 
-/// The base whose longest wavelength is `factor` times as long: base * factor^(d / (d - 2)).
+/// The base that makes the longest wavelength `factor` times as long: base * factor^(d / (d - 2)).
 ///
 /// Requires rotary_dim > 2.
 core::DoubleDouble ntk_base(double base, double factor, int64_t rotary_dim);
@@ -41,7 +41,7 @@ struct YarnRange {
 };
 YarnRange<double> yarn_range(double base, const YarnBlend& blend, int64_t rotary_dim);
 
-/// Divides the frequencies that YaRN interpolates and blends those of the range `blended`. Peng et
+/// Divides the frequencies that YaRN interpolates and blends those in the range `blended`. Peng et
 /// al., "YaRN", 2023.
 void scale_yarn(Series& series, double base, double factor, const YarnBlend& blended);
 

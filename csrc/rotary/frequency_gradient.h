@@ -10,8 +10,8 @@
 
 namespace posembed::rotary {
 
-/// Tokens in a chunk: few enough that every multiprocessor has a chunk, and so many that few sums
-/// remain to be added.
+/// The number of tokens in a chunk: small enough that every multiprocessor has a chunk, large
+/// enough that few sums remain to be added.
 POSEMBED_INLINE int64_t tokens_of_chunk(int64_t tokens) {
   constexpr int64_t least = 16, most_chunks = 384;
   const int64_t size = (tokens + most_chunks - 1) / most_chunks;

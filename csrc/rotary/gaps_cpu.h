@@ -1,6 +1,6 @@
 // Prefetches gaps between the rows that a kernel reads: values of a packed projection between
-// tokens, and columns between heads that are not rotated. Some hardware prefetchers restart behind
-// a gap; fetching the gap keeps them going. Included only by kernel_cpu.cpp files.
+// tokens, and columns between heads that are not rotated. Some hardware prefetchers restart after a
+// gap; fetching the gap keeps them going. Included only by kernel_cpu.cpp files.
 #pragma once
 
 #include <algorithm>
@@ -61,8 +61,9 @@ POSEMBED_INLINE const T* row_of(const HeadView& view, const Token& token, int64_
 }
 
 /// Prefetches the gap, unless it is too wide, between a token's rows of tensor `r` and the rows
-/// read next: the next tensor's, or after the last tensor those of the token `next`. Do not call it
-/// where gaps between heads have already stopped the prefetcher: there it costs more than it saves.
+/// read next: those of the next tensor or, after the last tensor, those of the token `next`. Do not
+/// call it where gaps between heads have already stopped the prefetcher: there it costs more than
+/// it saves.
 template <typename T>
 POSEMBED_INLINE void fetch_behind_token(const Arguments& arguments, int64_t r, const Token& token,
                                         const Token& next) {

@@ -20,7 +20,7 @@ using dispatcher::variable_list;
 
 using SavedRotation = dispatcher::SavedCall<Rotation>;
 
-/// The transpose of a rotation: by minus the angle, times the same factor.
+/// The transpose of a rotation: a rotation by minus the angle, times the same factor.
 Rotation transposed(Rotation by) {
   by.transpose = !by.transpose;
   return by;
@@ -223,7 +223,7 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
     node->gradient = dispatcher::save(gradient);
     node->query = dispatcher::save(query);
   }
-  // Only the dtype of frequencies matters.
+  // Only the dtype of the frequencies matters.
   const Rotation plain = with_frequencies(by, primal(by.call.frequencies()));
   return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
     return call_rotary_frequencies_backward(of, in, plain);

@@ -170,7 +170,7 @@ json value(const RotaryScaling& scaling) { return std::visit(ScalingWriter(), sc
 
 // ----------------------------------------------------------------------------------------- reading
 
-/// Removes keys as they are read; done() throws if keys are left.
+/// Removes keys as they are read; done() throws if any are left.
 class Reader {
  public:
   Reader(const char* what, json object) : what_(what), object_(std::move(object)) {

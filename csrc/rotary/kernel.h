@@ -28,8 +28,8 @@ struct Documents {
   int64_t count = 0;
 };
 
-/// The first token of the document that contains `token`. Reads only starts[0, count), for any
-/// values there.
+/// The first token of the document that contains `token`. Reads only starts[0, count), whatever
+/// values they have.
 POSEMBED_INLINE int64_t document_start(const Documents& documents, int64_t token) {
   int64_t first = 0, last = documents.count - 1;
   while (first < last) {
@@ -54,8 +54,8 @@ POSEMBED_INLINE double read(const Frequencies& frequencies, int64_t pair) {
   return core::read_floating<double>(frequencies.data, frequencies.scalar, pair);
 }
 
-/// Turns per position of a pair; 0 if the frequency is NaN or too large, for which kernels write
-/// NaN.
+/// Turns per position of a pair; 0 if the frequency is NaN or too large, in which case kernels
+/// write NaN.
 POSEMBED_INLINE core::Turn128 turn_of(const Frequencies& frequencies, int64_t pair) {
   const double frequency = read(frequencies, pair);
   return core::has_turn(frequency) ? core::turn_from_radians(frequency) : core::Turn128{};
@@ -118,7 +118,7 @@ POSEMBED_INLINE int64_t window_start(const Arguments& arguments, const HeadView&
   return view.window_only ? 0 : arguments.start;
 }
 
-/// The position of a token where none are given.
+/// The position of a token if no positions are given.
 template <typename Call>
 POSEMBED_INLINE int64_t counted_position(const Call& call, int64_t seq) {
   const bool one_document = call.documents.starts.data == nullptr;
@@ -149,14 +149,14 @@ POSEMBED_INLINE int64_t whole_position_of(const Call& call, int64_t batch, int64
                     position_index(call, batch, seq, axis));
 }
 
-/// Whether a position leaves its token as it is: the integer -1. Floating positions leave none.
+/// Whether a position leaves its token unrotated: the integer -1. Floating positions never do.
 template <typename Call>
 POSEMBED_INLINE bool leaves_token(const Call& call, const core::Position& position) {
   return !call.positions.floating && position.whole == -1;
 }
 
 /// Rotates tokens [begin, end) of every tensor, in the order of TokenOrder. A token at the integer
-/// position -1 (on any axis) stays as it is.
+/// position -1 (on any axis) is not rotated.
 ///
 /// With `tangent`, `frequencies` are the frequencies' tangents and `in` holds rotated pairs (x,
 /// y): `out` becomes their tangents, position * frequency * (-y, x). Components that do not turn

@@ -16,12 +16,12 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// The most tokens in a tile.
+/// The maximum number of tokens in a tile.
 template <typename T>
 constexpr int64_t tile_tokens = 128 / static_cast<int64_t>(sizeof(Compute<T>));
 
-/// The order of a tile's rows: `heads` heads of every `apart`-th token from the first on, then the
-/// next heads of these tokens; then the same from the second token on, and so on.
+/// The order of a tile's rows: `heads` heads of every `apart`-th token, starting with the first,
+/// then the next heads of these tokens; then the same starting with the second token, and so on.
 struct RowOrder {
   int64_t tile;  // tokens
   int64_t apart;
@@ -103,7 +103,7 @@ POSEMBED_INLINE void prefetch_token(const Arguments& arguments, const Token& tok
 }
 
 /// Prefetches 2 KiB ahead of the next rows of a head-major tensor, because the hardware prefetcher
-/// does not follow that many streams.
+/// cannot follow that many streams.
 template <typename T>
 POSEMBED_INLINE void fetch_ahead(const RowGroup<T>& rows, int64_t dim) {
   constexpr int64_t ahead = 2048 / sizeof(T);
@@ -119,7 +119,7 @@ POSEMBED_INLINE RowGroup<T> heads_of_token(const HeadView& view, const Token& to
           view.in_stride[2], view.out_stride[2]};
 }
 
-/// Fills `tokens`, and `angles` for tensor `r`, for `count` tokens from `begin` on.
+/// Fills `tokens`, and `angles` for tensor `r`, for `count` tokens starting at `begin`.
 template <typename T, bool interleaved>
 void begin_tile(const Arguments& arguments, const Turns<T>& turns, int64_t r, int64_t count,
                 const TokenOrder& order, const Token& begin, Token* tokens, Angles<T>* angles) {

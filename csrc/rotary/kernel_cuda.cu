@@ -6,7 +6,7 @@
 namespace posembed::rotary {
 namespace {
 
-/// A block's tables: one for query and key together, with xPos one for each.
+/// The number of tables of a block: one shared by query and key; with xPos, one for each.
 template <typename T, int capacity, Form form>
 struct Tables {
   static constexpr bool decaying = form == Form::decaying;
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(most_threads<size>, least_blocks<size, 3>)
       owned[slot].first = Pack<T, size>::read(row.in + columns.first);
       owned[slot].second = Pack<T, size>::read(row.in + columns.second);
     };
-    // Issue loads of the first rows before the position is known, and of the next ones when a row
-    // is done.
+    // Issue the loads of the first rows before the position is known, and those of the next rows
+    // when a row is done.
     int head = owns_heads ? begin + threads.group : end;
 #pragma unroll
     for (int i = 0; i < heads_in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);
@@ -165,7 +165,7 @@ const char* launch_pairing(const Arguments& arguments, core::CudaStream stream) 
 }  // namespace
 
 const char* rotate_cuda(const Arguments& arguments, core::CudaStream stream) {
-  // Empty tables have no address, by which the forms of a launch are told apart.
+  // Empty tables have a null address, and the address decides the form of a launch.
   if (arguments.batch * arguments.seq == 0) return nullptr;
   return core::visit_scalar(arguments.scalar, [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -26,20 +26,20 @@ using core::TurnOf;
 constexpr int vector_bytes = 16;
 constexpr int threads_wanted = 256;
 
-/// The threads of a block whose threads own `size` pairs each.
+/// The maximum number of threads of a block whose threads own `size` pairs each.
 template <int size>
 constexpr int most_threads = size > 1 ? threads_wanted : int{max_pairs};
 
-/// Blocks of so many threads that a multiprocessor must have room for, which limits registers:
-/// loads in flight hide the latency of memory.
+/// The minimum number of such blocks per multiprocessor, which limits registers: loads in flight
+/// hide memory latency.
 template <int size, int wanted>
 constexpr int least_blocks = size > 1 ? wanted : 1;
 
-constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide the latency of memory
+constexpr int heads_in_flight = 2;  // per thread: four 16-byte loads hide memory latency
 constexpr int heads_of_thread = 5;  // the more, the less a token's own work costs
 
-/// Everything that a launch needs, by value, so that nothing on the device must be prepared or kept
-/// alive.
+/// Everything that a launch needs, by value, so that nothing must be prepared or kept alive on the
+/// device.
 template <typename T, int capacity>
 struct Launch {
   HeadView views[2];
@@ -105,7 +105,7 @@ struct Pack {
       pack.element[0] = *in;
     } else {
       static_assert(sizeof(Pack) == vector_bytes);
-      // Load through uint4: a struct of small members would be read piece by piece.
+      // Load through uint4: the compiler would load a struct of small members piece by piece.
       const uint4 raw = *reinterpret_cast<const uint4*>(in);
       memcpy(pack.element, &raw, vector_bytes);
     }
@@ -328,7 +328,7 @@ __device__ void learned_sincos(const Frequencies& frequencies, bool tangent,
   core::sincos_turn(core::phase(position, turn, core::whole_turns(radians, turn)), sine, cosine);
 }
 
-/// A pair of a token, with what gives its angle.
+/// A pair of a token, with the inputs of its angle.
 template <typename T>
 struct PairAt {
   int pair;
@@ -462,7 +462,7 @@ LaunchOf<T, capacity, form> make_launch(const Arguments& arguments) {
   return launch;
 }
 
-/// A thread for each pair, in whole warps, up to a block's limit.
+/// A thread for each pair, in whole warps, up to the limit of a block.
 inline int angle_threads(int pairs) {
   const int64_t warps = core::divide_up(pairs, core::warp_size);
   return static_cast<int>(std::min<int64_t>(warps * core::warp_size, threads_wanted));
@@ -477,7 +477,7 @@ cudaLaunchConfig_t share_heads(Launch<T, capacity>* launch, int size, core::Cuda
   for (int r = 0; r < 2; ++r) {
     launch->packs_outside[r] = core::Divisor<int>::of(std::max(1, launch->outside[r] / size));
   }
-  // With few tokens, several blocks share a token's heads, until every multiprocessor has two
+  // With few tokens, several blocks share a token's heads, so that every multiprocessor has two
   // blocks.
   const int64_t wanted = 2 * static_cast<int64_t>(core::multiprocessors());
   const int64_t groups = core::divide_up(launch->heads, heads_in_flight);

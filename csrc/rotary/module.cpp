@@ -189,7 +189,7 @@ torch::Tensor RotaryEmbeddingImpl::rerotate_(const torch::Tensor& key,
 
 RotaryEmbedding RotaryEmbeddingImpl::resolve(int64_t seq_len) const {
   RotaryEmbedding module(RotaryOptions(options.spec().resolve(seq_len)).layout(options.layout()));
-  if (frequencies.defined()) {  // they do not depend on a length
+  if (frequencies.defined()) {  // learned frequencies do not depend on a length
     module->options.learned_frequencies(true);
     module->frequencies = module->register_parameter("frequencies", frequencies);
   }

@@ -1,5 +1,5 @@
-// Each line is the ATen call behind one Python expression of the reference, in its order, so that
-// every rounding is the same. Python computes number / tensor as reciprocal times number.
+// Each line is the ATen call behind one Python expression of the reference, in the same order, so
+// that every rounding is the same. Python computes number / tensor as reciprocal times number.
 #include "rotary/numerics.h"
 
 #include <ATen/Functions.h>
@@ -141,7 +141,7 @@ Tensor finished(const Tensor& table, double amplitude, bool rounded, at::ScalarT
   return (rounded ? scaled.to(type).to(at::kFloat) : scaled).contiguous();
 }
 
-/// The rounding of products that the program has on the device of `query`.
+/// How the program rounds products on the device of `query`.
 Products products_of(Numerics numerics, const Tensor& query) {
   if (numerics == Numerics::float32) return Products::rounded;
   const bool fuses = numerics == Numerics::float32_polar && query.is_cuda();

@@ -73,7 +73,7 @@ torch::Tensor permute_weight(const torch::Tensor& weight, int64_t num_heads, boo
 
 }  // namespace
 
-// Composite, so that autograd, compilers and devices see the operators inside.
+// Composite, so that autograd, compilers and backends see the operators inside.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
   m.impl("rotary_permute_weight", permute_weight);
 }

@@ -13,7 +13,7 @@ namespace posembed {
 namespace rotary {
 namespace {
 
-/// The checks of rotary_, with rerotate_'s names of the arguments.
+/// The checks of rotary_, with the argument names of rerotate_.
 void check_moved(const Tensor& key, const char* positions, const Rotation& by) {
   check(key, nullptr, by, {"key", "key", positions});
   const Tensor& places = *by.call.positions();
@@ -38,7 +38,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
   const Rotation forth{after->for_keys, call.positions(new_positions)};
   check_moved(key, "old_positions", back);
   check_moved(key, "new_positions", forth);
-  // Use float64 between the two rotations, so that the only rounding is the one to the keys' dtype.
+  // Use float64 between the two rotations, so that only the conversion to the keys' dtype rounds.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
   call_rotary_in_place(wide, back);
   call_rotary_in_place(wide, forth);
@@ -47,7 +47,7 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
 
 }  // namespace
 
-// Composite, so that autograd, compilers and devices see the operators inside.
+// Composite, so that autograd, compilers and backends see the operators inside.
 TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("rotary_rerotate_", rerotate); }
 
 }  // namespace rotary

@@ -1,4 +1,4 @@
-// Resolves specifications whose frequencies depend on the sequence's length for one length.
+// Resolves specifications whose frequencies depend on the sequence's length to those of one length.
 #include <c10/util/Exception.h>
 
 #include "rotary/scaling.h"
@@ -22,7 +22,7 @@ RotarySpec RotarySpec::resolve(int64_t seq_len) const {
     if (seq_len > dynamic->original_max_positions) {
       const double stretch =
           static_cast<double>(seq_len) / static_cast<double>(dynamic->original_max_positions);
-      // Keep the base: a double could not hold the new one exactly.
+      // Keep the base, because a double cannot hold the new one exactly.
       result.scaling = NtkScaling{dynamic->factor * stretch - (dynamic->factor - 1.0)};
     }
   }

@@ -117,7 +117,8 @@ struct AnglesInSteps {
   static void round(double*, double*) {}
 };
 
-/// Whether results are often halfway between two 16-bit numbers, as sums of 16-bit products are.
+/// Whether results are often ties, halfway between two 16-bit numbers, as sums of 16-bit products
+/// are.
 template <typename Source>
 constexpr bool makes_ties = false;
 
@@ -143,7 +144,7 @@ struct AnglesInRegisters {
   }
 };
 
-/// Rotates pairs (i, i + pairs): `blocks` times 2 * lanes of them from `i` on. All loads come
+/// Rotates pairs (i, i + pairs): `blocks` times 2 * lanes of them, starting at `i`. All loads come
 /// before the first store, so that cache lines are requested in the order of their addresses.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_half_blocks(const T* in, T* out, const Source& angles, int64_t pairs,
@@ -178,7 +179,7 @@ POSEMBED_INLINE void stream_rest(const FloatPair& x, const FloatPair& y, T* firs
   }
 }
 
-/// Rotates the pairs (i, i + pairs) from `i` on, fewer than fill two vectors.
+/// Rotates the pairs (i, i + pairs) starting at `i`, too few to fill two vectors.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int64_t pairs,
                                  int64_t i) {
@@ -198,8 +199,8 @@ POSEMBED_INLINE void rotate_rest(const T* in, T* out, const Source& angles, int6
   }
 }
 
-/// Rotates pairs (i, i + pairs). Those that do not fill vectors come first, because a load of part
-/// of a vector waits for earlier stores to all of it.
+/// Rotates pairs (i, i + pairs). The tail, which does not fill vectors, comes first, because a load
+/// of part of a vector waits for earlier stores to all of it.
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, int64_t pairs) {
   const int64_t whole = pairs - pairs % (2 * lanes);
@@ -213,7 +214,7 @@ POSEMBED_INLINE void rotate_halves(const T* in, T* out, const Source& angles, in
   }
 }
 
-/// Rotates pairs (2i, 2i + 1): `blocks` times `lanes` of them from `i` on.
+/// Rotates pairs (2i, 2i + 1): `blocks` times `lanes` of them, starting at `i`.
 template <int blocks, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& angles, int64_t i) {
   FloatPair values[blocks];
@@ -229,7 +230,7 @@ POSEMBED_INLINE void rotate_neighbour_blocks(const T* in, T* out, const Source& 
   core::store_pairs<streaming, makes_ties<Source>>(values, outs);
 }
 
-/// Pairs (2i, 2i + 1).
+/// Rotates pairs (2i, 2i + 1).
 template <bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_neighbours(const T* in, T* out, const Source& angles, int64_t pairs) {
   int64_t i = 0;
@@ -297,8 +298,8 @@ POSEMBED_INLINE void stream_lines(const T* in, T* out, int64_t count) {
 }
 
 /// Rotates the window of every row and streams the elements beside it in the order of addresses.
-/// Rows mostly follow each other, so the next page is prefetched. Most windows have nothing beside
-/// them, so one test per row skips the empty loops.
+/// Rows are mostly adjacent, so the next page is prefetched. Most windows have nothing beside them,
+/// so one test per row skips the empty loops.
 template <bool interleaved, bool streaming, typename T, typename Source>
 POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, int64_t pairs,
                                  const Margins& margins) {
@@ -326,8 +327,8 @@ POSEMBED_INLINE void rotate_each(const RowGroup<T>& rows, const Source& angles, 
 }
 
 /// Rotates rows by the angles of their token. Takes the members of a RowGroup one by one, in
-/// registers: reading a structure just after it was written, in other widths, would wait for all
-/// earlier stores.
+/// registers: reading a struct just after it was written, with other access widths, would wait for
+/// all earlier stores.
 template <typename T>
 using RotateGroup = void (*)(const T* in, T* out, int64_t count, int64_t in_step, int64_t out_step,
                              const Angles<T>& angles, int64_t pairs, const Margins& margins);
@@ -421,7 +422,7 @@ inline void copy_ahead(void* out, const void* in, int64_t bytes) {
   memcpy(out, in, static_cast<size_t>(bytes));
 }
 
-/// Rotates rows in a buffer and streams them from there. Reads rows from end to end, as the
+/// Rotates rows in a buffer and streams them from there. Reads rows from start to end, as the
 /// hardware prefetcher expects.
 template <typename T>
 void rotate_in_buffer(const Arguments& arguments, const HeadView& view, const Token& token,

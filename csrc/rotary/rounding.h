@@ -1,14 +1,14 @@
 // Rotates a pair as PyTorch's elementwise operators do, for numerics that reproduce another
-// program's bits (docs/guide/rotary_bits.md): products and sums are not fused, and rounded to the
-// data's type each or only at the end. Only complex products on CUDA differ: nvcc fuses one
-// multiplication of each part with the sum.
+// program's bits (docs/guide/rotary_bits.md): products and sums are not fused; either each is
+// rounded to the data's type, or only the result. Only complex products on CUDA differ: nvcc fuses
+// one multiplication of each part with the sum.
 #pragma once
 
 #include "core/fma.h"
 #include "core/scalar.h"
 #include "rotary/kernel.h"
 
-/// For functions that rotate pairs of doubles in steps in a loop, where GCC 12 fuses
+/// For functions that rotate pairs of doubles step by step in a loop, where GCC 12 fuses
 /// multiplications and additions despite -ffp-contract=off.
 #if defined(__GNUC__) && !defined(__clang__)
 #define POSEMBED_IN_STEPS __attribute__((optimize("no-tree-slp-vectorize")))

@@ -14,7 +14,7 @@ struct Scaled {
 };
 
 /// Requires a specification that passes RotarySpec::check(). Dynamic scalings give the frequencies
-/// within the original context.
+/// for lengths within the original context.
 Scaled scaled(const RotarySpec& spec);
 
 YarnBlend blend_of(const YarnScaling& scaling);

@@ -9,7 +9,7 @@
 namespace posembed::rotary::POSEMBED_ISA {
 namespace {
 
-/// Outputs of this size or more would not stay in the caches and are written past them.
+/// Outputs of this size or more would not stay in the caches and use non-temporal stores.
 constexpr int64_t uncached_bytes = int64_t{8} << 20;
 
 template <typename T>
@@ -17,7 +17,8 @@ bool in_whole_lines(int64_t elements) {
   return elements * static_cast<int64_t>(sizeof(T)) % 64 == 0;
 }
 
-/// Whether to write `elements` past the caches to rows at `out`: enough of them, all rows aligned.
+/// Whether to write `elements` to rows at `out` with non-temporal stores: if they are many and all
+/// rows are aligned.
 template <typename T>
 bool can_stream(int64_t elements, const void* out, const int64_t (&stride)[3]) {
   return elements * static_cast<int64_t>(sizeof(T)) >= uncached_bytes &&
@@ -48,12 +49,12 @@ bool can_stream(const Arguments& arguments, const HeadView& view) {
 }
 
 /// Rows that are rotated in part are assembled in a buffer of this size and streamed from there,
-/// because cache lines that are half streamed, half copied are slow.
+/// because cache lines that are partly streamed and partly copied are slow.
 constexpr int64_t buffer_bytes = 4096;
 
 /// Whether rows that cannot be streamed directly are streamed from a buffer: large results whose
-/// rows are aligned or contiguous. Rows rotated as a whole take this way only on Intel processors,
-/// and not by tables, which it slows down.
+/// rows are aligned or contiguous. Rows rotated as a whole use the buffer only on Intel processors,
+/// and not for rotation by tables, which it slows down.
 template <typename T>
 bool can_stream_from_buffer(const Arguments& arguments, const HeadView& view) {
   constexpr int64_t size = sizeof(T);

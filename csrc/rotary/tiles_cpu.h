@@ -17,7 +17,7 @@ struct Tile {
   int64_t heads;
 };
 
-/// `head_major` if a tensor is head-major and leaves the caches, otherwise one token at a time.
+/// `head_major` if a tensor is head-major and exceeds the caches; otherwise one token at a time.
 /// Tiles of several tokens fetch the rows of the next tile.
 template <typename T>
 Tile choose_tile(const Arguments& arguments, Tile head_major) {
@@ -30,8 +30,8 @@ Tile choose_tile(const Arguments& arguments, Tile head_major) {
   return any_head_major && fetches_gaps<T>(arguments) ? head_major : Tile{1, heads};
 }
 
-/// Fetches `count` rows of `dim`, each in a separate stream, into the second-level cache: the first
-/// could not keep them while other rows are read.
+/// Fetches `count` rows of `dim`, each in a separate stream, into the L2 cache: L1 could not keep
+/// them while other rows are read.
 template <typename T>
 POSEMBED_INLINE void fetch_rows(const T* in, int64_t step, int64_t count, int64_t dim) {
   constexpr uintptr_t line = 64;

@@ -30,7 +30,7 @@ class TokenOrder {
   }
 
   /// Moves to the next token. Takes numbers, which stay in registers, because reading a Token just
-  /// after it was written, in another width, waits for all earlier stores.
+  /// after it was written, with another access width, waits for all earlier stores.
   void advance(int64_t* batch, int64_t* seq) const {
     if (seq_first) {
       step(batch, seq);

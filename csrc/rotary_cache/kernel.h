@@ -34,7 +34,7 @@ struct Arguments {
   int64_t slot_count = 0;  // in all pages
 };
 
-/// The offset of a slot in `cache`, in elements.
+/// The offset, in elements, of a slot in `cache`.
 POSEMBED_INLINE int64_t slot_offset(const Cache& cache, int64_t slot, int64_t page_size) {
   return slot / page_size * cache.stride[0] + slot % page_size * cache.stride[1];
 }

@@ -19,7 +19,7 @@ using rotary::POSEMBED_ISA::RowGroup;
 using rotary::POSEMBED_ISA::Stores;
 using rotary::POSEMBED_ISA::Token;
 
-/// Divides by `scale` and rounds, in buffers: for all the compiler knows, bytes in memory could
+/// Divides by `scale` and rounds, in buffers, because the compiler must assume that stores of bytes
 /// alias the next numbers.
 template <typename T>
 void round_to_float8(const T* in, int64_t count, float scale, core::Float8* out) {
@@ -56,7 +56,7 @@ class CacheWriter {
 
   int64_t head_stride() const { return cache_.stride[2]; }
 
-  /// Whether rows are written past the caches.
+  /// Whether rows are written with non-temporal stores.
   bool streaming() const { return streaming_; }
 
   void write(const T* in, int64_t count, Stored* out) const {

@@ -1,4 +1,4 @@
-// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
+// As in the rotary kernel, a block processes some or all heads of one token, and a thread owns both
 // members of its pairs. Each thread writes its results to every destination, so keys and values are
 // read once.
 #include "core/float8.h"
@@ -36,8 +36,8 @@ struct alignas(size) Float8Pack {
   uint16_t pair[size / 2];
 };
 
-/// Divides by a scale in three instructions. Equals a division for every quotient that float8
-/// distinguishes.
+/// Divides by a scale in three instructions. Equals a true division for every quotient that float8
+/// can distinguish.
 class Scale {
  public:
   __device__ explicit Scale(float scale)
@@ -48,7 +48,7 @@ class Scale {
     const float quotient = value * inverse_;
     const float corrected = core::fma(core::fma(-quotient, scale_, value), inverse_, quotient);
     const bool is_usual = quotient != 0 && fabsf(quotient) < 0x1p100f;
-    return is_usual ? corrected : quotient;  // -0, infinity and NaN stay
+    return is_usual ? corrected : quotient;  // keeps -0, infinity and NaN
   }
 
  private:
@@ -126,8 +126,8 @@ __device__ void cache_outside(const Launch<T, capacity>& launch, const CacheLaun
   }
 }
 
-/// A thread's share of the values of heads [begin, end). Reads its first pack at once, before the
-/// slot is known.
+/// A thread's share of the values of heads [begin, end). Reads its first pack immediately, before
+/// the slot is known.
 template <typename T, int size>
 class Values {
  public:
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
       owned[at].first = Pack<T, size>::read(row.in + columns.first);
       owned[at].second = Pack<T, size>::read(row.in + columns.second);
     };
-    // Issue loads of the first rows and values before position and slot are known.
+    // Issue the loads of the first rows and values before position and slot are known.
     int head = owns_heads ? begin + threads.group : end;
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) read_head(i, head + i * launch.heads_per_pass);

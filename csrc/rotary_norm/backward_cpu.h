@@ -1,5 +1,5 @@
-// The backward pass of a part of the tokens. Rotates gradients back in a buffer that stays in the
-// first-level cache, in float32 or float64, and reads query and key twice. Part of kernel_cpu.cpp.
+// The backward pass of a part of the tokens. Rotates gradients back in a float32 or float64 buffer
+// that stays in the L1 cache, and reads query and key twice. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace posembed::rotary_norm::POSEMBED_ISA {
 namespace {
 
-/// Heads that take each step together, so that none waits for another's sums.
+/// The number of heads that take each step together, so that none waits for another's sums.
 constexpr int64_t heads_at_once_backward = 2;
 
 /// Whether rows of bfloat16 can be rotated in block order, which differs from memory order.
@@ -92,7 +92,7 @@ class Backward {
     }
   }
 
-  /// Turns the gradients of `count` results into those of query or key. `place`: index of the first
+  /// Propagates the gradients of `count` results to query or key. `place`: index of the first
   /// head's rstd.
   void through_heads(const Token& token, int64_t r, int64_t head, int64_t count, int64_t place) {
     const HeadView &view = rotation_.views[r], &inputs = arguments_.normed[r];
@@ -141,7 +141,7 @@ class Backward {
   }
 
   /// Adds a head's share to the sums for the weights' gradients. Returns the mean product of the
-  /// normed row and the gradient times the weights.
+  /// normalised row and the gradient times the weights.
   C add_to_sums(const T* input, C rstd, int64_t r, const C* gradient) {
     core::Block32<T> products{};
     core::for_blocks(dim_, [&](int64_t i, auto count) {
@@ -154,7 +154,7 @@ class Backward {
     return core::sum(products) * rstd / static_cast<C>(dim_);
   }
 
-  /// Turns the gradient of a normed row into that of the row itself.
+  /// Turns the gradient of a normalised row into that of the row itself.
   template <bool streaming>
   void through_norm(const T* input, C rstd, C along, int64_t r, const C* gradient, T* out) const {
     constexpr auto size = static_cast<int64_t>(sizeof(T));

@@ -1,5 +1,5 @@
-// The forward pass of some tokens. Reads heads twice while they are in the first-level cache: for
-// their statistics, and to norm and rotate them in registers. Part of kernel_cpu.cpp.
+// The forward pass of some tokens. Reads heads twice while they are in the L1 cache: for their
+// statistics, and to normalise and rotate them in registers. Part of kernel_cpu.cpp.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 namespace posembed::rotary_norm::POSEMBED_ISA {
 namespace {
 
-/// Heads whose statistics are computed together, so that square roots and divisions use vectors.
+/// The number of heads whose statistics are computed together, so that square roots and divisions
+/// use vectors.
 constexpr int64_t heads_at_once = 16;
 
 /// Heads of a token.
@@ -30,7 +31,7 @@ struct Weights {
   alignas(64) C second[kernel::max_padded_pairs];  // order of angles
 };
 
-/// Sine and cosine times weights, multiplied once for all heads of a token.
+/// Sine and cosine times weights, computed once for all heads of a token.
 template <typename C>
 struct Coefficients {
   using Row = C[kernel::max_padded_pairs + kernel::apart];
@@ -38,7 +39,7 @@ struct Coefficients {
   alignas(64) Row second_cosine, second_sine;  // and of the second
 };
 
-/// Norms a row while it rotates it.
+/// Normalises a row while it rotates it.
 template <typename C>
 struct NormingAngles {
   const Coefficients<C>& coefficients;
@@ -131,9 +132,9 @@ class Forward {
     }
   }
 
-  /// Processes `count` tokens from number `first` on. Computes each token again from its number, in
-  /// registers, because reading memory just after it was written, in another width, waits for all
-  /// earlier stores.
+  /// Processes `count` tokens, starting at number `first`. Computes each token again from its
+  /// number, in registers, because reading memory just after it was written, with another access
+  /// width, waits for all earlier stores.
   void norm_tile(const TokenOrder& order, int64_t first, int64_t count, int64_t r) {
     const int64_t heads = rotation_.views[r].heads;
     for (int64_t head = 0; head < heads; head += tile_.heads) {

@@ -1,7 +1,7 @@
 // RMSNorm of each head of query and key, then rotary, in one pass over memory, forward and
 // backward. Henry et al., "Query-Key Normalization for Transformers", 2020; Zhang and Sennrich,
-// "Root Mean Square Layer Normalization", 2019. Forward saves only 1 / RMS (rstd); backward norms
-// query and key again.
+// "Root Mean Square Layer Normalization", 2019. Forward saves only 1 / RMS (rstd); backward
+// normalises query and key again.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ struct Arguments {
 };
 
 /// Processes tokens [begin, end) in the order of rotary's TokenOrder. A token at position -1 is
-/// normed but not rotated.
+/// normalised but not rotated.
 POSEMBED_CPU_KERNEL(norm_and_rotate, void(const Arguments& arguments, int64_t begin, int64_t end));
 
 /// Processes all tokens on `stream`.
 const char* norm_and_rotate_cuda(const Arguments& arguments, core::CudaStream stream);
 
-/// The weights' gradients consist of a fixed number of partial sums, so that they have the same
-/// bits for any number of threads.
+/// The weights' gradients are reduced from a fixed number of partial sums, so that they have the
+/// same bits for any number of threads.
 inline constexpr int64_t parts_cpu = 32;
 inline constexpr int64_t parts_cuda = 384;
 

@@ -1,5 +1,5 @@
-// Norms and rotates a head while it is in cache, so that memory is read and written once. Sums have
-// the same bits on every instruction set.
+// Normalises and rotates a head while it is in the cache, so that memory is read and written once.
+// Sums have the same bits on every instruction set.
 #include "rotary_norm/backward_cpu.h"
 #include "rotary_norm/forward_cpu.h"
 #include "rotary_norm/kernel.h"

@@ -1,7 +1,7 @@
-// As in the rotary kernel, a block processes some or all heads of one token; a thread owns both
-// members of its pairs and a part of the components outside the window. The threads of a head add
-// their squares by shuffles. In the backward pass each of a fixed number of blocks takes a share of
-// the tokens and sums its part of the weights' gradients; there are no atomics.
+// As in the rotary kernel, a block processes some or all heads of one token, and a thread owns both
+// members of its pairs and a part of the components outside the window. The threads of a head
+// reduce their squares with shuffles. In the backward pass each of a fixed number of blocks takes a
+// share of the tokens and sums its part of the weights' gradients; there are no atomics.
 #include "core/part_sum.h"
 #include "rotary/kernel_cuda.h"
 #include "rotary_norm/kernel.h"
@@ -85,7 +85,7 @@ __device__ Pack<Compute<T>, size> weights(const Norms& norms, int r, int column)
   return pack;
 }
 
-/// The weights of the window, offset added, of one norm; in shared memory.
+/// One norm's weights of the window, plus their offset, in shared memory.
 template <typename C, int capacity>
 struct alignas(16) WindowWeights {
   C of[2 * capacity];
@@ -135,7 +135,7 @@ __device__ C head_sum(const HeadThreads& threads, C value, bool buffer) {
   return sum;
 }
 
-/// The tensor and number of a head.
+/// The tensor and index of a head.
 struct Head {
   int r;           // 0: query, 1: key
   int64_t number;  // among the heads of query or key
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
       }
       return window;
     };
-    // Issue loads of the first heads before the position is known, and of the next ones before the
-    // threads wait for each other's squares.
+    // Issue the loads of the first heads before the position is known, and those of the next heads
+    // before the threads wait for each other's squares.
     Window<T, size> ahead[in_flight];
 #pragma unroll
     for (int i = 0; i < in_flight; ++i) ahead[i] = read_pass(begin + i * launch.heads_per_pass);
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>, rotary::least_bloc
 
 // ---- backward ----
 
-/// Shared memory for a block's sums: for each group of threads, of query and of key.
+/// Shared memory for a block's sums of query and key, for each group of threads.
 constexpr int sums_bytes = 32 * 1024;
 
 template <typename T, int size, bool interleaved, int capacity>
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
       C* sum = sums + (threads.group * 2 + head.r) * dim;
       rotary::Pairs<C, size, interleaved> gradient = {}, row = {};
       C along = 0;
-      // Adds to the weight's gradient; leaves the gradient of the normed row.
+      // Adds to the weight's gradient, and turns `g` into the gradient of the normalised row.
       const auto through_weight = [&](Pack<C, size>* g, Pack<C, size>* n, int column) {
         multiply(rstd, n);
         C total[size];
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(rotary::most_threads<size>)
   }
 }
 
-/// Lanes take neighbouring columns of the weights' gradients; a block's warps share the parts.
+/// Lanes process neighbouring columns of the weights' gradients; a block's warps share the parts.
 template <typename T>
 __global__ void __launch_bounds__(core::part_threads)
     add_parts_kernel(const __grid_constant__ BackwardArguments b) {

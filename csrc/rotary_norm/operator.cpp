@@ -67,7 +67,8 @@ struct Prepared {
   Tensor query, key, weight[2];
 };
 
-/// Reads rows of `in` and writes rows of `out`: query and key, or their gradients.
+/// The arguments for reading rows of `in` and writing rows of `out`: query and key, or their
+/// gradients.
 Prepared prepare(const Call& call, const rotary::Specification& spec, const Two& in, const Two& out,
                  bool transpose) {
   Prepared prepared;

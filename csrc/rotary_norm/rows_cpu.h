@@ -22,7 +22,7 @@ using rotary::HeadView;
 
 constexpr int64_t max_columns = max_head_dim + core::block_size;
 
-/// A row with room for whole blocks that begin at any column.
+/// A row with room for whole blocks that start at any column.
 template <typename C>
 using Row = C[max_columns];
 

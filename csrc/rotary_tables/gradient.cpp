@@ -61,7 +61,7 @@ Pairs table_gradients(const Tensor& gradient, const Tensor& input, const TableRo
 }
 
 /// Brings a gradient [batch, seq, pairs] into the shape of a table, whose repeated columns are not
-/// read and have none.
+/// read and get gradient 0.
 Tensor in_shape_of(const Tensor& table, const RotaryTables& tables, const Tensor& gradient) {
   Tensor result = gradient;
   if (table.dim() == 2) {
@@ -164,7 +164,7 @@ Tensor tangent_or_zeros(const Tensor& table) {
   return direction.defined() ? direction : at::zeros_like(dispatcher::primal(table));
 }
 
-/// The tables' tangents as tables; nullopt if they have none.
+/// The tables' tangents as tables; std::nullopt if they have none.
 std::optional<RotaryTables> tangent_of(RotaryTables tables) {
   const bool any = dispatcher::tangent(tables.cos()).defined() ||
                    (tables.sin().has_value() && dispatcher::tangent(*tables.sin()).defined());

@@ -92,8 +92,8 @@ void check_written(const Tensor& out, const char* argument, const Tensor& in,
 
 // ---------------------------------------------------------------------------------------- launches
 
-/// cos and sin as one kernel can read them: not lazily negated or conjugated, of equal strides.
-/// Complex tables become their real and imaginary parts.
+/// cos and sin in a form that a kernel can read: without lazy negation or conjugation, and with
+/// equal strides. Complex tables become their real and imaginary parts.
 RotaryTables readable(const RotaryTables& tables) {
   RotaryTables result = tables;
   if (tables.cos().is_complex()) {

@@ -1,6 +1,6 @@
 // Derivatives of the sinusoidal operators. The gradient of x is the output's gradient. The
-// derivative by a position is a sinusoid again, a quarter turn ahead and times the frequency:
-// sinusoidal_encode of the next order. A learned scale multiplies it.
+// derivative with respect to a position is again a sinusoid, a quarter turn ahead and times the
+// frequency: sinusoidal_encode of the next order. A learned scale multiplies it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
@@ -27,7 +27,7 @@ Tensor unscaled(Encoding of, at::ScalarType dtype) {
   return call_encode(of, dtype);
 }
 
-/// The same without tangents; with tangents, each derivative would need the next one.
+/// The same encodings without tangents; with tangents, each derivative would need the next one.
 Encoding primal(Encoding of) {
   of.positions = dispatcher::primal(of.positions);
   if (of.scale.has_value()) of.scale = dispatcher::primal(*of.scale);

@@ -15,12 +15,12 @@ using core::FloatPair;
 using core::Floats;
 using core::lanes;
 
-/// Neighbouring elements that take their values from a block. Few, so that the rows' next elements
-/// arrive from memory while sines are computed; not fewer, because loads of the next row may
-/// falsely depend on the last stores (see loads_meet_stores).
+/// The number of neighbouring elements that take their values from a block. Small, so that the
+/// rows' next elements arrive from memory while sines are computed; not smaller, because loads of
+/// the next row may falsely depend on the last stores (see loads_meet_stores).
 constexpr int64_t block_run = 512;
 
-/// Pairs of a block, a multiple of two vectors.
+/// The number of pairs in a block, a multiple of two vectors.
 template <bool interleaved>
 constexpr int64_t block_pairs = interleaved ? block_run / 2 : block_run;
 
@@ -102,8 +102,8 @@ struct StridedRows {
 FloatPair sum(FloatPair a, FloatPair b) { return {a.first + b.first, a.second + b.second}; }
 
 /// Adds two vectors to `count` rows. All loads come before the first store: rows are often whole
-/// pages apart, and processors let a load wait for an earlier store at the same offset in another
-/// page.
+/// pages apart, and processors delay a load until an earlier store at the same offset in another
+/// page is done.
 template <int64_t count, bool streaming, typename T>
 POSEMBED_INLINE void add_vectors(FloatPair value, const StridedRows<T>& rows) {
   FloatPair sums[count];
@@ -135,8 +135,8 @@ POSEMBED_INLINE void add_to(Size size, const StridedRows<T>& rows, const ValueAt
   }
 }
 
-/// Whether the next loads are at the same offset, in another page, as these stores. Then several
-/// rows at a time are slower than one by one.
+/// Whether the next loads are at the same page offset as these stores, in another page. If so,
+/// several rows at a time are slower than one by one.
 template <typename T>
 bool loads_meet_stores(const StridedRows<T>& rows) {
   const auto from = reinterpret_cast<uintptr_t>(rows.in);
@@ -161,7 +161,7 @@ bool is_aligned_to_vector(const StridedRows<T>& rows) {
   return core::is_aligned_to_vector(rows.out) && rows.out_step % width == 0;
 }
 
-/// The same; if `streamed` and the rows are aligned, past the caches.
+/// The same; with non-temporal stores if `streamed` and the rows are aligned.
 template <typename T, typename ValueAt>
 POSEMBED_INLINE void add_span(int64_t size, const StridedRows<T>& rows, bool streamed,
                               const ValueAt& value_at) {
@@ -261,8 +261,8 @@ void encode_position(const Sinusoid& sinusoid, const std::vector<TurnOf<T>>& tur
   finish_rows(sinusoid.layout, rows);
 }
 
-/// A thread that writes at least this many bytes streams them past the caches; fewer bytes stay in
-/// its share of the caches for the next reader.
+/// A thread that writes at least this many bytes uses non-temporal stores; fewer bytes stay in its
+/// share of the caches for the next reader.
 constexpr int64_t streamed_bytes = int64_t{8} << 20;
 
 template <typename T>

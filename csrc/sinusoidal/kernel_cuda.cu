@@ -83,7 +83,7 @@ __device__ void interleave(C (&values)[2][width]) {
   for (int i = 0; i < 2 * width; ++i) values[i / width][i % width] = mixed[i];
 }
 
-/// A block processes `width` pairs for each thread, from pair `begin` of the model on, of every
+/// A block processes `width` pairs per thread, starting at pair `begin` of the model, of every
 /// gridDim.x-th encoding, for one of gridDim.z parts of the sequences that share it. `block` has
 /// `count` pairs.
 template <typename T, int width>
@@ -185,7 +185,7 @@ bool in_packs(const Arguments& arguments) {
          (arguments.in == nullptr || fits(arguments.in, arguments.in_stride));
 }
 
-/// The number of blocks that share an encoding, more than one if few encodings serve many
+/// The number of blocks that share an encoding: more than one if few encodings serve many
 /// sequences.
 unsigned parts_of_batch(const Arguments& arguments) {
   if (arguments.position_stride[0] != 0) return 1;

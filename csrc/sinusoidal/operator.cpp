@@ -88,7 +88,7 @@ Sinusoid with_scale(Sinusoid sinusoid, const MaybeTensor& scale) {
 
 /// Groups that give threads whole sequences, as other operators do, so that rows are in the caches
 /// of the thread that wrote them or reads them next. For fewer than four sequences, computing
-/// encodings again costs more than that gains.
+/// encodings again costs more than that saves.
 int64_t groups_for_threads(int64_t batch, int64_t bytes) {
   const int64_t threads =
       std::min<int64_t>(at::get_num_threads(), bytes / dispatcher::bytes_per_task);
@@ -105,7 +105,7 @@ void launch(Arguments call, const Tensor& out) {
                      POSEMBED_CUDA_LAUNCHER(encode_cuda));
 }
 
-/// Strides of batch and seq; without a batch dimension, as if batch were 1.
+/// Copies the strides of batch and seq; without a batch dimension, as if batch were 1.
 void copy_strides(const Tensor& rows, int64_t* stride) {
   stride[0] = rows.dim() == 3 ? rows.stride(0) : 0;
   stride[1] = rows.stride(-2);

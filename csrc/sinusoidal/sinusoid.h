@@ -32,7 +32,8 @@ struct Sinusoid {
   const void* learned_scale = nullptr;        // multiplies them too: one number, on the device
   core::Scalar learned_type = core::Scalar::float32;
   int64_t order = 0;  // order of the derivative by the position
-  /// The index of position 0 in the series. Above 0, position -1 belongs to padding, which is zero.
+  /// The index of position 0 in the series. If it is above 0, position -1 is padding, whose
+  /// encoding is zero.
   int64_t first = 0;
 };
 
@@ -56,7 +57,7 @@ POSEMBED_INLINE Position placed(const Sinusoid& sinusoid, Position position) {
   return position;
 }
 
-/// `turn` and a quarter more for each derivative: sin' = cos, cos' = -sin.
+/// `turn` plus a quarter turn for each derivative: sin' = cos, cos' = -sin.
 POSEMBED_INLINE core::Turn64 derived(core::Turn64 turn, int64_t order) {
   return turn + (static_cast<uint64_t>(order) << 62);
 }

@@ -13,10 +13,10 @@
 namespace posembed {
 namespace {
 
-/// A table's last row, in any program.
+/// The largest index of a table's row in any program.
 constexpr int64_t most_padding_idx = std::numeric_limits<int32_t>::max();
 
-/// Reads a field; if it is absent or null, the value stays.
+/// Reads a field; if it is absent or null, the value does not change.
 template <typename T>
 void read(const nlohmann::json& object, const char* key, T& value) {
   if (object.contains(key) && !object.at(key).is_null()) value = object.at(key).get<T>();

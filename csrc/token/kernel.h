@@ -14,8 +14,8 @@
 
 namespace posembed::token {
 
-/// out[place] = scale * weight[ids[place] + first_row], zeros if there is no such row; a place is
-/// an index of `ids`. first_row is positive for learned positions, negative for a part of a
+/// out[place] = scale * weight[ids[place] + first_row], or zeros if there is no such row; a place
+/// is an index of `ids`. first_row is positive for learned positions, negative for a part of a
 /// vocabulary.
 struct GatherArguments {
   const void* weight = nullptr;  // [rows, embedding_dim], rows weight_stride apart
@@ -72,7 +72,7 @@ struct SumArguments {
   Sources sources;                 // if places do not have their own rows
   void* out = nullptr;  // dense: [num_embeddings, embedding_dim]; otherwise [groups, embedding_dim]
   bool dense = true;    // dense: a group's row is the table's; otherwise its number
-  bool streaming = false;  // write past the caches: `out` is large and its pages are in use
+  bool streaming = false;  // non-temporal stores: `out` is large and its pages are in use
   core::Scalar scalar = core::Scalar::float32;
   int64_t embedding_dim = 0;
   const uint64_t* entries = nullptr;
@@ -85,7 +85,8 @@ struct SumArguments {
 POSEMBED_CPU_KERNEL(sum_groups, void(const SumArguments& arguments, int64_t begin, int64_t end));
 
 /// Writes a whole dense table of `rows` rows; rows without a group become zeros. The work has
-/// `rows` + starts[groups] steps, one for each row and one for each entry; takes [begin, end).
+/// `rows` + starts[groups] steps, one for each row and one for each entry; processes steps [begin,
+/// end).
 struct FillArguments {
   SumArguments sum;
   int64_t rows = 0;

@@ -1,5 +1,5 @@
-// Gather moves rows. Backward sorts the ids by radix, on as many bits as the table needs, then sums
-// the gradient rows of each id in one pass; it moves single rows too.
+// Gather moves rows. Backward radix-sorts the ids, on as many bits as the table needs, then sums
+// the gradient rows of each id in one pass; rows that are alone are only moved.
 #include <algorithm>
 
 #include "core/row_sum.h"
@@ -47,7 +47,7 @@ void gather_rows(const GatherArguments& a, int64_t begin, int64_t end) {
 
 // ------------------------------------------------------------------------------------- sort
 
-constexpr int max_digit_bits = 11;  // counts stay in the first-level cache
+constexpr int max_digit_bits = 11;  // counts stay in the L1 cache
 
 /// The digits of a key in a least-significant-digit radix sort.
 struct Passes {
@@ -62,7 +62,7 @@ Passes passes_for(int64_t num_embeddings) {
   return {count, count == 0 ? 0 : (bits + count - 1) / count};
 }
 
-/// One stable pass.
+/// One stable pass of the sort.
 void sort_digit(const uint64_t* from, int64_t count, int shift, int digit_bits, uint64_t* to) {
   const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
   int64_t position[1 << max_digit_bits];
@@ -146,8 +146,8 @@ struct MultiplyBy {
   }
 };
 
-/// Writes groups [begin, end) and calls gap(row) with the row of `out` before each. Copies a row
-/// that is alone in its group and has no factor.
+/// Writes groups [begin, end) and calls gap(row) with the row of `out` before each. Copies a row if
+/// it is alone in its group and has no factor.
 template <typename T, bool streaming, bool weighted, typename Move, typename Gap>
 void sum_range(const SumArguments& a, int64_t begin, int64_t end, Move move, const Gap& gap) {
   RowMover<T, streaming, Move> mover(a.embedding_dim, move);

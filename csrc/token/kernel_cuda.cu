@@ -48,7 +48,7 @@ WarpLayout warp_layout(int64_t dim, int width) {
   return layout;
 }
 
-/// The rows that a warp takes.
+/// The number of rows that a warp processes.
 POSEMBED_INLINE int rows_of_warp(const WarpLayout& layout) {
   return (gather_vectors >> layout.vectors_log2) << (5 - layout.lanes_log2);
 }
@@ -173,7 +173,7 @@ Workspace lay_out(const BackwardArguments& a) {
   return w;
 }
 
-// Padding and ids outside the table get the key num_embeddings, which is sorted last and omitted
+// Padding and ids outside the table get the key num_embeddings, which sorts last and is omitted
 // from every sum.
 __global__ void key_kernel(BackwardArguments a, Workspace w) {
   const int64_t place = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -242,8 +242,8 @@ __device__ bool is_long(const BackwardArguments& a, const Key* keys, int64_t beg
   return begin + span < a.count && keys[begin + span] == keys[begin];
 }
 
-/// The end of the entries from `begin` on that have its key, at most `span` of them. The whole warp
-/// calls it with the same `begin`.
+/// The end of the run of entries with the key of entry `begin`, at most `span` of them. The whole
+/// warp calls it with the same `begin`.
 __device__ int64_t span_end(const BackwardArguments& a, const Key* keys, int64_t begin) {
   const Key key = keys[begin];
   const int64_t limit = begin + span < a.count ? begin + span : a.count;
@@ -276,7 +276,7 @@ __device__ int64_t find_span(const BackwardArguments& a, const Workspace& w, int
   return -1;
 }
 
-/// The rows of `gradient` that a span of entries takes, two for each lane of the warp that calls.
+/// The rows of `gradient` for a span of entries, two per lane of the calling warp.
 template <typename T>
 struct SpanRows {
   static constexpr int kept = span / warp_size;
@@ -312,8 +312,8 @@ struct SpanRows {
   }
 };
 
-/// Adds the first `count` rows of a span in order, `vectors` vectors per lane from `column` on.
-/// Loads several rows before it adds the first.
+/// Adds the first `count` rows of a span in order, `vectors` vectors per lane, starting at
+/// `column`. Loads several rows before it adds the first.
 template <int in_flight, typename T, int width, int vectors>
 __device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column,
                          Compute<T> (&total)[vectors][width]) {
@@ -346,7 +346,7 @@ __device__ void add_rows(const SpanRows<T>& span_rows, int count, int64_t column
   }
 }
 
-/// Small blocks: one whose rows are sums of many does not keep others from its place.
+/// Small blocks, so that one with long sums occupies few of a multiprocessor's threads.
 constexpr int row_threads = 2 * warp_size;
 
 /// Vectors per lane. With more than 16 elements, the rows in flight would take half of the
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-// Two items per window of entries: the first span of a long group, and a later one of another.
+// Two items per window of entries: the first span of a long group, and a later span of another.
 template <typename T, int width>
 __global__ void __launch_bounds__(threads)
     span_kernel(BackwardArguments a, Workspace w, int64_t pieces) {
@@ -432,13 +432,14 @@ __global__ void __launch_bounds__(threads)
   core::write_vector<T, width>(result, out + column);
 }
 
-/// The fewest warps that keep a multiprocessor busy.
+/// The minimum number of warps that keeps a multiprocessor busy.
 constexpr int64_t busy_warps = 128;
 
 template <typename T, int width>
 void launch_sums(const BackwardArguments& a, const Workspace& w, cudaStream_t stream) {
   const int64_t rows = a.out_rows;
-  // A warp takes a whole row, unless there are few: it finds the row's entries only once.
+  // A warp processes a whole row, so that it finds the row's entries only once, unless there are
+  // few rows.
   const int64_t row_pieces = divide_up(a.embedding_dim, row_vectors<width> * warp_size * width);
   const int64_t shares =
       std::min(row_pieces, divide_up(busy_warps * core::multiprocessors(), rows));

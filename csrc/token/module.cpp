@@ -27,7 +27,7 @@ void check(TokenOptions& options) {
 }
 
 /// Ids [count] in which another given id, or the first row if there is none, replaces each id
-/// outside the table, because a CUDA call cannot refuse them. In one dimension, as torch needs to
+/// outside the table, because a CUDA call cannot reject them. One-dimensional, as torch needs it to
 /// find equal ids on CUDA.
 torch::Tensor within(const torch::Tensor& ids, int64_t rows) {
   const torch::Tensor flat = ids.reshape(-1);
@@ -76,7 +76,7 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
   if (options.max_norm().has_value()) {
     const torch::NoGradGuard no_grad;
     torch::Tensor table = weight.detach();
-    // Refuses bad ids before any write.
+    // Rejects bad ids before any write.
     functional::embedding(ids, table.narrow(1, 0, std::min<int64_t>(1, table.size(1))));
     const torch::Tensor known = within(ids, table.size(0));
     if (known.numel() > 0) {

@@ -23,8 +23,7 @@ namespace {
 
 // ------------------------------------------------------------------------------------- checks
 
-/// The row of id 0 in a table whose first row is of id `vocabulary_start`; -1: the whole
-/// vocabulary.
+/// The row of id 0 in a table whose first row has id `vocabulary_start`; -1: the whole vocabulary.
 int64_t first_row(int64_t vocabulary_start) { return -std::max<int64_t>(0, vocabulary_start); }
 
 SortedIds sorted_ids(const Gradient& of) {
@@ -138,7 +137,7 @@ std::tuple<Tensor, Tensor> rows_on_cpu(const Gradient& of) {
   return {row_ids, rows};
 }
 
-/// A gradient's ids in order, and what their kernels share.
+/// A gradient's sorted ids, and the data that their kernels share.
 struct SortedOnCuda {
   BackwardArguments arguments;
   Tensor workspace;
@@ -188,8 +187,8 @@ std::tuple<Tensor, Tensor> rows_on_cuda(const Gradient& of) {
   const int64_t count = of.ids.numel();
   const Tensor row_ids = at::zeros({count + 1}, of.ids.options().dtype(at::kLong));
   SortedOnCuda sorted = sort_on_cuda(of, row_ids);
-  // The result's size depends on data: this is the only place where posembed waits for a device.
-  // It waits for the sort; the sums run while the host goes on.
+  // The result's size depends on data: this is the only place where posembed waits for a device. It
+  // waits for the sort; the sums then run asynchronously.
   const int64_t groups = row_ids[count].item<int64_t>();
   return {row_ids.narrow(0, 0, groups), sum_on_cuda(sorted, of, groups)};
 }

@@ -26,9 +26,9 @@ Tensor mean_of(const Tensor& weight) {
   return at::mean(weight, {0}, /*keepdim=*/true, dispatcher::compute_type(weight));
 }
 
-/// Draws from N(mean, scale * covariance) of the rows of `weight`. A mixture of centred rows with
-/// normal factors has this distribution and needs no factorisation, which a singular covariance may
-/// not have.
+/// Draws from N(mean, scale * covariance) of the rows of `weight`. A combination of the centred
+/// rows with normal factors has this distribution. It needs no factorisation, which a singular
+/// covariance may not have.
 Tensor like_rows(const Tensor& weight, int64_t count, double scale, const Generator& generator) {
   constexpr int64_t at_a_time = 256;  // new rows: their factors need memory for all old rows
   const Tensor mean = mean_of(weight);

@@ -20,7 +20,7 @@ using core::FloatPair;
 using core::lanes;
 using core::Words;
 
-/// Elements of a row that are moved before the next row's turn: 128 bytes.
+/// Elements of a row to move before switching to the next row: 128 bytes.
 template <typename T>
 constexpr int64_t step = 128 / static_cast<int64_t>(sizeof(T));
 
@@ -114,8 +114,8 @@ class RowMover {
   }
 
  private:
-  // Random rows side by side reach a copy's speed. Short rows end before the processor detects
-  // their direction, so the end of a row prefetches the next eight.
+  // With this many random rows in parallel, moving is as fast as a copy. Short rows end before the
+  // hardware prefetcher detects their direction, so the end of a row prefetches the next eight.
   static constexpr int64_t side_by_side = 8;
   static constexpr int64_t prefetch_ahead = 1024 / static_cast<int64_t>(sizeof(T));
   static constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
@@ -172,7 +172,7 @@ void fill_with_zeros(T* out, int64_t count) {
   }
 }
 
-/// Whether rows of `dim` elements at `out` can be written past the caches.
+/// Whether rows of `dim` elements at `out` can be written with non-temporal stores.
 template <typename T>
 bool has_aligned_rows(const void* out, int64_t dim) {
   return core::is_aligned_to_vector(out) &&

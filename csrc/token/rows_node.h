@@ -11,7 +11,7 @@ namespace posembed::token {
 inline constexpr const char* no_second_derivative =
     "posembed: gradient='rows' has no second derivative; use gradient='dense'";
 
-/// A node that refuses to run; Derived is its label.
+/// A node that throws when it runs; Derived provides its label.
 template <typename Derived>
 class RowsNode : public dispatcher::OperatorNode<Derived> {
  public:

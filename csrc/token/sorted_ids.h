@@ -1,4 +1,4 @@
-// Ids sorted by row, by which the CPU sums gradients of tables.
+// Ids sorted by row, which the CPU uses to sum gradients of tables.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -12,8 +12,8 @@
 
 namespace posembed::token {
 
-/// Throws c10::ValueError for bad sizes or padding_idx; makes a negative padding_idx count from the
-/// start.
+/// Throws c10::ValueError for bad sizes or padding_idx; converts a negative padding_idx to an index
+/// from the start.
 template <typename Options>
 void check_table_options(Options& options) {
   TORCH_CHECK_VALUE(options.num_embeddings() >= 0, "num_embeddings: expected 0 or more, got ",
