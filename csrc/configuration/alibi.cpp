@@ -16,29 +16,29 @@ json preset_of(const char* name, int64_t num_heads, json options = json::object(
   return {{"name", name}, {"num_heads", num_heads}, {"options", std::move(options)}};
 }
 
-/// The number of heads, whose key differs between models and their versions.
+/// The number of heads. Its key differs between models and their versions.
 int64_t alibi_heads(Keys& config) {
   const json heads = config.same({"num_attention_heads", "n_head", "n_heads"});
   TORCH_CHECK_VALUE(!heads.is_null(), "num_attention_heads: missing in the configuration");
   return whole("num_attention_heads", heads);
 }
 
-/// Refuses models that have another kind of positions.
+/// Rejects models that use another kind of positions.
 void check_alibi(const json& used, const char* key) {
   TORCH_CHECK_VALUE(truthy(used), key, ": the model does not use ALiBi, got ", repr(used));
 }
 
-/// Refuses models whose key for the kind of positions names another.
+/// Rejects models whose position_embedding_type is not ALiBi.
 void check_alibi_kind(Keys& config) {
   const json kind = config.need("position_embedding_type");
   TORCH_CHECK_VALUE(kind == "alibi", "position_embedding_type: expected 'alibi', got ", repr(kind));
 }
 
-/// Bloom and Refact have ALiBi always.
+/// Bloom and Refact always use ALiBi.
 json bloom_preset(Keys& config) { return preset_of("bloom", alibi_heads(config)); }
 json refact_preset(Keys& config) { return preset_of("refact", alibi_heads(config)); }
 
-/// MPT's attention has a configuration of its own.
+/// MPT's attention has its own configuration.
 json mpt_preset(Keys& config) {
   Keys attention(config.need("attn_config"), "attn_config");
   check_alibi(attention.need("alibi"), "attn_config['alibi']");
@@ -47,7 +47,7 @@ json mpt_preset(Keys& config) {
   return preset_of("mpt", alibi_heads(config), {{"max_bias", max_bias}});
 }
 
-/// Falcon-RW; later models rotate.
+/// Falcon-RW; later Falcon models rotate.
 json falcon_preset(Keys& config) {
   check_alibi(config.need("alibi"), "alibi");
   const int64_t heads = alibi_heads(config);
@@ -56,14 +56,14 @@ json falcon_preset(Keys& config) {
   return preset_of("falcon", heads, {{"head_dim", width / heads}});
 }
 
-/// The models of 13B; those of 7B rotate, and alone say how many positions they have at most.
+/// The 13B models. The 7B models rotate, and only they have max_position_embeddings.
 json baichuan_preset(Keys& config) {
   TORCH_CHECK_VALUE(config.take("max_position_embeddings").is_null(),
                     "max_position_embeddings: Baichuan-7B, which has it, does not use ALiBi");
   return preset_of("baichuan", alibi_heads(config));
 }
 
-/// JAIS and BTLM, whose code JAIS has, may scale their slopes.
+/// JAIS and BTLM, which share code, may scale their slopes.
 json scaled_preset(const char* name, Keys& config) {
   check_alibi_kind(config);
   Keys scaling(config.take("alibi_scaling", json::object()), "alibi_scaling");
@@ -83,9 +83,9 @@ json scaled_preset(const char* name, Keys& config) {
 json jais_preset(Keys& config) { return scaled_preset("jais", config); }
 json btlm_preset(Keys& config) { return scaled_preset("btlm", config); }
 
-/// MosaicBERT and jina-embeddings-v2, which have BERT's model type.
+/// MosaicBERT and jina-embeddings-v2, both of model type "bert".
 json bert_preset(Keys& config) {
-  if (!config.take("alibi_starting_size").is_null()) {  // of the table that MosaicBERT starts with
+  if (!config.take("alibi_starting_size").is_null()) {  // only MosaicBERT has it
     return preset_of("mosaicbert", alibi_heads(config));
   }
   check_alibi_kind(config);

@@ -16,7 +16,7 @@ constexpr double pi = 3.14159265358979323846;
 
 using Axes = std::vector<int64_t>;
 
-/// `count` times the same axes.
+/// Repeats the axes `count` times.
 Axes repeated(const Axes& axes, int64_t count) {
   Axes result;
   for (int64_t i = 0; i < count; ++i) result.insert(result.end(), axes.begin(), axes.end());
@@ -28,7 +28,7 @@ Axes concatenated(Axes first, const Axes& second) {
   return first;
 }
 
-/// Sections whose positions have a number of axes, of which the last may rotate no pair.
+/// Sections for positions with `count` axes, of which the last may rotate no pair.
 Sections with_axes(Axes axis_of_pair, int64_t count) {
   Sections sections{std::move(axis_of_pair)};
   if (sections.used_axes() != count) sections.axes = count;
@@ -37,13 +37,13 @@ Sections with_axes(Axes axis_of_pair, int64_t count) {
 
 // ------------------------------------------------------------------------------------- text models
 
-/// The configuration's sizes, or those of the model.
+/// The configuration's sizes, or the model's defaults.
 Axes sizes_or(const json& sizes, const std::array<int64_t, 3>& otherwise) {
   if (truthy(sizes)) return wholes("mrope_section", sizes);
   return Axes(otherwise.begin(), otherwise.end());
 }
 
-/// ERNIE-4.5-VL: height and width share the faster pairs in turns, time has the slowest. Its
+/// ERNIE-4.5-VL: height and width alternate over the faster pairs, and time has the slowest. Its
 /// configuration gives the sections as (height, width, time).
 Sections time_last(const Axes& sizes, int64_t pairs) {
   const bool fits = sizes.size() == 3 && sizes[0] == sizes[1] && sizes[0] >= 0 && sizes[2] >= 0 &&
@@ -59,7 +59,7 @@ Sections alternating(int64_t pairs) {
   return sections;
 }
 
-/// Sections of models that need none: only where the configuration has them.
+/// Sections of models for which they are optional: only if the configuration has them.
 std::optional<Sections> optional_sections(const json& sizes, const json& turns,
                                           const std::string& model_type, int64_t pairs) {
   if (sizes.is_null()) return std::nullopt;
@@ -73,13 +73,13 @@ std::optional<Sections> optional_sections(const json& sizes, const json& turns,
 
 // ----------------------------------------------------------------------------------- vision towers
 
-/// EfficientLoFTR: all heads are rotated as one, rows and columns in turns.
+/// EfficientLoFTR: all heads are rotated as one, and rows and columns alternate.
 void set_whole_grid(RotarySpec& spec, Keys& config) {
   spec.head_dim = spec.rotary_dim = whole("hidden_size", config.need("hidden_size"));
   spec.sections = Sections{repeated({0, 1}, spec.head_dim / 4), true};
 }
 
-/// A size of an image or a patch: one number, or one for each axis.
+/// The size of an image or a patch along an axis, from one number or a list of one per axis.
 int64_t size_along(Keys& config, const char* key, size_t axis) {
   const json sizes = config.need(key);
   if (!sizes.is_array()) return whole(key, sizes);
@@ -87,11 +87,12 @@ int64_t size_along(Keys& config, const char* key, size_t axis) {
   return whole(key, sizes[axis]);
 }
 
-/// DINOv3: an image is two units wide whatever its size, and the fastest pair turns twice in it.
+/// DINOv3: an image is two units wide, whatever its size, and the fastest pair turns twice across
+/// it.
 ///
-/// Patch i of n has the coordinate (2 i + 1 - n) / n. Here its position is the whole number
-/// 2 i + 1, and that of tokens that are no patches is n on each axis: scores, which know only
-/// differences, are the same. The configuration's image_size fixes n.
+/// Patch i of n has the coordinate (2 i + 1 - n) / n. Here its position is the integer 2 i + 1, and
+/// tokens that are not patches have position n on each axis. Scores are the same, because they
+/// depend only on differences. The configuration's image_size determines n.
 void set_normalised_grid(RotarySpec& spec, Keys& config) {
   const int64_t pairs = spec.head_dim / 4;
   std::vector<double> frequencies;
@@ -110,7 +111,7 @@ void set_normalised_grid(RotarySpec& spec, Keys& config) {
   spec.custom_frequencies = frequencies;
 }
 
-/// Pixtral: height has the even members of one series, width the odd ones.
+/// Pixtral: height uses the even members of one series, width the odd ones.
 void set_shared_series(RotarySpec& spec) {
   RotarySpec whole_series(spec.head_dim);
   whole_series.base = spec.base;
@@ -123,7 +124,7 @@ void set_shared_series(RotarySpec& spec) {
   spec.custom_frequencies = frequencies;
 }
 
-/// Video: three axes, and the components that three do not divide are left.
+/// Video: three axes; components that remain after the division by three are not rotated.
 void set_time_height_width(RotarySpec& spec) {
   const int64_t pairs = spec.head_dim / 6;
   spec.rotary_dim = 6 * pairs;

@@ -14,7 +14,7 @@
 namespace posembed::configuration {
 namespace {
 
-/// Where a file may say the same by another key.
+/// A key, and other keys by which a file may say the same.
 struct OtherKeys {
   Words names;
   Words others;
@@ -25,7 +25,7 @@ constexpr OtherKeys other_keys[] = {
     {"layer_types", "layers_block_type"},
 };
 
-/// Names of one number in files and in completed configurations.
+/// The name in completed configurations of a file's key.
 std::string completed_name(const std::string& key) {
   if (key == "type") return "rope_type";
   return key == "xdrope_section" ? "mrope_section" : key;
@@ -35,7 +35,7 @@ bool is_type(const std::string& key) {
   return key.size() >= 4 && key.compare(key.size() - 4, 4, "type") == 0;
 }
 
-/// The keys that a file has a value for, of its own or in rope_parameters.
+/// The keys that have a value in a file, at its top level or in rope_parameters.
 std::set<std::string> stated_keys(const Fields& fields) {
   std::set<std::string> stated;
   for (const auto& each : fields.items()) {
@@ -69,7 +69,7 @@ Values values_of(const Fields& completed) {
   return values;
 }
 
-/// Whether a value is one of a list.
+/// Whether a list contains a value.
 bool is_among(const json& value, const json& list) {
   return std::any_of(list.begin(), list.end(),
                      [&](const json& each) { return equal(each, value); });

@@ -5,7 +5,7 @@
 namespace posembed::configuration::conventions {
 namespace {
 
-/// Model types that are in any of these tables.
+/// The model types in any of these tables.
 std::vector<std::string> in_any(const std::vector<Words>& tables) {
   std::vector<std::string> all;
   for (const Words& table : tables) {
@@ -15,7 +15,7 @@ std::vector<std::string> in_any(const std::vector<Words>& tables) {
   return all;
 }
 
-/// A table's rows by model type.
+/// A table's rows as JSON, by model type.
 template <typename Row, size_t length, typename Value>
 json by_type(const Row (&rows)[length], const Value& value) {
   json object = json::object();

@@ -1,7 +1,7 @@
 // How each known model family rotates: read from the models' own code in transformers 5.23.
 //
-// A configuration file does not say which components form a pair. Unknown model types therefore
-// have to be stated by the caller.
+// A configuration file does not say which components form a pair. For unknown model types, the
+// caller must therefore state them.
 #pragma once
 
 #include <array>
@@ -39,8 +39,8 @@ t5gemma2_text timesfm2_5 ultrabert unlimited_ocr_text vaultgemma voxtral_realtim
 voxtral_realtime_text wav2vec2-bert wav2vec2-conformer xcodec2 zamba2 zaya
 )";
 
-/// Pairs (2i, 2i + 1). Some models write their results in half-split order: query and key alike, so
-/// that scores are the same.
+/// Pairs (2i, 2i + 1). Some of these models write results in half-split order, for query and key
+/// alike, so scores are the same.
 inline constexpr Words interleaved = R"(
 axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder blt_patcher
 codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v32 deepseek_v4 dots3_note_text ernie4_5
@@ -49,32 +49,32 @@ llama4_text longcat_flash mistral_large4_text moonshine moonshine_streaming open
 pe_audio_encoder pe_audio_video_encoder pe_video_encoder roformer
 )";
 
-/// Interleaved where the configuration's rope_interleave says so, or where it does not have the
-/// key: DeepSeek's own files do not.
+/// Interleaved if the configuration's rope_interleave says so or is absent, as in DeepSeek's own
+/// files.
 inline constexpr Words by_key = "axk1 deepseek_v3 glm4_moe_lite mistral4 youtu";
 
 /// The key that `posembed convert` writes into a configuration: "interleaved" or "half_split". It
-/// says how this checkpoint is rotated, whatever its model type is otherwise.
+/// says how this checkpoint is rotated and overrides the model type.
 inline constexpr const char* converted = "posembed_rotary_pairs";
 
-/// Keys about rotation that have no bearing on the rotation of a layer that rotates: which layers
-/// do, how scores are scaled, what else is rotated.
+/// Keys about rotation that do not change the rotation of a layer that rotates. They say which
+/// layers rotate, how scores are scaled, and what else is rotated.
 inline constexpr Words no_bearing = R"(
 layer_types layers_block_type max_position_embeddings memory_attention_rope_dropout
 memory_attention_rope_feat_sizes memory_attention_rope_k_sizes mlp_layer_types per_layer_config
 rotary_value sliding_window sliding_window_size
 )";
 
-/// How the kinds of layers follow each other: read by configuration classes, of no bearing beside
-/// the list of kinds.
+/// Patterns of the kinds of layers. Configuration classes read them; they do not matter if the
+/// kinds are listed.
 inline constexpr Words patterns = R"(
 attn_layer_indices attn_layer_offset attn_layer_period block_types compress_ratios
 full_attention_interval global_attn_every_n_layers hybrid_block_size hybrid_layer_pattern
 layer_group_size max_window_layers prefix_dense_sliding_window_pattern sliding_window_pattern
 )";
 
-/// Families of which only some models rotate: the key that says so, its value where the
-/// configuration does not have it, and the value with which the model rotates; values as JSON.
+/// Families of which only some models rotate: the key that says so, its default, and the value with
+/// which the model rotates; values as JSON.
 struct Switch {
   Words names;
   const char* key;
@@ -91,28 +91,28 @@ inline constexpr Switch switches[] = {
     {"zamba2", "use_mem_rope", "false", "true"},
 };
 
-/// Families whose layers of full attention do not rotate beside layers with a sliding window; these
-/// rotate where the configuration has no window.
+/// Families whose full-attention layers rotate only if the configuration has no sliding window.
 inline constexpr Words rotated_without_window = "exaone4 exaone_moe kolibri1";
 
-/// The same, and no layer of full attention ever rotates.
+/// Families whose full-attention layers never rotate.
 inline constexpr Words rotated_if_sliding = "afmoe cohere2 cohere2_moe flint";
 
-/// Kinds of layers that do not rotate in any model.
+/// Kinds of layers that rotate in no model.
 inline constexpr Words without_rotation = R"(
 conv cross_attention linear_attention mamba mlp moe recurrent
 )";
 
-/// Families that scale frequencies in layers of full attention alone, where rope_scaling is flat.
+/// Families that scale frequencies only in full-attention layers, if rope_scaling is flat.
 inline constexpr Words scaled_if_full = "olmo3 step3p5";
 
-/// Families whose use_dynamic_ntk makes steps: the base grows where the length doubles.
+/// Families whose use_dynamic_ntk works in steps: the base grows whenever the length doubles.
 inline constexpr Words doubled_ntk = "qwen";
 
-/// Families whose rope_parameters name layers by whether they compress.
+/// Families whose rope_parameters distinguish layers by whether they compress.
 inline constexpr Words compressed = "deepseek_v4";
 
-/// Keys that the configuration class adds by a rule of its own, and model types with such a rule.
+/// Keys for which the configuration class has its own rule if they are missing, and the model types
+/// with such a rule.
 struct Rule {
   const char* key;
   Words names;
@@ -157,8 +157,8 @@ ministral3 mistral4 mistral_large4_text openai_privacy_filter
 )"},
 };
 
-/// Models made of several, whose older files have the keys of the text model beside the towers: the
-/// type of their text model.
+/// Composite models whose older files have the text model's keys at the top level, beside the
+/// towers; and the type of their text model.
 struct FlatText {
   Words names;
   const char* text;
@@ -171,18 +171,18 @@ inline constexpr FlatText flat_texts[] = {
     {"qwen2_vl", "qwen2_vl_text"},
 };
 
-/// The other way round.
+/// Rotation by minus the angle.
 inline constexpr Words reversed = "nanochat";
 
 /// The rotated window is at the end of the head.
 inline constexpr Words trailing = "deepseek_v4";
 
-/// Position axes: time, height, width, with so many pairs where the configuration does not say.
+/// Position axes time, height and width, and the default number of pairs of each.
 struct AxisSizes {
   Words names;
   std::array<int64_t, 3> sizes;
 };
-/// One axis after the other.
+/// Contiguous axes, one after the other.
 inline constexpr AxisSizes contiguous_sections[] = {
     {"glm4v_moe_text glm4v_text glm_image_text glm_ocr_text", {8, 12, 12}},
     {R"(
@@ -190,7 +190,7 @@ paddleocr_vl_text qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_vl
 )",
      {16, 24, 24}},
 };
-/// In turns.
+/// Alternating axes.
 inline constexpr AxisSizes interleaved_sections[] = {
     {R"(
 cosmos3_edge_text qwen3_omni_moe_talker_text qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
@@ -198,12 +198,14 @@ cosmos3_edge_text qwen3_omni_moe_talker_text qwen3_omni_moe_text qwen3_vl_moe_te
      {24, 20, 20}},
     {"qwen3_5_moe_text qwen3_5_text qwen4_exp_text", {11, 11, 10}},
 };
-/// Height and width share the faster pairs in turns, time has the slowest: in this order.
+/// Height and width alternate over the faster pairs, and time has the slowest. Sizes are in this
+/// order.
 inline constexpr AxisSizes time_last[] = {
     {"ernie4_5_vl_moe_text", {22, 22, 20}},
 };
 
-/// Frequencies times the exponential of a tensor that only the checkpoint has, by its name.
+/// Families that multiply frequencies by the exponential of a tensor that only the checkpoint has;
+/// and its name.
 struct LearnedScale {
   Words names;
   const char* tensor;
@@ -212,7 +214,7 @@ inline constexpr LearnedScale learned_scales[] = {
     {"mistral_large4_text", "rotary_emb.alpha"},
 };
 
-/// The configuration speaks of rotated components, the code rotates none (NoPE).
+/// The configuration mentions rotated components, but the code rotates none (NoPE).
 inline constexpr Words unrotated = "glm5_next_text kimi_linear";
 
 /// Why a known family has no RotarySpec.
@@ -241,16 +243,16 @@ inline constexpr Words width_then_height = "inkling2_vision llama4_vision_model 
 inline constexpr Words width_and_height_in_turns = "kimi_k25_vision";
 inline constexpr Words time_height_width = "minimax_m3_vl_vision";
 
-/// Rows and columns in turns over all heads at once.
+/// Rows and columns alternate over all heads at once.
 inline constexpr Words whole_grid = "efficientloftr";
 
 /// Coordinates from -1 to 1, whatever the image's size.
 inline constexpr Words normalised_grid = "dinov3_vit eomt_dinov3 sapiens2";
 
-/// Each axis pairs halves of a window of its own: a RotarySpec for each axis.
+/// Each axis pairs the halves of its own window, so each axis has a RotarySpec.
 inline constexpr Words window_of_axis = "gemma4_vision";
 
-/// Axes share one series: height has its even members, width the odd ones.
+/// Axes share one series: height uses its even members, width the odd ones.
 inline constexpr Words shared_series = "pixtral";
 
 inline constexpr Words interleaved_axial = R"(
@@ -258,7 +260,7 @@ edgetam_video efficientloftr inkling2_vision llama4_vision_model sam2_video sam3
 sam3_vit_model
 )";
 
-/// Sections only where the configuration has mrope_section; whether axes take turns.
+/// Families with sections only if the configuration has mrope_section; and whether axes alternate.
 struct OptionalSections {
   Words names;
   bool in_turns;
@@ -268,13 +270,13 @@ inline constexpr OptionalSections optional_sections[] = {
     {"hunyuan_vl_text", false},
 };
 
-/// The last of two axes has every other pair.
+/// Two axes alternate over the pairs.
 inline constexpr Words alternating_axes = "neomme";
 
-/// A rotary_dim beside partial_rotary_factor is not what the code reads.
+/// The code reads partial_rotary_factor and ignores rotary_dim.
 inline constexpr Words width_by_part = "minimax_m3_vl_text";
 
-/// Part of the head that is rotated where the configuration does not say.
+/// The default part of the head that is rotated.
 struct Part {
   Words names;
   double part;
@@ -288,7 +290,7 @@ glm glm4 glm4_moe glm4v_moe_text glmasr_encoder nemotron persimmon phi recurrent
     {"moonshine", 0.9},
 };
 
-/// Bases that the code has and the configuration has not.
+/// Bases that are in the code and not in the configuration.
 struct Base {
   Words names;
   double base;
@@ -297,13 +299,13 @@ inline constexpr Base fixed_bases[] = {
     {"clvp_encoder codegen gptj roformer", 10000.0},
 };
 
-/// Whether positions have rows and columns.
+/// Whether a model's positions have rows and columns.
 bool is_axial(const std::string& model_type);
 
-/// The base that the code has; files of towers rarely have one.
+/// The base in the model's code; files of towers rarely have one.
 std::optional<double> fixed_base(const std::string& model_type);
 
-/// All tables by name, for tests and documents: lists of model types, or objects by model type.
+/// All tables by name, for tests and documentation: lists of model types, or objects by model type.
 json tables();
 
 }  // namespace posembed::configuration::conventions

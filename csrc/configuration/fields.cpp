@@ -9,14 +9,14 @@
 namespace posembed::configuration {
 namespace {
 
-/// The length of a text in quotes that begins at `begin`.
+/// The length of the quoted string that begins at `begin`.
 size_t quoted_length(std::string_view text, size_t begin) {
   size_t end = begin + 1;
   while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
   return std::min(end + 1, text.size()) - begin;
 }
 
-/// Puts quotes around numbers that JSON does not have, outside of texts.
+/// Quotes NaN and Infinity, which JSON lacks, outside of strings.
 std::string with_quoted_infinities(std::string_view text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
@@ -35,8 +35,8 @@ std::string with_quoted_infinities(std::string_view text) {
   return result;
 }
 
-/// Whether the parser keeps a value. The names of classes are left out: each layer's view of a
-/// configuration would have a copy of thousands of them.
+/// Whether the parser keeps a value. Drops the names of classes, because each layer's view of a
+/// configuration would copy thousands of them.
 bool is_kept(int depth, json::parse_event_t event, const json& parsed) {
   dispatcher::check_json_depth("config", depth);
   return event != json::parse_event_t::key || (parsed != "id2label" && parsed != "label2id");
@@ -99,7 +99,7 @@ std::string text_of(const json& value) {
 std::string repr(const json& value, size_t limit) {
   std::string result = printed(value);
   if (result.size() <= limit) return result;
-  while (limit > 0 && (result[limit] & 0xc0) == 0x80) --limit;  // within a character of UTF-8
+  while (limit > 0 && (result[limit] & 0xc0) == 0x80) --limit;  // not within a UTF-8 character
   return result.substr(0, limit);
 }
 

@@ -16,7 +16,7 @@
 namespace posembed::configuration::gguf {
 namespace {
 
-// Pairs (2i, 2i + 1): converters permute weights for them where the model has halves.
+// Pairs (2i, 2i + 1): converters permute weights for them if the model pairs halves.
 constexpr Words interleaved = R"(
 arcee arctic baichuan bailingmoe chameleon chatglm cohere2 cohere2moe command-r deci deepseek
 deepseek2 deepseek32 ernie4_5 ernie4_5-moe glm-dsa glm4 granite granitehybrid granitemoe internlm2
@@ -33,24 +33,24 @@ orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 qwen qwen2 q
 qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe rnd1 seed_oss smallthinker stablelm
 starcoder2 step35 talkie
 )";
-// Position axes, where the metadata has sections: one after the other, or in turns.
+// Position axes, if the metadata has sections: contiguous or alternating.
 constexpr Words contiguous_sections = "glm4 glm4moe hunyuan_vl paddleocr qwen2vl";
 constexpr Words interleaved_sections = "qwen35 qwen35moe qwen3vl qwen3vlmoe";
-// Latent attention: the rotated components are a head of theirs.
+// Latent attention: the rotated components are a separate head.
 constexpr Words apart = "deepseek2 deepseek32 glm-dsa minicpm3 mistral4 plm";
-// The base of sliding layers that older files do not have; those layers are not scaled.
+// The base of sliding-window layers, which older files lack; those layers are not scaled.
 constexpr Words with_sliding_base = "gemma3 gemma3n";
 constexpr double sliding_base = 10000.0;
-// Architectures that scale frequencies in layers of full attention alone: OLMo 3 is an olmo2.
+// Architectures that scale frequencies only in full-attention layers: OLMo 3 is an olmo2.
 constexpr Words scaled_if_full = "gemma3 gemma3n olmo2";
-// Architectures whose layers of full attention do not rotate beside sliding windows.
+// Architectures whose full-attention layers do not rotate if other layers have sliding windows.
 constexpr Words rotated_if_sliding = "cohere2 cohere2moe exaone-moe exaone4";
-// Architectures whose every fourth layer does not rotate, which no key says.
+// Architectures in which every fourth layer does not rotate, which no key says.
 constexpr Words every_fourth_unrotated = "afmoe llama4 smallthinker smollm3";
-// The multiplier is written as a tenth of mscale_all_dim, which mscale equals.
+// The file's multiplier is a tenth of mscale_all_dim, which equals mscale.
 constexpr Words tenth_of_mscale = "deepseek2 deepseek32";
 
-/// Every so many layers one has full attention, where the file does not say.
+/// The default period: one of every `layers` layers has full attention.
 struct Period {
   Words names;
   int64_t layers;
@@ -65,7 +65,7 @@ constexpr Period periods[] = {
 const char* const full = "full_attention";
 const char* const sliding = "sliding_attention";
 
-/// A file's keys: the model's, those about rotation, and the tensors that belong to it.
+/// A file's keys: the model's, those about rotation, and the tensors that belong to the rotation.
 struct Metadata {
   std::string architecture;
   Keys model, rope, tensors;
@@ -75,7 +75,7 @@ bool starts(const std::string& key, const std::string& start) {
   return key.compare(0, start.size(), start) == 0;
 }
 
-/// The keys that begin so, without or with that beginning.
+/// The keys that start with `start`; the prefix is removed unless `keep`.
 Fields starting(const Fields& fields, const std::string& start, bool keep = false) {
   Fields found = Fields::object();
   for (const auto& each : fields.items()) {
@@ -97,7 +97,7 @@ Metadata metadata_of(Fields fields, const ConfigurationOptions& options) {
 // -------------------------------------------------------------------------------------------
 // layers
 
-/// The kinds of layers, where some have a sliding window; none where all are alike.
+/// The kinds of layers if some have a sliding window; empty if all layers are alike.
 std::vector<std::string> kinds_of(Metadata& file) {
   const bool window = truthy(file.model.take("attention.sliding_window"));
   const bool own_base = !file.rope.take("freq_base_swa").is_null();
@@ -105,7 +105,7 @@ std::vector<std::string> kinds_of(Metadata& file) {
   return {full, sliding};
 }
 
-/// Whether layers with and without a sliding window rotate, and differently.
+/// Whether layers with and without a sliding window rotate differently.
 bool differ(Metadata& file) {
   const json own = file.rope.take("freq_base_swa"), base = file.rope.take("freq_base");
   if (!own.is_null() && !equal(own, base)) return true;
@@ -156,8 +156,7 @@ bool is_rotated(Metadata& file, const std::vector<bool>& windows, size_t place) 
   return !any || windows[place];
 }
 
-// -------------------------------------------------------------------------------- numbers of a
-// layer
+// ------------------------------------------------------------------------------ numbers of a layer
 
 struct HeadWidths {
   int64_t head_dim;
@@ -189,7 +188,7 @@ HeadWidths head_widths_of(Metadata& file, bool local) {
           whole(count, rotary_dim.is_null() ? head_dim : rotary_dim)};
 }
 
-/// freq_base, of sliding layers their own.
+/// freq_base; for sliding-window layers, their own.
 double base_of(Metadata& file, const std::optional<double>& stated, bool local) {
   json theta = file.rope.take("freq_base");
   if (local) {
@@ -201,7 +200,7 @@ double base_of(Metadata& file, const std::optional<double>& stated, bool local) 
   return real("freq_base", theta.is_null() ? file.rope.need("freq_base") : theta);
 }
 
-/// Sizes of the sections, where positions have axes: four numbers, of which models use three.
+/// The sizes of the sections if positions have axes: four numbers, of which models use three.
 std::vector<int64_t> section_sizes(Metadata& file) {
   const char* key = "dimension_sections";
   std::vector<int64_t> sizes = wholes(key, file.rope.take(key, json::array()));
@@ -209,7 +208,7 @@ std::vector<int64_t> section_sizes(Metadata& file) {
   return sizes;
 }
 
-/// Whether pairs are interleaved; with sections llama.cpp always has halves.
+/// Whether pairs are interleaved; with sections, llama.cpp always pairs halves.
 bool pairing_of(const std::string& architecture, bool has_sections,
                 const std::optional<bool>& stated) {
   json known;
@@ -222,7 +221,7 @@ bool pairing_of(const std::string& architecture, bool has_sections,
   return truthy(pairing);
 }
 
-/// The sections: one after the other or in turns.
+/// The sections, contiguous or alternating.
 std::optional<Sections> sections_with(const std::vector<int64_t>& sizes,
                                       const std::string& architecture, int64_t pairs) {
   if (sizes.empty()) return std::nullopt;
@@ -235,19 +234,19 @@ std::optional<Sections> sections_with(const std::vector<int64_t>& sizes,
 // -----------------------------------------------------------------------------------------
 // scalings
 
-/// The context of training.
+/// The context length of training.
 int64_t context_length(Metadata& file) {
   const json length = file.rope.take("scaling.original_context_length");
   const char* key = "context_length";
   return whole(key, length.is_null() ? file.model.need(key) : length);
 }
 
-/// Refuses another value than 1.
+/// Rejects values other than 1.
 void check_one(Metadata& file, const char* key, const char* why) {
   TORCH_CHECK_VALUE(equal(file.rope.take(key, 1.0), 1.0), key, ": expected 1", why);
 }
 
-/// The attention factor multiplies that of the paper, or that of mscale_all_dim.
+/// The file's attention factor multiplies the paper's, or that of mscale_all_dim.
 YarnScaling yarn(Metadata& file, const json& factor, double attention_factor) {
   check_one(file, "scaling.yarn_ext_factor", ": a partial blend has no scaling here");
   check_one(file, "scaling.yarn_attn_factor", ", beside scaling.attn_factor");
@@ -271,7 +270,7 @@ YarnScaling yarn(Metadata& file, const json& factor, double attention_factor) {
   return scaling;
 }
 
-/// LongRoPE: its factors are tensors of the file.
+/// LongRoPE, whose factors are tensors of the file.
 LongRopeScaling longrope(Metadata& file, double attention_factor) {
   LongRopeScaling scaling;
   const auto factors = [&](const char* key) { return reals(key, file.tensors.need(key)); };
@@ -282,7 +281,7 @@ LongRopeScaling longrope(Metadata& file, double attention_factor) {
   return scaling;
 }
 
-/// The scaling by its type.
+/// The scaling, by its type.
 RotaryScaling scaling_of(Metadata& file) {
   file.rope.ignore({"scaling.finetuned"});
   const json type = file.rope.take("scaling.type", "linear");

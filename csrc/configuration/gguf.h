@@ -1,7 +1,7 @@
 // GGUF metadata: keys that begin with the architecture, which tells the pairing.
 //
-// Rotations as llama.cpp makes them of the file. Tensors that belong to the rotation are given
-// among the keys: "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight".
+// Rotations are those that llama.cpp computes from the file. Tensors that belong to the rotation
+// are passed as keys: "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight".
 #pragma once
 
 #include <optional>
@@ -13,17 +13,17 @@
 
 namespace posembed::configuration::gguf {
 
-/// Whether this is metadata of a GGUF file.
+/// Whether this is the metadata of a GGUF file.
 bool is_metadata(const Fields& fields);
 
 /// The specification of a file's metadata.
 RotarySpec read(const Fields& fields, const ConfigurationOptions& options);
 
-/// The specification of each layer; none where it does not rotate.
+/// The specification of each layer; std::nullopt if it does not rotate.
 std::vector<std::optional<RotarySpec>> read_layers(const Fields& fields,
                                                    const ConfigurationOptions& options);
 
-/// All tables by name, for tests and documents: lists of architectures.
+/// All tables by name, for tests and documentation: lists of architectures.
 json tables();
 
 }  // namespace posembed::configuration::gguf

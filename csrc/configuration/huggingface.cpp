@@ -21,7 +21,7 @@ namespace {
 using Layers = std::vector<Layer>;
 using Specs = std::vector<std::optional<RotarySpec>>;
 
-/// The caller's options beside the configuration.
+/// The caller's options, in addition to the configuration.
 struct Stated {
   const ConfigurationOptions& options;
   const std::set<std::string>& accounted;
@@ -42,7 +42,7 @@ RotarySpec without_rotation(int64_t head_dim) {
 // ---------------------------------------------------------------------------------------- one
 // layer
 
-/// Whether layers beside those with a sliding window rotate.
+/// Whether layers without a sliding window rotate.
 bool rotates_beside_window(Keys& config, const std::string& model_type) {
   if (conventions::rotated_without_window.has(model_type)) {
     return !truthy(config.take("sliding_window"));
@@ -68,7 +68,7 @@ bool rotates(Keys& config, const std::string& model_type, const Kind& kind) {
   return rotates_beside_window(config, model_type);
 }
 
-/// rope_theta, or what the model's code has in its place.
+/// rope_theta, or the base in the model's code.
 double base_of(Keys& config, Keys& rope, const std::string& model_type,
                const std::optional<double>& stated) {
   const json theta = rope.take("rope_theta"), own = own_base(config);
@@ -84,7 +84,7 @@ double base_of(Keys& config, Keys& rope, const std::string& model_type,
                     parts.empty() ? "" : ", or part= of " + repr(parts));
 }
 
-/// rope_interleave, or what is stated; without either such models are interleaved.
+/// rope_interleave, or the caller's option; without either, such models are interleaved.
 bool interleaved_by_key(Keys& config, const std::optional<bool>& stated) {
   const char* key = "rope_interleave";
   const bool may_lack = stated.has_value() || !config.has(key);
@@ -92,14 +92,14 @@ bool interleaved_by_key(Keys& config, const std::optional<bool>& stated) {
   return given.is_null() ? stated.value_or(true) : truthy(given);
 }
 
-/// Whether the name that convert has written is that of interleaved pairs.
+/// Whether the name that `convert` wrote means interleaved pairs.
 bool is_named_interleaved(const json& pairing) {
   TORCH_CHECK_VALUE(pairing == "interleaved" || pairing == "half_split", conventions::converted,
                     ": expected 'interleaved' or 'half_split', got ", repr(pairing));
   return pairing == "interleaved";
 }
 
-/// The pairing that is known for a model type; null for unknown types.
+/// The known pairing of a model type; null for unknown types.
 json known_pairing(Keys& config, const std::string& model_type, const std::optional<bool>& stated) {
   if (conventions::by_key.has(model_type)) return interleaved_by_key(config, stated);
   if (conventions::interleaved.has(model_type)) return true;
@@ -108,12 +108,13 @@ json known_pairing(Keys& config, const std::string& model_type, const std::optio
   return nullptr;
 }
 
-/// Which components form a pair: written by convert, known for the model type, or stated.
+/// Which components form a pair: as written by `convert`, as known for the model type, or as the
+/// caller states.
 bool is_interleaved(Keys& config, const std::string& model_type,
                     const std::optional<bool>& stated) {
   const json converted = config.take(conventions::converted);
   if (!converted.is_null()) {
-    config.ignore({"rope_interleave"});  // which says what was before
+    config.ignore({"rope_interleave"});  // the pairing before conversion
     return truthy(same("interleaved", {as_json(stated), is_named_interleaved(converted)}));
   }
   const json known = known_pairing(config, model_type, stated);
@@ -138,7 +139,7 @@ RotarySpec with_learned_scale(const RotarySpec& spec, Keys& config, const std::s
   return divided(spec, divisors, length.has_value() ? *length : whole(key, config.need(key)));
 }
 
-/// Sets base and widths. Exponents go over an odd width, where it is one.
+/// Sets base and widths. If the width is odd, exponents use the odd width.
 void set_series(RotarySpec& spec, double base, const Widths& widths) {
   const bool odd = widths.rotary_dim % 2 != 0 && widths.rotary_dim < widths.head_dim;
   TORCH_CHECK_VALUE(!odd || std::holds_alternative<std::monostate>(spec.scaling),
@@ -149,7 +150,7 @@ void set_series(RotarySpec& spec, double base, const Widths& widths) {
   spec.base = odd ? std::pow(base, even / static_cast<double>(widths.rotary_dim)) : base;
 }
 
-/// The specification out of a model's keys and those of one kind of its layers.
+/// The specification from a model's keys and the rope_parameters of one kind of layer.
 RotarySpec rotation(Keys& config, Keys& rope, const std::string& model_type, const Stated& stated,
                     const std::optional<std::string>& axis) {
   RotarySpec spec(0);
@@ -172,7 +173,7 @@ RotarySpec rotation(Keys& config, Keys& rope, const std::string& model_type, con
   return learned == nullptr ? spec : with_learned_scale(spec, config, learned->tensor);
 }
 
-/// Refuses keys that may concern positions: no name says that they do not.
+/// Rejects keys that may concern positions, unless they are known not to.
 void check_all_understood(Keys& config, const Stated& stated) {
   config.ignore({"global_head_dim"});
   config.ignore(conventions::no_bearing.list());
@@ -185,7 +186,7 @@ void check_all_understood(Keys& config, const Stated& stated) {
   check_understood(config, stated.accounted, stated.options.ignore());
 }
 
-/// The specification of one layer; none where it does not rotate.
+/// The specification of one layer; std::nullopt if it does not rotate.
 std::optional<RotarySpec> of_layer(const Layer& layer, const Stated& stated,
                                    const std::optional<std::string>& axis = std::nullopt) {
   Keys config(layer.fields, "the configuration");
@@ -218,7 +219,7 @@ Specs of_layers(const Layers& found, const Stated& stated) {
   return specs;
 }
 
-/// The layers of one kind, and of one base where each layer has its own.
+/// The layers of one kind, and of one base if each layer has its own.
 Layers chosen_layers(Layers found, const ConfigurationOptions& options) {
   if (options.layer_type().has_value()) {
     std::vector<std::string> kinds;
@@ -239,7 +240,7 @@ Layers chosen_layers(Layers found, const ConfigurationOptions& options) {
   return with_base.empty() ? found : with_base;
 }
 
-/// Throws why there is no one specification for these layers.
+/// Throws an error that says why these layers have no common specification.
 [[noreturn]] void refuse_differing(const Layers& found, const std::optional<std::string>& asked) {
   std::set<std::string> kinds;
   std::set<json> bases;
@@ -255,7 +256,7 @@ Layers chosen_layers(Layers found, const ConfigurationOptions& options) {
   TORCH_CHECK_VALUE(false, "layer_type: layers of one kind differ: use RotarySpec.for_layers");
 }
 
-/// The rotations among the layers', each once.
+/// The distinct rotations of the layers.
 std::vector<RotarySpec> different(const Specs& specs) {
   std::vector<RotarySpec> found;
   for (const auto& spec : specs) {

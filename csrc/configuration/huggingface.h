@@ -1,4 +1,4 @@
-// A Hugging Face configuration: transformers 4 and 5, flat or nested by the kind of layer.
+// Reads a Hugging Face configuration of transformers 4 or 5, flat or nested by kind of layer.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace posembed::configuration::huggingface {
 
-/// See RotarySpec::from_huggingface. `fields` is that of a part, `accounted` the keys that need not
-/// be understood here.
+/// See RotarySpec::from_huggingface. `fields` is the configuration of a part, and `accounted` has
+/// the keys that need not be understood here.
 RotarySpec read(const Fields& fields, const ConfigurationOptions& options,
                 const std::set<std::string>& accounted);
 

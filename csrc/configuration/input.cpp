@@ -16,19 +16,19 @@ namespace posembed::configuration {
 namespace {
 
 /// Where a family has its input layer, and what its configuration's keys mean: read from the
-/// models' own code in transformers 5.23. Names of tensors follow the prefix, if a file has it: of
-/// a model with a head it does. Empty: the family has no such thing.
+/// models' own code in transformers 5.23. Files of models with a head put the prefix before the
+/// names of tensors. Empty: the family has no such tensor.
 struct InputFamily {
   Words names;
   const char* prefix;
-  const char* token;  // several names: the first that is there
+  const char* token;  // if several names, the first that is present
   const char* position;
   const char* token_type;
   const char* norm;  // a module
   const char* projection;
   PositionRule rule;
   const char* dropout_key;
-  double dropout;  // where the configuration does not have the key; likewise below
+  double dropout;  // default if the configuration lacks the key; likewise below
   std::optional<int64_t> padding;
 };
 
@@ -75,7 +75,7 @@ class TensorNames {
     for (std::string& name : file.names()) names_.insert(std::move(name));
   }
 
-  /// The file's name of the first of several tensors that is there; empty where none is.
+  /// The name in the file of the first of these tensors that is present; empty if none is.
   std::string find(const std::string& names) const {
     for (const std::string& name : Words(names.c_str()).list()) {
       if (names_.count(prefix_ + name) > 0) return prefix_ + name;
@@ -124,7 +124,7 @@ void add_types(InputLayer& layer, const TensorNames& names, const std::string& t
   layer.options.num_types(names.shape(found)[0]);
 }
 
-/// A projection before the sum, which is OPT's, or behind it; models of one width have none.
+/// A projection before the sum (OPT) or after it; models with a single width have none.
 void add_projection(InputLayer& layer, const TensorNames& names, const InputFamily& family) {
   const std::string module = family.projection, weight = names.find(module + ".weight");
   if (weight.empty()) return;
@@ -142,7 +142,7 @@ int64_t first_position_row(const InputFamily& family, const InputOptions& option
   return family.rule == PositionRule::roberta ? options.padding_idx().value_or(0) + 1 : 0;
 }
 
-/// A number of the configuration, or the one of the family's class.
+/// A number of the configuration, or the default of the family's class.
 double number_or(const Fields& config, const char* key, double otherwise) {
   return config.contains(key) ? real(key, get(config, key)) : otherwise;
 }
@@ -160,7 +160,7 @@ void check_absolute(const Fields& config) {
                     repr(kind));
 }
 
-/// The options that the configuration's keys have.
+/// Sets the options that the configuration's keys determine.
 void set_options(InputOptions& options, const Fields& config, const InputFamily& family) {
   options.padding_idx(padding_of(config, family)).position_rule(family.rule);
   const std::string dropout = family.dropout_key;
@@ -182,7 +182,7 @@ json or_null(const std::optional<T>& value) {
   return value.has_value() ? json(*value) : json();
 }
 
-/// Copies a file's tensors to the parameters of their names.
+/// Copies a file's tensors to the parameters to which they belong.
 void copy_parameters(InputEmbeddingImpl& module, const InputLayer& layer,
                      const pretrained::VectorFile& file) {
   const torch::NoGradGuard no_grad;

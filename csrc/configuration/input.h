@@ -16,12 +16,12 @@ struct InputLayer {
   std::map<std::string, std::string> tensors;  // by the parameter's name in InputEmbedding
 };
 
-/// Finds the layer by the model's configuration; sizes are those of the tensors.
-/// Throws c10::ValueError for a family that is not known, and for tensors that are missing.
+/// Finds the layer by the model's configuration; sizes are those of the tensors. Throws
+/// c10::ValueError for an unknown family or missing tensors.
 InputLayer input_layer(const Fields& config, const pretrained::VectorFile& file);
 
-/// The path of a model's safetensors in its folder: one file, or the index of several.
-/// Throws c10::ValueError where there is neither.
+/// The path of a model's safetensors in its folder: one file, or the index of several. Throws
+/// c10::ValueError if there is neither.
 std::string tensors_of(const std::string& folder);
 
 /// The options as Python's arguments of InputEmbedding.

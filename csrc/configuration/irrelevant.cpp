@@ -11,7 +11,7 @@ namespace {
 
 // Whole families of keys: tokens, dropout, losses, initial values, activations, experts, training.
 
-/// How keys begin, unless something else follows.
+/// A prefix of irrelevant keys, unless `unless` follows it.
 struct Beginning {
   std::string_view text;
   std::string_view unless = {};
@@ -111,7 +111,7 @@ bool has_beginning(std::string_view key) {
   });
 }
 
-/// Nested configurations are parts of their own, except those about attention and rotation.
+/// Nested configurations are separate parts, except those about attention and rotation.
 bool is_part(std::string_view key) {
   return ends_in(key, "_config") && !ends_in(key, "attn_config") && !ends_in(key, "rope_config");
 }

@@ -11,7 +11,7 @@
 namespace posembed::configuration {
 namespace {
 
-/// Keys whose value is one number wherever they occur.
+/// Keys whose value is a single number wherever they occur.
 constexpr Words number_keys = R"(
 alpha attention_factor attention_head_dim base beta beta_fast beta_slow compress_rope_theta dim
 embed_dim factor global_head_dim global_rope_theta head_dim hidden_size high_freq_factor
@@ -37,7 +37,7 @@ bool contains(const std::string& key, const std::string& word) {
   return key.find(word) != std::string::npos;
 }
 
-/// Whether a double is one of int64_t's numbers, so that a cast is defined.
+/// Whether a double is in the range of int64_t, so that a cast is defined.
 bool fits(double value) { return value >= -0x1p63 && value < 0x1p63; }
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace posembed::configuration {
 namespace {
 
-/// The configuration with the width of full-attention layers, where they have their own.
+/// The configuration, with the width of full-attention layers if they have their own.
 Fields wider(Fields fields, const Kind& kind) {
   if (kind == "full_attention" && truthy(get(fields, "global_head_dim"))) {
     fields["head_dim"] = get(fields, "global_head_dim");
@@ -24,7 +24,7 @@ Kind kind_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : repr(value);
 }
 
-/// The kinds that a key lists, no more than there are layers.
+/// The kinds that a key lists, at most one for each layer.
 std::vector<Kind> kinds_of(const Fields& fields, const char* key, std::optional<size_t> length) {
   const json& list = get(fields, key);
   TORCH_CHECK_VALUE(list.is_array(), key, ": expected a list, got ", repr(list, 60));
@@ -44,7 +44,7 @@ std::vector<Kind> two_kinds(const json& listed, size_t length, const char* in, c
   return kinds;
 }
 
-/// The kind of each layer, where the configuration lists them; empty otherwise.
+/// The kind of each layer if the configuration lists them; otherwise empty.
 std::vector<Kind> listed_kinds(const Fields& fields, std::optional<size_t> length) {
   const json& scaled = get(fields, "rope_scaling_layers");
   if (!scaled.is_null() && length.has_value() && scaled.size() < *length) {  // Molmo 2
@@ -115,7 +115,7 @@ std::optional<size_t> count_of_layers(const Fields& fields) {
     const json& value = get(fields, key);
     if (!truthy(value)) continue;
     const int64_t count = whole(key, value);
-    constexpr int64_t max_count = 100000;  // a wrong number must not fill the memory with layers
+    constexpr int64_t max_count = 100000;  // a wrong number must not exhaust memory
     TORCH_CHECK_VALUE(count >= 0 && count <= max_count, key, ": expected 0 to ", max_count,
                       ", got ", count);
     return static_cast<size_t>(count);

@@ -1,4 +1,4 @@
-// Layers with rotations of their own: bases, widths, and layers without rotation.
+// Layers with different rotations: their bases and widths, and layers without rotation.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace posembed::configuration {
 
-/// Keys with one value for each layer, and the key of a layer's own value.
+/// Keys with one value for each layer, and the key for the value of a single layer.
 inline constexpr std::pair<const char*, const char*> by_layer[] = {
     {"no_rope_layers", "no_rope_layers"},
     {"use_rope_layers", "use_rope_layers"},
@@ -19,34 +19,34 @@ inline constexpr std::pair<const char*, const char*> by_layer[] = {
     {"rope_theta", "rope_theta"},
     {"mlp_layer_types", "mlp_layer_types"},
 };
-/// Names of the number of layers.
+/// Keys for the number of layers.
 inline constexpr const char* layer_counts[] = {"num_hidden_layers", "n_layer", "n_layers",
                                                "num_layers",        "depth",   "encoder_layers"};
 
 using Kind = std::optional<std::string>;
 
-/// A layer, or all layers of a kind where the configuration does not list them.
+/// A layer, or all layers of a kind if the configuration does not list layers.
 struct Layer {
   Kind kind;
   Fields fields;  // the configuration as this layer sees it
 };
 
-/// Refuses a kind of layer that the configuration does not have.
+/// Rejects a kind of layer that the configuration does not have.
 void check_type(std::vector<std::string> kinds, const std::string& layer_type);
 
-/// The number of layers, where the configuration says it.
+/// The number of layers, if the configuration has it.
 std::optional<size_t> count_of_layers(const Fields& fields);
 
-/// The layers in their order; c10::ValueError where the configuration does not list them.
+/// The layers in order. Throws c10::ValueError if the configuration does not list them.
 std::vector<Layer> every_layer(const Fields& fields);
 
-/// The layers, or one of each kind where only the kinds are known.
+/// The layers, or one of each kind if only the kinds are known.
 std::vector<Layer> kinds_of_layers(const Fields& fields);
 
 /// The configuration as one layer sees it.
 Fields seen_by(const Fields& fields, size_t place);
 
-/// The configuration as each layer sees it for which a list has a value of its own.
+/// The configuration as seen by each layer that has its own value in a list.
 std::vector<Fields> every_list_place(const Fields& fields);
 
 }  // namespace posembed::configuration

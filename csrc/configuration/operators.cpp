@@ -53,7 +53,7 @@ std::string rotary_from_configuration(Text config, const Texts& ignore, const Te
   return read_rotary(fields, options, completed_by_class(completed, known)).to_json();
 }
 
-/// Empty text where a layer does not rotate.
+/// An empty text stands for a layer that does not rotate.
 Texts rotary_layers_from_configuration(Text config, const Texts& ignore, const Texts& known,
                                        OptionalText part, std::optional<bool> interleaved,
                                        std::optional<double> base, OptionalText completed) {

@@ -10,14 +10,14 @@
 namespace posembed::configuration::params {
 namespace {
 
-// Keys of these files alone that do not concern rotary positions. "llama_4_scaling" multiplies
-// queries by a factor of their position, after the rotation.
+// Keys that only these files have and that do not concern rotary positions. "llama_4_scaling"
+// multiplies queries by a factor of their position, after the rotation.
 constexpr Words no_bearing = R"(
 causal llama_4_scaling moe multimodal n_kv_heads n_layers q_lora_rank quantization sliding_window
 tied_embeddings use_biases v_head_dim vision_encoder
 )";
 
-/// YaRN as Mistral names its numbers; apply_scale: whether queries and keys are multiplied.
+/// YaRN with Mistral's names; apply_scale: whether queries and keys are multiplied.
 YarnScaling mistral_yarn(Keys yarn) {
   const char* length = "original_max_position_embeddings";
   YarnScaling scaling;
@@ -30,7 +30,7 @@ YarnScaling mistral_yarn(Keys yarn) {
   return scaling;
 }
 
-/// Llama 3's, whose other numbers are in Meta's code alone, or Mistral's YaRN.
+/// Llama 3's scaling, whose other numbers are only in Meta's code, or Mistral's YaRN.
 RotaryScaling scaling_of(Keys& keys) {
   const json factor = keys.take("rope_scaling_factor", 8.0);
   const json high = keys.take("rope_high_freq_factor", 4.0);

@@ -1,4 +1,4 @@
-// params.json of Meta and Mistral: interleaved pairs; scalings by names of their own.
+// Reads params.json of Meta and Mistral: interleaved pairs, and scalings under their own names.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ namespace posembed::configuration::params {
 /// Whether this is a params.json.
 bool is_params(const Fields& fields);
 
-/// The specification of the original release of a Llama or a Mistral.
+/// The specification of a Llama or Mistral model in its original release.
 RotarySpec read(const Fields& fields, const ConfigurationOptions& options);
 
 /// The same for each layer.

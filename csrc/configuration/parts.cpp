@@ -11,7 +11,7 @@ namespace {
 
 using Path = std::vector<std::string>;
 
-/// Where the text model's configuration is, in whatever part has it.
+/// Keys that may contain the text model's configuration, in any part.
 constexpr const char* text_parts[] = {"text_config", "thinker_config", "llm_config",
                                       "language_config", "vlm_config"};
 const std::string part_end = "_config";
@@ -38,7 +38,7 @@ Path path_of_text(const Fields& fields) {
   return path;
 }
 
-/// The words between dots.
+/// Splits a text at dots.
 Path split(const std::string& text) {
   Path words;
   for (size_t begin = 0; begin <= text.size();) {
@@ -60,7 +60,7 @@ void check_part(const Fields& fields, const std::string& name) {
       repr(json(name)));
 }
 
-/// The type of a part that does not say its own.
+/// The model type of a part that does not state one.
 std::string part_type(const std::string& whole, const std::string& text,
                       const std::optional<std::string>& part) {
   if (!part.has_value() || *part == "text_config") return text;

@@ -1,4 +1,4 @@
-// Models made of several: the configuration of one part among those nested in a whole.
+// Composite models: finds the nested configuration of one part.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,13 @@
 
 namespace posembed::configuration {
 
-/// The names on the way to a part, or to the text model: none where the whole is one.
+/// The path of keys to a part, or to the text model; empty if the whole is a text model.
 std::vector<std::string> path_of(const Fields& fields, const std::optional<std::string>& part);
 
-/// The file with keys where its configuration class looks for them.
+/// The file, with its keys where its configuration class looks for them.
 Fields normalised(Fields fields);
 
-/// A part, with the model_type that files of an older layout leave to the whole's.
+/// A part, with the model_type that files of an older layout derive from the whole's.
 Fields typed(const Fields& fields, const std::optional<std::string>& part);
 
 }  // namespace posembed::configuration

@@ -24,7 +24,7 @@ std::vector<std::string> all_bases() {
 
 std::string model_type_of(const Fields& fields) { return text_of(get(fields, "model_type")); }
 
-/// Refuses a base beside rope_parameters that none of them has.
+/// Rejects a base outside rope_parameters that none of them has.
 void check_nested(const Fields& fields, const Fields& rope) {
   std::vector<json> nested;
   for (const auto& each : rope.items()) {
@@ -41,13 +41,13 @@ void check_nested(const Fields& fields, const Fields& rope) {
   }
 }
 
-/// Layers with a second base, as Gemma 3 and ModernBERT have them: local layers are not scaled.
+/// Layers with a second base, as in Gemma 3 and ModernBERT: local layers are not scaled.
 Fields with_local_base(const Fields& rope, const json& base, const json& local) {
   return {{"full_attention", merged(rope, {{"rope_theta", base}})},
           {"sliding_attention", {{"rope_theta", local}}}};
 }
 
-/// DeepSeek-V4's, whose code has no attention factor.
+/// DeepSeek-V4's layers, whose code has no attention factor.
 Fields with_compressed_base(const Fields& rope, const json& base, const json& compressed) {
   const bool yarn = std::find(rope.begin(), rope.end(), json("yarn")) != rope.end();
   const Fields factor = yarn ? Fields{{"attention_factor", 1.0}} : Fields::object();
@@ -55,13 +55,13 @@ Fields with_compressed_base(const Fields& rope, const json& base, const json& co
           {"compress", merged(merged(factor, rope), {{"rope_theta", compressed}})}};
 }
 
-/// Whether only some layers are scaled, which a list names (Molmo 2).
+/// Whether a list says that only some layers are scaled (Molmo 2).
 bool has_unscaled_layers(const Fields& fields) {
   const json& scaled = get(fields, "rope_scaling_layers");
   return !scaled.is_null() && scaled.size() < count_of_layers(fields).value_or(0);
 }
 
-/// Before rope_parameters were nested: a second base beside rope_theta.
+/// rope_parameters of files from before they were nested: a second base beside rope_theta.
 Fields from_bases(const Fields& fields, const Fields& rope) {
   Fields own = Fields::object();
   for (const std::string& key : all_bases()) own[key] = get(fields, key);
@@ -82,14 +82,14 @@ Fields from_bases(const Fields& fields, const Fields& rope) {
   return scaled;
 }
 
-/// The name under which rope_parameters has a kind of layer.
+/// The key of a kind of layer in rope_parameters.
 std::string label(const Fields& fields, const Kind& kind, const Fields& rope) {
   const std::string name = kind.value_or("None");
   if (!conventions::compressed.has(model_type_of(fields)) || rope.contains(name)) return name;
   return name == "sliding_attention" ? "main" : "compress";
 }
 
-/// Refuses keys beside those of kinds of layers.
+/// Rejects keys other than those of kinds of layers.
 void check_kinds_alone(const Fields& rope) {
   Keys every(rope, "rope_parameters");
   for (const auto& each : rope.items()) {

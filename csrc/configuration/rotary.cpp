@@ -26,12 +26,12 @@ void check_params_options(const ConfigurationOptions& options) {
   }
 }
 
-/// The configuration to read and the keys that its class accounts for.
+/// The configuration to read, and the keys that its class knows.
 Completed part_to_read(const Fields& fields, const ConfigurationOptions& options,
                        const std::optional<Completed>& completed) {
   if (!options.part().has_value()) huggingface::checked_type(fields);
   const Fields own = typed(fields, options.part());
-  // A class takes one of two numbers that contradict each other: they raise first.
+  // A class silently takes one of two contradictory numbers, so check the file for them first.
   for (const Fields& layer : every_list_place(own)) legacy(layer);
   if (!completed.has_value()) {
     check_complete(own);

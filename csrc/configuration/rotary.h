@@ -1,4 +1,4 @@
-// The specification of a configuration, of whatever form it is.
+// Reads the specification from a configuration of any form.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@
 
 namespace posembed::configuration {
 
-/// A file, or the part that was asked for, as the model's own configuration class completes it.
+/// A file, or the requested part, as completed by the model's own configuration class.
 struct Completed {
   Fields fields;
   std::set<std::string> known;  // keys that the class knows, which need not be understood here
 };
 
-/// See RotarySpec::from_huggingface. `completed` stands for the file where it is given.
+/// See RotarySpec::from_huggingface. `completed`, if given, is read in place of the file.
 RotarySpec read_rotary(const Fields& fields, const ConfigurationOptions& options,
                        const std::optional<Completed>& completed = std::nullopt);
 

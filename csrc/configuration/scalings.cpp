@@ -16,12 +16,12 @@ RotaryScaling linear(Keys& rope, Keys&) {
   return LinearScaling{real("factor", rope.need("factor"))};
 }
 
-/// Dynamic NTK; with Hunyuan's alpha a fixed one.
+/// Dynamic NTK; with Hunyuan's alpha, a fixed NTK scaling.
 RotaryScaling dynamic(Keys& rope, Keys& config) {
   const json alpha = rope.take("alpha");
   rope.take("factor");
   if (truthy(alpha)) {
-    rope.ignore({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"});  // not read beside it
+    rope.ignore({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"});  // unused with alpha
     return NtkScaling{real("alpha", alpha)};
   }
   const char* length = "max_position_embeddings";
@@ -29,14 +29,14 @@ RotaryScaling dynamic(Keys& rope, Keys& config) {
   return DynamicNtkScaling{factor, whole("original_max_positions", config.need(length))};
 }
 
-/// The context of training, in rope_parameters or beside it (Phi-3).
+/// The context length of training, in rope_parameters or beside it (Phi-3).
 int64_t original_length(Keys& rope, Keys& config) {
   const std::string key = "original_max_position_embeddings";
   const json length = same(key, {config.take(key), rope.take(key)});
   return whole(key, length.is_null() ? rope.need(key) : length);
 }
 
-/// How many times longer the context became: given, or the ratio of the two lengths.
+/// How many times longer the context becomes: as given, or the ratio of the two lengths.
 double context_factor(Keys& rope, Keys& config) {
   const json factor = rope.take("factor");
   if (!factor.is_null()) return real("factor", factor);
@@ -45,24 +45,24 @@ double context_factor(Keys& rope, Keys& config) {
   return length / static_cast<double>(original_length(rope, config));
 }
 
-/// Given, or 1 where vLLM's apply_yarn_scaling is off.
+/// The given factor, or 1 if vLLM's apply_yarn_scaling is off.
 json yarn_attention_factor(Keys& rope) {
   json factor = rope.take("attention_factor");
   if (truthy(rope.take("apply_yarn_scaling", true))) return factor;
   return same("attention_factor", {factor, 1.0});
 }
 
-/// A number that is not zero, or another.
+/// A number that is present and not zero; otherwise `otherwise`.
 double real_or(Keys& rope, const std::string& key, double otherwise) {
   const json value = rope.take(key);
   return truthy(value) ? real(key, value) : otherwise;
 }
 
-/// YaRN, DeepSeek's too.
+/// YaRN, including DeepSeek's.
 RotaryScaling yarn(Keys& rope, Keys& config) {
   const char* length = "max_position_embeddings";  // Ministral-3 repeats it here
   same(length, {rope.take(length), config.take(length)});
-  // Scales queries, not the rotation; of no effect in the models' code.
+  // The first scales queries, not the rotation; the second has no effect in the models' code.
   rope.ignore({"llama_4_scaling_beta", "finetuned"});
   YarnScaling scaling;
   scaling.attention_factor = optional_real("attention_factor", yarn_attention_factor(rope));
@@ -96,13 +96,13 @@ RotaryScaling longrope(Keys& rope, Keys& config) {
   return scaling;
 }
 
-/// Gemma's.
+/// Gemma's proportional scaling.
 RotaryScaling proportional(Keys& rope, Keys&) {
   const double part = real("proportion", rope.take("partial_rotary_factor", 1.0));
   return ProportionalScaling{part, real("factor", rope.take("factor", 1.0))};
 }
 
-/// Frequencies as they are.
+/// No scaling.
 RotaryScaling unscaled(Keys&, Keys&) { return {}; }
 
 using ScalingReader = RotaryScaling (*)(Keys& rope, Keys& config);
@@ -116,7 +116,7 @@ const std::map<std::string, ScalingReader>& scaling_readers() {
   return readers;
 }
 
-/// Other names of the same type.
+/// Maps other names of a type to its usual name.
 json usual_name(const json& name) {
   static const std::map<json, const char*> usual = {
       {"mrope", "default"}, {"su", "longrope"}, {"xdrope", "dynamic"}};
@@ -141,7 +141,7 @@ RotaryScaling read_scaling(Keys& rope, Keys& config) {
   if (!conventions::doubled_ntk.has(text_of(get(config.fields(), "model_type")))) return scaling;
   config.ignore({"seq_length"});
   if (!truthy(config.take("use_dynamic_ntk"))) return scaling;
-  // Qwen's code takes the next of the lengths seq_length * 2^k: for these the series is that of a
+  // Qwen's code rounds the length up to seq_length * 2^k: at these lengths, the series is that of a
   // factor of 2.
   return DynamicNtkScaling{2.0, whole("original_max_positions", config.need("seq_length"))};
 }

@@ -16,7 +16,7 @@ bool is_json_text(const std::string& text) {
   return begin != std::string::npos && text[begin] == '{';
 }
 
-/// A configuration, or the one in a model's folder: transformers' or Meta's.
+/// The path of a configuration, or of the one in a model's folder: transformers' or Meta's.
 fs::path file_of(const fs::path& path) {
   if (!fs::is_directory(path)) return path;
   for (const char* name : {"config.json", "params.json"}) {
@@ -25,7 +25,7 @@ fs::path file_of(const fs::path& path) {
   TORCH_CHECK_VALUE(false, path.string(), ": expected a folder with config.json or params.json");
 }
 
-/// Throws std::filesystem::filesystem_error for what is no readable file.
+/// Throws std::filesystem::filesystem_error if the path is not a readable file.
 std::string text_of_file(const fs::path& path) {
   constexpr int64_t most_bytes = 100'000'000;
   const pretrained::File file(path.string());

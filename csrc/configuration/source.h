@@ -1,4 +1,4 @@
-// Where a configuration comes from: a file, a model's folder, or text.
+// Loads a configuration from a file, a model's folder, or text.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace posembed::configuration {
 
-/// The configuration at a path or in a model's folder, or the one that JSON text is.
-/// Throws c10::ValueError for a folder without configuration, and for a file that is no JSON;
-/// std::filesystem::filesystem_error where there is no such file.
+/// The configuration at a path, in a model's folder, or in JSON text. Throws c10::ValueError for a
+/// folder without a configuration, and for a file that is not JSON;
+/// std::filesystem::filesystem_error if there is no such file.
 Fields load(const std::string& config);
 
 }  // namespace posembed::configuration

@@ -12,7 +12,7 @@ namespace posembed::configuration {
 namespace {
 
 const std::vector<std::string> head_widths = {"head_dim", "attention_head_dim", "kv_channels"};
-// Where a vision tower has embed_dim, hidden_size is the width of the language model.
+// If a vision tower has embed_dim, its hidden_size is the width of the language model.
 const std::vector<std::string> model_widths = {"embed_dim", "hidden_size", "n_embd", "d_model",
                                                "dim"};
 const std::vector<std::string> head_counts = {"num_attention_heads",
@@ -22,7 +22,7 @@ const std::vector<std::string> head_counts = {"num_attention_heads",
                                               "encoder_num_attention_heads",
                                               "speech_encoder_attention_heads"};
 
-/// Video trackers rotate in the attention of their memory.
+/// Video trackers rotate in their memory attention.
 int64_t memory_head_width(Keys& config) {
   const auto number = [&](const std::string& name) {
     const std::string key = "memory_attention_" + name;
@@ -39,13 +39,13 @@ int64_t number_or_zero(Keys& config, const std::string& key) {
   return whole(key, config.take(key, 0));
 }
 
-/// partial_rotary_factor by any of its names; null where the configuration has none.
+/// partial_rotary_factor under any of its names; null if the configuration has none.
 json stated_part(Keys& config, Keys& rope) {
   const char* key = "partial_rotary_factor";
   return same(key, {rope.take(key), config.take(key), config.take("rotary_pct")});
 }
 
-/// CLVP rotates half of a width of its own.
+/// CLVP rotates half of a separate width.
 Widths clvp_widths(Keys& config) {
   const int64_t heads = whole("num_attention_heads", config.need("num_attention_heads"));
   const int64_t projection = whole("projection_dim", config.need("projection_dim"));
@@ -53,7 +53,7 @@ Widths clvp_widths(Keys& config) {
   return {head_width(config), std::max<int64_t>(projection / (2 * heads), 32)};
 }
 
-/// The rotated width of heads whose rotated components are no window given by its size.
+/// The rotated width of heads, unless qk_rope_head_dim gives it.
 int64_t rotary_width(int64_t head_dim, json part, const json& stated,
                      const std::string& model_type) {
   if (part.is_null() && conventions::width_by_part.has(model_type)) part = 1.0;
@@ -95,12 +95,12 @@ Widths widths_of(Keys& config, Keys& rope, const std::string& model_type) {
   const json apart = config.take("qk_rope_head_dim");
   const json stated = config.same({"rotary_dim", "attn_rotary_emb"});
   config.ignore({"qk_nope_head_dim", "qk_head_dim", "projection_dim"});
-  // Where heads have a width of their own, these have no bearing.
+  // These do not matter if heads have their own width.
   for (const auto& keys : {head_widths, model_widths, head_counts}) config.ignore(keys);
   if (model_type == "clvp_encoder") return clvp_widths(config);
   const bool is_apart = truthy(apart);
   const int64_t own = is_apart ? whole("qk_rope_head_dim", apart) : 0;
-  // Rotated components are a head of theirs.
+  // The rotated components are a separate head.
   if (is_apart && !conventions::trailing.has(model_type)) return {own, own};
   const int64_t head_dim = head_width(config);
   if (is_apart && part.is_null()) return {head_dim, own};  // a window of the head, DeepSeek-V4's

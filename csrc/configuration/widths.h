@@ -7,10 +7,11 @@
 
 namespace posembed::configuration {
 
-/// Components of one head: given, or the width shared out among the heads.
+/// Components of one head: as given, or the model's width divided by the number of heads.
 int64_t head_width(Keys& config);
 
-/// Heads of latent attention that keep the name of rotated components but rotate none.
+/// Components of a head of latent attention whose configuration names rotated components but
+/// rotates none.
 int64_t latent_width(Keys& config);
 
 struct Widths {

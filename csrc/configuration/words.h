@@ -1,4 +1,4 @@
-// Tables of names: hundreds of them read better without quotes and commas.
+// Tables of names: hundreds of names are easier to read without quotes and commas.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace posembed::configuration {
 
-/// The words of a text, between blanks and line ends.
+/// The words of a text, separated by spaces and line ends.
 class Words {
  public:
   constexpr Words(const char* text) : text_(text) {}

@@ -120,8 +120,8 @@ struct POSEMBED_API Sections {
   int64_t position_axes() const { return axes.value_or(used_axes()); }
 
   /// Gives sizes[a] pairs to axis a, one axis after another; 0 for an axis of positions that
-  /// rotates no pair. If `interleaved`, the axes take turns and the remaining pairs belong to
-  /// axis 0.
+  /// rotates no pair. If `interleaved`, the axes alternate and the remaining pairs belong to axis
+  /// 0.
   static Sections of(const std::vector<int64_t>& sizes, bool interleaved = false,
                      bool restart = false);
 };
