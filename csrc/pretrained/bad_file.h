@@ -1,4 +1,4 @@
-// The exception of readers, without the file's path, which only their caller knows.
+// The exceptions that readers throw. They lack the file's path, which only the caller knows.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace posembed::pretrained {
 
-/// A malformed file: the byte at which the fault shows, and the reason.
+/// A malformed file: the byte at which the fault was found, and the reason.
 struct BadFile : std::runtime_error {
   BadFile(int64_t offset, const std::string& reason) : std::runtime_error(reason), offset(offset) {}
   int64_t offset;
 };
 
-/// A row that cannot be read, in a file whose other rows can.
+/// A row that cannot be read, although the file's other rows can.
 struct BadRow : BadFile {
   using BadFile::BadFile;
 };

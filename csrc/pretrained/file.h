@@ -1,5 +1,5 @@
-// A file that is read by system calls and not through a map: if another process shortens it,
-// reading throws, where touching a map would end this process with SIGBUS.
+// A file that is read by system calls, not through a mapping: if another process truncates it,
+// reading throws, whereas touching a mapping would end this process with SIGBUS.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ class File {
   /// The size when the file was opened.
   int64_t size() const { return size_; }
 
-  /// Copies [begin, begin + size) to `out`. Throws BadFile if the file is shorter by now.
+  /// Copies [begin, begin + size) to `out`. Throws BadFile if the file has become shorter.
   void read(int64_t begin, int64_t size, char* out) const;
 
   /// The first bytes, at most `size`.
   std::string head(int64_t size) const;
 
   /// A private mapping of [begin, begin + size): a page is copied when first written, and the file
-  /// never changes. The mapping may outlive this object. Throws BadFile if the file is shorter by
-  /// now; if it is shortened later, touching the mapping ends the process.
+  /// never changes. The mapping may outlive this object. Throws BadFile if the file has become
+  /// shorter; if it is truncated later, touching the mapping ends the process.
   std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const;
 
  private:
@@ -51,7 +51,7 @@ class FileText {
   /// Only loaded parts may be read.
   std::string_view whole() const { return {data_, static_cast<size_t>(file_.size())}; }
 
-  /// Loads the file from the place where it last ended up to `end`.
+  /// Loads the file up to `end`, starting where the last call ended.
   void load_to(int64_t end);
 
   /// Releases the memory of [begin, end), which must not be read again.

@@ -1,4 +1,5 @@
-// Recognises other formats by their first bytes, to say what a file is and what to do.
+// Recognises other formats by their first bytes, so that an error can say what a file is and what
+// to do.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace posembed::pretrained {
 
-/// Whether a file is a page of the web, such as an error that a download has kept.
+/// Whether a file is an HTML page, such as an error page that a download saved.
 inline bool is_html(std::string_view file) {
   const size_t begin = std::min(file.find_first_not_of("\xef\xbb\xbf \t\r\n"), file.size());
   std::string head(file.substr(begin, 9));

@@ -18,7 +18,7 @@ constexpr int max_depth = 16;
 /// The most values in a list, more than any real shape has dimensions.
 constexpr int max_listed = 1024;
 
-/// Counts the bytes that the parser reads, because the parser reports places only in its own
+/// Counts the bytes that the parser reads, because the parser reports offsets only in its own
 /// errors.
 class Cursor {
  public:
@@ -47,7 +47,7 @@ class Cursor {
   const char** furthest_;
 };
 
-/// Handles the parser's events and passes on whole members of the outermost object.
+/// Handles the parser's events and passes on complete members of the outermost object.
 class Walk {
  public:
   Walk(const Member& member, const std::function<int64_t()>& place)
@@ -98,7 +98,7 @@ std::string reason_of(const json::exception& error) {
 }  // namespace
 
 void visit_members(std::string_view text, int64_t begin, const Member& member) {
-  // The parser treats a zero as the end.
+  // The parser treats a zero byte as the end.
   const size_t zero = text.find('\0');
   if (zero != std::string_view::npos) {
     fail(begin + static_cast<int64_t>(zero), "expected JSON: a zero byte");

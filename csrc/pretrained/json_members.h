@@ -1,4 +1,4 @@
-// Visits the members of a JSON object one by one, each with its place in the file.
+// Visits the members of a JSON object one by one, each with its offset in the file.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace posembed::pretrained {
 /// A function of a member's name, its value, and the byte where its name ends.
 using Member = std::function<void(const std::string&, const nlohmann::json&, int64_t)>;
 
-/// Calls `member` for each member of the object `text` and keeps none, so that memory does not grow
-/// with their number. `begin` is the place of `text` in its file. Throws BadFile if `text` is not
-/// JSON or not an object, or if an object on any level has a name twice.
+/// Calls `member` for each member of the object `text` and keeps none of them, so that memory does
+/// not grow with their number. `begin` is the offset of `text` in its file. Throws BadFile if
+/// `text` is not JSON or not an object, or if an object on any level repeats a name.
 void visit_members(std::string_view text, int64_t begin, const Member& member);
 
 }  // namespace posembed::pretrained

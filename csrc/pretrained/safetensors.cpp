@@ -79,7 +79,7 @@ int64_t multiply(int64_t left, int64_t right, const TensorEntry& entry) {
   return product;
 }
 
-/// The bytes that dtype and shape need. Checks overflow also beside dimensions of 0, which torch
+/// The bytes that dtype and shape need. Checks for overflow even if a dimension is 0, which torch
 /// skips when it multiplies strides.
 int64_t expected_size(const TensorEntry& entry) {
   int64_t bits = bits_of(entry);
@@ -118,7 +118,7 @@ TensorEntry read_entry(const std::string& name, const json& value, int64_t place
   return entry;
 }
 
-/// Checks that metadata contain only texts, as the format says.
+/// Checks that metadata contains only strings, as the format requires.
 void check_metadata(const json& value, int64_t place) {
   const auto is_text = [](const json& each) { return each.is_string(); };
   const bool known =
@@ -156,7 +156,7 @@ bool is_safetensors(std::string_view head, int64_t size) {
 int64_t header_end(std::string_view head, int64_t size) {
   if (!is_safetensors(head, size)) refuse_foreign(head);
   if (size < length_bytes) fail(0, "expected a header's length in 8 bytes, the file has ", size);
-  // In broken files the length is the most frequent fault.
+  // In broken files, the length is the most frequent fault.
   const uint64_t length = header_length(head);
   if (length > max_header) {
     fail(0, "header of ", length, " bytes; at most ", max_header, " are allowed");
@@ -191,7 +191,7 @@ std::vector<ShardEntry> read_index(std::string_view file) {
     found = true;
     if (!value.is_object()) fail(place, "weight_map: expected an object");
     for (const auto& [tensor, shard] : value.items()) {
-      // A shard must be in the folder of its index: names must not lead to other folders.
+      // A shard must be in the folder of its index, so names must not lead to other folders.
       const bool is_name = shard.is_string() && !shard.get_ref<const std::string&>().empty() &&
                            shard.get_ref<const std::string&>().find('/') == std::string::npos;
       if (!is_name) {

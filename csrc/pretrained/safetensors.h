@@ -19,7 +19,7 @@ struct TensorEntry {
   int64_t place;  ///< its place in the header, for messages
 };
 
-/// A name and the file that has it.
+/// A tensor's name and the file that contains it.
 struct ShardEntry {
   std::string name;
   std::string file;
@@ -29,7 +29,7 @@ struct ShardEntry {
 /// Whether `head`, the first bytes of a file of `size` bytes, are those of a safetensors file.
 bool is_safetensors(std::string_view head, int64_t size);
 
-/// Where the header ends, by the first `recognised_bytes` of a file. Throws BadFile.
+/// The end of the header, from the first `recognised_bytes` of a file. Throws BadFile.
 int64_t header_end(std::string_view head, int64_t size);
 constexpr int64_t recognised_bytes = 4096;
 
@@ -37,10 +37,10 @@ constexpr int64_t recognised_bytes = 4096;
 /// header_end(). Throws BadFile.
 std::vector<TensorEntry> read_header(std::string_view head, int64_t size);
 
-/// The tensors of a model in several files: model.safetensors.index.json. Throws BadFile.
+/// The tensors of a sharded model, from its model.safetensors.index.json. Throws BadFile.
 std::vector<ShardEntry> read_index(std::string_view file);
 
-/// The most bytes of a header, which the format sets, and of an index.
+/// The maximum size in bytes of a header, set by the format, and of an index.
 constexpr int64_t max_header = 100'000'000;
 
 }  // namespace posembed::pretrained

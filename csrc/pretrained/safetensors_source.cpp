@@ -1,5 +1,5 @@
-// Reads safetensors as tensors: views of a map of the file, or copies in another dtype, whole or by
-// rows. Of a model in several files, those are opened whose tensors are asked for.
+// Reads safetensors as tensors: views of a mapping of the file, or copies in another dtype, whole
+// or by rows. In a sharded model, a file is opened when one of its tensors is first requested.
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
@@ -50,7 +50,7 @@ torch::Dtype dtype_of(const TensorEntry& entry) {
   return found->second;
 }
 
-/// In torch's elements, of which one holds two numbers of four bits.
+/// In torch's elements: one element holds two 4-bit numbers.
 std::vector<int64_t> shape_of(const TensorEntry& entry) {
   std::vector<int64_t> shape = entry.shape;
   if (entry.dtype != "F4") return shape;
@@ -60,7 +60,7 @@ std::vector<int64_t> shape_of(const TensorEntry& entry) {
   return shape;
 }
 
-/// Whether an embedding can be made of a tensor.
+/// Whether a tensor can be a table of embeddings.
 bool is_table(const TensorEntry& entry) {
   const bool is_floating = entry.dtype[0] == 'F' || entry.dtype == "BF16";
   return is_floating && entry.shape.size() == 2;
@@ -99,7 +99,7 @@ struct Shard {
   std::unordered_map<std::string, const TensorEntry*> by_name;
 };
 
-/// A tensor and the file that has it.
+/// A tensor and the file that contains it.
 struct Found {
   const Shard* shard;
   const TensorEntry* entry;
@@ -193,7 +193,7 @@ class TensorSource : public Source {
     return find_in_shard(found->second);
   }
 
-  /// Opens the file that has a tensor, unless that is open.
+  /// Opens the file that contains a tensor, unless it is open already.
   Found find_in_shard(const ShardEntry& entry) const {
     const std::lock_guard<std::mutex> lock(opening_);
     return with_path(path_, [&]() -> Found {
@@ -224,7 +224,7 @@ class TensorSource : public Source {
     return candidates[0];
   }
 
-  /// The first few names of tables, for a message; tables that are not floating with their dtypes.
+  /// The first few names of tables, for a message; if they are not floating, with their dtypes.
   std::string tables(bool floating) const {
     constexpr int shown = 8;
     std::string text;
@@ -252,14 +252,14 @@ class TensorSource : public Source {
     return at::from_blob(data, shape_of(entry), keep, torch::dtype(dtype_of(entry)));
   }
 
-  /// Throws for formats that torch can store and not convert.
+  /// Throws for formats that torch can store but not convert.
   static void check_conversion(const TensorEntry& entry, torch::Dtype dtype) {
     TORCH_CHECK_TYPE(dtype == dtype_of(entry) || entry.dtype != "F4", "dtype: tensor '", entry.name,
                      "': torch does not convert F4 to ", dtype);
   }
 
-  /// Copies in parts, so that memory holds neither the whole file nor a copy in its dtype beside
-  /// the result.
+  /// Copies in parts, so that memory holds neither the whole file nor a copy in its dtype in
+  /// addition to the result.
   static torch::Tensor copy(const Found& found, torch::Dtype dtype, const Progress& progress) {
     const TensorEntry& entry = *found.entry;
     check_conversion(entry, dtype);

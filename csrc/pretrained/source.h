@@ -29,7 +29,7 @@ class Source {
   virtual torch::Tensor read_rows(Vocabulary& vocabulary, const ReadOptions& options) const = 0;
 };
 
-/// Calls `read`; turns BadFile into FileFormatError, which says what to do about a bad row.
+/// Calls `read`; turns BadFile into FileFormatError, whose message says what to do about a bad row.
 template <typename Read>
 auto with_path(const std::string& path, const Read& read) {
   try {

@@ -1,4 +1,4 @@
-// Validates UTF-8 by RFC 3629: refuses surrogates and overlong forms.
+// Validates UTF-8 by RFC 3629: rejects surrogates and overlong forms.
 #pragma once
 
 #include <algorithm>

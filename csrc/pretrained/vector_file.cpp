@@ -26,7 +26,7 @@ Coverage coverage_of(const Vocabulary& vocabulary) {
   return {vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2)};
 }
 
-/// Whether a file is one of tensors, by its first bytes.
+/// Whether a file contains tensors, judged by its first bytes.
 bool begins_as_tensors(const std::string& path) {
   const File file(path);
   return with_path(path, [&] { return is_safetensors(file.head(16), file.size()); });
@@ -56,7 +56,7 @@ torch::Tensor mean_of(const torch::Tensor& vectors, int64_t count) {
   return (sum / static_cast<double>(count)).to(vectors.scalar_type());
 }
 
-/// Fills the rows of words that the file lacks, as `missing` says.
+/// Fills the rows of words that the file lacks, by the rule `missing`.
 void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing missing,
                   const std::string& path) {
   if (missing == Missing::error) check_none_is_missing(vocabulary, path);

@@ -68,7 +68,8 @@ std::from_chars_result parse_number(std::string_view text, Number& number) {
   return std::from_chars(text.data() + sign, text.data() + text.size(), number);
 }
 
-/// A whole text as a number, or the largest number if it is larger; nothing if it is not a number.
+/// Parses a whole text as a number; the largest number if it is larger, std::nullopt if it is not a
+/// number.
 template <typename Number>
 std::optional<Number> number_in(std::string_view text) {
   Number number{};
@@ -81,12 +82,12 @@ std::optional<Number> number_in(std::string_view text) {
 
 bool is_number(std::string_view text) { return number_in<double>(text).has_value(); }
 
-/// Whether a text is a number in digits. Words that contain spaces do not end in one.
+/// Whether a text is a number in digits. Words that contain spaces do not end in such a number.
 bool is_component(std::string_view text) {
   return text.find_first_of("0123456789") != std::string_view::npos && is_number(text);
 }
 
-/// Whether a number out of range is too near 0, rather than too large.
+/// Whether an out-of-range number is too near 0, rather than too large.
 bool is_tiny(std::string_view number) {
   const size_t mark = std::min(number.find_first_of("eE"), number.size());
   const std::string_view digits = number.substr(0, mark);
@@ -100,7 +101,7 @@ bool is_tiny(std::string_view number) {
   return exponent < -magnitude;
 }
 
-/// Rounds a number that from_chars finds out of range: to 0, a number near 0, or infinity.
+/// Rounds a number that from_chars reports as out of range: to 0, a number near 0, or infinity.
 template <typename Number>
 Number number_out_of_range(std::string_view text) {
   long double wide = 0;
@@ -125,7 +126,7 @@ int64_t text_begin(std::string_view file) {
 /// Reads a header such as "400000 300\n": the number of rows, and of numbers in a row.
 std::optional<WordLayout> read_word_header(std::string_view file, int64_t size) {
   const int64_t begin = text_begin(file);
-  // Two numbers and a newline take at most this much.
+  // Two numbers and a newline fit in this.
   const std::string_view head = file.substr(static_cast<size_t>(begin), 64);
   const std::string_view line = line_at(head, 0);
   const std::vector<std::string_view> parts = split(trim_right(line));
@@ -157,7 +158,7 @@ std::string_view after_tab(std::string_view line) {
   return tab == std::string_view::npos ? std::string_view() : line.substr(tab + 1);
 }
 
-/// Whether a row's first TAB stands between its word and as many numbers as a row has.
+/// Whether a row's first TAB separates its word from `dim` numbers.
 bool is_tabbed(std::string_view row, int64_t dim) {
   const std::vector<std::string_view> numbers = split(after_tab(row));
   return static_cast<int64_t>(numbers.size()) == dim &&
@@ -165,7 +166,7 @@ bool is_tabbed(std::string_view row, int64_t dim) {
 }
 
 /// Whether rows are binary float32, judged by the first row. A line with enough numbers is text.
-/// Otherwise the bytes that would be binary numbers decide, so that a broken line of text is
+/// Otherwise, the bytes that would be binary numbers decide, so that a broken line of text is
 /// reported as broken text.
 bool is_binary(std::string_view file, const WordLayout& layout) {
   const size_t begin = file.find_first_not_of("\r\n", static_cast<size_t>(layout.begin));
@@ -185,13 +186,13 @@ bool is_binary(std::string_view file, const WordLayout& layout) {
          !is_text(row.substr(numbers, std::min(dim, row.size()) * sizeof(float)), 3);
 }
 
-/// Throws if the header needs more bytes than the file has, before memory is allocated for it.
+/// Throws if the header promises more data than the file has, before memory is allocated for it.
 void check_promise(int64_t size, const WordLayout& layout) {
   const bool sane = layout.rows >= 0 && layout.dim > 0 && layout.dim <= max_line;
   const uint64_t held = static_cast<uint64_t>(size) + 1;  // the last newline may be missing
   const uint64_t per_number = layout.binary ? sizeof(float) : 2;
-  // The least bytes of a row. Text: a word of one byte, numbers of one digit with a separator each,
-  // the newline. Binary: a word of one byte, a space, the numbers.
+  // The minimum size of a row. Text: a word of one byte, numbers of one digit with a separator
+  // each, the newline. Binary: a word of one byte, a space, the numbers.
   const bool fits = sane && (layout.rows == 0 ||
                              (static_cast<uint64_t>(layout.dim) <= held &&
                               static_cast<uint64_t>(layout.rows) <=
@@ -306,7 +307,7 @@ std::string_view RowReader::first_word() const {
 }
 
 void RowReader::next_binary(Row& row) {
-  // Some writers end a row with a newline, some do not.
+  // Some programs end a row with a newline, others do not.
   const size_t begin = find(
       at_, [](std::string_view text, size_t from) { return text.find_first_not_of('\n', from); });
   const size_t space =

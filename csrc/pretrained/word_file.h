@@ -22,12 +22,12 @@ struct WordLayout {
   bool tabbed = false;  ///< a TAB ends the word, whatever the word is made of
 };
 
-/// The layout of a file of `size` bytes, by its first `layout_bytes`. Throws BadFile for an unknown
-/// format, and if the file is too short for its header.
+/// The layout of a file of `size` bytes, from its first `layout_bytes`. Throws BadFile for an
+/// unknown format, and if the file is too short for its header.
 WordLayout detect_layout(std::string_view head, int64_t size);
 
-/// The most bytes of a line of text, or of a binary row's word; with a longer one the file has
-/// another format.
+/// The maximum length in bytes of a line of text, or of a binary row's word; a longer one means
+/// that the file has another format.
 constexpr int64_t max_line = 1 << 22;
 constexpr int64_t layout_bytes = max_line + 128;  // and a header
 
@@ -41,13 +41,13 @@ struct Row {
 };
 
 /// Iterates over the rows of a file. Where the first row has a TAB after its word, the first TAB of
-/// each row ends the word ("apollo 11"). Otherwise a text row's numbers are its last `dim` parts;
-/// what stands before them is the word, which may contain spaces ("new york") but not end in a
-/// number after one: that is a row too wide.
+/// each row ends the word ("apollo 11"). Otherwise, a text row's numbers are its last `dim` parts,
+/// and the rest is the word. It may contain spaces ("new york"), but the part after its last space
+/// must not be a number: such a row is too wide.
 class RowReader {
  public:
-  /// `check_utf8`: throw BadRow for a word that is not UTF-8, otherwise put U+FFFD there.
-  /// `load`: called before bytes of `file` are read, in its order.
+  /// `check_utf8`: throw BadRow for a word that is not UTF-8; otherwise replace its invalid bytes
+  /// with U+FFFD. `load`: called before bytes of `file` are read, in the file's order.
   RowReader(std::string_view file, const WordLayout& layout, bool check_utf8, Load load)
       : file_(file),
         layout_(layout),
@@ -56,7 +56,7 @@ class RowReader {
         at_(layout.begin) {}
 
   /// The next row, or false at the end; its word is valid until the next call. Throws BadRow for a
-  /// row that is not `dim` numbers wide; the call after that goes on behind it. Throws BadFile for
+  /// row that does not have `dim` numbers; the next call continues after it. Throws BadFile for
   /// more or fewer rows than the header says.
   bool next(Row& row);
 
@@ -73,19 +73,20 @@ class RowReader {
   int64_t position() const { return at_; }
 
   /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.
-  /// Throws BadRow for what is no finite number.
+  /// Throws BadRow if one is not finite or not a number.
   void decode(const Row& row, core::Scalar scalar, void* out) const;
 
  private:
   std::string_view loaded() const { return file_.substr(0, static_cast<size_t>(loaded_)); }
   void load_to(int64_t end);
-  /// Where a search of loaded() from a place on finds something; npos at the file's end.
+  /// The position where a search of loaded(), from a given position, finds something; npos at the
+  /// end of the file.
   template <typename Search>
   size_t find(int64_t begin, const Search& search);
   bool at_end();
   void next_binary(Row& row);
   void next_text(Row& row);
-  /// Where a line's word begins and ends. Throws BadRow where it has not `dim` numbers.
+  /// The begin and end of a line's word. Throws BadRow if the line does not have `dim` numbers.
   std::pair<size_t, size_t> word_before_tab(std::string_view line) const;
   std::pair<size_t, size_t> word_in(std::string_view line) const;
   [[noreturn]] void refuse_width(int64_t numbers) const;

@@ -75,7 +75,7 @@ class Batch {
         if (!first.has_value() || error.offset < first->offset) first.emplace(error);
       }
     };
-    // Decoding a number takes as long as processing 64 bytes otherwise.
+    // Decoding a number takes as long as other work on 64 bytes.
     const int64_t row_cost = 64 * out_.size(1);
     dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
     if (first.has_value()) throw BadRow(*first);
@@ -177,12 +177,12 @@ class WordSource : public Source {
 
   RowReader reader(FileText& text) const {
     WordLayout layout = layout_;
-    // A row that is broken in two makes two lines.
+    // A row with a line break in it takes two lines.
     if (skips_ && !layout.binary) layout.rows = -1;
     return RowReader(text.whole(), layout, check_utf8_, [&](int64_t end) { text.load_to(end); });
   }
 
-  /// The rows that cannot be read, asked for or not; none where such a row is an error.
+  /// The rows that cannot be read, requested or not; empty if such a row is an error.
   const Survey& survey() const {
     if (!skips_) return survey_;
     std::call_once(surveyed_, [&] { with_path(path(), [&] { survey_ = read_all(); }); });
@@ -215,7 +215,7 @@ class WordSource : public Source {
     }
   }
 
-  /// The next row that can be read. `passed` counts those of `bad` that are behind.
+  /// The next row that can be read. `passed` counts the rows of `bad` that have been passed.
   bool next_good(RowReader& rows, Row& row, const std::vector<int64_t>& bad, size_t& passed) const {
     while (true) {
       try {
@@ -228,7 +228,7 @@ class WordSource : public Source {
     }
   }
 
-  /// Reads all rows. `place_of` gives the row of `out` that a row goes to, or -1.
+  /// Reads all rows. `place_of` gives the row of `out` for each row, or -1.
   template <typename PlaceOf>
   void read(const Progress& progress, torch::Tensor* out, const PlaceOf& place_of) const {
     const std::vector<int64_t>& bad = survey().bad;

@@ -38,7 +38,7 @@ std::shared_ptr<ALiBiImpl> from_preset(const std::string& name, int64_t num_head
 
 using MaybeTensor = std::optional<torch::Tensor>;
 
-/// The options of a call that Python gives as keywords.
+/// The options of a call, which Python passes as keywords.
 ALiBiCall call_of(std::optional<double> scale, std::optional<int64_t> query_offset,
                   const MaybeTensor& query_positions, const MaybeTensor& key_positions,
                   const MaybeTensor& cu_seqlens, const MaybeTensor& attention_mask,
@@ -64,7 +64,7 @@ torch::Tensor forward(ALiBiImpl& self, int64_t query_length, std::optional<int64
                       dtype);
 }
 
-/// A method on scores, with the arguments that Python gives it.
+/// Wraps a method on scores to take Python's arguments.
 template <auto method>
 torch::Tensor on_scores(const ALiBiImpl& self, const torch::Tensor& scores,
                         std::optional<double> scale, std::optional<int64_t> query_offset,

@@ -1,5 +1,5 @@
 // The Python module posembed._C: the C++ modules (posembed.cpp) and readers of files. Operators are
-// torch.ops.posembed alone.
+// only in torch.ops.posembed.
 #include "bindings.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {

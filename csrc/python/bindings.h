@@ -1,4 +1,4 @@
-// Binds each family's C++ modules; each function is in the file of the family's name.
+// Binds each family's C++ modules. Each family's bindings are in the file of its name.
 #pragma once
 
 #include <torch/python.h>
@@ -14,10 +14,10 @@ namespace posembed::python {
 
 namespace py = pybind11;
 
-/// Releases Python's global lock during a bound call.
+/// Releases the GIL during a bound call.
 using without_gil = py::call_guard<py::gil_scoped_release>;
 
-/// Binds what a file has: each has one Binding, which registers a function of the module.
+/// Registers a file's function that binds its classes: each file has one Binding.
 class Binding {
  public:
   using Function = void (*)(py::module_& module);
@@ -36,7 +36,7 @@ double table_scale(const py::object& scale, int64_t embedding_dim);
 /// Whether rows that cannot be read are left out.
 pretrained::OnBadRow on_bad_row_of(const std::string& text);
 
-/// Read options from Python's arguments; Control-C stops the reading.
+/// The ReadOptions for Python's arguments; Ctrl-C stops the reading.
 pretrained::ReadOptions read_options(const std::string& tensor, std::optional<torch::Dtype> dtype,
                                      const std::string& missing, const py::object& progress);
 

@@ -1,4 +1,4 @@
-// Converts paths to bytes and back as Python's os module does, because they need not be UTF-8.
+// Converts paths to bytes and back like Python's os module, because paths need not be UTF-8.
 #pragma once
 
 #include <torch/python.h>

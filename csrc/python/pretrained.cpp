@@ -44,10 +44,10 @@ Missing missing_of(const std::string& text) {
   throw py::value_error("missing: expected 'mean', 'zero' or 'error', got '" + text + "'");
 }
 
-/// Calls Python's `progress`, if any; control-C ends the reading in either case.
+/// Calls Python's `progress`, if any. Ctrl-C stops the reading in either case.
 Progress progress_of(const py::object& progress) {
-  // A shared pointer, because readers copy the function without Python's lock, which copies of a
-  // py::object need.
+  // A shared pointer, because readers copy the function without the GIL, which copying a py::object
+  // needs.
   const auto destroy = [](const py::object* object) {
     const py::gil_scoped_acquire locked;
     delete object;
@@ -60,7 +60,7 @@ Progress progress_of(const py::object& progress) {
   };
 }
 
-/// The words of a list of str. Encodes them without the UTF-8 copy that Python would keep in each
+/// The words of a list of str. Encodes them without the UTF-8 copy that Python would cache in each
 /// str.
 Vocabulary vocabulary_of(const py::list& words) {
   size_t characters = 0;
@@ -85,7 +85,7 @@ py::tuple coverage_of(const Vocabulary& vocabulary) {
   return py::make_tuple(vocabulary.count_met(), words_met(vocabulary, 0), words_met(vocabulary, 2));
 }
 
-/// Calls a reader without Python's lock.
+/// Calls a reader without the GIL.
 template <typename Read>
 auto unlocked(const Read& read) {
   const py::gil_scoped_release released;

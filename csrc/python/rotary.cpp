@@ -13,7 +13,8 @@ namespace {
 using Rotated = std::variant<torch::Tensor, std::tuple<torch::Tensor, torch::Tensor>>;
 using MaybeTensor = std::optional<torch::Tensor>;
 
-/// Makes a module from the arguments of Python's RotaryEmbedding, which Python's RotarySpec parses.
+/// Creates a module from the arguments of Python's RotaryEmbedding, which Python's RotarySpec
+/// parses.
 std::shared_ptr<RotaryEmbeddingImpl> make_rotary(py::object spec, const std::string& layout_name,
                                                  bool learned_frequencies,
                                                  const py::kwargs& options) {

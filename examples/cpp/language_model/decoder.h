@@ -1,5 +1,5 @@
 // A small causal language model over bytes. The position methods differ in where they enter:
-// learned and sinusoidal encodings are added to the embedded tokens, RoPE turns query and key in
+// learned and sinusoidal encodings are added to the embedded tokens, RoPE rotates query and key in
 // every block, and ALiBi is a bias on the attention scores.
 #pragma once
 
@@ -30,7 +30,7 @@ inline torch::nn::Linear linear(int64_t inputs, int64_t outputs) {
   return torch::nn::Linear(torch::nn::LinearOptions(inputs, outputs).bias(false));
 }
 
-/// Attention and feed-forward, each added to its input, on normalised input.
+/// A pre-norm residual block: attention, then a feed-forward layer.
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(int64_t width, int64_t heads)
@@ -74,7 +74,7 @@ class DecoderImpl : public torch::nn::Module {
  public:
   /// Draws initial values on the CPU from `settings.seed`, in the order of parameters().
   DecoderImpl(const std::string& method, const Settings& settings) {
-    // Small weights learn fast; scaled, they are as large as sinusoids of amplitude 1.
+    // Small weights learn fast; after scaling, they are as large as sinusoids of amplitude 1.
     const auto options = posembed::TokenOptions(256, settings.width).sqrt_dim();
     token_ = register_module("token", posembed::TokenEmbedding(options));
     add_positions(method, settings);

@@ -17,11 +17,12 @@ namespace language_model {
 /// Mean loss in nats per byte.
 inline torch::Tensor next_byte_loss(Decoder& model, const torch::Tensor& inputs,
                                     const torch::Tensor& targets) {
-  // cross_entropy_loss wants the classes second; with them there, the targets stay a view.
+  // cross_entropy_loss expects classes in the second dimension; moving them there leaves the
+  // targets a view.
   return torch::cross_entropy_loss(model->forward(inputs).transpose(1, 2), targets);
 }
 
-/// A linear warm-up, then half a cosine wave down to a tenth.
+/// A linear warm-up, then cosine decay to a tenth.
 inline double learning_rate(int64_t step, const Settings& settings) {
   const double warm_up = std::min(1.0, (step + 1) / 50.0);
   return settings.learning_rate * warm_up * (0.55 + 0.45 * std::cos(M_PI * step / settings.steps));
