@@ -39,7 +39,7 @@ struct Case {
   }
 };
 
-/// Scores [1, heads, length, length] in place, and what the kernels want to know of them.
+/// Scores [1, heads, length, length], processed in place, and the kernels' arguments for them.
 class Workload {
  public:
   explicit Workload(const Case& c)
@@ -53,7 +53,7 @@ class Workload {
     return static_cast<size_t>(heads * length * length * core::size_of(case_.scalar));
   }
 
-  /// Each pass over the bytes that the kernel makes at least: reading, writing.
+  /// The minimum traffic of the kernel: each pass over the bytes, reading or writing.
   double traffic() const {
     const bool both = case_.kernel == Kernel::add || case_.kernel == Kernel::softmax;
     return (both ? 2.0 : 1.0) * static_cast<double>(bytes());

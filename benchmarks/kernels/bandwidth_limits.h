@@ -1,6 +1,6 @@
-// The limits of memory: the fastest copy and the fastest in-place update that we know, as
-// yardsticks measured beside a kernel. Fractions of memcpy mislead: it is slow between the cache
-// and its own threshold.
+// The limits of memory: the fastest copy and the fastest in-place update that we know, measured
+// alongside a kernel as yardsticks. Fractions of memcpy mislead: it is slow between the cache and
+// its own threshold.
 #pragma once
 
 #include <cstddef>
@@ -33,15 +33,15 @@ struct NamedFill {
   Fill run;
 };
 
-/// memcpy, and with AVX-512 vector copies: cached, past the caches, past the caches four pages side
-/// by side.
+/// memcpy, and with AVX-512 vector copies: with ordinary stores, with non-temporal stores, and with
+/// non-temporal stores to four pages in parallel.
 std::vector<NamedCopy> copies();
 
-/// An ordinary loop, and with AVX-512 vector updates: straight, with software prefetch, four pages
-/// side by side.
+/// An ordinary loop, and with AVX-512 vector updates: sequential, with software prefetch, and four
+/// pages in parallel.
 std::vector<NamedUpdate> updates();
 
-/// memset, and with AVX-512 stores past the caches.
+/// memset, and with AVX-512 non-temporal stores.
 std::vector<NamedFill> fills();
 
 }  // namespace posembed::benchmarks

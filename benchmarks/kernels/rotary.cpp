@@ -147,7 +147,7 @@ void measure(benchmark::State& state, const Case& c) {
   for (auto _ : state) {
     limit = std::min(limit, limits());
     if (!c.cold) workload.rotate();  // the limits left other lines in the caches
-    // Twice, because several limits have their chances of a quiet moment.
+    // Twice, because the several limits have several chances of a quiet moment.
     const double time = std::min(workload.rotate(), workload.rotate());
     kernel = std::min(kernel, time);
     state.SetIterationTime(time);
@@ -158,7 +158,7 @@ void measure(benchmark::State& state, const Case& c) {
   state.counters["ratio"] = limit / kernel;
 }
 
-/// One token in the first-level cache, many calls to one reading of the clock.
+/// One token in the L1 cache, with many calls per reading of the clock.
 void measure_one_token(benchmark::State& state, const Case& c) {
   Workload workload(c);
   const Arguments arguments = workload.next_arguments();

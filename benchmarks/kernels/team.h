@@ -14,7 +14,7 @@
 
 namespace posembed::benchmarks {
 
-/// Seconds that the calling thread has run. Unlike the wall clock it leaves out the time that other
+/// Seconds that the calling thread has run. Unlike the wall clock, it excludes the time that other
 /// programs took.
 inline double thread_seconds() {
   timespec time;
@@ -22,7 +22,7 @@ inline double thread_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Threads that wait in a spin, so that starting them costs nothing that would blur a measurement.
+/// Threads that spin while they wait, so that starting them does not blur a measurement.
 class Team {
  public:
   explicit Team(int size) : size_(size), time_(static_cast<size_t>(size)) {
@@ -73,7 +73,7 @@ class Team {
   const std::function<void(int, int)>* work_ = nullptr;
 };
 
-/// Memory filled with ordinary numbers, in large pages where the system has them.
+/// Memory filled with ordinary numbers, in huge pages if the system has them.
 class Buffer {
  public:
   explicit Buffer(size_t bytes) : bytes_((bytes + huge - 1) / huge * huge) {

@@ -67,7 +67,7 @@ class Workload {
     }
   }
 
-  /// Read and written at least.
+  /// The minimum number of bytes that are read and written.
   double traffic() const {
     const auto batch = static_cast<double>(batch_bytes());
     return case_.kernel == Kernel::dense ? batch + static_cast<double>(table_bytes()) : 2 * batch;

@@ -1,5 +1,5 @@
-// An allocator of tensors on the CPU for tests: every block lies beside a page that nobody may
-// touch. tests/python/test_guard_pages.py loads it.
+// An allocator of CPU tensors for tests: every block is next to a guard page, which faults when it
+// is touched. tests/python/test_guard_pages.py loads it.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ class GuardPages final : public c10::Allocator {
     char* const begin = pages->base + page;
     if (room > 0) mprotect(begin, room, PROT_READ | PROT_WRITE);
     const bool at_end = placement_ == Placement::before_guard;
-    // What is read before it is written differs between the placements: NaN or zeros.
+    // Memory that is read before it is written differs between the placements: NaN or zeros.
     if (at_end) std::memset(begin, 0xff, room);
     return {begin + (at_end ? room - size : 0), pages, &release, c10::DeviceType::CPU};
   }

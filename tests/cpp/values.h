@@ -1,4 +1,4 @@
-// Shared by typed tests of kernels: a type's name in kernels, and random numbers of it.
+// Shared by typed tests of kernels: a type's name in kernels, and random numbers of that type.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,7 @@ double position(const core::IndexView& view, int64_t place) {
   return static_cast<double>(core::read(view, place));
 }
 
-/// Query position - key position; NaN where the query does not see the key.
+/// Query position - key position; NaN if the key is hidden from the query.
 double expected_distance(const Distances& distances, int64_t batch, int64_t row, int64_t key) {
   const double query =
       distances.query_positions.data == nullptr
@@ -401,7 +401,7 @@ TYPED_TEST(ALiBiKernel, SoftmaxOfPlainRowsInPlace) {
   }
 }
 
-/// Rows that the CUDA kernel cannot keep whole between its passes.
+/// Rows that are too long for the CUDA kernel to keep whole between its passes.
 TYPED_TEST(ALiBiKernel, SoftmaxOfLongRows) {
   using T = TypeParam;
   constexpr int64_t keys = 12000;

@@ -96,7 +96,7 @@ struct Problem {
   std::vector<T> table, gradient, weights;
 };
 
-/// The tolerance for a sum of 140 terms of size 1 in float32 or float64, and its rounding.
+/// The tolerance for a sum of 140 terms of size 1 in float32 or float64, including its rounding.
 template <typename T>
 double tolerance(double expected) {
   if constexpr (std::is_same_v<T, double>) return 1e-13;

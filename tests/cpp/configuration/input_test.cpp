@@ -1,4 +1,4 @@
-// Tests InputEmbedding::from_huggingface: parameters and options of models' folders, refusals.
+// Tests InputEmbedding::from_huggingface: parameters and options from models' folders, and errors.
 #include "posembed/input.h"
 
 #include <c10/util/Exception.h>
@@ -12,7 +12,7 @@ using Tensors = std::map<std::string, torch::Tensor>;
 
 class ModelFolders : public TemporaryFolder {
  protected:
-  /// BERT's tensors under a prefix, with the names of a norm's parameters.
+  /// BERT's tensors, with a prefix and the given names of the norm's parameters.
   static Tensors bert(const std::string& prefix = "", const std::string& weight = "weight",
                       const std::string& bias = "bias") {
     const std::string start = prefix + "embeddings.";
@@ -23,7 +23,7 @@ class ModelFolders : public TemporaryFolder {
             {start + "LayerNorm." + bias, torch::randn({8})}};
   }
 
-  /// The layer that the folder's tensors make by hand.
+  /// The layer's output, computed by hand from the folder's tensors.
   static torch::Tensor bert_output(const Tensors& tensors, const torch::Tensor& ids, double eps,
                                    const std::string& prefix = "",
                                    const std::string& weight = "weight",

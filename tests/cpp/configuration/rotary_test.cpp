@@ -1,5 +1,5 @@
-// Tests RotarySpec::from_huggingface and for_layers: forms of files, layers, parts, refusals. What
-// tests/shared/configurations.json has is read in both languages.
+// Tests RotarySpec::from_huggingface and for_layers: forms of files, layers, parts, and errors.
+// Both languages read the cases of tests/shared/configurations.json.
 #include "posembed/rotary.h"
 
 #include <c10/util/Exception.h>

@@ -60,7 +60,7 @@ class TemporaryFolder : public testing::Test {
   std::filesystem::path folder_;
 };
 
-/// The text of the exception that a call throws; empty if it throws none.
+/// The message of the exception that a call throws; empty if it does not throw.
 template <typename Error, typename Call>
 std::string message_of(const Call& call) {
   try {

@@ -21,7 +21,7 @@ class Mapping {
       : bytes_(bytes),
         data_(mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    // Separates it from its neighbours, with which the system would list it as one mapping.
+    // Separates it from its neighbours; otherwise the system would list them as one mapping.
     mprotect(data_, 4096, PROT_READ);
   }
   Mapping(const Mapping&) = delete;
@@ -36,7 +36,7 @@ class Mapping {
   void* data_;
 };
 
-/// Whether the system lists the page of `data` under memory with the advice ("hg", proc(5)).
+/// Whether the system lists the page of `data` with the huge-page advice ("hg", proc(5)).
 bool is_advised(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   std::ifstream list("/proc/self/smaps");

@@ -1,4 +1,4 @@
-// Compares the angles of positions with fractions with arithmetic in 113 bits.
+// Compares the angles of fractional positions with 113-bit arithmetic.
 #include "core/position.h"
 
 #include <gtest/gtest.h>

@@ -13,10 +13,10 @@ namespace cuda_on_cpu {
 
 class Coroutine {
  public:
-  /// Called by the host, always with the same `body`, which never returns: starts it at the first
-  /// call, and then continues where it paused.
+  /// Called by the host, always with the same `body`, which never returns: the first call starts
+  /// it, and later calls continue where it paused.
   void resume(void (*body)());
-  /// Called by the coroutine: continues the host.
+  /// Called by the coroutine: returns to the host.
   void pause();
 
  private:
@@ -39,7 +39,7 @@ class Coroutine {
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// The sanitizers follow a switch of stacks by these functions.
+// The sanitizers can follow a switch of stacks by these functions.
 POSEMBED_UNOBSERVED inline void Coroutine::resume(void (*body)()) {
   if (!begun_) make(body);
   begun_ = true;

@@ -74,7 +74,7 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 using std::max;
 using std::min;
 
-/// Multiprocessors of the emulated device.
+/// The number of multiprocessors of the emulated device.
 inline int pretended_multiprocessors = 4;
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -144,7 +144,7 @@ class Block {
     if (whole) leave(barrier);
   }
 
-  /// The value that thread `thread` of the warp gives. Called by whole warps.
+  /// The value that thread `thread` of the warp passes. Called by whole warps.
   template <typename T>
   T exchange(T value, unsigned thread) {
     static_assert(sizeof(T) <= sizeof(Thread::given));
@@ -278,7 +278,7 @@ inline int __ffs(unsigned bits) { return __builtin_ffs(static_cast<int>(bits)); 
 namespace cuda_on_cpu {
 
 /// An order of blocks that differs from launch to launch, so that a kernel that depends on it
-/// fails: steps of a length that has no divisor in common with the number of blocks.
+/// fails: steps of a length that is coprime to the number of blocks.
 struct BlockOrder {
   uint64_t count, first, step;
 
@@ -292,11 +292,12 @@ struct BlockOrder {
 
 }  // namespace cuda_on_cpu
 
-/// Refuses the launches that a device refuses.
+/// Rejects the launches that a device would reject.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  // A lock, because several threads may launch at the same time and all use the same memory.
+  // A lock, because several threads may launch at the same time and all launches use the same
+  // memory.
   static std::mutex device;
   const std::lock_guard<std::mutex> alone(device);
   gridDim = config->gridDim;

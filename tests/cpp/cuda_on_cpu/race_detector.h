@@ -30,7 +30,7 @@ inline constexpr bool between_blocks = false;
 inline constexpr size_t concurrent_blocks = 1;
 #endif
 
-/// Suspends the comparison while it exists, which must not span a switch of coroutines.
+/// Suspends the comparison for its lifetime, which must not span a switch of coroutines.
 struct Unobserved {
   Unobserved() { __tsan_ignore_thread_begin(); }
   ~Unobserved() { __tsan_ignore_thread_end(); }
@@ -55,7 +55,7 @@ POSEMBED_UNOBSERVED inline void switch_to(void* runner) {
 /// that leave the last one late.
 inline char launched, finished, met[2];
 
-/// Calls the sanitizer's `pass` in the name of each thread of a block of `threads`.
+/// Calls the sanitizer's `pass` on behalf of each thread of a block of `threads`.
 inline void pass_each(void (*pass)(void*), void* what, size_t threads, size_t block) {
   void* const host = current_runner();
   for (size_t i = 0; i < (between_blocks ? 1 : threads); ++i) {

@@ -1,4 +1,4 @@
-// The shared memory whose size is given at launch. Under AddressSanitizer, memory behind it is out
+// The shared memory whose size is given at launch. Under AddressSanitizer, memory after it is out
 // of bounds.
 #pragma once
 
@@ -8,7 +8,7 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 
-// Turns leak detection off, which needs rights that containers refuse, and allows the coroutines'
+// Turns off leak detection, which needs privileges that containers lack, and allows the coroutines'
 // stacks.
 extern "C" [[gnu::used]] inline const char* __asan_default_options() {
   return "detect_leaks=0:detect_stack_use_after_return=0";
@@ -20,7 +20,7 @@ extern "C" [[gnu::used]] inline const char* __asan_default_options() {
 
 namespace cuda_on_cpu {
 
-/// The most for a block of a GPU of compute capability 8.6.
+/// The maximum per block on a GPU of compute capability 8.6.
 inline constexpr int most_shared_memory = 99 << 10;
 alignas(16) inline unsigned char shared_memory[most_shared_memory];
 

@@ -17,7 +17,7 @@
 namespace posembed::input {
 namespace {
 
-/// Sums over rows have another order than on the CPU, hence a tolerance.
+/// Sums over rows have a different order than on the CPU, so a tolerance is needed.
 template <typename T>
 void expect_same(const std::vector<T>& values, const std::vector<T>& expected, double tolerance,
                  const char* what) {
@@ -57,7 +57,7 @@ void check_forward(const Case<T>& given, const Arguments& input) {
   Output<T> cpu(given), gpu(given);
   forward_cpu(cpu.arguments(input), 0, given.tokens);
   ASSERT_EQ(forward_cuda(gpu.arguments(input), nullptr), nullptr);
-  // The mean of a single value is the value, so the difference is all cancellation.
+  // The mean of a single value is the value itself, so the difference is pure cancellation.
   expect_same(gpu.out, cpu.out, given.dim == 1 ? 1e-2 : 4 * tolerance<T>(), "out");
   expect_same_zeros(gpu.out, cpu.out);
   if (given.norm == Norm::none) return;
@@ -217,7 +217,7 @@ TYPED_TEST(InputGpuSource, Sinusoids) {
   }
 }
 
-/// Such rows are zeros and get no gradient; everything else is as without them.
+/// Such rows are zeros and get no gradient; everything else is as it would be without them.
 template <typename T>
 void check_ids_outside(int64_t dim, Norm norm) {
   Case<T> given(dim, norm, 0);
@@ -249,7 +249,7 @@ void check_ids_outside(int64_t dim, Norm norm) {
   for (int64_t i = 0; i < dim; ++i) ASSERT_TRUE(std::isfinite(at(gradients.weight, i)));
 }
 
-/// Also where a team goes on with other tokens after a bad one.
+/// Covers teams that continue with other tokens after a bad one.
 TYPED_TEST(InputGpuSource, IdsOutsideTheirTables) {
   const int usual = std::exchange(pretended_multiprocessors, 1);
   for (const int64_t dim : {64, 83, 2176}) {

@@ -266,7 +266,7 @@ TYPED_TEST(InputKernel, StreamsRowsWhereTheyBelong) {
   for (const Copy& copy : copies()) expect_rows_in_places(given, copy);
 }
 
-/// In unaligned memory, where stores past the caches would fault, the bits are the same.
+/// In unaligned memory, where non-temporal stores would fault, the bits are the same.
 TYPED_TEST(InputKernel, StreamsPositionGradientsOnlyWhereTheyAreAligned) {
   using T = TypeParam;
   const Case<T> given(int64_t{1} << 18, Norm::layer, 0);

@@ -30,7 +30,7 @@ InputOptions bert() {
 
 torch::Tensor some_ids() { return torch::tensor({{1, 2, 0, 9}, {4, 4, 10, 0}}, torch::kLong); }
 
-/// The result of the submodules, called one after another.
+/// The result of calling the submodules one after another.
 torch::Tensor apart(InputEmbedding& embed, const torch::Tensor& ids, const torch::Tensor& types) {
   const torch::Tensor sum =
       embed->learned->forward(embed->token->forward(ids) + embed->token_type->forward(types));

@@ -1,4 +1,4 @@
-// Tests the readers on bytes in memory: results, errors and their places. No input may make them
+// Tests the readers on bytes in memory: results, errors and their offsets. No input may make them
 // read outside their buffer (with a sanitizer) or allocate memory that the file does not justify.
 #include <gtest/gtest.h>
 

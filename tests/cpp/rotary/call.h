@@ -40,7 +40,7 @@ inline void set_element(void* data, Scalar scalar, int64_t place, double value) 
   });
 }
 
-/// The distance of neighbouring numbers at `value`.
+/// The distance between neighbouring numbers at `value`.
 inline double ulp(Scalar scalar, double value) {
   const int digits = scalar == Scalar::bfloat16 ? 8 : scalar == Scalar::float16 ? 11 : 24;
   const int least = scalar == Scalar::bfloat16 ? -133 : scalar == Scalar::float16 ? -24 : -149;
@@ -49,7 +49,7 @@ inline double ulp(Scalar scalar, double value) {
                     : std::ldexp(1.0, std::max(std::ilogb(value) - digits + 1, least));
 }
 
-/// Whether a token with these positions stays as it is.
+/// Whether a token with these positions is not rotated.
 inline bool leaves_token(const Arguments& arguments, const std::vector<core::Position>& positions) {
   return std::any_of(positions.begin(), positions.end(), [&](const core::Position& position) {
     return leaves_token(arguments, position);
@@ -341,7 +341,7 @@ inline double kept(Scalar scalar, double value) {
   return element(&memory, scalar, 0);
 }
 
-/// Tables of cosines and sines that belong to no angle.
+/// Tables of cosines and sines that are not those of any angle.
 struct Tables {
   std::vector<float> cosines, sines;
 

@@ -158,8 +158,8 @@ TEST(RotaryKernel, SizesZeroAndOne) {
   }
 }
 
-/// Rotates `problem`, by tables if `by_tables`, in place, to memory that begins a cache line, and
-/// to memory 16 bytes behind.
+/// Rotates `problem`, by tables if `by_tables`, in place, to memory at the start of a cache line,
+/// and to memory 16 bytes after one.
 void check_streamed(Problem problem, bool by_tables) {
   problem.in_place = true;
   Call in_place(problem), call(problem);
@@ -279,7 +279,8 @@ TEST(RotaryKernel, SequencesShareAnglesBeyondTheCaches) {
       problem.head_dim = 128 / core::size_of(scalar);
       problem.pairs = problem.head_dim / 2;
       problem.seq = 22500;  // 8.2 MiB in all: just past the threshold
-      // malloc's large blocks begin 16 bytes behind a page; rows that begin a line are streamed.
+      // malloc's large blocks begin 16 bytes after the start of a page; rows at the start of a
+      // cache line are streamed.
       problem.shift = 48 / core::size_of(scalar);
       ASSERT_NO_FATAL_FAILURE(check_common_positions(with_common_positions(problem)));
     }

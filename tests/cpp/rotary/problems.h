@@ -56,7 +56,7 @@ inline std::vector<Problem> learned_frequencies() {
   });
 }
 
-/// Fractions and negative numbers, and frequencies of several turns and of minus one.
+/// Fractional and negative positions, with frequencies of several turns and of minus one.
 inline std::vector<Problem> fractional_positions() {
   const std::vector<double> fractions = {0.5,          -0.25, 1e-3,    131071.75, -1,
                                          2147483646.5, -7,    1.0 / 3, 2,         0};

@@ -183,7 +183,7 @@ void check_backward(const Problem& problem) {
   }
 }
 
-/// Windows that the kernels of the CPU rotate in special ways.
+/// Windows for which the CPU kernels have special code.
 void add_whole_blocks(Scalar scalar, std::vector<Problem>* problems) {
   for (const bool interleaved : {false, true}) {
     Problem problem;

@@ -1,5 +1,5 @@
 // Tests the source of the CUDA kernels, run on the CPU by tests/cpp/cuda_on_cpu: it gives the bits
-// of the CPU kernel, with and without packs, and writes nothing beside the rows. Needs no GPU.
+// of the CPU kernel, with and without packs, and writes nothing outside the rows. Needs no GPU.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -22,7 +22,7 @@ std::vector<std::pair<const char*, Kernel*>> copies() {
   return result;
 }
 
-/// The columns of the presets, as in the papers and code bases.
+/// The columns of the presets, as in the papers and the original code.
 long double expected(Preset preset, int64_t dim, double base, double shift, bool cos_first,
                      int64_t column, long double position) {
   const int64_t whole_half = dim / 2;
@@ -163,7 +163,7 @@ TYPED_TEST(SinusoidalKernel, GroupsOfSequencesGiveWhatEachAloneGives) {
   }
 }
 
-/// Outputs this large are written past the caches.
+/// Outputs this large use non-temporal stores.
 TYPED_TEST(SinusoidalKernel, StreamedSumsAreThoseOfSmallParts) {
   using T = TypeParam;
   constexpr int64_t batch = 5, seq = 2048, dim = 448;

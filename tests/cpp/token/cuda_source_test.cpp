@@ -202,7 +202,7 @@ TEST(TokenGpuSource, Backward) {
   } shapes[] = {{1, 0}, {8, 0}, {8, 1}, {65, 0}, {264, 0}};
   for (const Scalar scalar : scalars) {
     for (const auto& [dim, shift] : shapes) {
-      // Counts around the span: groups of one span, of a little more, of many.
+      // Counts around the span: groups of one span, of slightly more, and of many.
       for (const int64_t often : {0, 64, 65, 200}) {
         const auto ids = make_ids(often == 0 ? 20 : 300, often, often != 65);
         ASSERT_NO_FATAL_FAILURE(check_backward(scalar, ids, dim, shift)) << often;

@@ -169,7 +169,7 @@ class Shifted {
   char* begin_;
 };
 
-/// Large outputs, aligned and not, with ids of other parts of a vocabulary among them.
+/// Large outputs, aligned and unaligned, with ids from other parts of a vocabulary.
 TYPED_TEST(TokenKernel, GathersLargeOutputsAndParts) {
   using T = TypeParam;
   const int64_t rows = 40, start = 1000;

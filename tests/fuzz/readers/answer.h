@@ -1,4 +1,4 @@
-// A reader's answer to a file: what it reads, or an error at a place in the file.
+// A reader's answer to a file: the data that it reads, or an error at an offset in the file.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace posembed::fuzz {
 
-/// Calls `read` for a file of `size` bytes; errors of another kind end the fuzzer.
+/// Calls `read` for a file of `size` bytes; any other exception ends the fuzzer.
 template <typename Read>
 void answer(size_t size, const Read& read) {
   try {

@@ -1,5 +1,5 @@
-// Mutations that know what breaks readers: libFuzzer's own, and numbers in the text replaced by
-// those at the limits of integers and of the file. Blind mutation does not find a shape whose
+// Mutations that are likely to break readers: libFuzzer's own, and replacing numbers in the text by
+// numbers at the limits of integers and of the file. Blind mutation does not find a shape whose
 // product overflows.
 #pragma once
 
@@ -33,7 +33,7 @@ inline std::vector<std::pair<size_t, size_t>> numbers_in(std::string_view text) 
   return found;
 }
 
-/// A number at a limit of integers or of the file's size, or one beside it.
+/// A number at a limit of integers or of the file's size, or next to one.
 inline std::string number_at_a_limit(std::minstd_rand& random, size_t file_size) {
   const int64_t limits[] = {0,
                             1,
@@ -69,7 +69,7 @@ inline size_t mutate(uint8_t* data, size_t size, size_t max_size, unsigned seed)
   return LLVMFuzzerMutate(data, size, max_size);
 }
 
-/// Aborts, which libFuzzer reports with the input, if a reader has let something pass.
+/// Aborts, which libFuzzer reports with the input, if a reader has accepted bad input.
 inline void require(bool holds) {
   if (!holds) __builtin_trap();
 }

@@ -1,4 +1,4 @@
-// Fuzzes the header of safetensors: what is accepted must lie in the file, and fill it.
+// Fuzzes the header of safetensors: accepted tensors must lie within the file, and fill it.
 #include "pretrained/safetensors.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-/// Most files keep a true length of their header, so that mutations reach what is behind it.
+/// Most files keep the correct length of their header, so that mutations reach what follows it.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   constexpr size_t length_bytes = 8;

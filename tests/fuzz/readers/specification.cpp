@@ -1,5 +1,5 @@
-// Fuzzes JSON of rotary specifications and of models' configurations: what is accepted must survive
-// being written and read again.
+// Fuzzes JSON of rotary specifications and of models' configurations: whatever is accepted must
+// survive a round trip.
 #include <c10/util/Logging.h>
 
 #include <string>
@@ -13,7 +13,7 @@ using namespace posembed;
 
 namespace {
 
-/// Calls `read`; errors of the caller are answers, and nothing else is.
+/// Calls `read`. Errors that blame the caller are valid answers; other exceptions are not.
 template <typename Read>
 void answer(const Read& read) {
   try {

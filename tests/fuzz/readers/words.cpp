@@ -1,6 +1,6 @@
 // Fuzzes files of words: word2vec binary and text, fastText .vec and GloVe, which one reader tells
-// apart. Rows are read as the library does it, with words that must be UTF-8 and without, and past
-// rows that cannot be read.
+// apart. Reads rows as the library does, with and without requiring UTF-8, and continues after rows
+// that cannot be read.
 #include <cmath>
 #include <vector>
 
@@ -19,7 +19,7 @@ void read(std::string_view file, bool is_strict, core::Scalar scalar) {
   const auto size = static_cast<int64_t>(file.size());
   const pretrained::WordLayout layout =
       pretrained::detect_layout(file.substr(0, pretrained::layout_bytes), size);
-  // A header's promises must fit the file before memory is taken for them.
+  // The header's numbers must fit the file before memory is allocated for them.
   fuzz::require(layout.rows <= size && layout.dim <= pretrained::max_line);
   int64_t loaded = 0;
   pretrained::RowReader rows(file, layout, is_strict, [&](int64_t end) {
