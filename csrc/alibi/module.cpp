@@ -238,7 +238,7 @@ torch::Tensor ALiBiImpl::lse_correction(int64_t query_length, int64_t query_star
 torch::Tensor ALiBiImpl::attention(const torch::Tensor& query, const torch::Tensor& key,
                                    const torch::Tensor& value, const ALiBiCall& call,
                                    double dropout) const {
-  const int64_t keys = key.dim() == 4 ? key.size(2) : 0;  // the operator refuses other keys
+  const int64_t keys = key.dim() == 4 ? key.size(2) : 0;  // the operator rejects other keys
   return functional::alibi_attention(query, key, value, slopes_for(keys), own_call(call), dropout);
 }
 

@@ -67,7 +67,7 @@ POSEMBED_INLINE WordPair is_positive(WordPair value) {
 }
 
 /// Prefetches ahead of the block at `in`, on Intel processors only: AMD's hardware prefetcher does
-/// better alone.
+/// better on its own.
 template <typename T>
 POSEMBED_INLINE void prefetch_scores(const T* in) {
   if (core::is_intel) core::prefetch_ahead<block * sizeof(T)>(in);

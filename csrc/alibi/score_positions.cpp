@@ -136,7 +136,7 @@ MaybeSize batch_of_positions(const Call& call) {
 Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys) {
   if (!numbers_visible_keys(call) || has_positions(call)) return call;
   const Tensor& mask = *call.attention_mask();
-  if (mask.dim() == 0 || mask.sym_size(-1) != keys) return call;  // check_call() refuses it
+  if (mask.dim() == 0 || mask.sym_size(-1) != keys) return call;  // check_call() rejects it
   const Tensor positions = call_positions(mask);
   call.key_positions(positions);
   const c10::SymInt first = call.query_offset().value_or(keys - queries);

@@ -20,8 +20,8 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
 /// The batch size of positions or mask; none if neither has a batch dimension.
 MaybeSize batch_of_positions(const Call& call);
 
-/// The call with the positions that `positions_from_mask` asks for; a call that has positions, or
-/// no mask, stays as it is. Autograd kernels resolve too, so that a backward pass uses the same
+/// The call with the positions that `positions_from_mask` asks for; a call that has positions or no
+/// mask does not change. Autograd kernels resolve too, so that a backward pass uses the same
 /// positions and a compiler sees how they are computed.
 Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& keys);
 

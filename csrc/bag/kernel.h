@@ -56,7 +56,7 @@ using core::span;
 
 enum class Mode : int8_t { sum, mean, max };
 
-/// out[bag] = the sum, mean or elementwise maximum of the rows of its ids; zeros where it has none.
+/// out[bag] = the sum, mean or elementwise maximum of the rows of its ids; zeros if it has none.
 struct PoolArguments {
   const void* table = nullptr;    // [rows, embedding_dim], rows table_stride apart
   const void* weights = nullptr;  // [count]: factors of the rows of a sum; nullptr: ones

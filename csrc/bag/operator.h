@@ -18,8 +18,8 @@ using Text = std::string_view;
 
 /// Ids and their division into bags, in the order of the schemas.
 struct Bag {
-  Tensor ids;           // [bags, size]; or [count], beside offsets
-  MaybeTensor offsets;  // [bags], where each begins
+  Tensor ids;           // [bags, size]; or [count], with offsets
+  MaybeTensor offsets;  // [bags]: where each bag begins
   int64_t padding_idx = -1;
   bool include_last_offset = false;  // offsets has the end of the last bag too
 

@@ -29,7 +29,7 @@ void prefer_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] int64
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + page - 1) / page * page;
   const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / page * page;
-  // If the system refuses (a kernel without huge pages), the memory stays as it is.
+  // If the system refuses (a kernel without huge pages), the memory does not change.
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }

@@ -16,7 +16,7 @@ std::vector<InstructionSet> built_instruction_sets();
 InstructionSet instruction_set();
 
 /// Whether the processor is Intel's. Intel's and AMD's prefetchers favour different orders of
-/// memory accesses, and software prefetch helps the former where it hurts the latter.
+/// memory accesses, and software prefetch helps the former but hurts the latter.
 extern const bool is_intel;
 
 /// "baseline", "avx2" or "avx512".

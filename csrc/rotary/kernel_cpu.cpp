@@ -162,8 +162,8 @@ struct Plan {
   int64_t places = 0;  // in a tile whose angles all sequences share; 0: walk tokens in order
 };
 
-/// Whether the sequences of a batch can share angles: same positions, and no xPos, where query and
-/// key have different angles.
+/// Whether the sequences of a batch can share angles: same positions, and no xPos, which gives
+/// query and key different factors.
 inline bool has_common_positions(const Arguments& arguments) {
   if (arguments.batch == 1 || arguments.decay != nullptr) return false;
   if (arguments.cosines != nullptr) return arguments.table_stride[0] == 0;

@@ -52,7 +52,7 @@ void check_numerics(const RotarySpec& spec) {
       "in one way, got '", name(spec.numerics), "'");
 }
 
-/// Checks the results, because numbers that are valid alone may overflow together.
+/// Checks the results, because they may overflow even if each number is valid.
 void check_results(const rotary::Scaled& numbers) {
   for (const core::DoubleDouble& frequency : numbers.frequencies) {
     TORCH_CHECK_VALUE(std::isfinite(frequency.high), "scaling: expected finite frequencies, got ",

@@ -1,5 +1,5 @@
 // Gather moves rows. Backward radix-sorts the ids, on as many bits as the table needs, then sums
-// the gradient rows of each id in one pass; rows that are alone are only moved.
+// the gradient rows of each id in one pass; the row of an id that occurs once is only moved.
 #include <algorithm>
 
 #include "core/row_sum.h"

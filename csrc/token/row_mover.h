@@ -120,7 +120,7 @@ class RowMover {
   static constexpr int64_t prefetch_ahead = 1024 / static_cast<int64_t>(sizeof(T));
   static constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
 
-  /// Moves the first eight rows and prefetches the next ones, as far as they are known.
+  /// Moves the first eight rows and prefetches those of the next eight that are known.
   void move_first() {
     move_together<side_by_side>(from_, from_ + std::min(side_by_side, count_ - side_by_side), to_);
     std::copy(from_ + side_by_side, from_ + count_, from_);

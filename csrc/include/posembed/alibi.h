@@ -70,8 +70,8 @@ POSEMBED_API torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind = Slopes:
                                         int64_t head_start = 0,
                                         std::optional<torch::Device> device = std::nullopt);
 
-/// The slopes of JAIS and BTLM: divided by key_length / train_length where there are more keys than
-/// that; otherwise `slopes` itself.
+/// The slopes of JAIS and BTLM: divided by key_length / train_length if key_length exceeds
+/// train_length; otherwise `slopes` itself.
 /// @throws c10::ValueError a train_length of 0 or less
 POSEMBED_API torch::Tensor alibi_scaled_slopes(const torch::Tensor& slopes, int64_t key_length,
                                                int64_t train_length);

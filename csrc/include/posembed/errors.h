@@ -7,7 +7,7 @@ namespace posembed {
 
 /// Waits for the CUDA devices and raises the first id or position error that a kernel recorded.
 ///
-/// A kernel that meets a bad id or position writes zeros (or leaves the token as it is) and
+/// A kernel that meets a bad id or position writes zeros (or leaves the token unchanged) and
 /// continues; the error is raised here or at posembed's next CUDA call, and the CUDA context stays
 /// usable.
 /// @param wait  whether to wait for the devices. Without waiting, errors of kernels that still run

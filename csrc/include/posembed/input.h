@@ -127,8 +127,8 @@ struct POSEMBED_API InputOptions {
   TORCH_ARG(double, dropout) = 0.0;
   /// A token row that starts as zeros and gets no gradient.
   TORCH_ARG(std::optional<int64_t>, padding_idx) = std::nullopt;
-  /// How tokens get positions. The row of position 0 is padding_idx + 1 with roberta, 2 with opt,
-  /// which is for learned positions alone.
+  /// How tokens get positions. The row of position 0 is padding_idx + 1 with roberta and 2 with
+  /// opt, which is only for learned positions.
   TORCH_ARG(PositionRule, position_rule) = PositionRule::consecutive;
   /// Components of a row of the token table, if not embedding_dim: `projection`, a Linear without
   /// bias, maps them to embedding_dim (OPT-350m).

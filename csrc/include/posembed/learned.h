@@ -98,7 +98,7 @@ class POSEMBED_API LearnedPositionalEmbeddingImpl
   /// @throws c10::ValueError shapes and options; c10::TypeError dtypes; c10::IndexError a position
   ///     without a row
   torch::Tensor forward(const torch::Tensor& x, const PositionCall& call = {});
-  /// Looks up the rows alone: int32/int64 [...] -> [..., embedding_dim].
+  /// Looks up the rows without adding them: int32/int64 [...] -> [..., embedding_dim].
   torch::Tensor encode(const torch::Tensor& positions);
 
   /// Makes the table longer, in place. Rows before position 0 do not change. Create the optimizer

@@ -35,7 +35,7 @@ struct POSEMBED_API RelativeBiasOptions {
   TORCH_ARG(int64_t, num_buckets) = 32;
   /// t5: longer distances share a bucket.
   TORCH_ARG(int64_t, max_distance) = 128;
-  /// Keys after the query have buckets of their own; otherwise they share the bucket of distance 0.
+  /// Keys after the query have their own buckets; otherwise they share the bucket of distance 0.
   TORCH_ARG(bool, bidirectional) = true;
   /// How distances map to buckets.
   TORCH_ARG(RelativeBuckets, buckets) = RelativeBuckets::t5;

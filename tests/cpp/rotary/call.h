@@ -99,7 +99,7 @@ struct Problem {
   int64_t offset = 0;
   std::vector<int64_t> positions;  // [batch, seq], [axes, batch, seq], or empty
   std::vector<double> fractions;   // the same as float64, instead
-  int64_t axes = 1;                // taken in turns by the pairs
+  int64_t axes = 1;                // pairs alternate between them
   core::Index index = core::Index::int64;
   std::vector<int64_t> documents;  // cu_seqlens, or empty
   std::vector<float> frequencies;  // learned ones [pairs], or empty
