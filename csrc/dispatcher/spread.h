@@ -1,6 +1,7 @@
 // Derives the schemas of a family's operators from a struct of arguments. The struct names its
-// fields once, in the order of the schemas: template <typename Self> static auto fields(Self& self)
-// { return std::tie(self.ids, self.offset); }
+// fields once, in the order of the schemas:
+//   template <typename Self>
+//   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
