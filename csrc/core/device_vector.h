@@ -55,7 +55,7 @@ __device__ const T* through_data_cache(const T* argument) {
   return argument;
 }
 
-/// The unit in which a thread loads and stores its `width` values in shared memory: 16 bytes.
+/// The unit in which a thread loads and stores its `width` values in shared memory: up to 16 bytes.
 /// Scalar accesses by neighbouring threads would cause bank conflicts.
 template <typename C, int width>
 using Part = Vector<C, std::min(width, vector_width<C>)>;

@@ -107,7 +107,7 @@ class KeptBlocks {
   }
 
  private:
-  /// The default limit is for the process that loaded the library; its forked workers keep nothing.
+  /// The default limit applies to the process that loaded the library; forked workers keep nothing.
   int64_t limit() const {
     return chosen_.value_or(getpid() == loading_process ? standard_limit_ : 0);
   }
