@@ -456,7 +456,8 @@ __device__ void through_norm(const Arguments& a, Compute<T> rstd,
   }
 }
 
-/// The maximum number of threads of a backward block, and of resident blocks per multiprocessor.
+/// The maximum number of threads of a backward block, and the number of resident blocks per
+/// multiprocessor.
 constexpr int backward_threads(bool one_warp) { return one_warp ? max_threads / 2 : max_threads; }
 constexpr int backward_blocks(int kept, bool one_warp) {
   return one_warp ? std::max(3, 7 - kept) : 2;

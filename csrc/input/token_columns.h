@@ -28,7 +28,8 @@ struct TokenIndices {
   int64_t batch, seq, token;
 };
 
-/// The row of one table; nullptr for an index outside it, which the thread with `records` records.
+/// The row of one table; nullptr for an index outside it, which the thread with `records` set
+/// records.
 template <typename T>
 __device__ const T* table_row(const Arguments& a, const Table& table, int64_t index,
                               const TokenIndices& place, bool records, bool* valid) {
