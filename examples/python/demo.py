@@ -1,7 +1,7 @@
-"""The program of ``make demo``: posembed on one screen, then language models in C++ and in Python.
+"""The program for ``make demo``: posembed on one screen, then language models in C++ and Python.
 
-Fails if posembed differs from transformers, or the Python twin from the C++ program. Pictures go to
-build/examples.
+Fails if posembed differs from transformers, or the Python twin from the C++ program. Plots are
+written to build/examples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BUILD = ROOT / "build" / "examples"
-# An eighth of the training that the language models' defaults ask for.
+# An eighth of the language models' default training.
 SETTINGS = (
     *("--text", sysconfig.get_path("stdlib")),
     *("--length", "32", "--steps", "160", "--held-out", "32768"),
@@ -32,7 +32,7 @@ Where to go next
 
 
 def run(*command: object) -> str:
-    """Runs a program to its end and returns what it prints; where it fails, the demo ends."""
+    """Runs a program and returns its output; if it fails, the demo ends."""
     words = [str(word) for word in command]
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -48,7 +48,7 @@ def build_language_model() -> Path:
 
 
 def result_of(build: Future[Path]) -> Path:
-    """Waits for the program; a terminal shows for how long."""
+    """Waits for the program; on a terminal, shows the elapsed time."""
     with tqdm(desc="compiling", bar_format="{desc} {elapsed}", leave=False, disable=None) as bar:
         while not build.done():
             wait([build], timeout=1.0)
@@ -57,11 +57,11 @@ def result_of(build: Future[Path]) -> Path:
 
 
 def first_screen() -> int:
-    """Shows each embedding at work; fails where posembed differs from transformers."""
+    """Shows each embedding at work; fails if posembed differs from transformers."""
     from zen import show_tokens
 
     tokens = show_tokens()
-    import tour  # only now: torch takes seconds to import
+    import tour  # late import: torch takes seconds to load
 
     tour.show_embeddings(tokens)
     import beside_transformers
@@ -74,7 +74,7 @@ def first_screen() -> int:
 
 
 def read_table(text: str) -> tuple[dict[str, list[float | None]], list[int]]:
-    """The last table that the language models print: losses of each method, and lengths."""
+    """Parses the last table that the language models print: losses of each method, and lengths."""
     rows = [line.split() for line in text.splitlines()]
     head = next(i for i, row in enumerate(rows) if row and all(cell.isdigit() for cell in row))
     losses = {
@@ -96,7 +96,7 @@ def read_curves(file: Path) -> dict[str, tuple[list[int], list[float]]]:
 
 
 def draw(table: str, curves: Path) -> None:
-    """Draws the table and the curves into one picture."""
+    """Draws the table and the curves in one figure."""
     import posembed as pe
     from matplotlib.figure import Figure
 
@@ -109,7 +109,7 @@ def draw(table: str, curves: Path) -> None:
 
 
 def train_language_models(build: Future[Path]) -> int:
-    """Trains in C++; fails where the Python twin's losses differ."""
+    """Trains in C++; fails if the Python twin's losses differ."""
     import language_model
 
     losses = BUILD / "losses.csv"
@@ -122,7 +122,7 @@ def train_language_models(build: Future[Path]) -> int:
 
 
 def main() -> int:
-    # Waiting threads give their core away; otherwise a busy machine takes ten times as long.
+    # Idle threads yield their core; otherwise a busy machine takes ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("posembed: from token ids to vectors that know their position.")
     print("A C++ program compiles in the background, for half a minute.\n", flush=True)

@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small causal language model; decoder.h says where the position methods enter."""
+    """A small causal language model; decoder.h says where the position methods apply."""
 
     def __init__(self, method: str, settings: argparse.Namespace) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Decoder(nn.Module):
             raise ValueError(f"--methods: no position method is called {method}")
         width, heads = settings.width, settings.heads
         self.learned = self.sinusoidal = self.rope = self.alibi = None
-        # Small weights learn fast; scaled, they are as large as sinusoids of amplitude 1.
+        # Small weights learn fast; once scaled, they are as large as sinusoids of amplitude 1.
         self.token = pe.TokenEmbedding(settings.vocabulary, width, scale="sqrt_dim")
         if method == "learned":
             self.learned = pe.LearnedPositionalEmbedding(settings.length, width)
@@ -139,12 +139,12 @@ class Decoder(nn.Module):
 
 def next_byte_loss(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
     """Mean loss in nats per byte."""
-    # cross_entropy wants the classes second, and then the targets stay a view.
+    # cross_entropy expects classes in dim 1; transposing keeps the targets a view.
     return functional.cross_entropy(model(inputs).transpose(1, 2), targets)
 
 
 def learning_rate(step: int, settings: argparse.Namespace) -> float:
-    """A linear warm-up, then half a cosine wave down to a tenth."""
+    """A linear warm-up, then cosine decay to a tenth."""
     wave = 0.55 + 0.45 * math.cos(math.pi * step / settings.steps)
     return settings.learning_rate * min(1.0, (step + 1) / 50.0) * wave
 
@@ -159,7 +159,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
 
     losses = []
-    progress = tqdm(range(stop), desc=f"{name:12}", disable=None)  # a log gets no bars
+    progress = tqdm(range(stop), desc=f"{name:12}", disable=None)  # no bars in a log
     for step in progress:
         optimizer.param_groups[0]["lr"] = learning_rate(step, settings)
         optimizer.zero_grad()
@@ -196,7 +196,7 @@ def print_table(models: dict[str, Decoder], ids: Tensor, settings: argparse.Name
 
 
 def differences(file: Path, losses: dict[str, list[float]]) -> dict[str, float]:
-    """The largest difference of each method's losses from those of the C++ program."""
+    """The largest difference between each method's losses and those of the C++ program."""
     with file.open() as stream:
         written = [(row["method"], float(row["loss"])) for row in csv.DictReader(stream)]
     by_method = {
@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     training_bytes = settings.batch * settings.steps * settings.length
     cuda = torch.cuda.is_available() and pe.build_info()["cuda_version"]
     device = settings.device if settings.device != "auto" else "cuda" if cuda else "cpu"
-    # The last byte of either part is only ever a target.
+    # The last byte of each part is only a target.
     ids = read_bytes(settings.text, training_bytes + 1 + settings.held_out + 1).to(device)
     training, held_out = ids[: training_bytes + 1], ids[training_bytes + 1 :]
 

@@ -45,7 +45,7 @@ def read_text(path: Path | None) -> list[str]:
 
 
 def train_tokenizer(texts: list[str], size: int) -> Tokenizer:
-    """Makes symbols of frequent pairs of symbols, until there are ``size``."""
+    """Merges frequent pairs of symbols into new symbols, until there are ``size``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -70,7 +70,7 @@ def write_ids(texts: list[str], tokenizer: Tokenizer, path: Path) -> int:
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Mean loss in nats per token."""
-    # One token a row, because softmax is slow over strided classes.
+    # One token per row, because softmax over strided classes is slow.
     return nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
@@ -95,7 +95,7 @@ def batches(windows: Subset, size: int, steps: int):
 def train(
     model: nn.Module, training: Subset, held_out: Subset, options: argparse.Namespace
 ) -> dict[str, tuple[list[int], list[float]]]:
-    """Takes the steps; returns the curves of the loss."""
+    """Runs the training steps and returns the loss curves."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=options.steps)
     losses: list[float] = []
@@ -121,7 +121,7 @@ def train(
 
 @torch.no_grad()
 def write_on(model: nn.Module, tokenizer: Tokenizer, prompt: str, count: int) -> str:
-    """The prompt with the most likely tokens after it."""
+    """The prompt, continued with the most likely tokens."""
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     for _ in range(count):
         ids = torch.cat((ids, model(ids)[:, -1:].argmax(-1)), 1)

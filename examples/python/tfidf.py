@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 
 os.environ.setdefault(
     "HF_HUB_OFFLINE", "1"
-)  # before transformers is imported: nothing is downloaded
+)  # set before transformers is imported, so nothing is downloaded
 
 import posembed as pe
 import torch
@@ -24,7 +24,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-TOLERANCE = 1e-5  # rounding of float32 sums of a few hundred terms in another order
+TOLERANCE = 1e-5  # rounding of float32 sums of a few hundred terms in a different order
 CHAPTERS = ("while", "integers", "strings", "try", "class")
 
 

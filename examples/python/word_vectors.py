@@ -1,4 +1,4 @@
-"""Word vectors from a file in a model: the words of a text, their rows, and missing words.
+"""Loads word vectors from a file into a model: a text's words, their rows, and missing words.
 
 The program writes a file in GloVe's format. Downloaded files (glove.6B.300d.txt, crawl-300d-2M.vec,
 GoogleNews-vectors-negative300.bin) and checkpoints (model.safetensors) open in the same way.
@@ -21,7 +21,7 @@ VOCABULARY = 2000  # words of the model
 
 
 def words_of(text: str) -> list[str]:
-    """Words, the most frequent first."""
+    """Words, most frequent first."""
     return [word for word, _ in Counter(text.lower().split()).most_common()]
 
 
@@ -48,7 +48,7 @@ def main() -> int:
         print(f"{coverage.found} of {len(words)} words have a vector")
         print(f"those that have none begin with {coverage.missing[:3]}")
 
-        # Trainable, in bfloat16. A word that the file lacks starts as the mean of the other words.
+        # Trainable, in bfloat16. A word that is not in the file starts as the mean of the others.
         token = pe.TokenEmbedding.from_file(
             path, vocabulary=words, dtype=torch.bfloat16, freeze=False
         )

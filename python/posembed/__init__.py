@@ -7,7 +7,7 @@ from posembed import _library
 
 _library.load()
 
-# ruff: noqa: E402  (what follows needs the library)
+# ruff: noqa: E402  (the imports below need the library)
 from posembed import _leaf, batching, functional, pretrained, shapes
 from posembed._build_info import build_info
 from posembed._decompositions import decompose
@@ -79,8 +79,8 @@ __all__ = [
     "set_cache_limit",
 ]
 
-# Imported at their first use: models do not need them, pictures need matplotlib, and the C++
-# modules are bound for one version of Python.
+# Imported on first use: models do not need them, plots need matplotlib, and the C++ modules are
+# bound for one version of Python.
 _AT_FIRST_USE = ("analysis", "cpp", "data", "plot")
 
 
@@ -91,6 +91,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Public names, and the special ones that Python looks for."""
+    """Public names, and the dunder names that Python looks for."""
     own = {name for name in globals() if name.startswith("__")}
     return sorted({*own, *__all__, "scaling", *_AT_FIRST_USE})

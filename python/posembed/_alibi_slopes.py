@@ -1,4 +1,4 @@
-"""ALiBi's slopes inside a module: learned, or derived from options on the module's device."""
+"""ALiBi slopes inside a module: learned, or derived from options on the module's device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from posembed.functional import Device
 
 
 class AlibiSlopes(Leaf, nn.Module):
-    """Holds the slopes of :class:`posembed.ALiBi`, whose arguments these are.
+    """Holds the slopes of :class:`posembed.ALiBi` and takes its arguments.
 
-    Only learned slopes are state. Others are computed again when the module moves; they are not a
-    buffer, because casts and checkpoints would change it.
+    Only learned slopes are in the ``state_dict``. Others are recomputed when the module moves; they
+    are not a buffer, because casts and checkpoints would change it.
     """
 
     slopes: Tensor
@@ -59,7 +59,7 @@ class AlibiSlopes(Leaf, nn.Module):
 
     def _numbers(self, slopes: Tensor) -> list[float]:
         total = self.num_heads if self.total_heads is None else self.total_heads
-        slopes = torch.as_tensor(slopes, device="cpu")  # also where the default device is meta
+        slopes = torch.as_tensor(slopes, device="cpu")  # even if the default device is meta
         if tuple(slopes.shape) not in ((total,), (2, total)):
             raise ValueError(
                 f"slopes: expected [{total}] or [2, {total}], got {list(slopes.shape)}"
@@ -79,7 +79,7 @@ class AlibiSlopes(Leaf, nn.Module):
         )
 
     def _follow(self, like: Tensor) -> None:
-        """Computes the slopes on the device of ``like``, once instead of in each call."""
+        """Computes the slopes on the device of ``like``, once and not in each call."""
         self._device, self._dtype = like.device, like.dtype
         with torch.inference_mode(False):
             self._derived = self._derived_slopes(self._device)
@@ -87,7 +87,7 @@ class AlibiSlopes(Leaf, nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, *rest: Any
     ) -> None:
-        """Assigned tensors move a module off meta; slopes follow them."""
+        """Moves slopes to the device of assigned tensors, which move a module off meta."""
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         if self._derived.is_meta and local_metadata.get("assign_to_params_buffers", False):
             found = next((x for x in state_dict.values() if isinstance(x, Tensor)), None)
@@ -95,24 +95,24 @@ class AlibiSlopes(Leaf, nn.Module):
             self._follow(torch.empty(0, device=device, dtype=self._dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves and casts the module; computes slopes that are not learned again."""
+        """Moves and casts the module, and recomputes slopes that are not learned."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         try:
             like = fn(torch.empty(0, device=self._device, dtype=self._dtype))
-        except NotImplementedError:  # a copy from meta, which has no data
+        except NotImplementedError:  # copying from meta, which has no data
             like = fn(torch.empty(0, device="cpu", dtype=self._dtype))
         self._follow(like)
         return self
 
     def reset_parameters(self) -> None:
-        """Sets learned slopes to those of the options."""
+        """Resets learned slopes to those of the options."""
         if self.learned:
             set_values(self.slopes, self._derived)
 
     def _slopes(self, scores: Tensor | None = None, key_length: int | None = None) -> Tensor:
-        """The module's own tensor, which users must not get, or slopes for a number of keys.
+        """The module's own tensor, which must not be returned to users, or slopes for a key count.
 
-        By default that is the last dimension of the scores, whose shape the operators check.
+        By default the key count is the last dimension of the scores; the operators check its shape.
         """
         slopes = self.slopes if self.learned else self._derived
         if not self.learned and (slopes.is_meta or self._is_replica):
@@ -138,7 +138,7 @@ class AlibiSlopes(Leaf, nn.Module):
         return self._derived.device
 
     def __getattr__(self, name: str) -> Any:
-        """Slopes that are not learned. A property would stop FSDP from replacing learned ones."""
+        """Returns slopes that are not learned; a property would stop FSDP from replacing others."""
         if name == "slopes" and not self.learned:
             return self._derived.clone()
         return super().__getattr__(name)

@@ -1,4 +1,4 @@
-"""Other implementations of attention with ALiBi's bias, and the choice among them.
+"""Other attention backends with ALiBi bias, and the choice among them.
 
 FlashAttention-2: Dao, arXiv:2307.08691. Flex attention: Dong et al., arXiv:2412.05496.
 """
@@ -21,16 +21,16 @@ from posembed.score_positions import ScorePositions
 def backend_for(
     query: Tensor, two_sided: bool, learned: bool, dropout: float, positions: ScorePositions
 ) -> str:
-    """The fastest backend that takes these arguments."""
+    """The fastest backend that supports these arguments."""
     given = {name for name, value in positions.items() if value is not None}
     if not query.is_cuda or is_sharded(query) or learned or given - {"query_offset"}:
         return "fused"
-    if query.dim() != 4 or query.shape[-2] == 1:  # refused; one row of scores: nothing to save
+    if query.dim() != 4 or query.shape[-2] == 1:  # rejected later; one row of scores
         return "fused"
     half = query.dtype in (torch.bfloat16, torch.float16)
     if half and not given and not two_sided and _has_flash():
         return "flash"
-    # Flex attention's CUDA kernel does not take these.
+    # Flex attention's CUDA kernel does not support these.
     narrow = query.shape[-1] < 16 or query.dtype == torch.float64
     return "fused" if dropout or narrow else "flex"
 
@@ -38,8 +38,8 @@ def backend_for(
 def flex(
     query: Tensor, key: Tensor, value: Tensor, bias: Callable[..., Tensor], scale: float
 ) -> Tensor:
-    """Attention with the bias, a score_mod, computed inside flex attention's kernel."""
-    # A branch, because the compiler compares symbols and flex attention takes a bool.
+    """Flex attention, with the bias as a score_mod inside its kernel."""
+    # A branch, because the compiler compares symbolically and flex attention needs a bool.
     grouped = True if query.shape[-3] != key.shape[-3] else False  # noqa: SIM210
     result: Tensor = _compiled_flex()(
         query, key, value, score_mod=bias, scale=scale, enable_gqa=grouped
@@ -56,7 +56,7 @@ def flash(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Attention by FlashAttention-2, which takes slopes."""
+    """FlashAttention-2, which takes slopes."""
     result: Tensor = importlib.import_module("flash_attn").flash_attn_func(
         *(tensor.transpose(1, 2) for tensor in (query, key, value)),
         dropout_p=dropout,

@@ -7,7 +7,7 @@ import torch
 
 
 class BuildInfo(TypedDict):
-    """The facts of a build, in the order of printing."""
+    """The facts of a build, in print order."""
 
     version: str
     """posembed's version."""

@@ -26,7 +26,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def scalar(value: float, device: torch.device) -> Tensor:
-    """A number in float64, by an integer: ONNX's exporter rounds other numbers to float32."""
+    """A float64 scalar, built from an integer: the ONNX exporter rounds floats to float32."""
     mantissa, exponent = math.frexp(value)
     whole = torch.full((), int(mantissa * 2**53), dtype=torch.int64, device=device)
     return whole.double() * 2.0 ** (exponent - 53)
@@ -35,7 +35,7 @@ def scalar(value: float, device: torch.device) -> Tensor:
 def frequencies_of(operator: Any, spec: str, device: torch.device) -> Tensor:
     """The frequencies of a specification in turns per position, in float64.
 
-    A program that is decomposed takes no new constants, so it gets the steps that compute them.
+    A decomposition cannot add constants to a program, so it adds the steps that compute them.
     """
     with _disable_current_modes():
         values = [x * (0.5 / math.pi) for x in operator(spec).tolist()]
@@ -44,18 +44,18 @@ def frequencies_of(operator: Any, spec: str, device: torch.device) -> Tensor:
         steps = torch.arange(len(values), dtype=torch.float64, device=device)
         first = values[0] if values else 0.0
         return scalar(first, device) * scalar(ratio, device) ** steps
-    return torch.stack([scalar(x, device) for x in values])  # of some scalings
+    return torch.stack([scalar(x, device) for x in values])  # for some scalings
 
 
 def fields(operator: Any, spec: str) -> dict[str, Any]:
-    """All fields of a specification, whose text may leave out defaults."""
+    """All fields of a specification; its text may omit defaults."""
     with _disable_current_modes():
         found: dict[str, Any] = json.loads(operator(spec))
     return found
 
 
 def cosines_and_sines(turns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of float64 angles, reduced to one turn first: float32 then suffices for the rest."""
+    """Cosines and sines of float64 angles, first reduced to one turn; float32 then suffices."""
     angles = (turns - turns.floor()).to(dtype) * (2 * math.pi)
     return angles.cos(), angles.sin()
 
@@ -82,7 +82,7 @@ def embedding(
 ) -> Tensor:
     if vocabulary_start < 0:
         rows = torch.nn.functional.embedding(ids, weight)
-    else:  # ids outside a part of the vocabulary have rows of zeros
+    else:  # ids outside a vocabulary shard give rows of zeros
         local = ids - vocabulary_start
         known = (local >= 0) & (local < weight.shape[0])
         rows = torch.nn.functional.embedding(local * known, weight) * known.unsqueeze(-1)
@@ -141,7 +141,7 @@ def learned_encode(weight: Tensor, positions: Tensor, first_row: int) -> Tensor:
 
 
 def encodings(positions: Tensor, spec: str, order: int, dtype: torch.dtype) -> Tensor:
-    """Sinusoids of a specification, with its scale: [..., embedding_dim]."""
+    """Sinusoidal encodings of a specification, with its scale: [..., embedding_dim]."""
     numbers = fields(torch.ops.posembed.sinusoidal_specification.default, spec)
     dim, preset = numbers["embedding_dim"], numbers["preset"]
     operator = torch.ops.posembed.sinusoidal_frequencies.default
@@ -200,7 +200,7 @@ def rotary_cosines_and_sines(
     frequencies: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Of [..., pairs]; by float32 angles where the specification asks for PyTorch's."""
+    """Cosines and sines [..., pairs]; with float32 angles if the specification says so."""
     device = places.device
     if frequencies is None:
         operator = torch.ops.posembed.rotary_frequencies.default
@@ -214,7 +214,7 @@ def rotary_cosines_and_sines(
 
 
 def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tensor | float:
-    """The factor of rotated pairs: xPos's by position, or one for all."""
+    """The factor of rotated pairs: xPos's, by position, or the same for all."""
     scaling = numbers["scaling"]
     if scaling is None or scaling["type"] != "xpos":
         return 1.0
@@ -227,7 +227,7 @@ def amplitude(positions: Tensor, numbers: dict[str, Any], is_key: bool) -> Tenso
 
 
 def of_tokens(table: Tensor, layout: str) -> Tensor:
-    """Tables [(batch,) seq, pairs] as they broadcast with tensors of a layout."""
+    """Reshapes tables [(batch,) seq, pairs] to broadcast with tensors of a layout."""
     if layout == "bhsd":
         return table if table.dim() == 2 else table.unsqueeze(1)
     if layout == "sbhd":
@@ -398,7 +398,7 @@ def distances(
     if positions_from_mask:
         visible = (attention_mask != 0).long()  # type: ignore[union-attr]
         key_positions = (visible.cumsum(-1) - 1) * visible
-        if 0 <= offset <= key_length - query_length:  # otherwise the mask has no such queries
+        if 0 <= offset <= key_length - query_length:  # otherwise the mask lacks the queries
             query_positions = key_positions.narrow(-1, offset, query_length)
     queries = places if query_positions is None else query_positions.long()
     keys = consecutive(key_length, 0, device) if key_positions is None else key_positions.long()
@@ -419,7 +419,7 @@ def distances(
 
 
 def alibi_line(slopes: Tensor, query_length: Any, key_length: Any, *options: Any) -> Tensor:
-    """The bias [(batch,) heads, query, key], in the dtype of the slopes' computation."""
+    """The bias [(batch,) heads, query, key], in the dtype that slopes are computed in."""
     *options, apply_mask = options  # type: ignore[assignment]
     distance, hidden = distances(query_length, key_length, slopes.device, *options)
     dtype = wide(slopes.dtype)
@@ -456,7 +456,7 @@ def alibi_add(scores: Tensor, slopes: Tensor, scale: float, *options: Any) -> Te
 
 def alibi_softmax(scores: Tensor, slopes: Tensor, scale: float, *options: Any) -> Tensor:
     values = biased(scores, slopes, scale, options)
-    sees = (values > -math.inf).any(-1, keepdim=True)  # a query without keys has weights 0
+    sees = (values > -math.inf).any(-1, keepdim=True)  # if all keys are masked, weights are 0
     weights = torch.where(sees, values, 0.0).softmax(-1)
     return torch.where(sees, weights, 0.0).to(scores.dtype)
 
@@ -556,8 +556,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functions of PyTorch's own operators by the operator of posembed that they replace."""
-    # Operators that are composed of others bring their own.
+    """Functions of PyTorch's own operators, by the posembed operator that they replace."""
+    # Composite operators decompose by themselves.
     found: dict[Any, Callable[..., Any]] = {
         operator: function
         for operator, function in torch.export.default_decompositions().items()  # type: ignore[no-untyped-call]
@@ -570,7 +570,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def with_every_argument(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that gets an operator's arguments in their order, defaults too."""
+    """A function that receives all of an operator's arguments in order, with defaults."""
 
     def call(*args: Any, **named: Any) -> Any:
         others = operator._schema.arguments[len(args) :]
@@ -580,18 +580,18 @@ def with_every_argument(operator: Any, function: Callable[..., Any]) -> Callable
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """A program with PyTorch's own operators in place of posembed's.
+    """Replaces posembed's operators in a program with PyTorch's own.
 
-    Runtimes without posembed run it: pass it to ``torch.onnx.export``, or lower it with
-    ExecuTorch or Core ML. Results differ from posembed's by roundings: exact angles are reduced to
-    one turn in float64, and their cosines and sines are those of float32.
+    The result runs without posembed: pass it to ``torch.onnx.export``, or lower it with ExecuTorch
+    or Core ML. Results differ from posembed's by rounding errors: exact angles are reduced to one
+    turn in float64, and their cosines and sines are computed in float32.
 
     Args:
-        program: What ``torch.export.export`` has made of a model in eval mode.
+        program: The result of ``torch.export.export`` for a model in eval mode.
 
     Raises:
-        ValueError: The program has an operator of posembed that writes in place, such as those of
-            paged caches, is a gradient, or draws a mask of dropout. The message names it.
+        ValueError: The program has a posembed operator that writes in place, such as those for
+            paged caches, computes a gradient, or draws a dropout mask. The message names it.
 
     Examples:
         >>> import torch, posembed as pe

@@ -1,4 +1,4 @@
-"""What all modules tell torch's tracers: symbolic_trace keeps their calls, script has no form."""
+"""Tracer support of all modules: symbolic_trace keeps their calls, torch.jit.script is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.fx import Tracer
 
 
 class Leaf:
-    """A module whose call is one node of a graph of torch.fx, as those of torch.nn are."""
+    """A module whose call is one node of a torch.fx graph, like those of torch.nn."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses torch.jit.script, which calls this for a module and its submodules."""
+        """Rejects torch.jit.script, which calls this for a module and its submodules."""
         raise RuntimeError(
             f"torch.jit.script: expected no module of posembed, got a {type(self).__name__}; "
             "torch.export.export, torch.compile and torch.jit.trace take it"
@@ -22,7 +22,7 @@ class Leaf:
 def register() -> None:
     """Makes torch.fx keep calls of the modules, also in tracers that ask torch's Tracer.
 
-    It has no list of leaves: it knows the modules of torch.nn by their names.
+    Tracer has no list of leaf modules: it recognises those of torch.nn by name.
     """
     known = Tracer.is_leaf_module
 

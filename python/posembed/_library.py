@@ -1,7 +1,7 @@
 """Loads libposembed.so, which registers the operators, or explains why that fails.
 
-A build belongs to one minor version of torch, whose C++ classes it contains. With another version
-it would crash or compute nonsense, so versions are compared first.
+A build is for one minor version of torch, because it is compiled against torch's C++ classes. With
+another version it would crash or give wrong results, so versions are compared first.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def load() -> None:
     """Loads the library.
 
     Raises:
-        ImportError: The library is missing, belongs to another minor version of torch, or cannot
+        ImportError: The library is missing, was built for another minor version of torch, or cannot
             be opened.
     """
     if not LIBRARY.is_file():
@@ -47,7 +47,7 @@ def load() -> None:
 
 
 def bindings() -> Any:
-    """The module _C: C++ modules and readers of files, for one version of Python.
+    """The module _C: C++ modules and file readers, for one version of Python.
 
     Raises:
         ImportError: There is none for this Python. Operators and modules work without it.

@@ -1,16 +1,16 @@
-"""Memory of large CPU results, which posembed keeps for reuse, and of tables."""
+"""The memory of large CPU results, which posembed caches for reuse, and of tables."""
 
 import torch
 from torch import Tensor
 
 
 def empty_cache() -> int:
-    """Releases the kept memory, as `torch.cuda.empty_cache` does on a device.
+    """Releases the cached memory, as `torch.cuda.empty_cache` does on a device.
 
     Results in use are not affected.
 
     Returns:
-        The number of released bytes.
+        Number of bytes released.
 
     Examples:
         >>> import posembed as pe
@@ -28,10 +28,10 @@ def prefer_huge_pages(table: Tensor) -> None:
     read from files, and results.
 
     Args:
-        table: Of any shape and dtype. Call this before the first value is written; otherwise the
-            system moves its pages later, in the background. Nothing happens below 4 MiB, on other
-            devices, without transparent huge pages (Linux has them if
-            `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or `always`), and if the
+        table: A tensor of any shape and dtype. Call this before the first value is written;
+            otherwise the system moves its pages later, in the background. Nothing happens below
+            4 MiB, on other devices, without transparent huge pages (Linux has them if
+            `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or `always`), or if the
             environment variable `POSEMBED_HUGE_PAGES` is 0.
 
     Examples:
@@ -40,22 +40,22 @@ def prefer_huge_pages(table: Tensor) -> None:
         >>> pe.prefer_huge_pages(table)
         >>> token = pe.TokenEmbedding.from_pretrained(table.normal_(), freeze=False)
     """
-    if type(table) in (Tensor, torch.nn.Parameter):  # subclasses have no memory of their own
+    if type(table) in (Tensor, torch.nn.Parameter):  # subclasses do not own memory
         torch.ops.posembed.prefer_huge_pages.default(table)
 
 
 def set_cache_limit(bytes: int) -> int:
-    """Sets how many bytes posembed may keep in this process; 0 keeps none.
+    """Sets how many bytes posembed may cache in this process; 0 disables the cache.
 
-    A large result on the CPU is new memory, and its first touch costs more than the arithmetic that
-    fills it. posembed therefore keeps the memory of freed results of 4 MiB and more for reuse. It
-    keeps only memory that came fresh from the system, so it does not interfere with allocators that
-    reuse memory themselves (jemalloc, tcmalloc).
+    A large CPU result needs new memory, and its page faults cost more than the arithmetic that
+    fills it. posembed therefore caches the memory of freed results of 4 MiB or more for reuse. It
+    caches only memory that came fresh from the system, so it does not interfere with allocators
+    that reuse memory themselves (jemalloc, tcmalloc).
 
     Args:
-        bytes: The limit. Without this call it is the value of the environment variable
-            `POSEMBED_CACHE_LIMIT`; without that a 64th of the memory that the process may use, at
-            most 512 MiB, and nothing in a forked process. A limit that was set holds there too.
+        bytes: The limit. The default is the environment variable `POSEMBED_CACHE_LIMIT`; without
+            it, 1/64 of the memory that the process may use, at most 512 MiB, and 0 in a forked
+            process. A limit that was set applies in forked processes too.
 
     Returns:
         The previous limit.

@@ -1,4 +1,4 @@
-"""Positions of sequences that begin at unlike places, as caches of unlike lengths have them."""
+"""Positions of sequences with different offsets, as with caches of different lengths."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ INTEGERS = (torch.int32, torch.int64)
 def positions_from(
     offset: Tensor, positions: Tensor | None, x: Tensor, batch: int | None = -3, seq: int = -2
 ) -> Tensor:
-    """Positions [batch, seq] of the tokens of ``x`` that begin at ``offset`` [batch].
+    """Positions [batch, seq] of the tokens of ``x``, starting at ``offset`` [batch].
 
-    ``batch`` and ``seq`` are dimensions of ``x``, which may lack the former.
+    ``batch`` and ``seq`` are dimensions of ``x``; ``batch`` is None if there is none.
 
     Raises:
-        ValueError: There are positions too, or the offsets are not [batch].
+        ValueError: Positions are passed too, or the offsets are not [batch].
         TypeError: The offsets are not int32 or int64.
     """
     shape = list(offset.shape)

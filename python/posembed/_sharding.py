@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def _sharded(values: Tensor, mesh: Any, placements: Any) -> Tensor:
-    """Shards values that every process has, without communication."""
+    """Shards values that are replicated in every process, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(values, mesh, placements, src_data_rank=None)
 
 
 def set_values(parameter: Tensor, values: Tensor) -> None:
-    """Copies values into a parameter, or this process's part of them into its shard."""
+    """Copies values into a parameter, or this process's shard of them into its shard."""
     with torch.no_grad():
         mesh: Any = getattr(parameter, "device_mesh", None)  # avoids a slow import
         if mesh is not None:
@@ -33,7 +33,7 @@ def zero_row(table: Tensor, row: int) -> None:
             return
         from torch.distributed.tensor import Replicate
 
-        # table[row] would be a copy, gathered from all processes.
+        # table[row] would be a copy that is gathered from all processes.
         found = torch.arange(table.shape[0], device=table.device).unsqueeze(1) == row
         rows = [Replicate() if place.is_shard(1) else place for place in table.placements]  # type: ignore[attr-defined]
         table.masked_fill_(_sharded(found, mesh, rows), 0)

@@ -1,6 +1,7 @@
-"""Functions that torch.compile leaves to Python; callers import them while they are compiled.
+"""Functions that torch.compile runs in Python; callers import them while being compiled.
 
-The decorators load the compiler, which is slow, so ``import posembed`` must not load this module.
+The decorators import the compiler, which is slow, so ``import posembed`` must not import this
+module.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from posembed.specification import RotarySpec
     reason="dynamic NTK has other frequencies at every length: compile module.resolve(seq_len)"
 )
 def resolved(spec: RotarySpec, seq_len: int) -> RotarySpec:
-    """The specification for one length."""
+    """The specification for one sequence length."""
     return spec.resolve(seq_len)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def read_as_constant(family: str, fields: dict[str, Any]) -> tuple[str, str]:
-    """Reads a specification as a constant of the compiled function, as its fields are.
+    """Reads a specification as a constant of the compiled function, like its fields.
 
     Errors are returned, because an exception raised here would not reach the function's callers.
     """

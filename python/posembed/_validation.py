@@ -14,7 +14,7 @@ Number = TypeVar("Number", int, float)
 
 
 def constant(number: Number) -> Number:
-    """A number that torch.compile treats as a constant: the graph is for this number only."""
+    """Makes torch.compile treat a number as a constant: the graph is for this number only."""
     if not is_compiling():
         return number
     from torch.fx.experimental.symbolic_shapes import guard_scalar
@@ -31,7 +31,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def finite(name: str, value: Any) -> float:
-    """``value`` as a float. It must be finite, because JSON has no other numbers."""
+    """``value`` as a float. It must be finite, because JSON has only finite numbers."""
     try:
         number = constant(float(value))
     except (TypeError, ValueError):
@@ -50,7 +50,7 @@ def not_negative(name: str, value: Any) -> float:
 
 
 def fields_of(specification: Any) -> dict[str, Any]:
-    """The fields of a dataclass, without ``asdict``, whose copies torch.compile cannot trace."""
+    """The fields of a dataclass; torch.compile cannot trace the copies of ``asdict``."""
     fields = dataclasses.fields(specification)
     return {field.name: getattr(specification, field.name) for field in fields if field.init}
 
@@ -63,7 +63,7 @@ def finites(name: str, values: Any) -> tuple[float, ...]:
 
 
 def flag(name: str, value: Any) -> bool:
-    """``value`` as a bool; strings such as "false" are refused."""
+    """``value`` as a bool; strings such as "false" are rejected."""
     if isinstance(value, str) or value not in (True, False):
         raise ValueError(f"{name}: expected True or False, got {value!r}")
     return bool(value)

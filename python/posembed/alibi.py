@@ -21,7 +21,7 @@ from posembed.functional._alibi import check_attention
 from posembed.score_positions import ScorePositions
 
 # Options of model families that differ from the paper. Falcon's are in from_preset. Refact's bias,
-# slope * (j + 1), differs from the paper's by a constant along a row, which softmax ignores.
+# slope * (j + 1), differs from the paper's by a constant per row, which softmax ignores.
 # Sources: modeling_gpt_refact.py of smallcloudai/Refact-1_6B-fim, modeling_btlm.py of
 # cerebras/btlm-3b-8k-base, modeling_bert.py of jinaai/jina-bert-implementation.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -38,25 +38,27 @@ _PRESETS: dict[str, dict[str, Any]] = {
 
 
 class ALiBi(AlibiSlopes):
-    """Biases of attention scores: minus each head's slope times the distance of query and key.
+    """Adds a bias to attention scores: minus the head's slope times the query-key distance.
 
-    Only learned slopes are state; others are derived from the options whenever the module moves.
+    Only learned slopes are in the ``state_dict``; other slopes are recomputed from the options
+    whenever the module moves.
 
     Args:
-        num_heads: Heads of this module.
+        num_heads: Number of heads in this module.
         slopes: ``"paper"``: the paper's series, interleaved if the number of heads is not a power
             of two. ``"geometric"``: one ratio for any number of heads. Or the slopes themselves: a
             tensor [total_heads], or [2, total_heads] for keys left and right of the query.
-        max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
-        causal: Bias ``-slope * (i - j)``, and keys after the query are hidden; otherwise
-            ``-slope * abs(i - j)``.
-        total_heads: Heads of the whole model, if this module has only some of them.
-        head_start: The index of this module's first head in the whole model.
-        factor: Slopes are divided by it (``alibi_scaling={"factor": …}`` of JAIS and BTLM).
+        max_bias: If the number of heads is a power of two, the last slope is ``2 ** -max_bias``.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise
+            it is ``-slope * abs(i - j)``.
+        total_heads: Number of heads in the whole model, if this module has only some of them.
+        head_start: Index of this module's first head in the whole model.
+        factor: Divides the slopes (``alibi_scaling={"factor": …}`` of JAIS and BTLM).
         train_length: With more keys than this, slopes are divided by ``key_length / train_length``
             (``alibi_scaling={"train_seq_len": …}`` of JAIS and BTLM).
-        learned: Slopes are a parameter, ``slopes``.
-        device, dtype: Of learned slopes, and of the bias that :meth:`forward` returns.
+        learned: Make the slopes a trainable parameter, ``slopes``.
+        device, dtype: Device and dtype of learned slopes and of the bias that :meth:`forward`
+            returns.
 
     Raises:
         ValueError: No heads, heads outside total_heads, or a wrong number of slopes.
@@ -101,15 +103,15 @@ class ALiBi(AlibiSlopes):
     def from_preset(
         cls, name: str, num_heads: int, *, head_dim: int | None = None, **options: Any
     ) -> ALiBi:
-        """ALiBi with the options of a family of models.
+        """ALiBi with the options of a model family.
 
         Args:
-            name: "bloom", "refact", "baichuan" (13B): the paper's. "mpt": give
-                ``max_bias=alibi_bias_max``. "jais", "btlm": give ``factor`` or ``train_length`` of
-                their ``alibi_scaling``; with ``mup_scale_qk_dot_by_d`` these models scale scores by
-                ``1 / head_dim``, which is :meth:`attention`'s ``scale``. "mosaicbert", "jina"
-                (jina-embeddings-v2): symmetric. "falcon": bfloat16 slopes, divided by
-                ``sqrt(head_dim)`` because Falcon adds the bias before it scales scores.
+            name: "bloom", "refact", "baichuan" (13B): as in the paper. "mpt": pass
+                ``max_bias=alibi_bias_max``. "jais", "btlm": pass ``factor`` or ``train_length``
+                from their ``alibi_scaling``; with ``mup_scale_qk_dot_by_d`` these models scale
+                scores by ``1 / head_dim``, so pass that as ``scale`` to :meth:`attention`.
+                "mosaicbert", "jina" (jina-embeddings-v2): symmetric. "falcon": bfloat16 slopes,
+                divided by ``sqrt(head_dim)``, because Falcon adds the bias before scaling.
             num_heads: As in ALiBi.
             head_dim: Needed for "falcon".
             **options: As in ALiBi.
@@ -136,20 +138,20 @@ class ALiBi(AlibiSlopes):
 
     @classmethod
     def from_config(cls, config: Any, *, num_heads: int | None = None, **options: Any) -> ALiBi:
-        """ALiBi of a model's configuration.
+        """ALiBi from a model's configuration.
 
-        Models: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT and
+        Supported models: Bloom, MPT, Falcon-RW, Baichuan-13B, JAIS, BTLM, Refact, MosaicBERT and
         jina-embeddings-v2.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
-            num_heads: Heads of this module, if it has only some of the model's.
-            **options: As in ALiBi; ``head_start`` selects the part.
+            num_heads: Number of heads in this module, if it has only some of the model's.
+            **options: As in ALiBi; ``head_start`` says which heads.
 
         Raises:
-            ValueError: The model type is unknown, the model does not use ALiBi, or a key about it
+            ValueError: The model type is unknown, the model does not use ALiBi, or a key for ALiBi
                 is missing or unknown.
-            TypeError: ``config`` is none of these.
+            TypeError: ``config`` is of another type.
 
         Examples:
             >>> import posembed as pe
@@ -165,19 +167,19 @@ class ALiBi(AlibiSlopes):
     def alibi_slopes(self, batch_size: int | None = None, key_length: int | None = None) -> Tensor:
         """Slopes for ``flash_attn_func(…, alibi_slopes=…)`` of FlashAttention-2.
 
-        They are positive and do not include the scale of scores: FlashAttention-2 adds
-        ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. No gradient reaches
-        learned slopes through it.
+        They are positive and do not include the attention scale: FlashAttention-2 adds
+        ``-slope * abs(i + key_length - query_length - j)`` to scaled scores. They are
+        detached: learned slopes get no gradient.
 
         Args:
-            batch_size: Default: none.
-            key_length: Needed with train_length.
+            batch_size: Repeats the slopes for each sample; default: no batch dimension.
+            key_length: Required with train_length.
 
         Returns:
             float32 [num_heads], or [batch_size, num_heads].
 
         Raises:
-            ValueError: Slopes with two sides.
+            ValueError: The slopes differ for keys left and right of the query.
         """
         if self._derived.dim() != 1:
             raise ValueError(
@@ -202,19 +204,18 @@ class ALiBi(AlibiSlopes):
 
         Args:
             query_length: Number of queries.
-            key_length: Number of keys; default: as many as queries.
-            dtype: Default: that of the module, or of out.
-            out: Memory for the result, for inference.
+            key_length: Number of keys; default: ``query_length``.
+            dtype: Default: that of ``out`` or the module.
+            out: Output tensor, for inference.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
-            [num_heads, query_length, key_length], after a batch dimension if positions or mask have
-            one.
+            [num_heads, query_length, key_length], with a leading batch dimension if positions or
+            mask have one.
         """
         keys = query_length if key_length is None else key_length
         slopes = self._slopes(None, keys)
-        # Pass a dtype only if necessary, because AOTInductor passes wrong dtype numbers to
-        # operators.
+        # Pass a dtype only if necessary: AOTInductor passes wrong dtype numbers to operators.
         if dtype is None and out is None and self._dtype != slopes.dtype:
             dtype = self._dtype
         return functional.alibi_bias(
@@ -231,10 +232,10 @@ class ALiBi(AlibiSlopes):
     def add_(
         self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
     ) -> Tensor:
-        """Scores [batch, num_heads, query, key] times scale plus bias, in place, for inference.
+        """Computes scores * scale + bias in place, for inference: [batch, num_heads, query, key].
 
         Args:
-            scores: Any strides, but a contiguous last dimension.
+            scores: Any strides, but the last dimension must be contiguous.
             scale: Multiplies the scores, not the bias.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
@@ -242,7 +243,7 @@ class ALiBi(AlibiSlopes):
             ``scores``.
 
         Raises:
-            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_add_`.
+            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_add_`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -270,10 +271,10 @@ class ALiBi(AlibiSlopes):
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
-            Shape and dtype of scores. A query that sees no key has weights 0.
+            Shape and dtype of scores. If all keys of a query are masked, its weights are 0.
 
         Raises:
-            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax`.
+            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_softmax`.
 
         Examples:
             >>> import torch, posembed as pe
@@ -293,10 +294,10 @@ class ALiBi(AlibiSlopes):
     def softmax_(
         self, scores: Tensor, *, scale: float = 1.0, **positions: Unpack[ScorePositions]
     ) -> Tensor:
-        """:meth:`softmax` in place, for inference.
+        """In-place :meth:`softmax` for inference.
 
         Args:
-            scores: Any strides, but a contiguous last dimension.
+            scores: Any strides, but the last dimension must be contiguous.
             scale: Multiplies the scores, not the bias.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
@@ -304,7 +305,7 @@ class ALiBi(AlibiSlopes):
             ``scores``.
 
         Raises:
-            ValueError, TypeError, IndexError: As :func:`posembed.functional.alibi_softmax_`.
+            ValueError, TypeError, IndexError: See :func:`posembed.functional.alibi_softmax_`.
         """
         return functional.alibi_softmax_(
             scores,
@@ -318,16 +319,16 @@ class ALiBi(AlibiSlopes):
     def lse_correction(
         self, query_length: int, *, query_start: int, key_start: int, form: str = "distance"
     ) -> Tensor:
-        """The correction of a block's log-sum-exp if its biases were computed from local indices.
+        """Correction for a block's log-sum-exp whose bias was computed from block-local indices.
 
         Args:
-            query_length: Queries of the block.
-            query_start: Position of the first of them.
+            query_length: Number of queries in the block.
+            query_start: Position of the block's first query.
             key_start: Position of the block's first key.
             form: See :func:`posembed.functional.alibi_lse_correction`.
 
         Returns:
-            [num_heads, query_length], to add before blocks are merged.
+            [num_heads, query_length]; add it before merging blocks.
 
         Raises:
             ValueError: An unknown form.
@@ -349,12 +350,12 @@ class ALiBi(AlibiSlopes):
     def score_mod(
         self, *, query_offset: int = 0, key_length: int | None = None
     ) -> Callable[..., Tensor]:
-        """The bias for ``torch.nn.attention.flex_attention``, computed in its kernel.
+        """A ``score_mod`` for ``torch.nn.attention.flex_attention``, which fuses the bias.
 
         Args:
             query_offset: Position of the first query among the keys. Lengths are unknown here, so
-                there is no default of keys - queries as in :meth:`forward`.
-            key_length: Needed with train_length.
+                it does not default to keys - queries as in :meth:`forward`.
+            key_length: Required with train_length.
 
         Examples:
             >>> from torch.nn.attention.flex_attention import flex_attention
@@ -392,9 +393,9 @@ class ALiBi(AlibiSlopes):
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
         Returns:
-            "flash": FlashAttention-2 with slopes, if that package is installed. "flex": a compiled
-            flex attention, from head_dim 16 on. "fused": scores in memory, and one kernel for
-            scale, bias, mask and softmax; only this one takes all arguments.
+            "flash": FlashAttention-2 with slopes, if that package is installed. "flex": compiled
+            flex attention, for head_dim 16 or more. "fused": writes the scores to memory and
+            fuses scale, bias, mask and softmax in one kernel; only it supports all arguments.
         """
         two_sided = self._derived.dim() == 2
         return _attention.backend_for(query, two_sided, self.learned, dropout, positions)
@@ -410,15 +411,15 @@ class ALiBi(AlibiSlopes):
         backend: str | None = None,
         **positions: Unpack[ScorePositions],
     ) -> Tensor:
-        """Softmax(query key^T scale + bias) value, by the fastest available backend.
+        """Computes softmax(query key^T scale + bias) value with the fastest available backend.
 
         Args:
             query: [batch, num_heads, seq, head_dim].
             key: [batch, num_heads or a divisor of it, keys, head_dim].
             value: [batch, heads of key, keys, value_dim].
             scale: Default: ``head_dim ** -0.5``.
-            dropout: Probability with which weights are zeroed, in evaluation too, as with torch's
-                function: pass ``dropout=p if self.training else 0.0``.
+            dropout: Probability of zeroing a weight. As in torch's SDPA, it applies in eval mode
+                too: pass ``dropout=p if self.training else 0.0``.
             backend: Default: :meth:`attention_backend`.
             **positions: See :class:`posembed.score_positions.ScorePositions`.
 
@@ -426,8 +427,8 @@ class ALiBi(AlibiSlopes):
             [batch, num_heads, seq, value_dim].
 
         Raises:
-            ValueError: Another backend, or shapes do not fit.
-            TypeError: Dtypes differ, outside autocast.
+            ValueError: The backend is unknown, or shapes are incompatible.
+            TypeError: Dtypes differ outside autocast.
 
         Examples:
             >>> import torch, posembed as pe
@@ -437,7 +438,7 @@ class ALiBi(AlibiSlopes):
         """
         if backend is None:
             backend = self.attention_backend(query, key, dropout=dropout, **positions)
-        keys = key.shape[-2] if key.dim() == 4 else 0  # the operators refuse other keys
+        keys = key.shape[-2] if key.dim() == 4 else 0  # the operators reject other keys
         if backend == "fused":
             return functional.alibi_attention(
                 query,
@@ -464,7 +465,7 @@ class ALiBi(AlibiSlopes):
         raise ValueError(f"backend: expected 'flash', 'flex' or 'fused', got {backend!r}")
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         given = "given" if self.kind == "given" else f"{self.kind!r}, max_bias={self.max_bias:g}"
         parts = [f"{self.num_heads}, slopes={given}"]
         if not self.causal:

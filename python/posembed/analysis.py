@@ -1,7 +1,7 @@
-"""Numbers about positions: wavelengths, scores by distance, heat maps, errors of angles.
+"""Numbers about positions: wavelengths, scores by distance, heat maps, angle errors.
 
-The operators compute them, so they show what models compute. Results are tensors, float64 by
-default; numpy and matplotlib read them without a copy.
+The operators themselves compute them, so they show what models compute. Results are tensors,
+float64 by default; numpy and matplotlib read them without a copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 8192  # distances per step, which bounds memory for long contexts
 
 
 class Encoder(Protocol):
-    """Maps positions to vectors, like the learned and the sinusoidal embedding."""
+    """Maps positions to vectors, like the learned and sinusoidal embeddings."""
 
     def encode(self, positions: Tensor) -> Tensor:
         """Integer [...] -> [..., dim]."""
@@ -39,10 +39,10 @@ class Wavelengths:
     Attributes:
         frequencies: Radians per position.
         wavelengths: Positions per turn; inf for pairs that do not turn.
-        half_wavelengths: Positions per half a turn.
+        half_wavelengths: Positions per half turn.
         contexts: int64: the longest context in which all distances, in both directions, have
-            different angles. Its farthest tokens are less than half a turn apart; 1 for pairs that
-            do not turn.
+            different angles. Its first and last tokens are less than half a turn apart; 1 for pairs
+            that do not turn.
     """
 
     frequencies: Tensor
@@ -55,7 +55,8 @@ def wavelengths(spec: RotarySpec | SinusoidalSpec) -> Wavelengths:
     """Frequencies and wavelengths of a specification's pairs.
 
     Args:
-        spec: If frequencies depend on the sequence's length, ``spec.resolve(length)``.
+        spec: The specification. If its frequencies depend on the sequence length, pass
+            ``spec.resolve(length)``.
 
     Examples:
         >>> import posembed as pe
@@ -78,9 +79,9 @@ def places(name: str, numbers: Tensor) -> Tensor:
     """Distances or positions to compute at: int64 [n].
 
     Raises:
-        ValueError: A tensor that is not [n], or a number below 0, because position -1 means "not
-            rotated" and is not a distance.
-        TypeError: A tensor that is not of whole numbers.
+        ValueError: The tensor is not [n], or a number is below 0: position -1 means "not rotated"
+            and is not a distance.
+        TypeError: The tensor is not of integers.
     """
     if numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"{name}: expected int32 or int64, got {numbers.dtype}")
@@ -94,11 +95,11 @@ def places(name: str, numbers: Tensor) -> Tensor:
 
 
 def distances_to(distances: int | Tensor) -> Tensor:
-    """Every distance from 0 up to and including a number, or the distances themselves: int64 [n].
+    """All distances from 0 to a number inclusive, or the given distances: int64 [n].
 
     Raises:
-        ValueError: A number below 0, or a tensor that is not [n].
-        TypeError: A tensor that is not of whole numbers.
+        ValueError: The number is below 0, or the tensor is not [n].
+        TypeError: The tensor is not of integers.
     """
     if isinstance(distances, Tensor):
         return places("distances", distances)
@@ -133,13 +134,14 @@ def component_scores(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Each component's part of the score of a query and a key, by distance.
+    """Each component's contribution to a query-key score, by distance.
 
-    Low pairs make many turns within a few tokens, high pairs a part of one within thousands.
+    Pairs of low index make many turns within a few tokens; pairs of high index make a fraction of a
+    turn within thousands.
 
     Args:
         spec: The rotation.
-        distances: The largest distance, from 0, or int [n], at least 0 each.
+        distances: The largest distance (all from 0 are used), or int [n], each at least 0.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
@@ -147,7 +149,7 @@ def component_scores(
         [distances, head_dim], divided by the square root of head_dim as attention does.
 
     Raises:
-        ValueError: Shapes do not fit, or a distance is below 0.
+        ValueError: Shapes are incompatible, or a distance is below 0.
 
     Examples:
         >>> import posembed as pe
@@ -168,14 +170,14 @@ def scores_by_distance(
     query: Tensor | None = None,
     key: Tensor | None = None,
 ) -> Tensor:
-    """Attention scores of a query and a key, by the distance of the key before the query.
+    """Query-key attention scores, by how far the key is before the query.
 
     With a query and a key of ones, the curve falls from ``sqrt(head_dim)`` and then oscillates
     (Su et al., arXiv:2104.09864, section 3.4.3).
 
     Args:
         spec: The rotation.
-        distances: The largest distance, from 0, or int [n], at least 0 each.
+        distances: The largest distance (all from 0 are used), or int [n], each at least 0.
         query: [head_dim]; default: ones.
         key: [head_dim]; default: ones.
 
@@ -183,7 +185,7 @@ def scores_by_distance(
         [distances].
 
     Raises:
-        ValueError: Shapes do not fit, or a distance is below 0.
+        ValueError: Shapes are incompatible, or a distance is below 0.
 
     Examples:
         >>> import posembed as pe
@@ -200,7 +202,7 @@ def scores_by_distance(
 
 
 def count_of(positions: int) -> int:
-    """A number of positions; ValueError for one below 0."""
+    """Checks a number of positions; raises ValueError if it is below 0."""
     count = whole("positions", positions)
     if count < 0:
         raise ValueError(f"positions: expected 0 or more, got {count}")
@@ -226,7 +228,7 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
 
     Args:
         positions: Number of positions, from 0.
-        width: Bits; default: as many as the last position needs.
+        width: Number of bits; default: as many as the last position needs.
 
     Raises:
         ValueError: The last position needs more bits, or ``positions`` is negative.
@@ -248,20 +250,20 @@ def binary_codes(positions: int = 100, width: int | None = None) -> Tensor:
 
 
 def similarity(embedding: Tensor | Encoder, positions: int | None = None) -> Tensor:
-    """Cosines of the angles between the vectors of positions: [positions, positions].
+    """Cosine similarity between position vectors: [positions, positions].
 
-    If a learned table represents nearness, values fade on both sides of the diagonal.
+    If a learned table encodes proximity, values decrease on both sides of the diagonal.
 
     Args:
         embedding: A table [positions, dim], or a module with ``encode``, such as
             :class:`posembed.LearnedPositionalEmbedding`.
-        positions: Number of positions, from 0; default: all of the table.
+        positions: Number of positions, from 0; default: the whole table.
 
     Returns:
-        [positions, positions]: 1 on the diagonal, except 0 for rows of zeros.
+        [positions, positions]: 1 on the diagonal, or 0 for rows of zeros.
 
     Raises:
-        ValueError: A module without a table, without ``positions``; or a number below 0.
+        ValueError: The module has no table and ``positions`` is missing; or a number is below 0.
 
     Examples:
         >>> import posembed as pe
@@ -312,10 +314,9 @@ def angle_error(
 
     Args:
         spec: The rotation.
-        positions: int [n], at least 0 each; default: powers of two up to 2 ** 20.
-        numerics: How angles of float32 data are rounded, see :class:`posembed.RotarySpec`:
-            ``"float32"`` as most code does, or ``"exact"``, where only the rounding of the result
-            remains.
+        positions: int [n], each at least 0; default: powers of two up to 2 ** 20.
+        numerics: How angles of float32 data are rounded; see :class:`posembed.RotarySpec`.
+            ``"float32"`` is what most code does; with ``"exact"`` only the result is rounded.
 
     Returns:
         [positions, pairs], at most pi.
@@ -333,13 +334,13 @@ def angle_error(
     cosine, sine = cosines_and_sines(exact, at, torch.float64)
     rounded = dataclasses.replace(spec, numerics=numerics)
     ours = cosines_and_sines(rounded, at, torch.float32)
-    # The angle between two directions of any lengths.
+    # The angle between two vectors of any length.
     return torch.atan2(ours[1] * cosine - ours[0] * sine, ours[0] * cosine + ours[1] * sine).abs()
 
 
 # ------------------------------------------------------------------------------------------- words
 
-# Words may contain marks, as in 6:00 and Covid-19, but not begin or end with them.
+# Words may contain punctuation, as in 6:00 and Covid-19, but not begin or end with it.
 WORD = r"\w+(?:[:'-]\w+)*"
 
 
@@ -349,8 +350,8 @@ class TermTable:
 
     Attributes:
         terms: The words, in the order of the columns below.
-        term_frequencies: [documents, terms]: share of the document's words.
-        document_counts: int64 [terms]: documents that have the word.
+        term_frequencies: [documents, terms]: fraction of the document's words.
+        document_counts: int64 [terms]: number of documents with the word.
         inverse_document_frequencies: [terms]: log10 of documents over document_counts.
         weights: [documents, terms]: TF-IDF, the product of both.
     """
@@ -363,18 +364,18 @@ class TermTable:
 
 
 def tf_idf(documents: Sequence[str], terms: Sequence[str] | None = None) -> TermTable:
-    """The textbook's term frequency times inverse document frequency, with base-10 logarithms.
+    """Textbook TF-IDF: term frequency times inverse document frequency, with log base 10.
 
-    Needs scikit-learn to count words. Its ``TfidfVectorizer`` has another formula (natural
-    logarithm plus 1, rows of length 1).
+    Requires scikit-learn to count words. Its ``TfidfVectorizer`` uses another formula (natural
+    logarithm plus 1, rows normalised to length 1).
 
     Args:
-        documents: Texts; upper and lower case do not matter.
+        documents: Texts; case-insensitive.
         terms: The words to show; default: all, sorted.
 
     Raises:
         ImportError: scikit-learn is missing.
-        ValueError: A term is in no document.
+        ValueError: A term does not occur in any document.
 
     Examples:
         >>> import posembed as pe

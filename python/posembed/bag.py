@@ -1,4 +1,4 @@
-"""TokenBag: one vector for several ids, the sum, mean or maximum of their rows."""
+"""TokenBag: one vector for several ids: the sum, mean or maximum of their rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from posembed.token import check_sizes, check_table_options
 class TokenBag(Leaf, nn.EmbeddingBag):
     """``torch.nn.EmbeddingBag`` with checked ids and reproducible gradients.
 
-    Rows of every dtype are added in float32 and rounded once. Gradients have the same bits for any
-    number of threads. Empty bags give zeros. The default mode is "sum"; torch's is "mean".
+    Rows of every dtype are summed in float32 and rounded once. Gradients are bitwise identical for
+    any number of threads. Empty bags give zeros. The default mode is "sum"; torch's is "mean".
 
     Args:
         num_embeddings: Rows of the table.
         embedding_dim: Components of a row.
         mode: "sum", "mean" or "max"; only sums take weights.
-        padding_idx: The id that is left out of every bag; its row starts as zeros.
-        include_last_offset: Offsets end with one more element, the number of ids.
+        padding_idx: The id to skip in every bag; its row starts as zeros.
+        include_last_offset: Offsets have one more element: the number of ids.
         gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
             looked up.
-        device, dtype: Of the table.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: A negative size, a ``padding_idx`` outside the table, or an unknown ``mode`` or
@@ -78,7 +78,7 @@ class TokenBag(Leaf, nn.EmbeddingBag):
         self.weight.requires_grad_(not _freeze)
 
     def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
+        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
         prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight)
         if self.padding_idx is not None:
@@ -99,10 +99,10 @@ class TokenBag(Leaf, nn.EmbeddingBag):
 
         Args:
             embeddings: The table, for instance ``token.weight`` of a TokenEmbedding.
-            freeze: Keep the table as it is: no gradient.
+            freeze: Freeze the table: no gradient.
             mode: "sum", "mean" or "max".
-            padding_idx: The id that is left out; the values of its row stay as they are.
-            include_last_offset: Offsets end with one more element, the number of ids.
+            padding_idx: The id to skip; the values of its row do not change.
+            include_last_offset: Offsets have one more element: the number of ids.
             gradient: "dense" or "rows".
 
         Raises:
@@ -130,11 +130,11 @@ class TokenBag(Leaf, nn.EmbeddingBag):
 
         Args:
             ids: int32 or int64 [bags, size], or [count] with ``offsets``.
-            offsets: int32 or int64 [bags]: where each bag begins.
-            weights: Factors of the rows of a sum, in the shape of ``ids``.
+            offsets: int32 or int64 [bags]: the start of each bag.
+            weights: Per-id weights for ``mode="sum"``, in the shape of ``ids``.
 
         Raises:
-            IndexError: An id is outside the table, or an offset is wrong; see
+            IndexError: An id is outside the table, or an offset is invalid; see
                 :func:`functional.token_bag` for other errors.
         """
         return functional.token_bag(
@@ -149,7 +149,7 @@ class TokenBag(Leaf, nn.EmbeddingBag):
         )
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         parts = [f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"]
         if self.padding_idx is not None:
             parts.append(f"padding_idx={self.padding_idx}")

@@ -1,4 +1,4 @@
-"""Converts projection weights to the other pairing; attention scores stay the same."""
+"""Converts projection weights to the other pairing without changing attention scores."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ def permute_rotary_weight(
 ) -> Tensor:
     """Reorders the rows of a projection's heads from one pairing to the other.
 
-    If query and key are both permuted, their products stay the same: a model trained with
+    If query and key weights are both permuted, attention scores do not change: a model trained with
     half-split pairs gives the same scores with interleaved pairs, and vice versa.
 
     Args:
         weight: [num_heads * head_dim, ...]: a projection's weight or bias, or a LoRA B matrix; for
             a norm over one head, [head_dim] with ``num_heads=1``.
         num_heads: Heads in the rows: the key heads of a key projection, all heads of packed QKV.
-        to: The new pairing; the weight has the other one.
-        rotary_dim: Components that are rotated; default: all.
+        to: The new pairing; the weight currently has the other one.
+        rotary_dim: Number of rotated components; default: all.
         rotary_start: The first rotated component.
         heads: The heads to permute; default: all. For packed QKV, the heads of query and key:
-            ``range(query_heads + key_heads)`` if query, key and value follow each other.
+            ``range(query_heads + key_heads)`` if query, key and value are stored in that order.
 
     Raises:
-        ValueError: Rows do not fit num_heads, or the window does not fit the head.
+        ValueError: The number of rows does not match num_heads, or the rotated window does not fit
+            the head.
 
     Examples:
         >>> import torch, posembed as pe

@@ -1,6 +1,6 @@
-"""Input data for models: windows over files of token ids without a copy, and masks.
+"""Input data for models: zero-copy windows over files of token ids, and masking.
 
-Devlin et al., "BERT", arXiv:1810.04805, has the mask's 80/10/10.
+The 80/10/10 masking rule is from Devlin et al., "BERT", arXiv:1810.04805.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Ids: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str]"
 
 
 def check_id_type(dtype: torch.dtype) -> None:
-    """Raises TypeError unless a file's ids can have the dtype."""
+    """Raises TypeError unless the dtype is supported for ids in a file."""
     if dtype not in ID_TYPES:
         raise TypeError(f"dtype: expected torch.uint16, torch.int32 or torch.int64, got {dtype}")
 
 
 def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> Tensor:
-    """The ids of a memory-mapped file, which are read on use and never copied as a whole.
+    """Memory-maps a file of ids; they are read on use and never copied as a whole.
 
     Args:
         path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it.
@@ -41,8 +41,8 @@ def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> 
         [ids]. Writes to it do not change the file.
 
     Raises:
-        TypeError: Another dtype.
-        ValueError: The file is empty, or its size is no multiple of an id's.
+        TypeError: The dtype is not one of these.
+        ValueError: The file is empty, or its size is not a multiple of the id size.
     """
     check_id_type(dtype)
     size = Path(path).stat().st_size
@@ -57,15 +57,15 @@ def save_ids(
     parts: Iterable[Sequence[int] | Tensor],
     dtype: torch.dtype = torch.int32,
 ) -> int:
-    """Writes ids to a file, part by part, for :func:`open_ids`; returns their number.
+    """Writes ids to a file, part by part, for :func:`open_ids`; returns their count.
 
     Args:
-        path: The file, which is overwritten.
-        parts: The ids of one text after another, for instance from a tokenizer.
+        path: The file; it is overwritten.
+        parts: The ids of each text in turn, for example from a tokenizer.
         dtype: torch.uint16, torch.int32 or torch.int64.
 
     Raises:
-        TypeError: Another dtype.
+        TypeError: The dtype is not one of these.
         ValueError: An id does not fit the dtype.
 
     Examples:
@@ -101,7 +101,7 @@ def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
         found = type(ids).__name__
         raise TypeError(f"ids: expected a tensor, a numpy array or a path, got {found}")
     with warnings.catch_warnings():
-        # Allow read-only arrays, because windows are only read.
+        # Allow read-only arrays: windows are only read.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(ids)
 
@@ -109,15 +109,15 @@ def tensor_of(ids: Ids, dtype: torch.dtype) -> Tensor:
 def windows(
     ids: Ids, length: int, stride: int | None = None, *, dtype: torch.dtype = torch.int32
 ) -> tuple[Tensor, Tensor]:
-    """Windows over ids and, as targets, over the next ids: views without a copy.
+    """Windows over ids as inputs, and over the next ids as targets; both are views.
 
     Args:
         ids: [ids] of any dtype and device, a numpy array such as a ``numpy.memmap``, or the path of
-            a file for :func:`open_ids`. Do not write to windows over an array that is read-only.
-        length: Ids of a window.
-        stride: Ids from the start of one to the start of the next; default: length, so that no id
-            is read twice.
-        dtype: Of a file's ids.
+            a file for :func:`open_ids`. Do not write to windows over a read-only array.
+        length: Number of ids in a window.
+        stride: Distance between the starts of windows; default: length, so that no id is read
+            twice.
+        dtype: Dtype of the ids in a file.
 
     Returns:
         Inputs and targets, [windows, length] each. Ids at the end that do not fill a window are
@@ -125,7 +125,7 @@ def windows(
 
     Raises:
         ValueError: Too few ids for one window, or sizes below 1.
-        TypeError: ``ids`` are none of these, or an array of a dtype that torch does not have.
+        TypeError: ``ids`` is of another type, or an array whose dtype torch does not support.
 
     Examples:
         >>> import torch, posembed as pe
@@ -145,15 +145,15 @@ def windows(
 
 
 class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Windows and their next tokens for a ``torch.utils.data.DataLoader``.
+    """Windows and their next-token targets for a ``torch.utils.data.DataLoader``.
 
-    Stores a view of the ids; workers of a loader share the file's pages.
+    Stores a view of the ids; loader workers share the file's pages.
 
     Args:
         ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
-        length: Ids of a window.
-        stride: Ids from one window to the next; default: length.
-        dtype: Of a file's ids.
+        length: Number of ids in a window.
+        stride: Distance between the starts of windows; default: length.
+        dtype: Dtype of the ids in a file.
 
     Examples:
         >>> import torch, posembed as pe
@@ -178,7 +178,7 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [length], in int64 as losses need."""
+        """Inputs and targets [length], in int64 as losses require."""
         return self.inputs[index].long(), self.targets[index].long()
 
 
@@ -192,21 +192,21 @@ def mask_tokens(
     ignore_index: int = -100,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Masks ids as in BERT's training; the original ids are the targets.
+    """Masks ids as in BERT training; the original ids are the targets.
 
-    80 % of the chosen ids become ``mask_id``, 10 % a random id, and 10 % do not change.
+    Of the chosen ids, 80 % become ``mask_id``, 10 % become a random id, and 10 % do not change.
 
     Args:
         ids: int32 or int64 [...].
         mask_id: The id of the mask token.
-        num_embeddings: Random ids are below this.
-        special_ids: Never chosen: padding, separators.
-        probability: Share of the other ids that is chosen.
-        ignore_index: The target of ids that were not chosen, as for ``cross_entropy``.
-        generator: On the device of the ids; default: torch's default generator.
+        num_embeddings: Exclusive upper bound of random ids.
+        special_ids: Ids that are never chosen, such as padding and separators.
+        probability: Fraction of the other ids to choose.
+        ignore_index: Target for ids that were not chosen, as in ``cross_entropy``.
+        generator: Random generator on the device of the ids; default: torch's default generator.
 
     Returns:
-        Inputs [...] of the ids' dtype, and targets [...], int64.
+        Inputs [...] in the dtype of the ids, and targets [...] in int64.
 
     Raises:
         ValueError: ``probability`` is not between 0 and 1.

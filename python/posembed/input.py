@@ -1,4 +1,4 @@
-"""InputEmbedding: everything before the first block of a Transformer, in one kernel.
+"""InputEmbedding: everything before a Transformer's first block, in one kernel.
 
 Devlin et al., "BERT", arXiv:1810.04805; Vaswani et al., "Attention Is All You Need",
 arXiv:1706.03762.
@@ -33,42 +33,45 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 class InputEmbedding(Leaf, nn.Module):
     """Sums token, position and type rows and applies norm and dropout, in one kernel.
 
-    Submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
-    parameters; those that the options omit are None. The kernel reads their parameters instead of
-    calling them. Where that would change the result it calls them, and only dropout is a kernel's:
-    if one has hooks, is of another type (a subclass, an adapter), or has an option that the kernel
-    lacks or parameters that are no plain tensors. A replacement is called as the original is:
-    ``token(ids)``, ``position(x, positions, offset=0)``, ``token_type(types)``, ``norm(x)``.
+    The submodules ``token``, ``position``, ``token_type``, ``norm`` and ``projection`` hold the
+    parameters; those that the options omit are None. The kernel reads the parameters directly and
+    does not call the submodules. It cannot do so if a submodule has hooks, is of another type (a
+    subclass, an adapter), has an option that the kernel lacks, or has parameters that are not plain
+    tensors. In that case the submodules are called, and posembed's kernel applies only dropout. If
+    you replace a submodule, it is called like the original: ``token(ids)``,
+    ``position(x, positions, offset=0)``, ``token_type(types)``, ``norm(x)``.
 
     Args:
         num_embeddings: Rows of the token table.
         embedding_dim: Components of a row.
         positions: "learned", "sinusoidal", or None.
         max_positions: Rows of the position table, for learned positions.
-        num_types: Rows of the table of token types (segments); 0: no table.
+        num_types: Rows of the token-type (segment) table; 0: no table.
         scale: Multiplies the token rows; "sqrt_dim" is the square root of embedding_dim.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
-        dropout: Probability with which training drops a component of the result. The mask depends
-            only on a seed and the component's index, not on threads; ``torch.manual_seed`` controls
-            the seed unless ``forward`` gets one.
+        dropout: Probability of dropping a component of the result in training. The mask depends
+            only on a seed and the component's index, not on the number of threads;
+            ``torch.manual_seed`` controls the seed unless one is passed to ``forward``.
         padding_idx: The token row that starts as zeros and gets no gradient.
-        position_rule: How tokens get positions if none are given. "consecutive": ``offset``,
-            ``offset + 1``, and so on. "roberta": padding is not counted; it has position -1, the
-            row before the others, which starts as zeros and gets no gradient; sinusoids are
-            fairseq's then (M2M100). "opt", for learned positions: the same from an attention mask,
-            but the row of padding is trained; two rows precede position 0.
-        token_dim: Components of a token's row, if not ``embedding_dim``: ``projection``, a Linear
-            without a bias, maps them to it (OPT-350m).
-        output_dim: Components of the result, if not ``embedding_dim``: ``projection``, a Linear
-            after norm and dropout, maps to them (ELECTRA, ALBERT).
+        position_rule: How tokens are numbered if no positions are passed. "consecutive":
+            ``offset``, ``offset + 1``, and so on. "roberta": padding is not counted and gets
+            position -1, whose row precedes the others, starts as zeros and gets no gradient;
+            sinusoids then follow fairseq (M2M100). "opt", for learned positions: the same, but
+            padding is read from an attention mask, its row is trained, and two rows precede
+            position 0.
+        token_dim: Size of a token row, if not ``embedding_dim``: ``projection``, a Linear without
+            bias, maps it to ``embedding_dim`` (OPT-350m).
+        output_dim: Size of the output, if not ``embedding_dim``: ``projection``, a Linear after
+            norm and dropout, maps to it (ELECTRA, ALBERT).
         gradient: Form of the token table's gradient, "dense" or "rows".
-        device, dtype: Of all parameters.
+        device, dtype: Device and dtype of all parameters.
 
     Raises:
-        ValueError: A negative size or ``eps``, an unknown name, a ``dropout`` outside 0 to 1;
+        ValueError: A negative size or ``eps``, an unknown name, or a ``dropout`` outside 0 to 1;
             learned positions without ``max_positions``, or the reverse; a ``position_rule`` without
-            such positions, or "roberta" without ``padding_idx``; ``token_dim`` and ``output_dim``.
+            such positions, or "roberta" without ``padding_idx``; or both ``token_dim`` and
+            ``output_dim``.
 
     Examples:
         >>> import torch, posembed as pe
@@ -125,7 +128,7 @@ class InputEmbedding(Leaf, nn.Module):
             gradient=gradient,
             **place,
         )
-        self._padding_id = self.token.padding_idx  # a replaced token may not tell
+        self._padding_id = self.token.padding_idx  # a replacement of token may not have it
         first = self._first_row()
         rows = {
             "first_row": first,
@@ -155,33 +158,34 @@ class InputEmbedding(Leaf, nn.Module):
         seed: Tensor | None = None,
         first_token: int = 0,
     ) -> Tensor:
-        """Embeds ids, or finishes vectors that take the place of token rows.
+        """Embeds ids, or vectors that replace the token rows.
 
         Args:
             ids: int32 or int64 [batch, seq]; None with ``inputs_embeds``.
-            positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
-                so on, or as ``position_rule`` counts from ``offset``.
+            positions: int32 or int64 [seq] or [batch, seq]; None: counted from ``offset`` by
+                ``position_rule``.
             types: int32 or int64 [batch, seq]; None: type 0.
-            inputs_embeds: Instead of ids: floating [batch, seq, embedding_dim], or ``token_dim``
-                components, in the dtype of the tables. Take the place of the scaled token rows, as
-                in transformers; gradients flow to them. ``position_rule="roberta"`` counts all of
-                them, because no id says which are padding.
-            offset: The position of the first token, without ``positions``: the number of tokens in
-                a cache. int32 or int64 [batch]: that of each sample, unless ``position_rule``
-                counts padding.
-            attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding: for
+            inputs_embeds: Instead of ids: floating-point [batch, seq, embedding_dim] or
+                [batch, seq, token_dim], in the dtype of the tables. They replace the scaled token
+                rows, as in transformers; gradients flow to them. ``position_rule="roberta"`` counts
+                all of them, because there are no ids to mark padding.
+            offset: Position of the first token if ``positions`` is None: the number of cached
+                tokens. int32 or int64 [batch]: one per sample, unless ``position_rule`` depends on
+                padding.
+            attention_mask: bool, int32 or int64 [batch, offset + seq], 0 for padding; used by
                 ``position_rule="opt"``. None: there is no padding.
-            seed: The seed of dropout: int64 with one element on the device of ``ids``; None: drawn
-                from torch's generator for that device.
-            first_token: Index of the first of these tokens in dropout's mask. Parts of a batch that
-                pass the same ``seed`` and their indices draw the mask of the whole, on any device.
+            seed: Dropout seed: int64 with one element on the device of ``ids``; None: drawn from
+                torch's generator for that device.
+            first_token: Index of this call's first token in the dropout mask. Shards of a batch
+                that pass the same ``seed`` and their own index draw the mask of the whole batch, on
+                any device.
 
         Returns:
-            [batch, seq, embedding_dim], or ``output_dim`` components.
+            [batch, seq, embedding_dim], or [batch, seq, output_dim].
 
         Raises:
-            ValueError: Shapes do not fit, or ids and ``inputs_embeds`` are both given or both
-                missing.
+            ValueError: Shapes are incompatible, or ids and ``inputs_embeds`` are both passed or
+                both missing.
             TypeError: A dtype is not supported.
             IndexError: An id, position or type is outside its table.
 
@@ -229,19 +233,19 @@ class InputEmbedding(Leaf, nn.Module):
 
     @property
     def padding_idx(self) -> int | None:
-        """The token row that gets no gradient, counted from the start."""
+        """The token row that gets no gradient; never negative."""
         return self.token.padding_idx
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions with a row; None: there is no table."""
+        """Number of positions with a row; None: there is no table."""
         if isinstance(self.position, LearnedPositionalEmbedding):
             return self.position.max_positions
         return None
 
     @property
     def num_types(self) -> int:
-        """Rows of the table of token types; 0: there is no table."""
+        """Rows of the token-type table; 0: there is no table."""
         return 0 if self.token_type is None else self.token_type.num_embeddings
 
     def _first_row(self) -> int:
@@ -251,7 +255,7 @@ class InputEmbedding(Leaf, nn.Module):
         return 2 if self.position_rule == "opt" else 0
 
     def _check_inputs(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The one of both that is given."""
+        """Returns ids or inputs_embeds, whichever is passed."""
         if ids is not None and inputs_embeds is None:
             return ids
         if inputs_embeds is None or ids is not None:
@@ -269,7 +273,7 @@ class InputEmbedding(Leaf, nn.Module):
         attention_mask: Tensor | None,
         offset: int | Tensor,
     ) -> Tensor | None:
-        """The given positions, or those of the rule; None: consecutive ones.
+        """The given positions, or those of the rule; None means consecutive.
 
         ``tokens`` are ids [batch, seq] or vectors [batch, seq, components].
         """
@@ -302,12 +306,13 @@ class InputEmbedding(Leaf, nn.Module):
         return None
 
     def _plain_parts(self, with_token: bool) -> dict[str, Any] | None:
-        """The kernel's arguments from the parts' parameters.
+        """The kernel's arguments, from the submodules' parameters.
 
-        None: the kernel cannot stand for a call of each part, because one is of another type, has
-        hooks, an option that the kernel lacks, or a parameter that is no plain tensor.
+        None: the kernel cannot replace the calls of the submodules, because one of them is of
+        another type, has hooks, an option that the kernel lacks, or a parameter that is not a plain
+        tensor.
         """
-        # Access to a submodule is slow.
+        # Submodule access is slow.
         token, position, token_type, norm = self.token, self.position, self.token_type, self.norm
         parts: dict[str, Any] = {}
         if with_token:
@@ -342,7 +347,7 @@ class InputEmbedding(Leaf, nn.Module):
         return parts
 
     def _vectors(self, ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The token rows [batch, seq, embedding_dim], by calls of token and projection."""
+        """Token rows [batch, seq, embedding_dim], from calls of token and projection."""
         rows = self.token(ids) if inputs_embeds is None else inputs_embeds
         return rows if self.token_dim is None else self.projection(rows)  # type: ignore[misc]
 
@@ -354,7 +359,7 @@ class InputEmbedding(Leaf, nn.Module):
         types: Tensor | None,
         offset: int,
     ) -> Tensor:
-        """The sum with its norm, by a call of each part."""
+        """The normalised sum, computed by calling each submodule."""
         result = self._vectors(ids, inputs_embeds)
         if self.token_type is not None:
             if types is None:
@@ -366,22 +371,21 @@ class InputEmbedding(Leaf, nn.Module):
 
     @classmethod
     def from_huggingface(cls, model_or_path: Any) -> InputEmbedding:
-        """The input layer of a ``transformers`` model, with copied parameters and equal results.
+        """Copies the input layer of a ``transformers`` model; results are the same.
 
         Families: BERT, RoBERTa (XLM-RoBERTa, CamemBERT), DistilBERT, ELECTRA, ALBERT, GPT-2, OPT,
-        M2M100 (NLLB), NLLB-MoE, FSMT; of those with an encoder and a decoder the encoder's layer.
-        The module's ``position_rule`` counts positions among padding as RoBERTa, fairseq and OPT
-        do; pass OPT's attention mask to ``forward``. Token types of GPT-2, which are rows of its
-        token table, are not supported.
+        M2M100 (NLLB), NLLB-MoE, FSMT. Encoder-decoder models give the encoder's layer. The module's
+        ``position_rule`` treats padding as RoBERTa, fairseq and OPT do; pass OPT's attention mask
+        to ``forward``. GPT-2's token types, which are rows of its token table, are not supported.
 
         Args:
-            model_or_path: A ``transformers`` model with or without a head, or a folder or name that
-                ``AutoModel.from_pretrained`` takes. Of a folder with safetensors only the input
-                layer is read, in the file's dtype and without transformers.
+            model_or_path: A ``transformers`` model with or without a head, or a folder or name for
+                ``AutoModel.from_pretrained``. From a folder with safetensors, only the input layer
+                is read, in the file's dtype and without transformers.
 
         Raises:
-            TypeError: Neither a model nor a name.
-            ValueError: The model belongs to another family, or a tensor is missing or of another
+            TypeError: The argument is neither a model nor a path or name.
+            ValueError: The model belongs to another family, or a tensor is missing or has another
                 shape.
 
         Examples:
@@ -416,7 +420,7 @@ def _check_rule(rule: str, positions: str | None, padding_idx: int | None) -> No
 
 
 def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
-    """Raises for a shape or a dtype that inputs_embeds cannot have; autocast casts the tables."""
+    """Raises for an invalid shape or dtype of inputs_embeds; autocast casts the tables."""
     if vectors.dim() != 3 or vectors.shape[-1] != width:
         found = list(vectors.shape)
         raise ValueError(f"inputs_embeds: expected [batch, seq, {width}], got {found}")
@@ -432,14 +436,14 @@ def _check_vectors(vectors: Tensor, width: int, dtype: torch.dtype) -> None:
 
 
 def own_rows(vectors: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """The ids and the table of vectors [..., components], in which each token has its own row."""
+    """Treats vectors [..., components] as a table with a row per token: its ids, and the table."""
     shape = vectors.shape[:-1]
     rows = torch.arange(shape.numel(), device=vectors.device).view(shape)
     return rows, {"token": vectors.flatten(0, -2), "gradient": "dense", "own_rows": True}
 
 
 def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
-    """Whether the kernel can read the module's parameters instead of a call."""
+    """Whether the kernel can read the module's parameters instead of calling it."""
     if type(module) not in kinds or "forward" in module.__dict__:
         return False
     if module._forward_hooks or module._forward_pre_hooks:
@@ -453,12 +457,12 @@ def is_plain(module: nn.Module, kinds: tuple[type, ...]) -> bool:
 
 
 def has_plain_rows(table: nn.Embedding) -> bool:
-    """Whether a call of the table neither changes it nor weighs its gradient."""
+    """Whether a lookup neither changes the table nor scales its gradient."""
     return table.max_norm is None and not table.scale_grad_by_freq
 
 
 def is_simple(table: nn.Embedding) -> bool:
-    """Whether a table of token types has no option."""
+    """Whether a token-type table has only default options."""
     scale = table.scale if type(table) is TokenEmbedding else 1.0
     plain = scale == 1.0 and table.padding_idx is None and not table.sparse
     return plain and has_plain_rows(table)
@@ -470,7 +474,7 @@ def norm_parts(norm: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype) -> dict[str,
         layer = {"norm_weight": norm.weight, "norm_bias": norm.bias}
         return {"norm": "layer", "eps": norm.eps, **layer}
     eps = norm.eps
-    if eps is None:  # torch's RMSNorm then takes that of its compute type
+    if eps is None:  # torch's RMSNorm then uses the epsilon of its compute dtype
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         eps = torch.finfo(wide).eps
     return {"norm": "rms", "eps": eps, "norm_weight": norm.weight}

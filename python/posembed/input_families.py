@@ -1,7 +1,7 @@
-"""The input layers of transformers' model families: options and parameters of InputEmbedding.
+"""Input layers of transformers' model families, as InputEmbedding's options and parameters.
 
-csrc/configuration/input.cpp finds them in a model's folder, by names of tensors. A model in memory
-is read here by its modules, which may differ from its configuration: dropout, resized tables.
+csrc/configuration/input.cpp finds them in a model's folder by tensor name. A model in memory is
+read here from its modules, which may differ from its configuration: dropout, resized tables.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from posembed.configuration import readers
 
 @dataclasses.dataclass
 class InputLayer:
-    """The parts of a model that :class:`posembed.InputEmbedding` has.
+    """A model's input layer, as :class:`posembed.InputEmbedding` represents it.
 
     Args:
-        options: Its arguments.
-        parameters: Values by the names of its parameters.
+        options: Arguments of InputEmbedding.
+        parameters: Parameter values by name.
         training: Whether the model is in training mode.
     """
 
@@ -47,7 +47,7 @@ def read(model_or_path: Any) -> InputLayer:
 
 
 def is_folder_of_family(path: Path) -> bool:
-    """Whether this is a folder with safetensors of a family that is known here."""
+    """Whether this is a folder with safetensors of a supported family."""
     if not (path / "config.json").is_file() or not any(path.glob("model.safetensors*")):
         return False
     fields = readers.read_json(path / "config.json")
@@ -55,7 +55,7 @@ def is_folder_of_family(path: Path) -> bool:
 
 
 def of_folder(path: str | Path) -> InputLayer:
-    """The input layer of a model's folder; reads none of its other tensors."""
+    """The input layer in a model's folder; reads no other tensors."""
     layer = readers.input_layer(path)
     file = pretrained.open_vectors(layer["file"])
     parameters = {key: file.tensor(name) for key, name in layer["tensors"].items()}
@@ -68,7 +68,7 @@ def of_folder(path: str | Path) -> InputLayer:
 
 
 def of_model(model: Any) -> InputLayer:
-    """The input layer of a model of transformers, in its mode."""
+    """The input layer of a transformers model, with its training mode."""
     if not isinstance(getattr(model, "base_model", None), nn.Module):
         found = type(model).__name__
         raise TypeError(f"model_or_path: expected a transformers model or its name, got {found}")
@@ -94,7 +94,7 @@ class _Parts:
 
 
 def _layer(parts: _Parts, *, first_row: int = 0, **options: Any) -> InputLayer:
-    """These parts' sizes and values."""
+    """The sizes and values of these modules."""
     dim = parts.token.embedding_dim
     if parts.position is not None:
         rows, dim = parts.position.weight.shape
@@ -175,7 +175,7 @@ def _fairseq(model: Any) -> InputLayer:
         _Parts(token),
         positions="sinusoidal",
         position_rule="roberta",
-        # FSMT's stack scales, the others' table does.
+        # FSMT scales in the stack, the others in the table.
         scale=stack.embed_scale if hasattr(stack, "embed_scale") else token.embed_scale,
         dropout=stack.dropout,
     )

@@ -24,15 +24,15 @@ from posembed.token import check_sizes
 class LearnedPositionalEmbedding(Leaf, nn.Module):
     """Adds a learned vector for each position.
 
-    ``weight`` is [first_row + max_positions, embedding_dim], filled with N(0, 0.02) as BERT and
-    GPT-2 do.
+    ``weight`` is [first_row + max_positions, embedding_dim], initialised from N(0, 0.02) as
+    in BERT and GPT-2.
 
     Args:
         max_positions: Positions 0 to max_positions - 1 have a row.
         embedding_dim: Components of a row.
-        first_row: The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. Positions below 0,
-            which those models give to padding, select the rows before it.
-        device, dtype: Of the table.
+        first_row: The row of position 0: 2 for OPT, padding_idx + 1 for RoBERTa. Those
+            models give padding negative positions, which select the rows before it.
+        device, dtype: Device and dtype of the table.
 
     Examples:
         >>> import torch, posembed as pe
@@ -62,7 +62,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the table from N(0, 0.02); an InputEmbedding's row of padding becomes zeros."""
+        """Draws the table from N(0, 0.02); zeroes the padding row of an InputEmbedding."""
         prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight, std=0.02)
         if self._padding_row is not None:
@@ -77,36 +77,36 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
             x: The embeddings to add to.
             positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and
                 so on.
-            offset: The position of the first token, without ``positions``; int32 or int64
-                [batch]: that of each sample.
+            offset: Position of the first token if ``positions`` is None; int32 or int64 [batch]:
+                one per sample.
 
         Raises:
-            IndexError: A position is past the end; the message names it.
+            IndexError: A position is out of range; the message names it.
         """
         if isinstance(offset, Tensor):
             positions = positions_from(offset, positions, x)
             offset = 0
         weight: Tensor = self.weight
         padding = self._padding_row
-        if padding is not None and weight.requires_grad:  # the row of padding gets no gradient
+        if padding is not None and weight.requires_grad:  # the padding row gets no gradient
             rows = [weight[:padding], weight[padding : padding + 1].detach(), weight[padding + 1 :]]
             weight = torch.cat(rows)
         return functional.learned_add(x, weight, positions, offset=offset, first_row=self.first_row)
 
     def encode(self, positions: Tensor) -> Tensor:
-        """The rows of positions: int32 or int64 [...] -> [..., embedding_dim]."""
+        """Looks up rows by position: int32 or int64 [...] -> [..., embedding_dim]."""
         return functional.learned_encode(self.weight, positions, first_row=self.first_row)
 
     def extend(
         self, max_positions: int, method: Literal["linear", "cubic", "repeat"] = "linear"
     ) -> None:
-        """Makes the table longer in place. Create the optimizer afterwards.
+        """Lengthens the table in place. Create the optimizer afterwards.
 
         Args:
             max_positions: The new number of positions.
-            method: "linear" or "cubic" interpolates: the first and the last row stay, so that a
-                trained row keeps its relative place. "repeat" repeats the rows, so that trained
-                positions keep their rows. Rows before position 0 stay.
+            method: "linear" or "cubic" interpolates: the first and last rows stay the first and
+                last, so each trained row keeps its relative place. "repeat" repeats the rows, so
+                trained positions keep their rows. Rows before position 0 do not change.
 
         Raises:
             ValueError: ``max_positions`` is less than before, or the method is unknown.
@@ -127,7 +127,7 @@ class LearnedPositionalEmbedding(Leaf, nn.Module):
         self.max_positions = max_positions
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         parts = [f"{self.max_positions}, {self.embedding_dim}"]
         if self.first_row:
             parts.append(f"first_row={self.first_row}")

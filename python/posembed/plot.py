@@ -1,4 +1,4 @@
-"""Pictures of the numbers in :mod:`posembed.analysis`, drawn by matplotlib.
+"""Plots of the numbers in :mod:`posembed.analysis`, drawn with matplotlib.
 
 Every function draws into ``axes``, or into a new figure, and returns the axes:
 ``pe.plot.heat_map(spec).figure.savefig("heat_map.png")``.
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
 
 WIDTH, HEIGHT = 7.0, 4.0  # inches: about the width of a page's text
-DPI = 200  # two dots per component of 512
+DPI = 200  # two dots per component, for 512 components
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 CURVES_SHOWN = 6
-LEGEND_WIDTH = 72  # characters of a line that fit into the figure
+LEGEND_WIDTH = 72  # characters per line that fit into the figure
 
 Specs = RotarySpec | Sequence[RotarySpec] | Mapping[str, RotarySpec]
 
@@ -52,7 +52,7 @@ def new_axes(axes: Axes | None, height: float = HEIGHT) -> Axes:
 
 
 def side_by_side(widths: Sequence[int], height: float = HEIGHT) -> list[Axes]:
-    """Axes for several pictures in a new figure, by their relative widths."""
+    """Axes for several plots in a new figure, with the given relative widths."""
     figure = pyplot.figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     grid = figure.add_gridspec(1, len(widths), width_ratios=list(widths))
     return [figure.add_subplot(grid[0, column]) for column in range(len(widths))]
@@ -69,7 +69,7 @@ def label(axes: Axes, title: str, x: str, y: str) -> Axes:
 def matrix(
     axes: Axes, values: Tensor, *, colors: str, limit: tuple[float, float] | None, bar: str
 ) -> Colorbar:
-    """Draws numbers as colours, row 0 on top; returns the colour bar."""
+    """Draws a matrix as a heat map, row 0 on top; returns the colour bar."""
     low, high = limit or (None, None)
     image = axes.imshow(
         values.numpy(), aspect="auto", interpolation="nearest", cmap=colors, vmin=low, vmax=high
@@ -95,7 +95,7 @@ def named(specs: Specs) -> dict[str, RotarySpec]:
 
 
 def legend(axes: Axes) -> None:
-    """Draws a legend inside the axes, or below them in lines that fit if a name is long."""
+    """Draws a legend inside the axes, or below them in wrapped lines if a name is long."""
     lines, names = axes.get_legend_handles_labels()
     texts = [textwrap.fill(name, LEGEND_WIDTH) for name in names]
     if all("\n" not in text for text in texts):
@@ -121,7 +121,7 @@ def spread(count: int, shown: int = CURVES_SHOWN) -> list[int]:
 
 
 def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
-    """Positions per turn of each pair, of one specification or of several.
+    """Plots each pair's wavelength (positions per turn), for one or more specifications.
 
     Examples:
         >>> import posembed as pe
@@ -140,12 +140,12 @@ def wavelengths(specs: Specs, *, axes: Axes | None = None) -> Axes:
 def scores_by_distance(
     specs: Specs, distances: int = 512, *, log: bool = False, axes: Axes | None = None
 ) -> Axes:
-    """Scores of a query and a key of ones by distance, of one specification or of several.
+    """Plots scores of a query and a key of ones by distance, for one or more specifications.
 
     Args:
-        specs: One, several, or several by their names in the legend.
+        specs: One specification, several, or a dict of them by legend name.
         distances: The largest distance.
-        log: Distances on a logarithmic axis, from 1 on.
+        log: Use a logarithmic distance axis, starting at 1.
         axes: Where to draw.
 
     Examples:
@@ -175,12 +175,12 @@ def component_scores(
     components: Sequence[int] | None = None,
     axes: Axes | None = None,
 ) -> Axes:
-    """Parts of the score by component, a curve each: fast turns on top, slow ones below.
+    """Plots each component's part of the score as a curve: fast pairs on top, slow ones below.
 
     Args:
         spec: The rotation.
         distances: The largest distance.
-        components: Which; default: some, evenly spread over the pairs.
+        components: Components to show; default: some, evenly spread over the pairs.
         axes: Where to draw.
     """
     axes = new_axes(axes)
@@ -202,7 +202,7 @@ def component_scores(
 def angle_error(
     spec: RotarySpec, positions: Tensor | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """The largest error of an angle by position, for float32 products and for posembed.
+    """Plots the largest angle error by position, for float32 products and for posembed.
 
     Args:
         spec: The rotation.
@@ -226,7 +226,7 @@ def angle_error(
 
 
 def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = None) -> Axes:
-    """Sinusoidal encodings as colours: a row for each position.
+    """Plots sinusoidal encodings as a heat map: a row for each position.
 
     Examples:
         >>> import posembed as pe
@@ -242,7 +242,7 @@ def heat_map(spec: SinusoidalSpec, positions: int = 100, *, axes: Axes | None = 
 def binary_codes(
     positions: int = 100, width: int | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """Positions in binary as colours; sinusoids are a smooth form of them."""
+    """Plots positions in binary as a heat map; sinusoids are a smooth form of them."""
     axes = new_axes(axes)
     values = analysis.binary_codes(positions, width)
     matrix(axes, values, colors="Greys", limit=(0.0, 1.0), bar="bit").set_ticks([0, 1])
@@ -251,7 +251,7 @@ def binary_codes(
 
 
 def shift_matrix(spec: SinusoidalSpec, distance: float, *, axes: Axes | None = None) -> Axes:
-    """The matrix that moves an encoding by a distance: one rotation for each pair."""
+    """Plots the matrix that shifts an encoding by a distance: one rotation for each pair."""
     axes = new_axes(axes, height=5.5)
     values = functional.sinusoidal_shift_matrix(distance, spec=spec)
     matrix(axes, values, colors=DIVERGING, limit=(-1.0, 1.0), bar="value")
@@ -263,7 +263,7 @@ def shift_matrix(spec: SinusoidalSpec, distance: float, *, axes: Axes | None = N
 def similarity(
     embedding: Tensor | Encoder, positions: int | None = None, *, axes: Axes | None = None
 ) -> Axes:
-    """The similarity of positions' vectors; see :func:`posembed.analysis.similarity`."""
+    """Plots the similarity of position vectors; see :func:`posembed.analysis.similarity`."""
     axes = new_axes(axes, height=5.5)
     values = analysis.similarity(embedding, positions)
     matrix(axes, values, colors=SEQUENTIAL, limit=None, bar="cosine similarity")
@@ -282,7 +282,7 @@ def alibi_bias(
     head: int = 0,
     axes: Axes | None = None,
 ) -> Axes:
-    """One head's bias as colours, a row for each query; hidden keys stay white."""
+    """Plots one head's bias as a heat map, a row for each query; masked keys stay white."""
     axes = new_axes(axes, height=5.0)
     bias = alibi(query_length, key_length, dtype=torch.float64)[head].detach().cpu()
     hidden = bias.isinf()
@@ -302,7 +302,7 @@ def extrapolation(
     *,
     axes: Axes | None = None,
 ) -> Axes:
-    """Bars of each position method's loss on texts longer than in training.
+    """Plots each position method's loss on texts longer than in training, as bars.
 
     Args:
         losses: A loss per length for each method; None if the method does not support the length.
@@ -310,7 +310,7 @@ def extrapolation(
         axes: Where to draw.
 
     Raises:
-        ValueError: A method has another number of losses than lengths.
+        ValueError: A method does not have one loss per length.
 
     Examples:
         >>> import posembed as pe
@@ -339,7 +339,7 @@ def extrapolation(
 def losses(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, axes: Axes | None = None
 ) -> Axes:
-    """Training losses as curves.
+    """Plots training losses as curves.
 
     Args:
         curves: Steps and losses by name.

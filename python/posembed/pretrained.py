@@ -1,7 +1,7 @@
 """Files of pretrained vectors: safetensors, word2vec binary and text, fastText .vec, GloVe text.
 
-A file's format is recognised by its first bytes. Opening a file reads only names and shapes, and
-reading takes little memory beside the result.
+A file's format is detected from its first bytes. Opening a file reads only names and shapes.
+Reading needs little memory besides the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
 OnBadRow = Literal["raise", "skip"]
 
-# A file that is read in less time than a bar takes to notice gets none.
+# Smaller files load so fast that they get no progress bar.
 BAR_FROM_BYTES = 64 << 20
 
 
@@ -34,7 +34,7 @@ class FileFormatError(ValueError):
 
     Args:
         path: The file.
-        offset: The byte at which the error shows.
+        offset: Byte offset of the error.
         reason: What is wrong.
     """
 
@@ -49,7 +49,7 @@ class FileFormatError(ValueError):
 
 
 class Tokenizer(Protocol):
-    """Anything with a vocabulary, such as tokenizers of transformers and tokenizers."""
+    """Anything with a vocabulary, such as the tokenizers of transformers and tokenizers."""
 
     def get_vocab(self) -> dict[str, int]:
         """Tokens and their ids."""
@@ -65,7 +65,7 @@ class Coverage(NamedTuple):
     Args:
         found: The number of words with a row.
         missing: The words without a row.
-        duplicate: The words with several rows, of which the first is taken.
+        duplicate: The words with several rows; the first row is used.
     """
 
     found: int
@@ -86,12 +86,12 @@ class Rows(NamedTuple):
 
 
 class SkippedRow(NamedTuple):
-    """A row that was left out.
+    """A row that was skipped.
 
     Args:
         row: Its number in the file, from 1.
-        offset: The byte at which the fault shows.
-        word: What it begins with.
+        offset: Byte offset of the error.
+        word: The word at its start.
         reason: What is wrong.
     """
 
@@ -103,10 +103,10 @@ class SkippedRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """The rows of a file that were left out.
+    """The skipped rows of a file.
 
     Args:
-        count: How many they are.
+        count: Number of skipped rows.
         rows: The first 100 of them.
     """
 
@@ -115,7 +115,7 @@ class Skipped:
 
 
 class VectorFile:
-    """An open file of vectors; :func:`open_vectors` makes it.
+    """An open file of vectors, as :func:`open_vectors` returns it.
 
     A file of words has one table, named "vectors".
     """
@@ -135,7 +135,7 @@ class VectorFile:
         given = [] if words is None else words_of(words, "words")
         strict = unicode_errors == "strict"
         self._file: _C.VectorFile = bindings().open_vectors(path, given, strict, on_bad_row)
-        self._size = os.path.getsize(path)  # now: the file may be moved while it is in use
+        self._size = os.path.getsize(path)  # read now: the file may be moved while it is in use
 
     @property
     def format(self) -> Format:
@@ -148,9 +148,9 @@ class VectorFile:
         return self._file.names()
 
     def shape(self, name: str = "vectors") -> tuple[int, ...]:
-        """A tensor's shape, without reading it; GloVe's lines are counted at the first call.
+        """A tensor's shape, without reading the tensor; a GloVe file's lines are counted once.
 
-        Two numbers of four bits are one element, as torch has them.
+        Two 4-bit numbers are one element, as in torch.
         """
         return tuple(self._file.shape(name))
 
@@ -163,7 +163,7 @@ class VectorFile:
         return self._file.words()
 
     def skipped(self) -> Skipped:
-        """The rows that were left out, of a file that was opened with ``on_bad_row="skip"``."""
+        """The skipped rows of a file that was opened with ``on_bad_row="skip"``."""
         count, rows = self._file.skipped()
         return Skipped(count, [SkippedRow(*row) for row in rows])
 
@@ -174,19 +174,19 @@ class VectorFile:
         *,
         progress: bool | None = None,
     ) -> Tensor:
-        """A whole tensor.
+        """Reads a whole tensor.
 
-        From safetensors, in the file's own dtype, it is a view of the file: memory is used as it is
-        read, and writing to it copies the page and never changes the file. Do not shorten or
-        rewrite the file in place while a view is in use.
+        From safetensors, in the file's own dtype, the result is a memory-mapped view of the file:
+        pages are loaded when they are read, and writes are copy-on-write and never change the file.
+        Do not truncate or rewrite the file in place while a view is in use.
 
         Args:
             name: One of :attr:`names`.
-            dtype: Of the result; default: that of the file.
-            progress: Draw a bar; default: for a long file, on a terminal.
+            dtype: Dtype of the result; default: the file's.
+            progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is broken.
+            FileFormatError: The file is malformed.
         """
         with self._bar(progress) as advance:
             return self._file.tensor(name, dtype, advance)
@@ -198,15 +198,15 @@ class VectorFile:
         *,
         progress: bool | None = None,
     ) -> Tensor:
-        """A whole table [rows, dim], copied.
+        """Reads a whole table [rows, dim] as a copy.
 
         Args:
-            tensor: Its name, for files with several tables.
-            dtype: Of the result; default: that of the file.
-            progress: Draw a bar; default: for a long file, on a terminal.
+            tensor: Name of the table, for files with several.
+            dtype: Dtype of the result; default: the file's.
+            progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is broken.
+            FileFormatError: The file is malformed.
         """
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
@@ -220,19 +220,19 @@ class VectorFile:
         missing: Missing = "mean",
         progress: bool | None = None,
     ) -> Rows:
-        """Rows for the words of a vocabulary; reads only the numbers of these.
+        """Reads the rows for the words of a vocabulary, and no others.
 
         Args:
-            vocabulary: Words in the order of the rows, a dict of words to rows, or a tokenizer.
-                Words are compared as they are: not lowercased, and no markers removed.
-            tensor: The name of the table, for files with several.
-            dtype: Of the result; default: that of the file.
-            missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
-                "error". Rows without a word are filled in the same way.
-            progress: Draw a bar; default: for a long file, on a terminal.
+            vocabulary: Words in row order, a dict from words to rows, or a tokenizer. Words are
+                compared verbatim: not lowercased, and with markers kept.
+            tensor: Name of the table, for files with several.
+            dtype: Dtype of the result; default: the file's.
+            missing: For words that are not in the file: "mean" of the rows that were found,
+                "zero", or "error". Rows without a word are filled in the same way.
+            progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is broken.
+            FileFormatError: The file is malformed.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
         words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
@@ -241,14 +241,14 @@ class VectorFile:
         return Rows(vectors, Coverage(*coverage))
 
     def coverage(self, vocabulary: Vocabulary, *, progress: bool | None = None) -> Coverage:
-        """The coverage that :meth:`rows` would return; reads only words.
+        """The coverage that :meth:`rows` would return; reads only the words.
 
         Args:
-            vocabulary: As for :meth:`rows`.
-            progress: Draw a bar; default: for a long file, on a terminal.
+            vocabulary: As in :meth:`rows`.
+            progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is broken.
+            FileFormatError: The file is malformed.
         """
         words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
         with self._bar(progress) as advance:
@@ -259,7 +259,7 @@ class VectorFile:
 
     @contextmanager
     def _bar(self, wanted: bool | None) -> Iterator[Callable[[int, int], None] | None]:
-        """A function that reports progress to a bar, or None without a bar."""
+        """Yields a function that reports progress to a bar, or None without a bar."""
         if wanted is False or (wanted is None and self._size < BAR_FROM_BYTES):
             yield None
             return
@@ -270,7 +270,7 @@ class VectorFile:
                 raise
             yield None
             return
-        silent = None if wanted is None else False  # None: tqdm looks for a terminal
+        silent = None if wanted is None else False  # None: tqdm checks for a terminal
         with tqdm(
             unit="B", unit_scale=True, desc=os.path.basename(self.path), disable=silent
         ) as bar:
@@ -289,21 +289,21 @@ def open_vectors(
     unicode_errors: Literal["strict", "replace"] = "strict",
     on_bad_row: OnBadRow = "raise",
 ) -> VectorFile:
-    r"""Opens a file of vectors, or the index (.json) of safetensors in several files.
+    r"""Opens a file of vectors, or the index (.json) of sharded safetensors.
 
     Args:
         path: The file.
-        words: For safetensors, which have no words: the word of each row, from the model's
-            tokenizer or its vocabulary, so that rows can be selected by words.
-        unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for bad
-            bytes.
-        on_bad_row: For a row with too few or too many numbers, with one that is not finite or no
-            number, or with a word that is not UTF-8: "raise" makes reading it an error, "skip"
-            leaves it out, which :meth:`VectorFile.skipped` tells of. To skip rows, the file is read
-            once more, and lines of text are counted, whatever the header says.
+        words: The word of each row, for safetensors, which store no words: the model's tokenizer or
+            its vocabulary. Rows can then be selected by word.
+        unicode_errors: For words that are not valid UTF-8: "strict" raises, "replace" replaces
+            invalid bytes with U+FFFD.
+        on_bad_row: What to do with a row that has too few or too many numbers, a number that is not
+            finite or not a number at all, or a word that is not valid UTF-8: "raise" an error when
+            it is read, or "skip" it; :meth:`VectorFile.skipped` lists skipped rows. Skipping reads
+            the file a second time, and counts lines of text whatever the header says.
 
     Raises:
-        FileFormatError: The format is unknown, or the part that was read is broken.
+        FileFormatError: The format is unknown, or the part that was read is malformed.
         OSError: The file cannot be read.
 
     Examples:
@@ -323,7 +323,7 @@ def open_vectors(
 
 
 def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
-    """The word of each row; an empty one if a mapping has none for it."""
+    """The word of each row; an empty string if a mapping has none for it."""
     if isinstance(vocabulary, Sequence) and not isinstance(vocabulary, (str, bytes)):
         words = list(vocabulary)
     elif isinstance(vocabulary, Mapping):

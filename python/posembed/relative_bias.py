@@ -1,4 +1,4 @@
-"""RelativePositionBias: a learned number for each head and bucket of distances, added to scores.
+"""RelativePositionBias: a learned score bias for each head and distance bucket.
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"
 (T5), arXiv:1910.10683.
@@ -16,7 +16,7 @@ from posembed.functional import Device, RelativeBuckets
 
 
 class RelativePositionBias(Leaf, nn.Module):
-    """A table of biases of attention scores, ``weight`` [num_buckets, num_heads].
+    """A table of attention-score biases, ``weight`` [num_buckets, num_heads].
 
     Initialised from N(0, 0.02). T5's table is ``relative_attention_bias.weight`` of the first layer
     of its encoder (``bidirectional=True``) and of its decoder (``bidirectional=False``); all layers
@@ -26,14 +26,14 @@ class RelativePositionBias(Leaf, nn.Module):
         num_heads: Columns of the table.
         num_buckets: Rows of the table: even for "t5" in both directions; odd,
             ``2 * max_positions - 1``, for "bert".
-        max_distance: "t5": longer distances share a bucket.
-        bidirectional: Keys after the query have buckets of their own.
+        max_distance: For "t5": longer distances share a bucket.
+        bidirectional: Give keys after the query their own buckets.
         buckets: "t5" or "bert"; see :func:`posembed.functional.relative_buckets`.
-        device: Of the table.
-        dtype: Of the table.
+        device: Device of the table.
+        dtype: Dtype of the table.
 
     Raises:
-        ValueError: Options do not fit together.
+        ValueError: Options are inconsistent.
 
     Examples:
         >>> import torch, posembed as pe
@@ -82,9 +82,9 @@ class RelativePositionBias(Leaf, nn.Module):
 
         Args:
             query_length: Number of queries.
-            key_length: Number of keys; default: as many as queries.
-            query_offset: Position of the first query among the keys; default: the last query is at
-                the last key.
+            key_length: Number of keys; default: ``query_length``.
+            query_offset: Position of the first query among the keys; default: the last query aligns
+                with the last key.
 
         Returns:
             [num_heads, query_length, key_length] in the dtype of the table.
@@ -100,7 +100,7 @@ class RelativePositionBias(Leaf, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         parts = [
             f"{self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
         ]

@@ -26,7 +26,7 @@ from posembed.specification import Numerics, RotarySpec
 
 
 def regimes(spec: RotarySpec) -> tuple[RotarySpec, RotarySpec | None, int] | None:
-    """The specifications within and beyond the original context (LongRoPE), and its end."""
+    """Specifications within and beyond the original context (LongRoPE), and where it ends."""
     match spec.scaling:
         case DynamicNtkScaling(original_max_positions=original):
             return spec.resolve(original), None, original
@@ -48,27 +48,28 @@ def refuse_narrow(frequencies: Tensor) -> None:
 class RotaryEmbedding(Leaf, nn.Module):
     """Rotates query and key by their positions.
 
-    Without learned frequencies it has no tensor to cast, move or save. Learned frequencies are a
-    parameter, initialised from the specification. They stay in float32 when the model is cast, for
-    instance to bfloat16, because positions would multiply the rounding error.
+    Without learned frequencies the module has no parameters or buffers, so there is nothing to
+    cast, move or save. Learned frequencies are a parameter, initialised from the specification.
+    They stay in float32 when the model is cast, for example to bfloat16, because positions would
+    multiply the rounding error.
 
     Args:
         spec_or_head_dim: A :class:`RotarySpec`, or head_dim with ``spec_options``.
         layout: Order of dimensions: "bshd" [batch, seq, heads, head_dim], "bhsd", "sbhd", or
             "thd" [tokens, heads, head_dim].
-        numerics: How angles and products are rounded, see :class:`RotarySpec`; default: that of the
-            specification, by default "exact".
-        learned_frequencies: Train the frequencies: a parameter ``frequencies``
-            [rotary_dim / 2], radians per position. With numerics "exact" only.
-        device: Of learned frequencies.
+        numerics: How angles and products are rounded; see :class:`RotarySpec`. Default: the
+            specification's, which is "exact" unless set.
+        learned_frequencies: Make the frequencies a trainable parameter, ``frequencies``
+            [rotary_dim / 2], in radians per position. Requires numerics "exact".
+        device: Device of learned frequencies.
         dtype: float64 for learned frequencies in float64; with any other dtype they are float32.
         **spec_options: Fields of :class:`RotarySpec`.
 
     Raises:
-        ValueError: A field, the layout or the numerics is unknown; ``spec_options`` beside a
-            specification; or learned frequencies of a specification that depends on the length of
-            the sequence, or with numerics other than "exact".
-        TypeError: ``spec_options`` has no field of :class:`RotarySpec`.
+        ValueError: A field, layout or numerics value is unknown; ``spec_options`` are passed
+            together with a specification; or learned frequencies are requested for a specification
+            that depends on the sequence length, or with numerics other than "exact".
+        TypeError: ``spec_options`` contains a name that is not a field of :class:`RotarySpec`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -124,7 +125,7 @@ class RotaryEmbedding(Leaf, nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets learned frequencies to those of the specification."""
+        """Resets learned frequencies to those of the specification."""
         if self.frequencies is not None:
             set_values(self.frequencies, self.spec.frequencies())
 
@@ -159,16 +160,16 @@ class RotaryEmbedding(Leaf, nn.Module):
 
     @property
     def head_dim(self) -> int:
-        """Components of one head."""
+        """Size of one head."""
         return self._spec.head_dim
 
     @classmethod
     def from_config(cls, config: Any, layer_type: str | None = None, **options: Any) -> Self:
-        """The module for a model's configuration; see :meth:`RotarySpec.from_huggingface`.
+        """Builds the module from a model's configuration; see :meth:`RotarySpec.from_huggingface`.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
-            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
+            layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
             **options: ``part``, ``interleaved``, ``base`` and ``ignore`` of
                 :meth:`RotarySpec.from_huggingface`, and options of the module.
         """
@@ -179,9 +180,9 @@ class RotaryEmbedding(Leaf, nn.Module):
     def spec_for(self, seq_len: int | None) -> RotarySpec:
         """The specification, resolved if its frequencies depend on the length.
 
-        LongRoPE has two resolved forms, so a compiled program has two graphs. Dynamic NTK has one
-        for each length beyond the original context, which breaks the graph: compile the module that
-        :meth:`resolve` returns.
+        LongRoPE has two resolved forms, so a compiled program has two graphs. Dynamic NTK has a
+        different form for each length beyond the original context, which causes a graph break; to
+        avoid it, compile the module that :meth:`resolve` returns.
         """
         if seq_len is None or self._regimes is None:
             return self._spec
@@ -204,16 +205,16 @@ class RotaryEmbedding(Leaf, nn.Module):
         return self._spec.resolved_text(int(seq_len))
 
     def resolve(self, seq_len: int) -> RotaryEmbedding:
-        """The module with the frequencies for sequences of one length.
+        """A module with the frequencies for one sequence length.
 
-        Learned frequencies do not depend on it and are shared.
+        Learned frequencies do not depend on the length and are shared with this module.
         """
         module = RotaryEmbedding(self.spec.resolve(seq_len), layout=self.layout)
         module.frequencies = self.frequencies
         return module
 
     def _frequencies(self) -> Tensor | None:
-        """``self.frequencies``, without the slow look-up of an attribute."""
+        """``self.frequencies``, without a slow attribute lookup."""
         try:
             frequencies = self._parameters["frequencies"]
         except KeyError:  # FSDP or a parametrization has replaced the parameter by a tensor
@@ -223,7 +224,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         return frequencies
 
     def _positions_from(self, offset: Tensor, positions: Tensor | None, query: Tensor) -> Tensor:
-        """Positions [batch, seq] that begin at the offset of each sample."""
+        """Positions [batch, seq] that start at each sample's offset."""
         places = {"bshd": (0, 1), "bhsd": (0, 2), "sbhd": (1, 0), "thd": (None, 0)}
         return positions_from(offset, positions, query, *places[self.layout])
 
@@ -267,11 +268,11 @@ class RotaryEmbedding(Leaf, nn.Module):
         """Rotated query, or (query, key); see :func:`posembed.functional.rotary`.
 
         ``offset`` may be int32 or int64 [batch]: the position of each sample's first token.
-        ``seq_len``, the length of the whole sequence, is for specifications whose frequencies
-        depend on it (dynamic NTK, LongRoPE). All calls that share a key cache need the same
+        ``seq_len`` is the length of the whole sequence; specifications whose frequencies depend on
+        it (dynamic NTK, LongRoPE) need it. All calls that share a key cache must use the same
         resolved specification.
         """
-        try:  # _frequencies(), inlined because a call's cost matters for one token
+        try:  # _frequencies(), inlined: call overhead matters in one-token decoding
             frequencies = self._parameters["frequencies"]
         except KeyError:
             frequencies = self.frequencies
@@ -329,7 +330,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         inverse: bool = False,
         seq_len: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """:meth:`forward` in place, for inference; returns its tensors.
+        """In-place :meth:`forward` for inference; returns the input tensors.
 
         See :func:`posembed.functional.rotary_`.
         """
@@ -357,7 +358,7 @@ class RotaryEmbedding(Leaf, nn.Module):
         seq_len: int | None = None,
         new_spec: RotarySpec | None = None,
     ) -> Tensor:
-        """Moves rotated keys in place, and returns them.
+        """Moves rotated keys to new positions in place, and returns them.
 
         See :func:`posembed.functional.rerotate_`.
         """
@@ -372,6 +373,6 @@ class RotaryEmbedding(Leaf, nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         learned = "" if self.frequencies is None else ", learned_frequencies=True"
         return f"{self.spec.describe()}, layout={self.layout!r}{learned}"

@@ -1,6 +1,6 @@
 """Context extension: values for the ``scaling`` of :class:`RotarySpec`.
 
-This file has names, defaults and papers; the formulas are in csrc/rotary/scaling.cpp.
+This file has the names, defaults and papers; the formulas are in csrc/rotary/scaling.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from posembed._validation import convert_fields, fields_of
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """Base of all scalings: frozen, hashable, comparable, picklable."""
+    """Base class of all scalings: frozen, hashable, comparable, picklable."""
 
     kind: ClassVar[str]
 
@@ -66,7 +66,7 @@ class NtkScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNtkScaling(Scaling):
-    """NTK-aware with a factor per length: :meth:`RotarySpec.resolve` makes it NtkScaling.
+    """NTK-aware with a factor per length: :meth:`RotarySpec.resolve` turns it into NtkScaling.
 
     Examples:
         >>> import posembed as pe
@@ -87,11 +87,12 @@ class YarnScaling(Scaling):
     Args:
         factor: How many times longer the context becomes.
         original_max_positions: The context length of training.
-        beta_fast: Pairs with more turns than this in the original context are kept.
-        beta_slow: Pairs with fewer turns are divided by ``factor``; those between are blended.
+        beta_fast: Pairs that make more turns than this in the original context are unchanged.
+        beta_slow: Pairs that make fewer turns are divided by ``factor``; those in between are
+            blended.
         mscale, mscale_all_dim: From DeepSeek; with both, the attention factor is
             ``(0.1 * mscale * log(factor) + 1) / (0.1 * mscale_all_dim * log(factor) + 1)``.
-        truncate: Round the ends of the blend outwards to whole pairs.
+        truncate: Round the limits of the blended range outwards to whole pairs.
         attention_factor: Multiplies rotated queries and keys; default ``0.1 * log(factor) + 1``.
             With 1 this is "NTK by parts", the method before YaRN.
 
@@ -143,7 +144,7 @@ class Llama3Scaling(Scaling):
 class ProportionalScaling(Scaling):
     """Gemma: only the first ``proportion`` of the pairs turn.
 
-    Frequencies are still those of the full rotary_dim, unlike with a smaller rotary_dim.
+    Frequencies are computed from the full rotary_dim, unlike with a smaller rotary_dim.
 
     Examples:
         >>> import posembed as pe
@@ -158,7 +159,7 @@ class ProportionalScaling(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class LongRopeScaling(Scaling):
-    """LongRoPE: divides each pair by its own, searched factor. Ding et al., arXiv:2402.13753.
+    """LongRoPE: divides each pair by its own searched factor. Ding et al., arXiv:2402.13753.
 
     Args:
         short_factor: [rotary_dim / 2], for sequences up to ``original_max_positions``.
@@ -166,7 +167,7 @@ class LongRopeScaling(Scaling):
         original_max_positions: The context length of training.
         factor: How many times longer the context becomes.
         attention_factor: Default ``sqrt(1 + log(factor) / log(original_max_positions))``.
-        long_attention_factor: For longer sequences, if it differs (Phi-3.5-MoE).
+        long_attention_factor: Attention factor for longer sequences, if different (Phi-3.5-MoE).
 
     Examples:
         >>> import posembed as pe
@@ -177,7 +178,7 @@ class LongRopeScaling(Scaling):
     """
 
     kind: ClassVar[str] = "longrope"
-    short_factor: Sequence[float]  # kept as tuples
+    short_factor: Sequence[float]  # stored as tuples
     long_factor: Sequence[float]
     original_max_positions: int
     factor: float | None = None
@@ -190,13 +191,13 @@ class XPosScaling(Scaling):
     """xPos: scores fade with distance. Sun et al., arXiv:2212.10554.
 
     Pair ``i`` of a query is multiplied by ``zeta ** ((position - center) / scale_base)`` with
-    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``, a key's by the inverse. A tensor on its own counts
+    ``zeta = (2 * i / rotary_dim + 0.4) / 1.4``; a key's, by the inverse. A single tensor is treated
     as a query; :meth:`RotarySpec.for_keys` gives the specification for keys.
 
     Args:
         scale_base: In positions; if negative, query and key swap roles.
-        center: The position where the factor is 1, the same for queries and keys. The middle of
-            the sequence keeps factors near 1.
+        center: The position where the factor is 1, the same for queries and keys. Choose the middle
+            of the sequence to keep factors near 1.
 
     Examples:
         >>> import torch, posembed as pe

@@ -11,17 +11,18 @@ class ScorePositions(TypedDict, total=False):
     """Arguments of all ALiBi methods: positions of queries and keys, and which keys are visible.
 
     Attributes:
-        query_offset: Position of the first query among the keys; default: the last query is at the
-            last key.
+        query_offset: Position of the first query among the keys; default: the last query aligns
+            with the last key.
         query_positions: Positions of the queries, int32 or int64 [query] or [batch, query];
             default: consecutive.
         key_positions: Positions of the keys, [key] or [batch, key].
         cu_seqlens: Boundaries of packed documents: int32 or int64 [documents + 1], from 0 to the
-            number of keys. Keys of other documents than the query's are hidden.
-        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are hidden. Without
-            positions of queries or keys, modules number only visible keys, as Bloom does; functions
-            such as :func:`posembed.functional.alibi_bias` do with ``positions_from_mask``.
-        apply_mask: Hidden keys get -inf for any score; False: nothing is added to their scores.
+            number of keys. Keys in other documents than the query's are masked.
+        attention_mask: bool or integers [key] or [batch, key]: keys with 0 are masked. If no
+            query or key positions are passed, modules number only visible keys, as Bloom does;
+            functions such as :func:`posembed.functional.alibi_bias` do so with
+            ``positions_from_mask``.
+        apply_mask: Masked keys get score -inf; False: their scores do not change.
     """
 
     query_offset: int | None

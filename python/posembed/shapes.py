@@ -1,6 +1,6 @@
-"""Shapes of results whose size depends on data, for torch.compile and torch.export.
+"""Fake kernels for results with data-dependent sizes, for torch.compile and torch.export.
 
-All other operators have Meta kernels in C++, but only Python can name an unknown size.
+All other operators have Meta kernels in C++, but only Python can create an unbacked size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def input_embedding_backward_rows(
     ids: Tensor,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    """As in embedding_backward_rows; other gradients as in input_embedding_backward."""
+    """As embedding_backward_rows; other gradients are as in input_embedding_backward."""
     found = torch.ops.posembed.input_embedding_backward(
         output_gradient, mean, rstd, token, ids, *options
     )

@@ -21,26 +21,26 @@ from posembed.specification import SinusoidalSpec
 class SinusoidalPositionalEmbedding(Leaf, nn.Module):
     """Adds sinusoidal encodings of positions. Its only tensor is a learned scale, if any.
 
-    There is no table and no largest position, whole or fractional. Errors are below 1.5e-7 up to
-    position ``2 ** 31`` and grow beyond it; use float64 data there.
+    There is no table and no maximum position; positions may be fractional. Errors are below 1.5e-7
+    up to position ``2 ** 31`` and grow beyond it; use float64 data there.
 
     Args:
         embedding_dim: Components of an encoding.
-        base: About the ratio of the longest to the shortest wavelength.
+        base: Approximately the ratio of the longest to the shortest wavelength.
         preset: ``"vaswani"``: sine and cosine interleaved, frequency ``base ** (-2i / dim)``.
             ``"marian"``: the same frequencies, sines in the first half, cosines in the second.
             ``"tensor2tensor"``, ``"ddpm"``: halves, frequency ``base ** (-i / (dim / 2 - 1))``.
             ``"fairseq"``: the same, with padding_idx 1 (M2M100, NLLB).
-        cos_first: Cosines before sines; default: False.
+        cos_first: Put cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (dim / 2 - shift))``; default: the preset's.
         scale: Multiplies the encoding.
-        padding_idx: The row of padding in fairseq's table, whose tokens follow it: position 0 has
-            the sinusoid of ``padding_idx + 1``, and position -1, which
-            :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 with
+        padding_idx: The padding row of fairseq's table; tokens follow it. Position 0 has the
+            sinusoid of ``padding_idx + 1``. Position -1, which
+            :func:`posembed.functional.fairseq_positions` gives to padding, is zero. Default: 1 for
             "fairseq", otherwise None: every position has its own sinusoid.
-        learned_scale: Learn it: the attribute ``scale`` is then a parameter [1] that starts at that
-            value. Otherwise it is None, and the number is ``spec.scale``.
-        device, dtype: Of the learned scale.
+        learned_scale: Train the scale: the attribute ``scale`` is then a parameter [1] initialised
+            to the argument. Otherwise the attribute is None, and the number is ``spec.scale``.
+        device, dtype: Device and dtype of the learned scale.
 
     Examples:
         >>> import torch, posembed as pe
@@ -86,7 +86,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets a learned scale to its initial value, ``scale``."""
+        """Resets a learned scale to its initial value, ``scale``."""
         if self.scale is not None:
             nn.init.constant_(self.scale, self.initial_scale)
 
@@ -110,7 +110,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         """The matrix M with ``encode(p + distance) == encode(p) @ M.T``, except for padding.
 
         Args:
-            distance: In positions, whole or fractional.
+            distance: Number of positions; may be fractional.
 
         Returns:
             float64 [embedding_dim, embedding_dim].
@@ -121,7 +121,7 @@ class SinusoidalPositionalEmbedding(Leaf, nn.Module):
         return functional.sinusoidal_shift_matrix(distance, spec=self.spec)
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         spec = self.spec
         parts = [f"{spec.embedding_dim}, base={spec.base:g}, preset={spec.preset!r}"]
         if spec.cos_first is not None:

@@ -1,4 +1,4 @@
-"""RotarySpec and SinusoidalSpec: the numbers in which the encodings of two models differ."""
+"""RotarySpec and SinusoidalSpec: the numbers that define a model's positional encoding."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ Numerics = Literal["exact", "float32", "float32_product", "float32_rounded_table
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Sections:
-    """Positions with several axes (time, height, width): the axis that turns each pair.
+    """For positions with several axes (time, height, width): which axis rotates each pair.
 
     Args:
-        sizes: Number of pairs of each axis, one axis after the other (Qwen2-VL); 0 for an axis of
-            positions that turns no pair.
-        interleaved: Axes take turns instead; left-over pairs belong to axis 0 (Qwen3-VL).
-        restart: Each axis has the whole series of frequencies (vision towers).
-        axis_of_pair: The axis of each pair in any other order, instead of ``sizes``.
-        axes: The axes of positions beside ``axis_of_pair``, if the last ones turn no pair; None:
-            those up to the last that turns one. Positions may leave such axes out.
+        sizes: Number of pairs of each axis, one axis after the other (Qwen2-VL); 0 for a position
+            axis that rotates no pair.
+        interleaved: Alternate between axes instead; left-over pairs belong to axis 0 (Qwen3-VL).
+        restart: Each axis uses the full series of frequencies (vision towers).
+        axis_of_pair: The axis of each pair, for any other order; instead of ``sizes``.
+        axes: Number of position axes, with ``axis_of_pair``, if the last axes rotate no pair; None:
+            up to the last axis that rotates one. Positions may omit such trailing axes.
 
     Raises:
-        ValueError: Not one of ``sizes`` and ``axis_of_pair``, ``interleaved`` beside the latter,
-            ``axes`` beside the former, a negative size, or no whole numbers.
+        ValueError: Not exactly one of ``sizes`` and ``axis_of_pair`` is passed; ``interleaved`` is
+            passed with the latter or ``axes`` with the former; or a size is negative or not an
+            integer.
 
     Examples:
         >>> import posembed as pe
@@ -75,7 +76,7 @@ class Sections:
 
 
 def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:
-    """The canonical text that C++ makes of a specification's fields, or what is wrong with them."""
+    """Returns the canonical text that C++ makes from a specification's fields, or an error."""
     canonical = getattr(torch.ops.posembed, f"{family}_specification")
     try:
         return canonical(json.dumps(fields)), ""
@@ -84,7 +85,7 @@ def read(family: str, fields: dict[str, Any]) -> tuple[str, str]:
 
 
 def canonical_text(family: str, fields: dict[str, Any]) -> str:
-    """The text that operators take; ValueError for numbers that do not fit together."""
+    """The text that operators take; raises ValueError for inconsistent numbers."""
     found: tuple[str, str]
     if is_compiling():
         from posembed._uncompiled import read_as_constant
@@ -100,30 +101,30 @@ def canonical_text(family: str, fields: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RotarySpec:
-    """The numbers of a rotary embedding: immutable, hashable, comparable, picklable.
+    """The parameters of a rotary embedding: immutable, hashable, comparable, picklable.
 
-    Pair ``i`` turns by ``base ** (-2 * i / rotary_dim)`` radians per position.
+    Pair ``i`` rotates by ``base ** (-2 * i / rotary_dim)`` radians per position.
 
     Args:
         head_dim: Components of one head.
         base: The base of the frequencies ("theta").
-        rotary_dim: Components that are rotated; default: all.
+        rotary_dim: Number of rotated components; default: all.
         rotary_start: The first rotated component.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
         scaling: Context extension, such as :class:`YarnScaling`.
         sections: The position axis of each pair, for positions with several axes.
-        custom_frequencies: Radians per position [rotary_dim / 2], instead of the series.
+        custom_frequencies: Radians per position [rotary_dim / 2], instead of the formula above.
         reverse: Rotate in the opposite direction.
-        numerics: How angles and products are rounded. "exact": exact angles at every position, one
-            rounding of the result. The others give a PyTorch program's bits, from float32
-            frequencies and angles: "float32" as transformers' Llama, cosine, sine and each step in
-            the data's dtype; "float32_product", all in float32 and the result rounded once;
-            "float32_rounded_table", the same with cosine and sine in the data's dtype;
-            "float32_polar", as Meta's complex form. docs/guide/rotary_bits.md lists which program
-            computes how.
+        numerics: How angles and products are rounded. "exact": exact angles at every position, and
+            one rounding of the result. The others reproduce PyTorch programs bit for bit, with
+            float32 frequencies and angles. "float32": as in transformers' Llama, with cosine, sine
+            and each step in the data's dtype. "float32_product": all in float32, and the result
+            rounded once. "float32_rounded_table": the same with cosine and sine in the data's
+            dtype. "float32_polar": as in Meta's complex form. docs/guide/rotary_bits.md lists which
+            program uses which.
 
     Raises:
-        ValueError: The numbers do not fit together; the message names the field.
+        ValueError: The numbers are inconsistent; the message names the field.
 
     Examples:
         >>> import posembed as pe
@@ -140,7 +141,7 @@ class RotarySpec:
     interleaved: bool = False
     scaling: RotaryScaling | None = None
     sections: Sections | None = None
-    custom_frequencies: Sequence[float] | None = None  # kept as a tuple
+    custom_frequencies: Sequence[float] | None = None  # stored as a tuple
     reverse: bool = False
     numerics: Numerics = "exact"
     text: str = dataclasses.field(init=False, repr=False, compare=False)
@@ -184,7 +185,7 @@ class RotarySpec:
 
     @classmethod
     def _of_canonical(cls, text: str) -> RotarySpec:
-        """The specification of a text that the C++ library wrote, which has checked it."""
+        """The specification for a text that the C++ library wrote and has already checked."""
         fields: dict[str, Any] = json.loads(text)
         if fields["scaling"] is not None:
             fields["scaling"] = Scaling.from_dict(fields["scaling"])
@@ -208,29 +209,30 @@ class RotarySpec:
         base: float | None = None,
         ignore: Iterable[str] = (),
     ) -> RotarySpec:
-        """Reads the specification of a model from its configuration.
+        """Reads a model's specification from its configuration.
 
-        Takes configurations of transformers 4 and 5, Meta's and Mistral's params.json and GGUF
-        metadata. transformers, where it is installed and knows the model type, first adds what a
-        published file leaves out. Add tensors that change the rotation as keys: GGUF's
-        "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and "rope_factors_long.weight"
-        (Phi-3). The specification of a model whose keys say that it does not rotate has a
-        rotary_dim of 0.
+        Accepts configurations of transformers 4 and 5, Meta's and Mistral's params.json, and GGUF
+        metadata. If transformers is installed and knows the model type, it first fills in the
+        defaults that a published file omits. Pass tensors that change the rotation as additional
+        keys: GGUF's "rope_freqs.weight" (Llama 3), "rope_factors_short.weight" and
+        "rope_factors_long.weight" (Phi-3). If the keys say that the model does not rotate, the
+        specification has rotary_dim 0.
 
         Args:
             config: A dict, a ``PretrainedConfig``, or the path of a config.json or of its folder.
-            layer_type: If layers differ: "full_attention", "sliding_attention", and so on.
+            layer_type: Needed if layers differ: "full_attention", "sliding_attention", and so on.
             part: A nested configuration, such as "vision_config" or "talker_config.text_config";
                 default: that of the text model, or the top level.
-            interleaved: The pairing, for unknown model types: configurations do not contain it.
-            base: For configurations without rope_theta.
-            ignore: Keys that do not concern rotary positions, although they are not known here.
+            interleaved: The pairing, for unknown model types; configurations do not state it.
+            base: The base, for configurations without rope_theta.
+            ignore: Keys to ignore: posembed does not know them, and they do not affect the
+                rotation.
 
         Raises:
-            ValueError: A key is missing, not understood, or contradicts another, layers of this
-                kind do not exist or do not rotate, or an argument has no effect; the message names
+            ValueError: A key is missing, not understood, or contradicts another; layers of this
+                type do not exist or do not rotate; or an argument has no effect. The message names
                 the key or the argument.
-            TypeError: ``config`` is none of these.
+            TypeError: ``config`` is of another type.
 
         Examples:
             >>> import posembed as pe
@@ -259,22 +261,22 @@ class RotarySpec:
         base: float | None = None,
         ignore: Iterable[str] = (),
     ) -> list[RotarySpec | None]:
-        """Reads one specification for each layer; None where a layer does not rotate.
+        """Reads one specification per layer; None for a layer that does not rotate.
 
         Args:
-            config: As for :meth:`from_huggingface`.
-            part: As for :meth:`from_huggingface`.
-            interleaved: As for :meth:`from_huggingface`.
-            base: As for :meth:`from_huggingface`.
-            ignore: As for :meth:`from_huggingface`.
+            config: As in :meth:`from_huggingface`.
+            part: As in :meth:`from_huggingface`.
+            interleaved: As in :meth:`from_huggingface`.
+            base: As in :meth:`from_huggingface`.
+            ignore: As in :meth:`from_huggingface`.
 
         Returns:
             A list with an entry for each layer, in the model's order.
 
         Raises:
-            ValueError: As for :meth:`from_huggingface`, or the configuration does not say which
-                layers are of which kind.
-            TypeError: ``config`` is no configuration.
+            ValueError: As in :meth:`from_huggingface`, or the configuration does not state each
+                layer's type.
+            TypeError: ``config`` is not a configuration.
 
         Examples:
             >>> import posembed as pe
@@ -290,7 +292,7 @@ class RotarySpec:
         return [specs.get(text) for text in texts]
 
     def resolve(self, seq_len: int) -> RotarySpec:
-        """The specification with the frequencies for sequences of one length.
+        """The specification with the frequencies for one sequence length.
 
         Returns itself if the frequencies do not depend on the length. Do not mix keys that were
         rotated by different resolved specifications in one cache.
@@ -299,12 +301,12 @@ class RotarySpec:
         return self if resolved == self.text else self._of_canonical(resolved)
 
     def resolved_text(self, seq_len: int) -> str:
-        """``resolve(seq_len).to_json()`` in one step, for a generation whose length grows."""
+        """``resolve(seq_len).to_json()`` in one step, for generation, where the length grows."""
         return torch.ops.posembed.rotary_resolve.default(self.text, seq_len)  # type: ignore[no-any-return]
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the frequencies depend on the length of the sequence; :meth:`resolve` fixes them.
+        """Whether the frequencies depend on the sequence length; :meth:`resolve` fixes them.
 
         Examples:
             >>> import posembed as pe
@@ -315,9 +317,10 @@ class RotarySpec:
         return self.resolve(0) is not self
 
     def for_keys(self) -> RotarySpec:
-        """The specification that rotates a single tensor as keys; differs only for xPos.
+        """The specification for rotating keys without a query; it differs only for xPos.
 
-        A single tensor is otherwise taken as a query. ``rotary(query, key)`` does not need this.
+        By default a single tensor is treated as a query. ``rotary(query, key)`` does not need
+        this.
 
         Examples:
             >>> import torch, posembed as pe
@@ -335,13 +338,13 @@ class RotarySpec:
     def frequencies(self, seq_len: int | None = None) -> Tensor:
         """Radians per position of each pair: float64 [rotary_dim / 2].
 
-        Without ``seq_len``, those within the original context.
+        Without ``seq_len``: those for the original context.
         """
         text = self.text if seq_len is None else self.resolve(seq_len).text
         return torch.ops.posembed.rotary_frequencies.default(text)  # type: ignore[no-any-return]
 
     def wavelengths(self, seq_len: int | None = None) -> Tensor:
-        """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for pairs at rest."""
+        """Positions per turn of each pair: float64 [rotary_dim / 2]; inf for unrotated pairs."""
         text = self.text if seq_len is None else self.resolve(seq_len).text
         return torch.ops.posembed.rotary_wavelengths.default(text)  # type: ignore[no-any-return]
 
@@ -350,37 +353,37 @@ class RotarySpec:
         return torch.ops.posembed.rotary_description.default(self.text)  # type: ignore[no-any-return]
 
     def explain(self, seq_len: int | None = None) -> str:
-        """A description for people: pairs, wavelengths, scaling."""
+        """A human-readable description: pairs, wavelengths, scaling."""
         return torch.ops.posembed.rotary_explanation.default(self.text, seq_len)  # type: ignore[no-any-return]
 
     def diff(self, other: RotarySpec) -> str:
-        """The differences in words, and the first position where angles differ by over 1e-3."""
+        """Describes the differences, and the first position where angles differ by over 1e-3."""
         return torch.ops.posembed.rotary_difference.default(self.text, other.text)  # type: ignore[no-any-return]
 
     @property
     def attention_factor(self) -> float:
-        """The factor of rotated queries and keys (within the original context)."""
+        """The factor that multiplies rotated queries and keys (within the original context)."""
         return torch.ops.posembed.rotary_attention_factor.default(self.text)  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
 class SinusoidalSpec:
-    """The numbers of a sinusoidal encoding: immutable, hashable, comparable, picklable.
+    """The parameters of a sinusoidal encoding: immutable, hashable, comparable, picklable.
 
     Args:
         embedding_dim: Components of an encoding.
-        base: About the ratio of the longest to the shortest wavelength.
+        base: Approximately the ratio of the longest to the shortest wavelength.
         preset: "vaswani", "marian", "tensor2tensor", "ddpm" or "fairseq"; see
             :class:`posembed.SinusoidalPositionalEmbedding`.
-        cos_first: Cosines before sines; default: False.
+        cos_first: Put cosines before sines; default: False.
         shift: Frequencies are ``base ** (-i / (embedding_dim / 2 - shift))``; default: the
             preset's.
         scale: Multiplies the encoding.
-        padding_idx: Position 0 has the sinusoid of ``padding_idx + 1``, and position -1, padding,
+        padding_idx: Position 0 has the sinusoid of ``padding_idx + 1``, and position -1 (padding)
             is zero. Default: 1 with "fairseq", otherwise None.
 
     Raises:
-        ValueError: The numbers do not fit together; the message names the field.
+        ValueError: The numbers are inconsistent; the message names the field.
 
     Examples:
         >>> import posembed as pe
@@ -424,13 +427,13 @@ class SinusoidalSpec:
         return cls(**fields)
 
     def permutation_to(self, other: SinusoidalSpec) -> Tensor:
-        """The order of columns that turns this encoding into ``other``: int64 [embedding_dim].
+        """The column order that turns this encoding into ``other``: int64 [embedding_dim].
 
-        To use a model with another preset than it was trained with, put its columns (of the token
-        table and of weights that read or write embeddings) into this order.
+        To use a model with another preset than it was trained with, reorder the columns of its
+        token table and of all weights that read or write embeddings.
 
         Raises:
-            ValueError: Frequencies, scales or paddings differ, so that no order makes the encodings
+            ValueError: Frequencies, scales or paddings differ, so no order makes the encodings
                 equal.
 
         Examples:
@@ -452,10 +455,10 @@ class SinusoidalSpec:
 
 
 def rotary_spec(text: str) -> RotarySpec:
-    """:meth:`RotarySpec.from_json`, as torch.fx names functions."""
+    """:meth:`RotarySpec.from_json` as a function that torch.fx can refer to by name."""
     return RotarySpec.from_json(text)
 
 
 def sinusoidal_spec(text: str) -> SinusoidalSpec:
-    """:meth:`SinusoidalSpec.from_json`, as torch.fx names functions."""
+    """:meth:`SinusoidalSpec.from_json` as a function that torch.fx can refer to by name."""
     return SinusoidalSpec.from_json(text)

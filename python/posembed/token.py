@@ -24,7 +24,7 @@ COMPUTED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def warn_of_skipped(file: pretrained.VectorFile) -> None:
-    """Counts the rows that were left out, and names the first of them."""
+    """Warns of skipped rows: their count, and the first of them."""
     skipped = file.skipped()
     if skipped.count == 0:
         return
@@ -35,10 +35,10 @@ def warn_of_skipped(file: pretrained.VectorFile) -> None:
 
 
 def within(ids: Tensor, rows: int) -> Tensor:
-    """Ids [count] without those outside the table, which a CUDA call cannot refuse.
+    """Ids [count] with out-of-range ids replaced, because a CUDA call cannot reject them.
 
-    Another given id, or the first row if there is none, replaces each id outside the table. In one
-    dimension, as torch needs to find equal ids on CUDA.
+    Each out-of-range id becomes another of the given ids, or 0 if there is none. The result is
+    one-dimensional, because torch needs that to find equal ids on CUDA.
     """
     ids = ids.reshape(-1)
     if not ids.is_cuda or ids.numel() == 0:
@@ -50,17 +50,17 @@ def within(ids: Tensor, rows: int) -> Tensor:
 class TokenEmbedding(Leaf, nn.Embedding):
     """``torch.nn.Embedding`` with reproducible gradients, a scale and a tied output head.
 
-    Gradients of every dtype are summed in float32 and rounded once, and have the same bits for any
-    number of threads.
+    Gradients of every dtype are summed in float32 and rounded once. They are bitwise identical for
+    any number of threads.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As for
+        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq: As in
             ``torch.nn.Embedding``.
-        sparse: The same as ``gradient="rows"``.
-        scale: Multiplies every result; ``"sqrt_dim"`` is the square root of embedding_dim.
+        sparse: Same as ``gradient="rows"``.
+        scale: Multiplies the result; ``"sqrt_dim"`` is the square root of embedding_dim.
         gradient: "dense", or "rows" for a coalesced sparse ``weight.grad`` of the rows that were
-            looked up, as ``torch.optim.SGD`` and ``SparseAdam`` take it.
-        device, dtype: Of the table.
+            looked up, which ``torch.optim.SGD`` and ``SparseAdam`` accept.
+        device, dtype: Device and dtype of the table.
 
     Raises:
         ValueError: A negative size, a ``padding_idx`` outside the table, or an unknown ``scale`` or
@@ -112,7 +112,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
 
     @property
     def embed_scale(self) -> float:
-        """``scale``, by the name that PEFT reads to scale an adapter's rows as well."""
+        """``scale``, under the name that PEFT reads to scale an adapter's rows too."""
         return self.scale
 
     @property
@@ -142,18 +142,18 @@ class TokenEmbedding(Leaf, nn.Embedding):
 
         Args:
             embeddings: The table.
-            freeze: Keep the table as it is: no gradient.
+            freeze: Freeze the table: no gradient.
             padding_idx: The row that gets no gradient; its values stay as they are.
-            max_norm: As for ``torch.nn.Embedding``.
-            norm_type: The p of the norm of ``max_norm``.
+            max_norm: As in ``torch.nn.Embedding``.
+            norm_type: The p of the p-norm for ``max_norm``.
             scale_grad_by_freq: Divide a row's gradient by its id's count in the batch.
-            sparse: The same as ``gradient="rows"``.
-            scale: Multiplies every result.
+            sparse: Same as ``gradient="rows"``.
+            scale: Multiplies the result.
             gradient: "dense" or "rows".
 
         Raises:
             ValueError: ``embeddings`` is not a matrix.
-            TypeError: It is of a dtype that nothing is computed in, such as float8.
+            TypeError: Its dtype does not support arithmetic, such as float8.
         """
         if embeddings.dim() != 2:
             shape = list(embeddings.shape)
@@ -179,7 +179,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
         )
 
     def reset_parameters(self) -> None:
-        """Draws the table from N(0, 1) and sets the row of padding_idx to zeros."""
+        """Draws the table from N(0, 1) and zeroes the row of padding_idx."""
         prefer_huge_pages(self.weight)
         nn.init.normal_(self.weight)
         if self.padding_idx is not None:
@@ -200,30 +200,31 @@ class TokenEmbedding(Leaf, nn.Embedding):
         freeze: bool = True,
         **options: Any,
     ) -> TokenEmbedding:
-        r"""A module with vectors of a file that :func:`posembed.pretrained.open_vectors` reads.
+        r"""A module with vectors from a file that :func:`posembed.pretrained.open_vectors` reads.
 
         Args:
             path: safetensors (or their index), word2vec, fastText .vec or GloVe.
-            tensor: The name of the table, for files with several.
-            vocabulary: Words in the order of ids, a dict of words to ids, or a tokenizer; default:
-                all rows of the file.
-            words: For safetensors, which have no words: the word of each row, such as the model's
-                own tokenizer, so that ``vocabulary`` can select rows.
-            unicode_errors: For words that are not UTF-8: "strict" raises, "replace" puts U+FFFD for
-                bad bytes.
-            on_bad_row: For rows that cannot be read: "raise", or "skip" to leave them out with a
+            tensor: Name of the table, for files with several.
+            vocabulary: Words in id order, a dict from words to ids, or a tokenizer; default: all
+                rows of the file.
+            words: The word of each row, for safetensors, which store no words: for example the
+                model's own tokenizer. ``vocabulary`` can then select rows.
+            unicode_errors: For words that are not valid UTF-8: "strict" raises, "replace" replaces
+                invalid bytes with U+FFFD.
+            on_bad_row: For rows that cannot be read: "raise", or "skip" to omit them with a
                 warning that counts them.
-            missing: For words that the file lacks: "mean" of the rows that were found, "zero", or
-                "error".
-            dtype: Of the table; default: that of the file.
-            freeze: Keep the table as it is: no gradient.
-            options: Those of :meth:`from_pretrained`.
+            missing: For words that are not in the file: "mean" of the rows that were found,
+                "zero", or "error".
+            dtype: Dtype of the table; default: the file's.
+            freeze: Freeze the table: no gradient.
+            options: Options of :meth:`from_pretrained`.
 
         Raises:
             FileFormatError: The file is broken.
-            ValueError: Options do not fit the file.
-            TypeError: :meth:`from_pretrained` has no such option, and nothing has been read; or the
-                table is of a dtype such as float8, and no ``dtype`` is given to convert it to.
+            ValueError: Options do not match the file.
+            TypeError: :meth:`from_pretrained` has no such option (raised before the file is read);
+                or the table has a dtype such as float8, and no ``dtype`` says what to convert it
+                to.
 
         Examples:
             >>> import pathlib, tempfile, posembed as pe, torch
@@ -234,7 +235,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
             >>> token(torch.tensor([0]))
             tensor([[1., 2.]])
         """
-        # Check options before a long file is read.
+        # Check options before reading a large file.
         inspect.signature(cls.from_pretrained).bind(None, freeze, **options)
         file = pretrained.open_vectors(
             path, words=words, unicode_errors=unicode_errors, on_bad_row=on_bad_row
@@ -248,10 +249,10 @@ class TokenEmbedding(Leaf, nn.Embedding):
         return cls.from_pretrained(table, freeze, **options)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int32 or int64 [...] to [..., embedding_dim]; see :func:`functional.embedding`.
+        """Looks up ids: int32 or int64 [...] -> [..., embedding_dim]; :func:`functional.embedding`.
 
         Raises:
-            ValueError: The table is a DTensor, and there is a ``max_norm``.
+            ValueError: The table is a DTensor and ``max_norm`` is set.
         """
         if self.max_norm is not None:
             if is_sharded(self.weight):
@@ -272,12 +273,12 @@ class TokenEmbedding(Leaf, nn.Embedding):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The table as output head: [..., embedding_dim] -> [..., num_embeddings].
+        """Uses the table as a tied output head: [..., embedding_dim] -> [..., num_embeddings].
 
         Raises:
-            ValueError: ``hidden`` has another width, or the table is on the meta device and no hook
-                of accelerate loads it.
-            TypeError: ``hidden`` has another dtype, outside autocast.
+            ValueError: The last dimension of ``hidden`` is not embedding_dim, or the table is on
+                the meta device and no accelerate hook loads it.
+            TypeError: ``hidden`` has another dtype outside autocast.
         """
         return tied_logits(self, hidden)  # type: ignore[no-any-return]
 
@@ -290,22 +291,22 @@ class TokenEmbedding(Leaf, nn.Embedding):
         covariance_scale: float = 1e-9,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Lengthens or shortens the vocabulary in place; remaining rows keep their bits.
+        """Resizes the vocabulary in place; the remaining rows do not change.
 
         ``weight`` becomes a new parameter: create the optimizer afterwards, or pass it here.
 
         Args:
             num_embeddings: The new number of rows.
-            initialization: The new rows, as for :func:`functional.embedding_resize`.
-            optimizer: Receives the new parameter instead of the old one. Its state for remaining
-                rows (moments, momentum) is kept; new rows get zeros, or Rprop's initial step.
+            initialization: How to initialise new rows; see :func:`functional.embedding_resize`.
+            optimizer: Its reference to the old parameter is replaced. It keeps its state for
+                the remaining rows (moments, momentum); new rows get zeros, or Rprop's initial step.
             covariance_scale: For "mean-and-covariance".
-            generator: Draws the new rows; default: torch's default generator.
+            generator: Random generator for new rows; default: torch's default generator.
 
         Raises:
             ValueError: ``padding_idx`` would be cut off, ``optimizer`` does not hold the table or
-                keeps a state that is not one of its rows, or new rows have another shape.
-            TypeError: ``generator`` is none of torch's.
+                has state that is not per row, or new rows have another shape.
+            TypeError: ``generator`` is not a ``torch.Generator``.
 
         Examples:
             >>> import posembed as pe
@@ -335,7 +336,7 @@ class TokenEmbedding(Leaf, nn.Embedding):
         self.num_embeddings = num_embeddings
 
     def extra_repr(self) -> str:
-        """The options, as the C++ module prints them."""
+        """The options, in the C++ module's format."""
         parts = [f"{self.num_embeddings}, {self.embedding_dim}"]
         if self.padding_idx is not None:
             parts.append(f"padding_idx={self.padding_idx}")
@@ -354,10 +355,10 @@ class TokenEmbedding(Leaf, nn.Embedding):
 
 @torch.fx.wrap
 def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
-    """:meth:`TokenEmbedding.logits`, a function so that torch.fx can keep its call."""
+    """:meth:`TokenEmbedding.logits` as a function, so that torch.fx keeps the call."""
     if not token.weight.is_meta or hidden.is_meta:
         return _product(hidden, token.weight)
-    # accelerate has offloaded the table, and its hook loads it for calls of the module alone.
+    # accelerate has offloaded the table, and its hook loads it only for calls of the module.
     hook: Any = getattr(token, "_hf_hook", None)
     if hook is None:
         raise ValueError(
@@ -368,7 +369,7 @@ def tied_logits(token: TokenEmbedding, hidden: Tensor) -> Tensor:
 
 
 def _product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden`` [..., embedding_dim] times a table, after checks of its width and dtype."""
+    """``hidden`` [..., embedding_dim] times a table; checks width and dtype first."""
     width = weight.shape[1]
     if hidden.dim() == 0 or hidden.shape[-1] != width:
         raise ValueError(
@@ -388,7 +389,7 @@ def check_sizes(**sizes: int) -> None:
 
 
 def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: str) -> None:
-    """Raises ValueError for a padding row outside the table, or an unknown form of gradient."""
+    """Raises ValueError for a padding row outside the table, or an unknown gradient form."""
     outside = padding_idx is not None and not (
         -num_embeddings <= whole("padding_idx", padding_idx) < num_embeddings
     )
@@ -400,9 +401,9 @@ def check_table_options(num_embeddings: int, padding_idx: int | None, gradient: 
 
 
 def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Parameter) -> None:
-    """Replaces ``old`` by ``new``, which has another number of rows.
+    """Replaces ``old`` with ``new``, which has another number of rows.
 
-    Raises ValueError and changes nothing if the optimizer's state does not consist of rows.
+    Raises ValueError and changes nothing if the optimizer's state is not per row.
     """
     places = [
         (group, i)
@@ -430,7 +431,7 @@ def replace_parameter(optimizer: torch.optim.Optimizer, old: Tensor, new: nn.Par
 
 
 def _check_rows(optimizer: torch.optim.Optimizer, state: Any, shape: torch.Size) -> None:
-    """Raises ValueError for state that is neither a number nor rows of a table."""
+    """Raises ValueError for state that is neither a number nor per row of the table."""
     for name, value in state.items():
         if isinstance(value, Tensor):
             known = value.dim() == 0 or value.shape == shape
@@ -451,7 +452,7 @@ def _initial(optimizer: torch.optim.Optimizer, name: str, group: dict[str, Any])
 
 
 def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
-    """An optimizer's state for a table: the remaining rows, then new ones."""
+    """Resizes an optimizer's state for a table: the remaining rows, then new ones."""
     kept = min(rows, state.shape[0])
     if state.is_sparse:
         state = state.coalesce()
@@ -469,7 +470,7 @@ def _with_rows(state: Tensor, rows: int, initial: float) -> Tensor:
 
 
 def scale_number(scale: float | str, embedding_dim: int) -> float:
-    """The number for a scale; ValueError if there is none."""
+    """Converts a scale to a number; raises ValueError if it is invalid."""
     if scale == "sqrt_dim":
         return math.sqrt(embedding_dim)
     if isinstance(scale, str):

@@ -1,4 +1,4 @@
-"""The rotation of the installed posembed, as a kernel of the Hugging Face hub."""
+"""The installed posembed's rotation, as a Hugging Face Hub kernel."""
 
 from posembed.integrations.huggingface import apply_rotary_pos_emb
 

@@ -1,6 +1,6 @@
-"""torch.func.vmap rules, by which operators take one more dimension.
+"""torch.func.vmap rules, which let operators take one more dimension.
 
-A rule merges the mapped dimension with one of the operator's, so that vmap makes one call.
+A rule merges the mapped dimension with one of the operator's, so vmap makes a single call.
 """
 
 from __future__ import annotations

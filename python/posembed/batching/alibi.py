@@ -1,4 +1,4 @@
-"""ALiBi: copies become more heads."""
+"""ALiBi: mapped copies become additional heads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from posembed.batching.dimensions import fold, size_of, unfold
 
 
 def has_mapped_positions(in_dims: tuple[int | None, ...], first: int) -> bool:
-    """Whether positions, documents or a mask, which heads share, differ between copies."""
+    """Whether positions, documents or a mask, which all heads share, differ between copies."""
     return any(dim is not None for dim in in_dims[first:])
 
 
 def alibi_bias_rule(
     info: Any, in_dims: tuple[int | None, ...], slopes: Tensor, *args: Any, **options: Any
 ) -> Any:
-    """Into heads: those of each copy side by side."""
+    """Merges copies into heads: the heads of each copy are adjacent."""
     operator = torch.ops.posembed.alibi_bias.default
     if has_mapped_positions(in_dims, 1):
         return loop_rule(operator, info, in_dims, slopes, *args, **options)
@@ -32,7 +32,7 @@ def alibi_bias_rule(
 def alibi_bias_backward_rule(
     info: Any, in_dims: tuple[int | None, ...], grad: Tensor, *args: Any, **options: Any
 ) -> Any:
-    """Into heads: those of each copy side by side."""
+    """Merges copies into heads: the heads of each copy are adjacent."""
     operator = torch.ops.posembed.alibi_bias_backward.default
     if has_mapped_positions(in_dims, 1):
         return loop_rule(operator, info, in_dims, grad, *args, **options)
@@ -51,7 +51,7 @@ def alibi_scores_rule(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """alibi_add and alibi_softmax: into heads, those of each copy side by side."""
+    """alibi_add and alibi_softmax: merges copies into heads, those of each copy adjacent."""
     operator = getattr(torch.ops.posembed, name).default
     if has_mapped_positions(in_dims, 2):
         return loop_rule(operator, info, in_dims, scores, slopes, *args, **options)
@@ -73,7 +73,7 @@ def alibi_softmax_backward_rule(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Into heads: those of each copy side by side."""
+    """Merges copies into heads: the heads of each copy are adjacent."""
     operator = torch.ops.posembed.alibi_softmax_backward.default
     if has_mapped_positions(in_dims, 2):
         return loop_rule(operator, info, in_dims, grad, weights, scale, sides, *args, **options)

@@ -30,7 +30,7 @@ def loop_rule(
 def in_place_rule(
     operator: str, info: Any, in_dims: tuple[int | None, ...], *args: Any, **options: Any
 ) -> tuple[None, None]:
-    """Calls a mutating operator copy by copy, because joined dimensions would not be a view."""
+    """Calls an in-place operator copy by copy, because merged dimensions would not be a view."""
     for copy in range(info.batch_size):
         single = [
             arg if dim is None else arg.select(dim, copy)
@@ -52,7 +52,7 @@ def no_copies(operator: Any, in_dims: tuple[int | None, ...], *args: Any, **opti
         for arg, dim in itertools.zip_longest(args, in_dims)
     ]
     results = operator(*single, **options)
-    # Adding these to no element gives every argument a gradient of zeros rather than none.
+    # Adding these to empty results gives every argument a zero gradient instead of None.
     sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
 
     def none_of(result: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fold(tensor: Tensor, mapped: int | None, into: int, size: int) -> Tensor:
-    """Merges dimension ``mapped`` into ``into`` of the others; None: repeats ``size`` times."""
+    """Merges dimension ``mapped`` into dimension ``into``; None: repeats ``size`` times."""
     if mapped is None:
         tensor, mapped = tensor.unsqueeze(0).expand(size, *tensor.shape), 0
     return tensor.movedim(mapped, into).flatten(into, into + 1)

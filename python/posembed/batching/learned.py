@@ -1,4 +1,4 @@
-"""Learned positions: mapped inputs are a larger batch."""
+"""Learned positions: mapped inputs become a larger batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def learned_add_rule(
     positions: Tensor | None = None,
     *options: int,
 ) -> Any:
-    """learned_add: mapped x is a larger batch; other mapped arguments take a call per copy."""
+    """learned_add: mapped x becomes a larger batch; other mapped arguments need a call per copy."""
     operator = torch.ops.posembed.learned_add
     x_dim, *other_dims = in_dims
     if x_dim is None or any(dim is not None for dim in other_dims):

@@ -1,4 +1,4 @@
-"""Rotary: copies become more heads, or a larger batch if each copy has its own positions."""
+"""Rotary: copies become additional heads, or a larger batch if each has its own positions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from posembed.batching.copies import loop_rule
 from posembed.batching.dimensions import fold, size_of, unfold
 
-# The dimensions of batch (None: absent) and heads in each layout.
+# The batch (None: absent) and head dimensions in each layout.
 DIMENSIONS = {"bshd": (0, 2), "bhsd": (0, 1), "sbhd": (1, 2), "thd": (None, 1)}
-# Of spec (which has none), positions, layout, offset, inverse, cu_seqlens, frequencies, transpose.
+# Defaults of spec (none), positions, layout, offset, inverse, cu_seqlens, frequencies, transpose.
 DEFAULTS: tuple[Any, ...] = (None, None, "bshd", 0, False, None, None, False)
 
 
@@ -40,7 +40,7 @@ def rotary_positions(
 
 
 def rotary_rule(count: int, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    """Rotary and rotary_pair: into heads, or into batch if each copy has its own positions."""
+    """Rotary and rotary_pair: merges copies into heads, or into batch if positions differ."""
     operator = torch.ops.posembed.rotary if count == 1 else torch.ops.posembed.rotary_pair
     tensors, tensor_dims = list(args[:count]), list(in_dims[:count])
     spec, positions, layout, *options = (*args[count:], *DEFAULTS[len(args) - count :])

@@ -1,4 +1,4 @@
-"""Sinusoids: mapped inputs are a larger batch, and positions may have any shape."""
+"""Sinusoids: mapped inputs become a larger batch; positions may have any shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sinusoidal_add_rule(
     offset: int = 0,
     scale: Tensor | None = None,
 ) -> Any:
-    """Into the batch, or as the batch if x is [seq, embedding_dim]."""
+    """Merges copies into the batch, or makes them the batch if x is [seq, embedding_dim]."""
     operator = torch.ops.posembed.sinusoidal_add
     x_dim, _, positions_dim, _, scale_dim = (*in_dims, None, None, None)[:5]
     if scale_dim is not None:

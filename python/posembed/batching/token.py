@@ -1,4 +1,4 @@
-"""Token tables: mapped ids are more ids; mapped tables are concatenated by columns or rows."""
+"""Token tables: mapped ids become more ids; mapped tables are joined by columns or rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def embedding_rule(
     vocabulary_start: int = -1,
     gradient: str = "dense",
 ) -> tuple[Tensor, int]:
-    """embedding: mapped ids are more ids; mapped tables are concatenated by columns or rows."""
+    """embedding: mapped ids become more ids; mapped tables are joined by columns or rows."""
     operator = torch.ops.posembed.embedding
     options = (padding_idx, scale, scale_grad_by_freq, vocabulary_start, gradient)
     weight_dim, ids_dim = in_dims[:2]
@@ -45,14 +45,14 @@ def embedding_rule(
         columns = weight.movedim(weight_dim, 1).flatten(1)
         result = operator(columns, ids, *options)
         return result.unflatten(-1, (info.batch_size, -1)), ids.dim()
-    if vocabulary_start >= 0:  # ids outside one table would be inside the next
+    if vocabulary_start >= 0:  # ids outside one table would fall into the next
         result, _ = loop_rule(operator, info, (weight_dim, ids_dim), weight, ids, *options)
         return result, 0
     tables = weight.movedim(weight_dim, 0)
     operator(tables[0, :, :1].detach(), ids)  # raises for bad ids, with their values
     places = copies_of(ids, ids_dim, tables.shape[1], info.batch_size)
     result = operator(tables.flatten(0, 1), places, -1, *options[1:])
-    if padding_idx >= 0:  # each table has its own padding row now, so stop their gradients here
+    if padding_idx >= 0:  # each table now has its own padding row, so stop their gradients here
         padding = (ids if ids_dim is None else ids.movedim(ids_dim, 0)) == padding_idx
         result = torch.where(padding.unsqueeze(-1), result.detach(), result)
     return result, 0
@@ -69,7 +69,7 @@ def embedding_backward_rule(
     scale_grad_by_freq: bool = False,
     vocabulary_start: int = -1,
 ) -> tuple[Tensor, int]:
-    """embedding_backward: mapped gradients are more columns; mapped ids are ids of more tables."""
+    """embedding_backward: mapped gradients become columns; mapped ids index more tables."""
     operator = torch.ops.posembed.embedding_backward
     options = (scale, scale_grad_by_freq, vocabulary_start)
     gradient_dim, _, ids_dim = in_dims[:3]
@@ -78,7 +78,7 @@ def embedding_backward_rule(
         columns = gradient.movedim(gradient_dim, -2).flatten(-2)
         result = operator(columns, num_embeddings, ids, padding_idx, *options)
         return result.unflatten(-1, (size, -1)), 1
-    if vocabulary_start >= 0:  # ids outside one table would be inside the next
+    if vocabulary_start >= 0:  # ids outside one table would fall into the next
         given = (gradient, num_embeddings, ids, padding_idx, *options)
         result, _ = loop_rule(operator, info, in_dims, *given)
         return result, 0

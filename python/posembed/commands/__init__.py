@@ -67,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Runs a command; errors that users can correct give one line and exit code 2."""
+    """Runs a command; user errors print one line and give exit code 2."""
     try:
         code = run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe; avoid Python's error at exit
+    except BrokenPipeError:  # the reader closed the pipe; suppress Python's error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, TypeError, IndexError, ImportError) as error:
@@ -83,7 +83,7 @@ def guarded(run: Callable[[argparse.Namespace], int], arguments: argparse.Namesp
 
 
 def in_one_line(error: Exception) -> str:
-    """The error in one line, with the file first if it is about a file."""
+    """The error in one line, starting with the file if it is about a file."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())

@@ -1,7 +1,7 @@
 """benchmark: compares posembed with copies of the same bytes and with peers, on this machine.
 
-Peers are the rotary embeddings of other installed libraries and plain torch. A source checkout
-measures more, with goals: make benchmark.
+Peers are plain torch and the rotary embeddings of other installed libraries. A source checkout has
+more benchmarks, with goals: make benchmark.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def lookup(device: str) -> Case:
 
 
 def sinusoids(device: str) -> Case:
-    """Computes and adds encodings."""
+    """Computes and adds sinusoidal encodings."""
     position = SinusoidalPositionalEmbedding(WIDTH)
     x = torch.randn(8, TOKENS // 8, WIDTH, device=device)
     table = position.encode(torch.arange(TOKENS // 8, device=device))

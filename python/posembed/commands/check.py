@@ -1,6 +1,6 @@
 """check: a self-test of posembed on this machine.
 
-Compares angles with decimal arithmetic of 50 digits, and gradients with finite differences.
+Compares angles with 50-digit decimal arithmetic, and gradients with finite differences.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ POSITIONS = (0, 1, 511, 4096, 131_071, 1_000_003, 2**31 - 1)
 HEAD_DIM, BASE = 128, 500000
 # float64: 1e-15, plus the rounding of the reference to a float64 below 2 pi.
 ALLOWED = {torch.float32: 1.5e-7, torch.float64: 1.5e-15}
-# A rotation in place moves as many bytes as a copy. Much more time indicates a fault, such as a
-# lowered instruction set or more threads than cores.
+# An in-place rotation moves as many bytes as a copy. A much longer time indicates a problem, such
+# as a reduced instruction set or more threads than cores.
 SLOWEST = 8.0
 
 
@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
 
 
 def reference(pairs: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position and pair: two of float64 [positions, pairs]."""
+    """Cosines and sines of every position and pair: float64 [positions, pairs] each."""
     with localcontext() as context:
         context.prec = 50
         speeds = [Decimal(BASE) ** (Decimal(-i) / Decimal(pairs)) for i in range(pairs)]
@@ -114,7 +114,7 @@ def counted(device: str) -> Result:
 
 
 def differentiable(device: str) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
-    """Functions of float64 tensors by name, and their arguments."""
+    """Functions of float64 tensors, by name, with their arguments."""
     where: dict[str, Any] = {"device": device, "dtype": torch.float64}
     ids = torch.tensor([[1, 4, 1, 0]], device=device)
     rotary = RotaryEmbedding(8)
@@ -159,7 +159,7 @@ def gradients(device: str) -> Iterator[Result]:
 
 
 def speed(device: str) -> Result:
-    """Times a rotation in place relative to a copy of the same bytes."""
+    """Times an in-place rotation relative to a copy of the same bytes."""
     case = measure.rotation_in_place(device)
     seconds = measure.run(case, rounds=5)["best"]
     ratio = seconds["posembed"] / seconds[case.baseline]

@@ -1,4 +1,4 @@
-"""Shared by commands: arguments, specifications from files, tables, JSON, pictures."""
+"""Shared by commands: arguments, specifications from files, tables, JSON, plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# Python's arguments in messages, and the corresponding options of the command line.
+# Python argument names in messages, and the corresponding command-line options.
 ARGUMENTS = {
     "pass base=": "pass --base",
     "interleaved=True": "--interleaved",
@@ -52,7 +52,7 @@ def add_command(
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """An integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Facts that a configuration may lack, and the layers that are asked for."""
+    """Adds options for facts that a configuration may lack, and for the layers to read."""
     parser.add_argument(
         "--layer-type", metavar="TYPE", help="where layers differ: full_attention, ..."
     )
@@ -71,7 +71,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rotation_options(parser: argparse.ArgumentParser) -> None:
-    """Facts that a configuration may lack."""
+    """Adds options for facts that a configuration may lack."""
     pairing = parser.add_mutually_exclusive_group()
     pairing.add_argument(
         "--interleaved",
@@ -126,7 +126,7 @@ def only_with(arguments: argparse.Namespace, wanted: str, *options: str) -> None
 def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = False) -> RotarySpec:
     """The specification of a configuration; errors begin with its path.
 
-    When several are compared, --layer-type does not apply to those with one kind of layer.
+    If several are compared, --layer-type does not apply to those with only one layer type.
     """
     file = file_of(path)
 
@@ -152,7 +152,7 @@ def read_spec(path: str, arguments: argparse.Namespace, *, compared: bool = Fals
 
 
 def in_options(message: str) -> str:
-    """A message in which options of the command line replace Python's arguments."""
+    """The message with Python argument names replaced by command-line options."""
     for argument, option in ARGUMENTS.items():
         message = message.replace(argument, option)
     return message
@@ -161,7 +161,7 @@ def in_options(message: str) -> str:
 def specs_of(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, RotarySpec]:
     """The specifications of configurations by path, or the one that options describe.
 
-    With a length, specifications are resolved for it.
+    If a length is given, specifications are resolved for it.
     """
     if paths:
         only_with(arguments, "without CONFIG", "--head-dim", "--rotary-dim")
@@ -203,7 +203,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def without_infinity(value: Any) -> Any:
-    """The same with None for inf and NaN, at any depth."""
+    """The value with None for inf and NaN, at any depth."""
     if isinstance(value, dict):
         return {key: without_infinity(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -222,14 +222,14 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def save_picture(axes: Axes, path: str) -> None:
-    """Writes the picture in the format that the path's ending names."""
+    """Writes the plot in the format of the path's extension."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(path)
 
 
 def sync(*paths: Path) -> None:
-    """Waits until files' contents, or folders' names, are on the disk."""
+    """Waits until files' contents, or folders' entries, are on disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -242,8 +242,8 @@ def sync(*paths: Path) -> None:
 def whole_or_not_at_all(target: Path, *, folder: bool = False) -> Iterator[Path]:
     """A path to write to, which becomes the target if the block ends without an error.
 
-    Killed at any moment, the command leaves the target as it was, or whole; so does the machine.
-    Of two commands for one target, the first to begin writes it.
+    If the command or the machine stops at any moment, the target is either unchanged or complete.
+    If two commands write the same target, the first to begin wins.
     """
     part = target.with_name(target.name + ".part")
     try:

@@ -1,8 +1,8 @@
-"""convert: a checkpoint whose queries and keys have the other pairing, scores unchanged.
+"""convert: rewrites a checkpoint with the other pairing of queries and keys, scores unchanged.
 
-Tensor by tensor: a file's header stays as it is, because no shape changes, and no more than one
-tensor is in memory at a time. Outputs appear whole or not at all, and only if a small model of the
-same type gives the same outputs after the same conversion.
+It works tensor by tensor: a file's header does not change, because no shape changes, and only one
+tensor is in memory at a time. Outputs are written completely or not at all, and only if a small
+model of the same type gives the same outputs after the same conversion.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posembed.configuration import CONVERTED, file_of, load, select_part, typed
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
 
-Count = Callable[[int], Any]  # told how many bytes were written
+Count = Callable[[int], Any]  # receives the number of bytes written
 Plan = dict[Path, dict[str, bool]]  # files and their tensors: whether they are permuted
 
 
@@ -61,7 +61,7 @@ def add(commands: Commands) -> None:
 
 @contextmanager
 def opened(source: Path) -> Iterator[Any]:
-    """A safetensors file, mapped into memory; its errors name the file."""
+    """A memory-mapped safetensors file; errors name the file."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -76,7 +76,7 @@ def opened(source: Path) -> Iterator[Any]:
 
 
 def names_of(source: Path) -> list[str]:
-    """The tensors of a file, in the order of their bytes; those that its index says it has."""
+    """The tensors of a file, in byte order; checked against the index."""
     with opened(source) as tensors:
         names = list(tensors.offset_keys())
     model_folder.check_index(source, names)
@@ -93,7 +93,7 @@ def copy_header(source: Path, target: BinaryIO) -> int:
 def rewrite(
     source: Path, target: Path, names: dict[str, bool], permutation: Permutation, count: Count
 ) -> None:
-    """Writes all tensors in the order of their bytes, the chosen ones permuted."""
+    """Writes all tensors in byte order, permuting the chosen ones."""
     with opened(source) as tensors, target.open("wb") as file:
         count(copy_header(source, file))
         for name, rotates in names.items():
@@ -114,10 +114,10 @@ def record(config: Path, target: Path, to: str) -> None:
 
 
 def configuration(arguments: argparse.Namespace) -> Path:
-    """The file that tells how the source is rotated."""
+    """The configuration file that describes the source's rotation."""
     source = Path(arguments.source)
     if not source.is_dir():
-        source.stat()  # raises where there is nothing
+        source.stat()  # raises if it does not exist
         if arguments.config is None:
             raise ValueError("--config: expected for a file, which does not say how it is rotated")
         return file_of(arguments.config)
@@ -141,7 +141,7 @@ def check_target(source: Path, target: Path, force: bool) -> None:
 
 
 def progress(sources: Iterable[Path], quiet: bool) -> Any:
-    """A bar over the bytes of the files, on a terminal."""
+    """A progress bar over the files' bytes, on a terminal."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     total = sum(source.stat().st_size for source in sources)
@@ -150,7 +150,7 @@ def progress(sources: Iterable[Path], quiet: bool) -> Any:
 
 
 def look_through(source: Path, permutation: Permutation) -> Plan:
-    """The files and their tensors: all refusals come before anything is written."""
+    """The files and their tensors; all errors are raised before anything is written."""
     files = model_folder.shards(source) if source.is_dir() else [source]
     plan = {file: {name: permutation.rotates(name) for name in names_of(file)} for file in files}
     if not any(any(names.values()) for names in plan.values()):
@@ -161,7 +161,7 @@ def look_through(source: Path, permutation: Permutation) -> Plan:
 def verify(
     plan: Plan, fields: dict[str, Any], permutation: Permutation, arguments: argparse.Namespace
 ) -> None:
-    """Raises unless a small model of the same type, with such tensors, stays as it is."""
+    """Raises unless converting a small model of the same type leaves its outputs unchanged."""
     try:
         verification.verify(
             fields,
@@ -177,7 +177,7 @@ def verify(
 
 
 def write(plan: Plan, target: Path, permutation: Permutation, quiet: bool) -> None:
-    """Writes the files, into the target if that is a folder, under one bar."""
+    """Writes the files, into the target if it is a folder, with one progress bar."""
     with progress(plan, quiet) as bar:
         for file, names in plan.items():
             to = target / file.name if target.is_dir() else target
@@ -185,7 +185,7 @@ def write(plan: Plan, target: Path, permutation: Permutation, quiet: bool) -> No
 
 
 def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], Permutation]:
-    """The text model's configuration and what it says about rows; errors begin with the path."""
+    """The text model's configuration and its permutation; errors begin with the path."""
     try:
         whole = load(config)
         fields = typed(whole, None)
@@ -196,7 +196,7 @@ def read(config: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], P
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the target and tells what was permuted."""
+    """Writes the target and reports what was permuted."""
     source, target = Path(arguments.source), Path(arguments.target)
     check_target(source, target, arguments.force)
     config = configuration(arguments)
@@ -219,7 +219,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Tells what was permuted, and whether that was verified."""
+    """Reports what was permuted, and whether it was verified."""
     permuted = sorted(name for names in plan.values() for name in names if names[name])
     if arguments.json:
         known = {"target": arguments.target, "to": arguments.to, "verified": arguments.verify}

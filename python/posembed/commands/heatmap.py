@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
 
 
 def draw(spec: SinusoidalSpec, arguments: argparse.Namespace) -> Axes:
-    """Draws the picture, or both."""
+    """Draws the heat map, and the binary codes if requested."""
     from posembed import plot
 
     positions = arguments.positions
@@ -57,7 +57,7 @@ def draw(spec: SinusoidalSpec, arguments: argparse.Namespace) -> Axes:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the picture, or prints the numbers."""
+    """Writes the plot, or prints the numbers."""
     if not arguments.binary:
         common.only_with(arguments, "with --binary", "--bits")
     spec = SinusoidalSpec(arguments.dim, base=arguments.base, preset=arguments.preset)

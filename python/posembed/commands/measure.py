@@ -15,7 +15,7 @@ import torch
 
 from posembed.rotary import RotaryEmbedding
 
-# The length of a candidate's turn: enough timings to include an undisturbed moment.
+# The length of a candidate's turn: long enough to include an undisturbed timing.
 SECONDS = 0.03
 
 
@@ -44,9 +44,9 @@ class Case:
         name: What is measured, with sizes.
         candidates: Calls without arguments. "posembed" is judged against every other one.
         baseline: The label of a copy or update of the same bytes.
-        goals: Goals relative to a call that the case lacks are omitted.
-        limit: A goal that needs no other call.
-        repeats: How often a candidate does its work in one call.
+        goals: Goals; those relative to a call that the case lacks are skipped.
+        limit: A goal that does not depend on another call.
+        repeats: How many times a candidate does its work in one call.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Case:
 
 def run(case: Case, rounds: int) -> dict[str, Any]:
     """Median and fastest timing of each candidate in seconds, and a line for each goal."""
-    # Its import warns if it finds no CUDA toolkit, which nothing here needs.
+    # Its import warns if there is no CUDA toolkit, which is not needed here.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     from torch.utils.benchmark import Timer
 
@@ -107,7 +107,7 @@ def met(reached: bool) -> str:
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """A Markdown table: times, share of the baseline's speed, slowdown beside posembed, goals."""
+    """A Markdown table: times, fraction of the baseline's speed, slowdown vs. posembed, goals."""
     best, baseline = result["best"], result["baseline"]
     head = "| | median | fastest | of baseline | over posembed |"
     lines = [f"### {result['name']}", "", head, "|---|---:|---:|---:|---:|"]

@@ -1,4 +1,4 @@
-"""A model's folder as Hugging Face lays it out: config.json, safetensors files and their index."""
+"""A model folder in Hugging Face layout: config.json, safetensors files and their index."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 
-# Weights in other formats, which nothing here rewrites: beside converted ones they would be wrong.
+# Weights in other formats, which are not rewritten: next to converted ones they would be wrong.
 WEIGHTS = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx"}
 )
 
 
 def shards(folder: Path) -> list[Path]:
-    """The model's safetensors files, all of them there.
+    """The model's safetensors files; checks that all exist.
 
     Raises:
-        ValueError: One is missing, as in a download that was cut off, or there is none at all.
+        ValueError: One is missing, as after an interrupted download, or there are none.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -33,7 +33,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Each tensor's file, as the index has it; empty where there is none."""
+    """Each tensor's file according to the index; empty if there is no index."""
     index = folder / INDEX
     if not index.is_file():
         return {}
@@ -49,7 +49,7 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def check_index(shard: Path, names: list[str]) -> None:
-    """Raises ValueError unless a file has the tensors that the index says it has."""
+    """Raises ValueError unless a file has the tensors that the index lists for it."""
     stated = {tensor for tensor, name in weight_map(shard.parent).items() if name == shard.name}
     different = sorted(stated.symmetric_difference(names))
     if stated and different:
@@ -57,9 +57,9 @@ def check_index(shard: Path, names: list[str]) -> None:
 
 
 def companions(folder: Path) -> list[Path]:
-    """Files of the model besides weights: tokenizer, code, the index; all but config.json.
+    """Files of the model besides weights: tokenizer, code, the index; not config.json.
 
-    Relative to the folder; hidden files and folders, such as version control's, are left out.
+    Paths are relative to the folder; hidden files and folders, such as .git, are skipped.
     """
     files = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     return [
@@ -72,7 +72,7 @@ def companions(folder: Path) -> list[Path]:
 
 
 def copy(files: list[Path], source: Path, target: Path) -> None:
-    """Copies files to where they are in another folder."""
+    """Copies files to the same relative paths in another folder."""
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source / file, target / file)

@@ -1,4 +1,4 @@
-"""Rotary embeddings of other libraries that are installed."""
+"""Rotary embeddings of other installed libraries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 Call = Callable[[], Any]
 
-# Names of the packages for pip.
+# Package names for pip.
 PACKAGES = ("transformers", "torchtune", "rotary-embedding-torch", "torchembed")
 
-# Labels of the peers without their own goal.
+# Labels of peers without their own goal.
 OTHERS = ("torchtune", "rotary-embedding-torch", "torchembed (key repeated)")
 
 
@@ -36,7 +36,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function to one graph for these shapes."""
+    """Compiles a function into one graph for static shapes."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 

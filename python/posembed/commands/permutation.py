@@ -1,7 +1,7 @@
-"""Which rows of a checkpoint's tensors are components of queries and keys, and their other order.
+"""Which rows of a checkpoint's tensors are components of queries and keys, and their new order.
 
-Tensors are told by their names, as models of transformers and of Meta have them; how some model
-types pack several projections into one is known. A form whose rows cannot be told raises.
+Tensors are recognised by name, as in transformers' and Meta's models; the layouts of packed
+projections are known for some model types. A form whose rows cannot be identified raises.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posembed.specification import RotarySpec
 
 Pairing = Literal["interleaved", "half_split"]
 
-# One head after the other.
+# Rows of one head after the other.
 QUERY = re.compile(r"(^|\.)(q_proj|wq|query|linear_q)\.")
 KEY = re.compile(r"(^|\.)(k_proj|wk|key|linear_k)\.")
 # A weight for each component of a head, or of all heads.
@@ -26,16 +26,16 @@ NORM = re.compile(
     r"(^|\.)([qk]_norm|qk_norm|[qk]_layernorm|[qk]_layer_norm|query_layernorm|key_layernorm)\."
 )
 PACKED = re.compile(r"(^|\.)(qkv_proj|query_key_value|qkv|Wqkv|c_attn)\.")
-# Of W + B A only B has the rows of heads.
+# In W + B A, only B has one row per head component.
 ROWS = re.compile(r"\.(weight|bias|lora_B\.(\w+\.)?weight)$")
 UNTOUCHED = re.compile(r"\.lora_A\.")
 LATENT = re.compile(r"(^|\.)(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)\.")
-OTHER_TOWERS = re.compile(r"vision|visual|audio")  # pairs of their own
+OTHER_TOWERS = re.compile(r"vision|visual|audio")  # they have their own pairs
 LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blocks|h)\.(\d+)\.")
-# How packed projections are laid out: all queries, keys, values; or those of a group together.
+# Layouts of packed projections: all queries, keys, values; or those of each group together.
 PACKED_IN_ORDER = frozenset({"phi3"})
 PACKED_BY_GROUP = frozenset({"gpt_neox", "gpt_neox_japanese"})
-# Each head of q_proj has the rows of its query and then those of a gate, which is not rotated.
+# Each head of q_proj has its query rows and then the rows of a gate, which is not rotated.
 GATED = frozenset({"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text"})
 
 HEADS = re.compile("(^|_)n?_?heads?($|_)|query_groups")
@@ -52,12 +52,12 @@ def rotated(spec: RotarySpec) -> int:
 
 
 def window(spec: RotarySpec) -> tuple[int, int, int]:
-    """Which components of a head are rotated; all that a permutation asks of a rotation."""
+    """Which components of a head are rotated; all that a permutation needs to know."""
     return spec.head_dim, rotated(spec), spec.rotary_start
 
 
 def counts_of_heads(fields: Mapping[str, Any]) -> set[int]:
-    """Every number of heads that a configuration has, some for each layer."""
+    """Every head count in a configuration; some are per layer."""
     found: set[int] = set()
     for key, value in fields.items():
         if HEADS.search(key):
@@ -67,12 +67,12 @@ def counts_of_heads(fields: Mapping[str, Any]) -> set[int]:
 
 
 class Permutation:
-    """Where a model's projections have rows of queries and keys, and how these are reordered.
+    """Where a model's projections have query and key rows, and how these are reordered.
 
     Args:
-        specs: The rotation of each kind of layer; None: of layers that the others do not name.
+        specs: The rotation of each layer type; None: of layers of no named type.
         fields: The model's configuration.
-        to: The new pairing; the present one is the other.
+        to: The new pairing; the model currently has the other one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Permutation:
         """Whether a tensor's rows are components of queries or keys.
 
         Raises:
-            ValueError: They are, in a form whose rows cannot be told.
+            ValueError: They are, but in a form whose rows cannot be identified.
         """
         if OTHER_TOWERS.search(name):
             return False
@@ -112,7 +112,7 @@ class Permutation:
         return True
 
     def spec_of(self, name: str) -> RotarySpec:
-        """The rotation of a tensor's layer, or of any layer where they differ by angles only."""
+        """The rotation of a tensor's layer, or of any layer if layers differ only in angles."""
         if len(self.windows) == 1:
             return next(iter(self.windows.values()))
         layer = LAYER.search(name)
@@ -129,7 +129,7 @@ class Permutation:
         """Which of the heads in a tensor's rows are queries and keys.
 
         Raises:
-            ValueError: The configuration has no such number of heads, or how they are packed is not
+            ValueError: The configuration has no such number of heads, or their packing is not
                 known.
         """
         if NORM.search(name):
@@ -147,7 +147,7 @@ class Permutation:
         raise ValueError(f"{name}: how model_type {self.model_type!r} packs its heads is not known")
 
     def check_count(self, name: str, total: int, fits: bool) -> None:
-        """Raises ValueError for rows of more heads, or fewer, than the configuration has."""
+        """Raises ValueError if the number of heads in the rows does not match the configuration."""
         if self.counts and not fits and not (NORM.search(name) and total in self.counts):
             raise ValueError(
                 f"{name}: expected the rows of {sorted(self.counts)} heads, as the configuration "
@@ -155,14 +155,14 @@ class Permutation:
             )
 
     def apply(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor with its rows in the other order, as bytes."""
+        """The tensor with its rows in the new order, as bytes."""
         spec = self.spec_of(name)
-        if NORM.search(name):  # some have a row for each head
+        if NORM.search(name):  # some norms have a row for each head
             tensor = tensor.reshape(-1)
         rows, width = tensor.shape[0] if tensor.dim() else 0, spec.head_dim
         if rows == 0 or rows % width:
             raise ValueError(f"{name}: expected a multiple of {width} rows, got {rows}")
-        # Bytes move alike, whatever number format they are of.
+        # Permute bytes, so any number format works.
         parts = tensor.reshape(rows, -1).view(torch.uint8)
         heads = self.heads(name, rows // width)
         if rotated(spec) == 0:
@@ -183,9 +183,9 @@ def specs_of_kinds(
     base: float | None,
     ignore: Iterable[str] = (),
 ) -> dict[str | None, RotarySpec]:
-    """The rotation of each kind of layer that a configuration has.
+    """The rotation of each layer type in a configuration.
 
-    None: of layers that the others do not name, where the configuration needs no kind.
+    None: of layers of no named type, if the configuration needs no type.
 
     Raises:
         ValueError: The configuration cannot be read.
@@ -199,7 +199,7 @@ def specs_of_kinds(
                 fields, kind, interleaved=interleaved, base=base, ignore=ignore
             )
         except ValueError as error:
-            if not str(error).startswith("layer_type:"):  # there is no such kind, or only such
+            if not str(error).startswith("layer_type:"):  # no such type, or a type is needed
                 raise
             refused.append(error)
     if not specs:

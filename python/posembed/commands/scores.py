@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
 
 
 def read_specs(arguments: argparse.Namespace) -> dict[str, RotarySpec]:
-    """The specifications by the names of their columns."""
+    """The specifications by column name."""
     specs = common.specs_of(arguments.configs, arguments)
     for name, spec in specs.items():
         if spec.is_dynamic:
@@ -57,7 +57,7 @@ def shown_distances(farthest: int) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints scores at some distances; all of them as JSON."""
+    """Prints scores at some distances, or all of them as JSON."""
     if arguments.plot is None:
         common.only_with(arguments, "with --plot", "--log")
     specs = read_specs(arguments)

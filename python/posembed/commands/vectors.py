@@ -25,7 +25,7 @@ FORMAT_OF_ENDING = {
     ".txt": "glove",
 }
 
-# word2vec's first line: the number of rows, and of numbers in a row.
+# word2vec's first line: the number of rows, and the number of values per row.
 LIKE_HEADER = re.compile(rb"-?\d+ -?\d+\n")
 
 
@@ -71,7 +71,7 @@ def read_vocabulary(path: str) -> list[str] | dict[str, int]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8: {error}") from error
     if not path.endswith(".json"):
-        # Do not use splitlines, which splits at U+2028, a word of some tokenizers.
+        # Do not use splitlines: it splits at U+2028, a token of some tokenizers.
         return text.removesuffix("\n").split("\n") if text else []
     try:
         fields: Any = json.loads(text)
@@ -88,7 +88,7 @@ def read_vocabulary(path: str) -> list[str] | dict[str, int]:
 
 
 def lines_of(words: Sequence[str], vectors: Tensor) -> Iterator[bytes]:
-    """Lines of a word and its numbers, with enough digits to restore float32."""
+    """Lines of a word and its numbers, with enough digits to round-trip float32."""
     for word, row in zip(words, vectors.float(), strict=True):
         numbers = " ".join(f"{number:.9g}" for number in row.tolist())
         yield f"{word} {numbers}\n".encode()
@@ -149,7 +149,7 @@ def selected(file: VectorFile, arguments: argparse.Namespace) -> tuple[list[str]
 
 
 def format_of(path: Path, arguments: argparse.Namespace) -> str:
-    """The output's format: as stated, or by its ending."""
+    """The output format: as requested, or from the file extension."""
     kind = arguments.format or FORMAT_OF_ENDING.get(path.suffix)
     if kind is None:
         raise ValueError(
@@ -189,7 +189,7 @@ def write(file: VectorFile, arguments: argparse.Namespace) -> dict[str, Any]:
         else:
             with part.open("wb") as target:
                 write_words(target, kind, words, vectors, quiet=arguments.json)
-        if beside:  # first: vectors without their words would be of no use
+        if beside:  # words first: vectors without their words would be useless
             with common.whole_or_not_at_all(words_path) as words_part:
                 words_part.write_text("\n".join(words) + "\n", encoding="utf-8")
             written["words"] = str(words_path)

@@ -1,9 +1,9 @@
-"""Whether a conversion leaves a model as it is: tried on a small model of the same type.
+"""Verifies a conversion on a small model of the same type: its outputs must not change.
 
 transformers builds the model from the configuration, with few and narrow layers and random weights.
-Its outputs before and after the conversion have to be equal. A converted model is run with the
-model's own rotation R between reorderings of the components, P R P^-1: the rotation by the same
-angles of the pairs that the conversion makes.
+Its outputs before and after the conversion must be equal. A converted model runs with the model's
+own rotation R between permutations of the components, P R P^-1: this rotates the pairs that the
+conversion makes by the same angles.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from posembed.configuration import CONVERTED
 from posembed.specification import RotarySpec
 
 TOKENS, VOCABULARY, WIDTH, LAYERS = 12, 64, 64, 4
-# Some models compute in float32 in places, whatever their weights are of.
+# Some models compute parts in float32, whatever the dtype of their weights.
 TOLERANCE = 1e-4
 
-# Keys about how weights are stored, or where code is, which a model with random weights has not.
+# Keys about weight storage or code location, which a model with random weights does not have.
 STORED = frozenset(
     {"quantization_config", "torch_dtype", "dtype", "auto_map", "transformers_version", CONVERTED}
 )
-# A function that rotates, by its name and by the first argument that is about angles.
+# Functions that rotate: by name, and by the first argument that holds angles.
 ROTATION = re.compile("^apply_.*rotary")
 ANGLES = ("cos", "sin", "freqs_cis", "freqs")
 
-# Parts of attention that have no bearing on rows, or are none of the weights.
+# Parts of attention that do not affect rows, or are not weights.
 WITHOUT_ROWS = frozenset({"bias", "masked_bias", "rotary_emb"})
 ROTATED = (QUERY, KEY, NORM, PACKED)
 
@@ -51,7 +51,7 @@ Specs = Mapping[str | None, RotarySpec]
 
 
 class UnverifiedError(ValueError):
-    """Nothing is known about a conversion, because the model type could not be tried."""
+    """The conversion could not be verified, because the model type could not be tried."""
 
 
 class CorruptionError(Exception):
@@ -62,7 +62,7 @@ class CorruptionError(Exception):
 
 
 def number(key: str, value: int) -> int:
-    """A number of a configuration for a small model, by the name of its key."""
+    """A configuration value for a small model, by key."""
     if re.search("intermediate_size$|^ffn_dim$|^vocab_size", key):
         return min(value, WIDTH)
     if re.search("^linear_num_(key|value)_heads$", key):
@@ -75,14 +75,14 @@ def number(key: str, value: int) -> int:
 
 
 def depth(fields: Mapping[str, Any]) -> int:
-    """Layers of which there is one of each kind at least."""
+    """Number of layers that includes at least one of each type."""
     kinds = list(fields.get("layer_types") or [])
     first = [kinds.index(kind) + 1 for kind in set(kinds)]
     return min(int(fields["num_hidden_layers"]), max(2, *first) if first else LAYERS)
 
 
 def shortened(value: Any, layers: int, kept: int) -> Any:
-    """Lists and mappings that have an entry for each layer, for the first layers."""
+    """Cuts lists and mappings with an entry per layer to the first layers."""
     if isinstance(value, (list, tuple)) and len(value) == layers > 1:
         return list(value[:kept])
     if isinstance(value, dict) and value and all(str(key).isdigit() for key in value):
@@ -91,7 +91,7 @@ def shortened(value: Any, layers: int, kept: int) -> Any:
 
 
 def shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with fewer layers, heads and experts; heads keep their width."""
+    """The configuration with fewer layers, heads and experts; the head size does not change."""
     queries = int(fields["num_attention_heads"])
     keys = int(fields.get("num_key_value_heads") or queries)
     width = int(fields.get("head_dim") or fields["hidden_size"] // queries)
@@ -111,7 +111,7 @@ def shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def small_model(fields: Mapping[str, Any]) -> nn.Module:
-    """A small model of the configuration's type, with weights that all matter."""
+    """A small model of the configuration's type, in which every weight affects the output."""
     from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
     kind = CONFIG_MAPPING[str(fields["model_type"])]
@@ -132,7 +132,7 @@ def small_model(fields: Mapping[str, Any]) -> nn.Module:
 
 
 def without_stored(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what is about files."""
+    """A configuration without keys about files."""
     return {key: value for key, value in fields.items() if key not in STORED}
 
 
@@ -140,7 +140,7 @@ def without_stored(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reordered(x: Tensor, spec: RotarySpec, to_interleaved: bool) -> Tensor:
-    """Components of heads, or of their rotated windows, in the other order."""
+    """Reorders the components of heads, or of their rotated windows."""
     start = spec.rotary_start if x.shape[-1] == spec.head_dim else 0
     end = start + rotated(spec)
     rows = (2, -1) if to_interleaved else (-1, 2)
@@ -150,7 +150,7 @@ def reordered(x: Tensor, spec: RotarySpec, to_interleaved: bool) -> Tensor:
 
 
 def spec_for(specs: Iterable[RotarySpec], x: Tensor, angles: Tensor) -> RotarySpec:
-    """The specification that a query and the angles for it are of, by their widths."""
+    """The specification that matches a query and its angles, by their widths."""
     for spec in specs:
         wide = x.shape[-1] in (spec.head_dim, rotated(spec))
         if wide and angles.shape[-1] in (rotated(spec), rotated(spec) // 2):
@@ -162,7 +162,7 @@ def spec_for(specs: Iterable[RotarySpec], x: Tensor, angles: Tensor) -> RotarySp
 
 
 def with_other_pairs(function: Callable[..., Any], specs: list[RotarySpec]) -> Callable[..., Any]:
-    """A model's rotation for queries and keys whose pairs are not its own."""
+    """Wraps a model's rotation for queries and keys with the other pairing."""
     signature = inspect.signature(function)
     names = list(signature.parameters)
     first = next((place for place, name in enumerate(names) if name in ANGLES), 0)
@@ -202,9 +202,9 @@ def rotations(model: nn.Module) -> dict[tuple[Any, str], Callable[..., Any]]:
 
 @contextlib.contextmanager
 def rotating_other_pairs(model: nn.Module, specs: list[RotarySpec]) -> Iterator[None]:
-    """Makes the model rotate the pairs that are not its own."""
+    """Makes the model rotate the other pairs."""
     functions = rotations(model)
-    inside: list[bool] = []  # of a function that rotates: those it calls are left alone
+    inside: list[bool] = []  # inside a rotation: rotations that it calls are left unchanged
 
     def outermost(function: Callable[..., Any]) -> Callable[..., Any]:
         changed = with_other_pairs(function, specs)
@@ -234,7 +234,7 @@ def rotating_other_pairs(model: nn.Module, specs: list[RotarySpec]) -> Iterator[
 
 @torch.no_grad()
 def outputs(model: nn.Module, other: bool, specs: list[RotarySpec]) -> Tensor:
-    """Logits, or the last hidden states, with the model's own pairs or the other ones."""
+    """Logits, or the last hidden states, with the model's own pairs or the other pairs."""
     ids = torch.arange(TOKENS)[None]
     with rotating_other_pairs(model, specs) if other else contextlib.nullcontext():
         result: Tensor = model(input_ids=ids, use_cache=False)[0]
@@ -255,7 +255,7 @@ def difference(left: Tensor, right: Tensor) -> float:
 
 
 def siblings(names: Iterable[str]) -> set[str]:
-    """Modules beside projections and norms of queries and keys, in the same module."""
+    """Sibling modules of query and key projections and norms."""
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     found = (kind.search(name) for kind in ROTATED for name in names)
     parents = {match.string[: match.end(1)] for match in found if match}
@@ -268,7 +268,7 @@ def siblings(names: Iterable[str]) -> set[str]:
 
 
 def check_names(names: Iterable[str], tried: Iterable[str]) -> None:
-    """Raises UnverifiedError for a checkpoint whose attention has other parts than the model's."""
+    """Raises UnverifiedError if a checkpoint's attention has other parts than the model's."""
     unknown = siblings(names) - siblings(tried) - WITHOUT_ROWS
     if unknown:
         raise UnverifiedError(f"transformers' own model has no {sorted(unknown)}")
@@ -289,15 +289,15 @@ def verify(
     """Converts a small model of the configuration's type and compares its outputs.
 
     Args:
-        fields: The configuration of the model that is to be converted.
+        fields: The configuration of the model to convert.
         permutation: The conversion of that model.
-        read: The rotation of each kind of layer that a configuration describes.
+        read: Returns the rotation of each layer type in a configuration.
         names: The tensors of the checkpoint.
 
     Raises:
         CorruptionError: The outputs differ.
-        UnverifiedError: No small model can be built, it does not rotate where that can be seen, or
-            its attention has not all parts that the checkpoint has.
+        UnverifiedError: No small model can be built, its rotation cannot be observed, or its
+            attention lacks parts that the checkpoint has.
     """
     if "n_heads" in fields and "model_type" not in fields:
         fields, names = llama_of(fields), [in_words_of_llama(name) for name in names]
@@ -313,7 +313,7 @@ def verify(
             f"heads and rotated components read as {sorted(permutation.windows)}, where "
             f"transformers completes the configuration as {sorted(trial.windows)}"
         )
-    # Whether the model's own pairs are other ones after the conversion; before it, they are not.
+    # Whether converted weights need other pairs than the model's own; before conversion, opposite.
     other = {pairing(spec) for spec in own} != {permutation.to}
     with telling("its small model cannot be tried"):
         before = outputs(model, not other, own)
@@ -330,7 +330,7 @@ def verify(
 
 
 def llama_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Meta's params.json as transformers' configuration of the same model."""
+    """Converts Meta's params.json to transformers' configuration of the same model."""
     return {
         "model_type": "llama",
         "hidden_size": fields["dim"],
@@ -341,13 +341,13 @@ def llama_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words_of_llama(name: str) -> str:
-    """The name of one of Meta's tensors as transformers has it."""
+    """Converts the name of one of Meta's tensors to transformers' name."""
     return re.sub(r"(^|\.)w([qkvo])\.", r"\1\2_proj.", name)
 
 
 @contextlib.contextmanager
 def telling(where: str) -> Iterator[None]:
-    """Makes any error of a model's own code an UnverifiedError."""
+    """Turns any error in a model's own code into an UnverifiedError."""
     try:
         yield
     except UnverifiedError:

@@ -1,8 +1,8 @@
-"""Models' configurations: Hugging Face's, Meta's and Mistral's params.json, GGUF.
+"""Model configurations: Hugging Face's, Meta's and Mistral's params.json, GGUF.
 
-csrc/configuration reads them, for C++ and Python alike. A published config.json leaves out what the
-model's configuration class adds: here transformers, where it is installed, completes the file
-first. Results are JSON texts and plain numbers.
+csrc/configuration reads them, for both C++ and Python. A published config.json omits what the
+model's configuration class adds; in Python, transformers completes the file first if it is
+installed. Results are JSON texts and plain numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from posembed.configuration.readers import Fields, Preset
 from posembed.configuration.readers import tables as tables
 from posembed.configuration.readers import typed as typed
 
-# Files of a model's folder: transformers', Meta's.
+# File names in a model folder: transformers', Meta's.
 NAMES = ("config.json", "params.json")
 
 
 def load(config: Any) -> Fields:
-    """The configuration as a dict: that of its file or its folder, or of the object."""
+    """The configuration as a dict, from a file, a folder or an object."""
     if not isinstance(config, (str, os.PathLike)):
         return parts.as_fields(config, "config")
     found = readers.read_json(file_of(config))
@@ -34,7 +34,7 @@ def load(config: Any) -> Fields:
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
-    """A configuration, or the one in a model's folder."""
+    """The configuration file at a path, or in a model folder."""
     if not Path(path).is_dir():
         return Path(path)
     found = [Path(path, name) for name in NAMES if Path(path, name).is_file()]
@@ -49,14 +49,14 @@ def rotary(config: Any, *, part: str | None = None, **options: Any) -> str:
 
 
 def rotary_layers(config: Any, *, part: str | None = None, **options: Any) -> list[str]:
-    """The same for each layer; empty where it does not rotate."""
+    """The JSON text for each layer; empty for a layer that does not rotate."""
     return _read(readers.rotary_layers, config, part, options)  # type: ignore[no-any-return]
 
 
 def _read(
     reader: Callable[..., Any], config: Any, part: str | None, options: dict[str, Any]
 ) -> Any:
-    """What a reader finds in the configuration, as the model's own class completes it if it can."""
+    """Runs a reader on the configuration, completed by the model's own class if possible."""
     fields = load(config)
     given = isinstance(config, (Mapping, str, os.PathLike))
     whole = completion.complete(fields) if given else config

@@ -1,7 +1,7 @@
-"""A published file, completed by the model's own configuration class in transformers.
+"""Completes a published file with the model's own configuration class in transformers.
 
-Files leave out what the class adds: kinds of layers, second bases, widths, defaults. Nothing is
-downloaded, and no code runs that a file brings along.
+Files omit what the class adds: layer types, second bases, widths, defaults. Nothing is downloaded,
+and no code from the model repository runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from posembed.configuration.readers import Completed, Fields
 
 
 def class_of(model_type: Any) -> type | None:
-    """The configuration class of a model type; None where transformers does not know it."""
+    """The configuration class of a model type; None if transformers does not know it."""
     try:
         from transformers import CONFIG_MAPPING
     except ImportError:
@@ -32,7 +32,7 @@ def class_of(model_type: Any) -> type | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences transformers, which warns of keys that the readers here take or refuse."""
+    """Silences transformers' warnings about keys that the readers here accept or reject."""
     from transformers.utils import logging as their_logging
 
     level = their_logging.get_verbosity()
@@ -44,7 +44,7 @@ def quiet() -> Iterator[None]:
 
 
 def normalised(fields: Fields) -> Fields:
-    """The file with keys where its configuration class looks for them."""
+    """The file with its keys where the configuration class looks for them."""
     attention = fields.get("attn_config")
     if isinstance(attention, Mapping) and attention.get("rope_theta") is not None:  # DBRX
         return {**fields, "rope_theta": attention["rope_theta"]}
@@ -52,10 +52,10 @@ def normalised(fields: Fields) -> Fields:
 
 
 def complete(fields: Fields) -> Any | None:
-    """The file as an object of its configuration class, or the error with which that refuses it.
+    """The file as an object of its configuration class, or the error that the class raises.
 
-    None where transformers does not know the model type. Without an object the readers, which take
-    nothing for granted, say what is missing.
+    None if transformers does not know the model type. Without an object, the readers assume no
+    defaults and report what is missing.
     """
     own = class_of(fields.get("model_type"))
     if own is None:
@@ -63,13 +63,13 @@ def complete(fields: Fields) -> Any | None:
     with quiet():
         try:
             return own(**copy.deepcopy(normalised(fields)))
-        except Exception as error:  # classes raise what they please
+        except Exception as error:  # classes may raise anything
             return error
 
 
 @functools.cache
 def known_keys(own: type) -> frozenset[str]:
-    """The keys that a configuration class knows: its fields, and what it adds to them."""
+    """The keys that a configuration class knows: its fields and the keys that it adds."""
     names = set(getattr(own, "attribute_map", {})) | set(getattr(own, "__dataclass_fields__", {}))
     names |= set(inspect.signature(own.__init__).parameters)  # type: ignore[misc]
     with quiet(), contextlib.suppress(Exception):  # a class without defaults

@@ -1,4 +1,4 @@
-"""Models made of several: the configuration of one part among those nested in a whole."""
+"""Composite models: selects the configuration of one part among nested ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posembed.configuration.readers import CONVERTED, Fields
 
 
 def as_fields(config: Any, name: str) -> Fields:
-    """A dict, or that of a configuration object."""
+    """The dict itself, or the dict of a configuration object."""
     if isinstance(config, Mapping):
         return dict(config)
     if isinstance(config, type) or not hasattr(config, "to_dict"):
@@ -22,7 +22,7 @@ def as_fields(config: Any, name: str) -> Fields:
 
 
 def select_part(fields: Fields, part: str | None) -> Any:
-    """The part of a configuration, itself and no copy."""
+    """The part of a configuration, not copied."""
     chosen: Any = fields
     for name in readers.path_of(fields, part):
         chosen = chosen[name]

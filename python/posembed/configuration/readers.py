@@ -17,12 +17,12 @@ Fields = dict[str, Any]
 # The key that `posembed convert` writes into a configuration: "interleaved" or "half_split".
 CONVERTED = "posembed_rotary_pairs"
 
-# More than any configuration has.
+# Larger than any configuration.
 MOST_BYTES = 100_000_000
 
 
 class Completed(NamedTuple):
-    """A file, or one of its parts, as the model's own configuration class completes it."""
+    """A file, or one of its parts, completed by the model's own configuration class."""
 
     fields: Fields
     known: frozenset[str]  # keys that the class knows, which need not be understood
@@ -37,7 +37,7 @@ class Preset(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """A value of a configuration as JSON has it."""
+    """A configuration value as a JSON type."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def plain(value: Any) -> Any:
 
 
 def as_json(fields: Fields) -> str:
-    """A configuration's text."""
+    """A configuration as JSON text."""
     try:
         return json.dumps(fields, default=plain, skipkeys=True)
     except RecursionError as error:
@@ -69,7 +69,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def stated(completed: Completed | None, options: dict[str, Any]) -> dict[str, Any]:
-    """An operator's arguments beside the configuration."""
+    """The operator arguments besides the configuration."""
     ignore: Iterable[str] = options.pop("ignore", ())
     options["ignore"] = [str(key) for key in ignore]
     options["known"] = [] if completed is None else sorted(completed.known)
@@ -84,7 +84,7 @@ def rotary(fields: Fields, completed: Completed | None, **options: Any) -> str:
 
 
 def rotary_layers(fields: Fields, completed: Completed | None, **options: Any) -> list[str]:
-    """The same for each layer; empty where it does not rotate."""
+    """The text for each layer; empty for a layer that does not rotate."""
     read = torch.ops.posembed.rotary_layers_from_configuration.default
     return read(as_json(fields), **stated(completed, options))  # type: ignore[no-any-return]
 
@@ -97,23 +97,23 @@ def alibi(fields: Fields) -> Preset:
 
 
 def input_layer(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The input layer of a model's folder: "options", "file" and "tensors" by parameter."""
+    """The input layer in a model folder: "options", "file" and "tensors" by parameter."""
     text = torch.ops.posembed.input_layer_of_folder.default(os.fspath(folder))
     return json.loads(text)  # type: ignore[no-any-return]
 
 
 def path_of(fields: Fields, part: str | None) -> list[str]:
-    """The names on the way to a part, or to the text model: none where the whole is one."""
+    """The path of keys to a part, or to the text model; empty if there are no parts."""
     return torch.ops.posembed.configuration_path.default(as_json(fields), part)  # type: ignore[no-any-return]
 
 
 def typed(fields: Fields, part: str | None) -> Fields:
-    """A part, with the model_type that files of an older layout leave to the whole's."""
+    """A part, with the parent's model_type if it has none, as in older files."""
     text = torch.ops.posembed.configuration_part.default(as_json(fields), part)
     return json.loads(text)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def tables() -> dict[str, Any]:
-    """Which model type rotates how, by the tables' names in csrc/configuration/conventions.h."""
+    """How each model type rotates, by table name in csrc/configuration/conventions.h."""
     return json.loads(torch.ops.posembed.configuration_tables.default())  # type: ignore[no-any-return]

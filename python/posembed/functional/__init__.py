@@ -1,6 +1,6 @@
-"""Functions, each of which calls one operator.
+"""Functional API: each function calls one operator.
 
-Modules hold options and parameters and compute with these functions.
+The modules hold options and parameters and call these functions.
 """
 
 import torch.fx
@@ -98,5 +98,5 @@ __all__ = [
 ]
 
 for _name in __all__:
-    if _name.islower():  # torch.fx.symbolic_trace keeps a call of a function
+    if _name.islower():  # torch.fx.symbolic_trace keeps calls of these functions
         torch.fx.wrap(_name)

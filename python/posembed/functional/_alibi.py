@@ -1,4 +1,4 @@
-"""ALiBi as functions: slopes, and the bias as a tensor, added to scores, or inside a softmax."""
+"""Functional ALiBi: slopes, and the bias as a tensor, added to scores, or fused into softmax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _options(
     attention_mask: Tensor | None = None,
     apply_mask: bool = True,
 ) -> tuple[Any, ...]:
-    """The last arguments of the schemas, without trailing defaults."""
+    """The operators' last arguments, without trailing defaults."""
     no_positions = query_positions is None and key_positions is None and cu_seqlens is None
     if no_positions and apply_mask is True:
         if attention_mask is not None:
@@ -50,11 +50,11 @@ def alibi_slopes(
         num_heads: Number of heads.
         kind: "paper": the paper's series, interleaved if the number of heads is not a power of two.
             "geometric": ``2 ** (-max_bias * (head + 1) / total_heads)``.
-        max_bias: With a power of two of heads, the last has slope ``2 ** -max_bias``.
-        total_heads: Heads of the whole model, if these are only some of them.
-        head_start: The index of the first of these heads in the whole model.
-        values: The slopes themselves: one for each of total_heads, or two, left and right of the
-            query.
+        max_bias: If the number of heads is a power of two, the last slope is ``2 ** -max_bias``.
+        total_heads: Number of heads in the whole model, if these are only some of them.
+        head_start: Index of the first of these heads in the whole model.
+        values: The slopes themselves: one for each of total_heads, or two, for keys left and right
+            of the query.
         factor: Divides all slopes.
         device: Default: CPU.
 
@@ -62,7 +62,7 @@ def alibi_slopes(
         float32 [num_heads], or [2, num_heads] with two values per head.
 
     Raises:
-        ValueError: No heads, heads outside total_heads, or another number of values.
+        ValueError: No heads, heads outside total_heads, or a wrong number of values.
 
     Examples:
         >>> import posembed as pe
@@ -82,12 +82,12 @@ def alibi_slopes(
 
 
 def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> Tensor:
-    """The slopes of JAIS and BTLM, which divide them if there are more keys than in training.
+    """Scales slopes as JAIS and BTLM do if there are more keys than in training.
 
     Args:
-        slopes: Floating [heads] or [2, heads].
+        slopes: Floating-point [heads] or [2, heads].
         key_length: Number of keys.
-        train_length: Number of keys up to which slopes stay as they are.
+        train_length: Number of keys up to which slopes do not change.
 
     Returns:
         ``slopes``, divided by ``key_length / train_length`` if that is more than 1.
@@ -109,18 +109,18 @@ def alibi_scaled_slopes(slopes: Tensor, key_length: int, train_length: int) -> T
 
 
 def alibi_positions(attention_mask: Tensor) -> Tensor:
-    """Positions that number only visible keys, from 0, as in Bloom; hidden keys have 0.
+    """Positions that count only visible keys, from 0, as in Bloom; masked keys get 0.
 
     Args:
-        attention_mask: bool or integers [key_length] or [batch, key_length]; 0: padding, on either
-            side or in between.
+        attention_mask: bool or integers [key_length] or [batch, key_length]; 0 marks padding, which
+            may be anywhere.
 
     Returns:
-        int64, shaped like attention_mask.
+        int64, in the shape of attention_mask.
 
     Raises:
-        ValueError: The mask has no dimension.
-        TypeError: The mask is floating.
+        ValueError: The mask is a scalar.
+        TypeError: The mask is floating-point.
 
     Examples:
         >>> import torch, posembed as pe
@@ -143,28 +143,27 @@ def alibi_bias(
 ) -> Tensor:
     """The bias that SDPA takes as ``attn_mask``; gradients flow to slopes.
 
-    It is computed from distances in float32 and rounded once, so that it is accurate at any
-    position.
+    It is computed from distances in float32 and rounded once, so it is accurate at any position.
 
     Args:
-        slopes: Floating [heads], or [2, heads] for keys left and right of the query.
+        slopes: Floating-point [heads], or [2, heads] for keys left and right of the query.
         query_length: Number of queries.
         key_length: Number of keys.
-        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
-            ``-slope * abs(i - j)``.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
+            is ``-slope * abs(i - j)``.
         dtype: Default: that of slopes.
-        out: Memory for the result, for inference: any strides with a contiguous last dimension.
-        positions_from_mask: With an attention_mask and without positions, only visible keys are
-            numbered, as by :func:`alibi_positions`.
+        out: Output tensor, for inference: any strides, but the last dimension must be contiguous.
+        positions_from_mask: If an attention_mask but no positions are passed, count only visible
+            keys, as :func:`alibi_positions` does.
         **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
         [heads, query_length, key_length]; [batch, heads, query_length, key_length] if positions or
-        mask have a batch; ``out`` if given.
+        mask have a batch dimension; ``out`` if passed.
 
     Raises:
-        ValueError: Shapes or lengths do not fit, or a distance has more than 31 bits; or, with
-            ``out``, slopes require grad in grad mode.
+        ValueError: Shapes or lengths are incompatible, or a distance has more than 31 bits; or,
+            with ``out``, slopes require grad in grad mode.
         TypeError: A dtype is not supported.
         IndexError: A position has more than 31 bits.
 
@@ -198,23 +197,23 @@ def alibi_add(
     positions_from_mask: bool = False,
     **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """Scores times scale plus bias in one pass over memory; gradients flow to scores and slopes.
+    """Computes scores * scale + bias in one pass; gradients flow to scores and slopes.
 
     Args:
-        scores: Floating [batch, heads, query, key] or [heads, query, key].
-        slopes: Floating [heads], or [2, heads] for keys left and right of the query.
+        scores: Floating-point [batch, heads, query, key] or [heads, query, key].
+        slopes: Floating-point [heads], or [2, heads] for keys left and right of the query.
         scale: Multiplies the scores, not the bias.
-        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
-            ``-slope * abs(i - j)``.
-        positions_from_mask: With an attention_mask and without positions, only visible keys are
-            numbered, as by :func:`alibi_positions`.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
+            is ``-slope * abs(i - j)``.
+        positions_from_mask: If an attention_mask but no positions are passed, count only visible
+            keys, as :func:`alibi_positions` does.
         **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
-        Shape and dtype of scores.
+        A tensor with the shape and dtype of scores.
 
     Raises:
-        ValueError, TypeError, IndexError: As :func:`alibi_bias`.
+        ValueError, TypeError, IndexError: See :func:`alibi_bias`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -239,15 +238,15 @@ def alibi_add_(
     positions_from_mask: bool = False,
     **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """:func:`alibi_add` in place; returns ``scores``. For inference.
+    """In-place :func:`alibi_add` for inference; returns ``scores``.
 
-    Scores may have any strides with a contiguous last dimension.
+    Scores may have any strides, but the last dimension must be contiguous.
 
     Returns:
         ``scores``.
 
     Raises:
-        ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
+        ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     if is_sharded(scores) or is_sharded(slopes):
         call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
@@ -267,15 +266,16 @@ def alibi_softmax(
     positions_from_mask: bool = False,
     **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """Attention weights, softmax(scores * scale + bias) over keys, in one pass over scores.
+    """Attention weights: softmax(scores * scale + bias) over keys, in one pass over scores.
 
-    Gradients flow to scores and slopes. Arguments as in :func:`alibi_add`.
+    Gradients flow to scores and slopes. The arguments are those of :func:`alibi_add`.
 
     Returns:
-        Shape and dtype of scores. A query that sees no key has weights 0.
+        A tensor with the shape and dtype of scores. If all keys of a query are masked, its weights
+        are 0.
 
     Raises:
-        ValueError, TypeError, IndexError: As :func:`alibi_bias`.
+        ValueError, TypeError, IndexError: See :func:`alibi_bias`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -300,15 +300,15 @@ def alibi_softmax_(
     positions_from_mask: bool = False,
     **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """:func:`alibi_softmax` in place; returns ``scores``. For inference.
+    """In-place :func:`alibi_softmax` for inference; returns ``scores``.
 
-    Scores may have any strides with a contiguous last dimension.
+    Scores may have any strides, but the last dimension must be contiguous.
 
     Returns:
         ``scores``.
 
     Raises:
-        ValueError: Shapes do not fit; or grad mode is on and an argument requires grad.
+        ValueError: Shapes are incompatible; or grad mode is on and an argument requires grad.
     """
     if is_sharded(scores) or is_sharded(slopes):
         call = {"scale": scale, "causal": causal, "positions_from_mask": positions_from_mask}
@@ -331,29 +331,29 @@ def alibi_attention(
     positions_from_mask: bool = False,
     **positions: Unpack[ScorePositions],
 ) -> Tensor:
-    """Softmax(query key^T scale + bias) value; gradients flow to all of them.
+    """Computes softmax(query key^T scale + bias) value; gradients flow to all inputs.
 
-    The scores are in memory; one kernel does scale, bias, mask and softmax.
+    The scores are written to memory; one kernel applies scale, bias, mask and softmax.
 
     Args:
         query: [batch, num_heads, seq, head_dim].
         key: [batch, num_heads or a divisor of it, keys, head_dim].
         value: [batch, heads of key, keys, value_dim].
-        slopes: Floating [num_heads], or [2, num_heads] for keys left and right of the query.
+        slopes: Floating-point [num_heads], or [2, num_heads] for keys left and right of the query.
         scale: Default: ``head_dim ** -0.5``.
-        dropout: Probability with which weights are zeroed.
-        causal: ``-slope * (i - j)``, and keys after the query are hidden; otherwise
-            ``-slope * abs(i - j)``.
-        positions_from_mask: With an attention_mask and without positions, only visible keys are
-            numbered, as by :func:`alibi_positions`.
+        dropout: Probability of zeroing a weight.
+        causal: The bias is ``-slope * (i - j)``, and keys after the query are masked; otherwise it
+            is ``-slope * abs(i - j)``.
+        positions_from_mask: If an attention_mask but no positions are passed, count only visible
+            keys, as :func:`alibi_positions` does.
         **positions: See :class:`posembed.score_positions.ScorePositions`.
 
     Returns:
         [batch, num_heads, seq, value_dim].
 
     Raises:
-        ValueError: Shapes do not fit, or dropout is not a probability.
-        TypeError: Dtypes differ, outside autocast.
+        ValueError: Shapes are incompatible, or dropout is not a probability.
+        TypeError: Dtypes differ outside autocast.
 
     Examples:
         >>> import torch, posembed as pe
@@ -373,7 +373,7 @@ def alibi_attention(
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> None:
-    """Raises as :func:`alibi_attention` does, for other implementations of attention."""
+    """Makes the checks of :func:`alibi_attention`, for other attention backends."""
     torch.ops.posembed.alibi_check_attention.default(query, key, value, dropout)
 
 
@@ -386,28 +386,28 @@ def alibi_lse_correction(
     form: str = "distance",
     causal: bool = True,
 ) -> Tensor:
-    """Corrects the log-sum-exp of a block whose biases were computed from indices within it.
+    """Corrects the log-sum-exp of a block whose bias was computed from block-local indices.
 
-    Ring and blocked attention compute blocks of keys separately and merge them by their
-    log-sum-exps. If a kernel knows only indices within its block, its bias is off by a constant
-    along each row. The block's outputs are right, and its log-sum-exp plus this correction is that
-    of the bias ``-slope * abs(query position - key position)``.
+    Ring and blocked attention process blocks of keys separately and merge the results by their
+    log-sum-exps. If a kernel knows only the indices within its block, its bias is off by a constant
+    in each row. The block's outputs are correct, and adding this correction to its log-sum-exp
+    gives that of the bias ``-slope * abs(query position - key position)``.
 
     Args:
-        slopes: Floating [heads] or [2, heads].
-        query_length: Queries of the block.
-        query_start: Position of the first of them.
+        slopes: Floating-point [heads] or [2, heads].
+        query_length: Number of queries in the block.
+        query_start: Position of the block's first query.
         key_start: Position of the block's first key.
         form: The bias that the kernel added for query i and key j, numbered within the block:
             "distance": ``slope * (j - i)``; "key": ``slope * j``, as causal FlashAttention-2 does.
-            For keys after the queries, the negative.
-        causal: The correction is -inf if the block begins after the query, which then ignores it.
+            For keys after the queries, the same with the opposite sign.
+        causal: The correction is -inf if the block begins after the query, so the query ignores it.
 
     Returns:
-        [heads, query_length], to add to the log-sum-exps of queries.
+        [heads, query_length], to be added to the log-sum-exps of the queries.
 
     Raises:
-        ValueError: An unknown form, or slopes of another shape.
+        ValueError: The form is unknown, or slopes have another shape.
         TypeError: The dtype of slopes is not supported.
 
     Examples:

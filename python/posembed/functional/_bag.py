@@ -1,4 +1,4 @@
-"""Rows of a table pooled by bags of ids, as a function."""
+"""Functional embedding bags: pools table rows by bags of ids."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def token_bag(
     Args:
         ids: int32 or int64 [bags, size]; or [count], split into bags by ``offsets``.
         weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim].
-        offsets: int32 or int64 [bags]: the start of each bag. They begin at 0 and do not decrease;
+        offsets: int32 or int64 [bags]: the start of each bag. They start at 0 and do not decrease;
             a bag whose offset equals the next one is empty.
-        weights: Factors of the rows of a sum, in the shape of ``ids`` and the dtype of ``weight``.
-            A weighted mean is a sum with weights that add up to 1.
-        mode: "sum", "mean" or "max". The first of equal maxima gets the gradient.
-        padding_idx: The id that is left out of every bag.
+        weights: Per-id weights for ``mode="sum"``, in the shape of ``ids`` and the dtype of
+            ``weight``. A weighted mean is a sum with weights that add up to 1.
+        mode: "sum", "mean" or "max". If maxima are equal, the first gets the gradient.
+        padding_idx: The id to skip in every bag.
         include_last_offset: ``offsets`` has one more element: the number of ids.
         gradient: "dense", or "rows" for a coalesced sparse gradient of the rows that were looked
             up; it has no second derivative.
 
     Returns:
-        [bags, embedding_dim] in the dtype of ``weight``; zeros for a bag without ids.
+        [bags, embedding_dim] in the dtype of ``weight``; zeros for an empty bag.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
-        IndexError: An id is outside the table, or an offset is wrong.
+        IndexError: An id is outside the table, or an offset is invalid.
 
     Examples:
         >>> import torch, posembed as pe

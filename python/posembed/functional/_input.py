@@ -1,4 +1,4 @@
-"""The whole input embedding as one function."""
+"""The functional input embedding."""
 
 from __future__ import annotations
 
@@ -41,35 +41,36 @@ def input_embedding(
     Args:
         ids: int32 or int64 [batch, seq].
         token: The token table [num_embeddings, embedding_dim].
-        position: A table of learned positions [first_row + max_positions, embedding_dim].
+        position: A learned position table [first_row + max_positions, embedding_dim].
         positions: int32 or int64 [seq] or [batch, seq]; None: ``offset``, ``offset + 1``, and so
             on.
-        token_type: A table of token types [num_types, embedding_dim].
+        token_type: A token-type table [num_types, embedding_dim].
         types: int32 or int64 [batch, seq]; None: type 0.
         norm_weight: [embedding_dim].
         norm_bias: [embedding_dim], for ``norm="layer"``.
-        offset: The position of the first token, without ``positions``.
+        offset: Position of the first token if ``positions`` is None.
         first_row: The row of position 0.
-        sinusoid: Sinusoidal positions instead of a table.
+        sinusoid: Specification of sinusoidal positions, instead of a position table.
         norm: "layer" for LayerNorm, "rms" for RMSNorm, or None.
         eps: Added to the norm's variance.
         scale: Multiplies the token rows.
         dropout: Probability of dropping a component.
         padding_idx: The token row that gets no gradient.
-        position_padding_idx: The row of ``position``, before ``first_row``, that gets no gradient.
+        position_padding_idx: A row of ``position`` before ``first_row`` that gets no gradient.
         gradient: Form of the token table's gradient, "dense" or "rows".
-        seed: The seed of dropout's mask: int64 with one element, on the device of ``ids``; None:
-            drawn from torch's generator for that device.
-        first_token: Index of the first of these tokens in the mask. Parts of a batch that pass the
-            same ``seed`` and their indices draw the mask of the whole, on any device.
-        own_rows: ``token`` has a row for each id, and ids count up from 0: token vectors that were
-            computed, as :class:`posembed.InputEmbedding` has them with ``inputs_embeds``.
+        seed: Dropout seed: int64 with one element, on the device of ``ids``; None: drawn from
+            torch's generator for that device.
+        first_token: Index of this call's first token in the dropout mask. Shards of a batch that
+            pass the same ``seed`` and their own index draw the mask of the whole batch, on any
+            device.
+        own_rows: ``token`` holds computed vectors, one row per token, and ids are 0, 1, 2, and so
+            on. :class:`posembed.InputEmbedding` uses it for ``inputs_embeds``.
 
     Returns:
         [batch, seq, embedding_dim] in the dtype of ``token``.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
         IndexError: An id, position or type is outside its table.
 

@@ -1,4 +1,4 @@
-"""Learned positions as functions, and rules that number tokens among padding."""
+"""Functional learned positions, and rules that number tokens in padded sequences."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ def learned_add(
     offset: int = 0,
     first_row: int = 0,
 ) -> Tensor:
-    """Adds rows of a table of learned positions to x.
+    """Adds rows of a learned position table to x.
 
     Args:
         x: float32, float64, bfloat16 or float16 [batch, seq, embedding_dim].
-        weight: [first_row + max_positions, embedding_dim], dtype of ``x`` (except under autocast).
+        weight: [first_row + max_positions, embedding_dim], in the dtype of ``x`` (except under
+            autocast).
         positions: int32 or int64 [seq] or [batch, seq], from -first_row to max_positions - 1. None:
             ``offset``, ``offset + 1``, and so on.
-        offset: The position of the first token, without ``positions``.
+        offset: Position of the first token if ``positions`` is None.
         first_row: The row of position 0.
 
     Returns:
-        Shape and dtype of ``x``.
+        A tensor with the shape and dtype of ``x``.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
         IndexError: A position has no row; the message names it.
 
@@ -49,9 +50,9 @@ def learned_add(
 
 
 def learned_encode(weight: Tensor, positions: Tensor, *, first_row: int = 0) -> Tensor:
-    """Rows of a table of learned positions: int32 or int64 [...] -> [..., embedding_dim].
+    """Rows of a learned position table: int32 or int64 [...] -> [..., embedding_dim].
 
-    Arguments and errors as in :func:`learned_add`.
+    Arguments and errors are as in :func:`learned_add`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -72,11 +73,11 @@ def learned_extend(
     first_row: int = 0,
     method: Literal["linear", "cubic", "repeat"] = "linear",
 ) -> Tensor:
-    """A longer table of positions; see :meth:`posembed.LearnedPositionalEmbedding.extend`.
+    """Lengthens a position table; see :meth:`posembed.LearnedPositionalEmbedding.extend`.
 
     Args:
-        weight: Floating [first_row + positions, embedding_dim].
-        max_positions: The number of positions of the result.
+        weight: Floating-point [first_row + positions, embedding_dim].
+        max_positions: Number of positions in the result.
         first_row: The row of position 0.
         method: "linear", "cubic" or "repeat".
 
@@ -85,7 +86,7 @@ def learned_extend(
 
     Raises:
         ValueError: ``max_positions`` is less than before, the method is unknown, or ``weight`` is a
-            DTensor that is split.
+            DTensor that is sharded.
 
     Examples:
         >>> import torch, posembed as pe
@@ -100,7 +101,7 @@ def learned_extend(
             lambda whole: learned_extend(whole, max_positions, **options), weight
         )
     empty = weight.dim() == 2 and weight.shape[1] == 0
-    # Interpolation refuses rows of 0 components, so add one and remove it afterwards.
+    # Interpolation rejects rows of 0 components, so add one and remove it afterwards.
     rows = torch.nn.functional.pad(weight, (0, 1)) if empty else weight
     longer: Tensor = torch.ops.posembed.learned_extend.default(
         rows, max_positions, first_row, method
@@ -109,19 +110,19 @@ def learned_extend(
 
 
 def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) -> Tensor:
-    """Positions of tokens among padding, as RoBERTa counts them.
+    """Numbers the tokens of padded sequences as RoBERTa does.
 
     Args:
         ids: int32 or int64 [..., seq].
-        padding_idx: The id of padding.
-        past_length: Number of tokens in the cache.
+        padding_idx: The padding id.
+        past_length: Number of cached tokens.
 
     Returns:
-        int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding: the row before position 0 of a
-        table with ``first_row = padding_idx + 1``.
+        int64 [..., seq]: 0, 1, and so on for tokens, -1 for padding. In a table with
+        ``first_row = padding_idx + 1``, -1 is the row before position 0.
 
     Raises:
-        ValueError: ``past_length`` is negative, or ``ids`` has no dimension.
+        ValueError: ``past_length`` is negative, or ``ids`` is a scalar.
         TypeError: ``ids`` are not int32 or int64.
 
     Examples:
@@ -135,14 +136,14 @@ def roberta_positions(ids: Tensor, padding_idx: int, *, past_length: int = 0) ->
 
 
 def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
-    """Positions of tokens among padding, as OPT counts them (``first_row = 2``).
+    """Numbers the tokens of padded sequences as OPT does (``first_row = 2``).
 
     Args:
         attention_mask: bool, int32 or int64 [..., past_length + seq], 0 for padding.
-        past_length: Number of tokens in the cache.
+        past_length: Number of cached tokens.
 
     Returns:
-        int64 [..., seq]: positions of the tokens that are not in the cache; -1 for padding.
+        int64 [..., seq]: positions of the uncached tokens; -1 for padding.
 
     Raises:
         ValueError: ``past_length`` is longer than the mask.
@@ -156,8 +157,8 @@ def opt_positions(attention_mask: Tensor, *, past_length: int = 0) -> Tensor:
 
 
 def fairseq_positions(ids: Tensor, padding_idx: int) -> Tensor:
-    """Positions of tokens among padding, as fairseq counts them (``first_row = padding_idx + 1``).
+    """Numbers the tokens of padded sequences as fairseq does (``first_row = padding_idx + 1``).
 
-    Arguments and result as in :func:`roberta_positions`.
+    Arguments and result are as in :func:`roberta_positions`.
     """
     return roberta_positions(ids, padding_idx)

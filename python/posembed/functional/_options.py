@@ -37,24 +37,24 @@ def sinusoidal_text(spec: SinusoidalSpec, name: str = "spec") -> str:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; its class, whose import is slow, is not needed to tell."""
+    """Whether it is a DTensor, without the slow import of its class."""
     return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether it is a subclass of Tensor that holds others, such as a quantised table."""
+    """Whether it is a wrapper subclass of Tensor, such as a quantised table."""
     return type(tensor) not in PLAIN and is_traceable_wrapper_subclass(tensor)
 
 
 def sharded() -> Any:
-    """The functions of DTensors, imported when the first of them is called."""
+    """The functions for DTensors, imported on first use."""
     from posembed.functional import _sharded
 
     return _sharded
 
 
 def refuse_sharded(**tensors: Tensor) -> None:
-    """Raises ValueError for DTensors where an operator takes each process's own tensors."""
+    """Raises ValueError for DTensors, where an operator takes local tensors."""
     for name, tensor in tensors.items():
         if is_sharded(tensor):
             raise ValueError(

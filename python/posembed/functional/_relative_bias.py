@@ -1,4 +1,4 @@
-"""T5's relative position bias as functions."""
+"""Functional relative position bias (T5)."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def relative_buckets(
     bidirectional: bool = True,
     kind: RelativeBuckets = "t5",
 ) -> Tensor:
-    """The bucket of each distance of key and query.
+    """The bucket of each key-query distance.
 
     Args:
         distances: int32 or int64 [...]: the position of the key minus that of the query.
-        num_buckets: The number of buckets: even for "t5" in both directions, odd for "bert".
-        max_distance: "t5": longer distances share a bucket.
-        bidirectional: Keys after the query have buckets of their own; otherwise they share that of
-            distance 0.
+        num_buckets: Number of buckets: even for bidirectional "t5", odd for "bert".
+        max_distance: For "t5": longer distances share a bucket.
+        bidirectional: Give keys after the query their own buckets; otherwise they share the bucket
+            of distance 0.
         kind: "t5": a bucket for each short distance, then logarithmically wider ones (Raffel et
-            al., arXiv:1910.10683). "bert": one for each distance; longer ones share the outermost
-            (Shaw et al., arXiv:1803.02155).
+            al., arXiv:1910.10683). "bert": a bucket for each distance; longer distances share the
+            outermost bucket (Shaw et al., arXiv:1803.02155).
 
     Returns:
         int64 [...], 0 to num_buckets - 1.
 
     Raises:
-        ValueError: Options do not fit together.
+        ValueError: Options are inconsistent.
         TypeError: Distances are not int32 or int64.
 
     Examples:
@@ -55,15 +55,15 @@ def relative_bias(
     bidirectional: bool = True,
     kind: RelativeBuckets = "t5",
 ) -> Tensor:
-    """The bias of attention scores by distance; gradients flow to ``weight``.
+    """The attention-score bias by distance; gradients flow to ``weight``.
 
     Args:
         weight: float32, float64, bfloat16 or float16 [num_buckets, num_heads].
         query_length: Number of queries.
         key_length: Number of keys.
-        query_offset: Position of the first query among the keys; default: the last query is at the
-            last key.
-        max_distance: As in :func:`relative_buckets`, like the other arguments.
+        query_offset: Position of the first query among the keys; default: the last query aligns
+            with the last key.
+        max_distance: As in :func:`relative_buckets`.
         bidirectional: As in :func:`relative_buckets`.
         kind: As in :func:`relative_buckets`.
 
@@ -71,7 +71,7 @@ def relative_bias(
         [num_heads, query_length, key_length] in the dtype of ``weight``.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
 
     Examples:

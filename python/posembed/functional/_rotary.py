@@ -1,4 +1,4 @@
-"""Rotation of queries and keys as functions."""
+"""Functional rotary embedding of queries and keys."""
 
 from __future__ import annotations
 
@@ -56,41 +56,42 @@ def rotary(
     inverse: bool = False,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query, or query and key in one launch, by their positions.
+    """Rotates query, or query and key in one kernel launch, by their positions.
 
-    Pair ``i`` of a head turns by ``position * frequency[i]`` radians. Angles are exact at every
+    Pair ``i`` of a head rotates by ``position * frequency[i]`` radians. Angles are exact at every
     position. Su et al., "RoFormer", arXiv:2104.09864.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: The same with any number of heads, or None. Pass keys without a query as ``query``,
-            with ``spec.for_keys()`` for xPos. If head_dim is ``spec.rotary_dim``, a tensor has only
-            the rotated components, like the shared key in multi-head latent attention (DeepSeek-AI,
-            "DeepSeek-V2", arXiv:2405.04434).
+        key: Like ``query`` with any number of heads, or None. To rotate keys alone, pass them as
+            ``query``, with ``spec.for_keys()`` for xPos. A tensor whose head_dim is
+            ``spec.rotary_dim`` holds only the rotated components, like the shared key in multi-head
+            latent attention (DeepSeek-AI, "DeepSeek-V2", arXiv:2405.04434).
         positions: int32, int64, float32 or float64 [seq], [batch, seq] or [tokens]; with sections
             also [axes, batch, seq] or [axes, tokens]. The integer -1, on any axis, leaves a token
-            as it is. Floating positions may have fractions, as exact as whole numbers, and negative
-            ones rotate backwards; none of them leaves a token. None: ``offset``, ``offset + 1``,
-            and so on.
+            unchanged. Floating-point positions may be fractional, with the same accuracy; negative
+            ones rotate backwards, and none leaves a token unchanged. None: ``offset``,
+            ``offset + 1``, and so on.
         spec: The specification of the rotation.
         layout: The order of dimensions; ``"thd"`` is [tokens, heads, head_dim].
-        offset: The position of the first token, without ``positions``.
-        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: the start of
-            each packed document (layout "thd", or a batch of 1). Positions restart there at
-            ``offset``; do not pass ``positions`` too.
+        offset: Position of the first token if ``positions`` is None.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to the number of tokens: the boundaries
+            of packed documents (layout "thd", or a batch of 1). Positions restart at ``offset`` in
+            each document; do not pass ``positions`` too.
         frequencies: float32 or float64 [rotary_dim / 2]: radians per position, instead of those of
             the specification. Gradients flow to them.
         inverse: Undo the rotation instead.
-        out: Memory for the result, (query, key) if there is a key, for inference: any strides with
-            a contiguous last dimension. It may be the input itself but must not overlap otherwise.
+        out: Output tensor, or (query, key) if there is a key, for inference: any strides, but the
+            last dimension must be contiguous. It may be the input itself; other overlap is not
+            allowed.
 
     Returns:
         The rotated query, or (query, key), in the shapes and dtypes of the inputs; or ``out``.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit; or, with ``out``, an argument requires
-            grad in grad mode or tensors overlap in memory.
+        ValueError: Shapes, layouts or options are incompatible; or, with ``out``, an argument
+            requires grad in grad mode or tensors overlap in memory.
         TypeError: A dtype is not supported.
         IndexError: An integer position is below -1.
 
@@ -120,7 +121,7 @@ def rotated(
     frequencies: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`rotary` without ``out`` and keywords, which would slow down calls for one token."""
+    """:func:`rotary` without ``out`` and without keywords, which are slow for one-token calls."""
     options = (spec, positions, layout, offset, inverse, cu_seqlens, frequencies)
     if is_sharded(query):
         return sharded().rotary(query, key, *options)  # type: ignore[no-any-return]
@@ -170,25 +171,25 @@ def rerotate_(
 ) -> Tensor:
     """Moves rotated keys to other positions, or to another specification, in place.
 
-    For context shifts, moved prefixes, and scalings that change with the length. The result equals
-    a new rotation of the original keys, up to one rounding to their dtype. Computes on a float64
+    For context shifts, moved prefixes, and scalings that change with the length. The result is that
+    of rotating the original keys anew, up to one rounding to their dtype. Computes on a float64
     copy.
 
     Args:
         key: Rotated keys in ``layout``.
-        old_positions: Positions at which they were rotated, as in :func:`rotary`.
+        old_positions: The positions that the keys were rotated to, as in :func:`rotary`.
         new_positions: The new positions.
-        spec: The specification that rotated them.
+        spec: The specification that the keys were rotated with.
         new_spec: The new specification; default: the same.
         layout: The order of dimensions.
-        frequencies: Frequencies that were passed to :func:`rotary`, if any; keys are moved to the
-            same ones, or to those of ``new_spec``.
+        frequencies: The frequencies that were passed to :func:`rotary`, if any; the keys keep them,
+            or get those of ``new_spec``.
 
     Returns:
         ``key``.
 
     Raises:
-        ValueError, TypeError, IndexError: As :func:`rotary_`.
+        ValueError, TypeError, IndexError: See :func:`rotary_`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -267,16 +268,17 @@ def rotary_(
     frequencies: Tensor | None = None,
     inverse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query, and key if given, in place; returns them. For inference.
+    """In-place :func:`rotary` for inference; returns query, and key if passed.
 
-    Arguments as in :func:`rotary`; any strides with a contiguous last dimension.
+    Arguments are as in :func:`rotary`. Tensors may have any strides, but the last dimension must be
+    contiguous.
 
     Returns:
         The same tensors: query, or (query, key).
 
     Raises:
-        ValueError: As :func:`rotary`; or grad mode is on and an argument requires grad; or tensors
-            overlap in memory.
+        ValueError: As in :func:`rotary`; or grad mode is on and an argument requires grad; or
+            tensors overlap in memory.
 
     Examples:
         >>> import torch, posembed as pe

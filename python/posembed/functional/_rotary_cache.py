@@ -1,4 +1,4 @@
-"""Rotation that writes to a paged cache, and its forms for latent attention."""
+"""Rotation that writes to a paged cache, and its variants for latent attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posembed.specification import RotarySpec
 
 
 def scale_parts(scale: float | Tensor) -> tuple[float, Tensor | None]:
-    """A scale as operators take it: a number, and a tensor that the host need not read."""
+    """A scale in the operators' form: a number, and a tensor, which the host need not read."""
     return (1.0, scale) if isinstance(scale, Tensor) else (scale, None)
 
 
@@ -41,39 +41,39 @@ def rotary_cache_(
 ) -> Tensor:
     """Rotates query in place, and writes the rotated key and the value to a paged cache.
 
-    One launch without host synchronisation, for inference. Pages as in Kwon et al.,
-    "PagedAttention", arXiv:2309.06180. Tensors may have any strides with a contiguous last
-    dimension.
+    One kernel launch without host synchronisation, for inference. Pages are as in Kwon et al.,
+    "PagedAttention", arXiv:2309.06180. Tensors may have any strides, but the last dimension must be
+    contiguous.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [tokens, heads, head_dim].
-        key: The same with any number of heads.
-        value: The key's heads, any head_dim.
+        key: Like ``query`` with any number of heads.
+        value: As many heads as the key, any head_dim.
         key_cache: [pages, page_size, heads, head_dim], or [pages, heads, page_size, head_dim] for
-            ``cache_layout="hnd"``; dtype of the data, or float8_e4m3fn.
-        value_cache: The same with the value's head_dim.
+            ``cache_layout="hnd"``; in the dtype of the data, or float8_e4m3fn.
+        value_cache: Like ``key_cache`` with the value's head_dim.
         slot_mapping: int32 or int64 [tokens], [batch, seq] in other layouts: ``page * page_size +
-            place in the page``, each slot once; a token with -1 is not written.
-        positions: As in :func:`rotary`; a token at -1 is not rotated, but written.
+            index in the page``, each slot at most once; a token with slot -1 is not written.
+        positions: As in :func:`rotary`; a token at -1 is written but not rotated.
         spec: The specification of the rotation, exact and without xPos.
         layout: The order of dimensions of query, key and value.
         cache_layout: The order of dimensions of the caches.
-        offset: The position of the first token, without ``positions``.
+        offset: Position of the first token if ``positions`` is None.
         rotate_key: Also rotate ``key`` in place, for attention that reads it there.
-        query_out: Where the rotated query goes, instead of in place.
-        key_scale: float8: keys are divided by it in float32 and rounded to nearest even; numbers
-            beyond 448 become 448. A float, or a float32 tensor of one element.
+        query_out: Output tensor for the rotated query, instead of in place.
+        key_scale: For float8: keys are divided by it in float32 and rounded to nearest even,
+            saturating at 448. A float, or a float32 tensor of one element.
         value_scale: The same for values.
 
     Returns:
         The rotated query: ``query``, or ``query_out``.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit; or outputs share memory; or grad mode is
-            on and an argument requires grad.
+        ValueError: Shapes, layouts or options are incompatible; or outputs share memory; or grad
+            mode is on and an argument requires grad.
         TypeError: A dtype is not supported.
-        IndexError: A position is below -1, or a slot outside the cache.
+        IndexError: A position is below -1, or a slot is outside the cache.
 
     Examples:
         >>> import torch, posembed as pe
@@ -128,20 +128,20 @@ def mla_rotary(
     both.
 
     Args:
-        query: In ``layout``; the window in ``spec`` is rotated.
-        key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the
-            dimension of heads: [batch, seq, rotary_dim], [tokens, rotary_dim].
-        positions: As in :func:`rotary`, like the other arguments.
+        query: In ``layout``; the window that ``spec`` defines is rotated.
+        key_rope: ``spec.rotary_dim`` components in ``layout`` with one head, or without the head
+            dimension: [batch, seq, rotary_dim], [tokens, rotary_dim].
+        positions: As in :func:`rotary`.
         spec: The query's head_dim, with ``rotary_dim`` and ``rotary_start`` of the window.
         layout: The order of dimensions.
-        offset: The position of the first token, without ``positions``.
+        offset: Position of the first token if ``positions`` is None.
         inverse: Undo the rotation instead.
 
     Returns:
-        Rotated query and key_rope: shapes and dtypes as given.
+        Rotated query and key_rope, with the shapes and dtypes of the inputs.
 
     Raises:
-        ValueError, TypeError, IndexError: As :func:`rotary`.
+        ValueError, TypeError, IndexError: See :func:`rotary`.
 
     Examples:
         >>> import torch, posembed as pe
@@ -169,27 +169,28 @@ def mla_rotary_cache_(
     query_out: Tensor | None = None,
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """:func:`mla_rotary` with the query in place; writes [latent, key_rope] to a paged cache.
+    """In-place :func:`mla_rotary` of query; writes [latent, key_rope] to a paged cache.
 
     Args:
         query: In ``layout``; by default [tokens, heads, head_dim].
         latent: The compressed keys and values: [tokens, latent_dim], or with one head.
-        key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; not
-            changed.
-        cache: [pages, page_size, latent_dim + rotary_dim], dtype of the data or float8_e4m3fn.
-        slot_mapping: As in :func:`rotary_cache_`, like the other arguments.
+        key_rope: ``spec.rotary_dim`` components: [tokens, rotary_dim], or with one head; it
+            is not changed.
+        cache: [pages, page_size, latent_dim + rotary_dim], in the dtype of the data or
+            float8_e4m3fn.
+        slot_mapping: As in :func:`rotary_cache_`.
         positions: As in :func:`rotary`.
         spec: As in :func:`mla_rotary`, exact and without xPos.
         layout: The order of dimensions.
-        offset: The position of the first token, without ``positions``.
-        query_out: Where the rotated query goes, instead of in place.
-        scale: float8: the divisor of rows, a float or a float32 tensor of one element.
+        offset: Position of the first token if ``positions`` is None.
+        query_out: Output tensor for the rotated query, instead of in place.
+        scale: For float8: rows are divided by it. A float, or a float32 tensor of one element.
 
     Returns:
         The rotated query: ``query``, or ``query_out``.
 
     Raises:
-        ValueError, TypeError, IndexError: As :func:`rotary_cache_`.
+        ValueError, TypeError, IndexError: See :func:`rotary_cache_`.
 
     Examples:
         >>> import torch, posembed as pe

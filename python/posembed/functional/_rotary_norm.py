@@ -1,4 +1,4 @@
-"""RMSNorm of each head and rotation, in one pass."""
+"""Per-head RMSNorm and rotation, in one pass."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ def norm_rotary(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each head of query and key, then rotary, in one launch.
+    """Applies RMSNorm to each head of query and key, then rotates, in one kernel launch.
 
     QK-norm: Henry et al., arXiv:2010.04245; with RMSNorm in Qwen 3, Gemma 3 and others. Computes in
-    float32 (float64 data: float64) and rounds once. Gradients flow to all four tensors; those of
-    the weights are accumulated in float32 and repeatable. Only the norms' divisors are saved.
+    float32 (float64 for float64 data) and rounds once. Gradients flow to all four tensors; weight
+    gradients are accumulated in float32 and reproducible. Only the norms' divisors are saved for
+    backward.
 
     Args:
         query: float32, float64, bfloat16 or float16 in ``layout``; by default
             [batch, seq, heads, head_dim].
-        key: The same with any number of heads.
-        query_weight: [head_dim], dtype of ``query``.
-        key_weight: [head_dim], dtype of ``query``.
-        positions: As in :func:`rotary`; a token at -1 is normed but not rotated.
-        spec: The specification of the rotation, exact and without xPos; a head_dim of at most 1024.
+        key: Like ``query`` with any number of heads.
+        query_weight: [head_dim], in the dtype of ``query``.
+        key_weight: [head_dim], in the dtype of ``query``.
+        positions: As in :func:`rotary`; a token at -1 is normalised but not rotated.
+        spec: The specification of the rotation, exact and without xPos; head_dim at most 1024.
         layout: The order of dimensions.
-        offset: The position of the first token, without ``positions``.
+        offset: Position of the first token if ``positions`` is None.
         eps: Added to the mean square.
         weight_offset: Added to the weights: 1 for Gemma.
 
     Returns:
-        Query and key: shapes and dtypes as given.
+        Query and key, with the shapes and dtypes of the inputs.
 
     Raises:
-        ValueError: Shapes, layouts or options do not fit.
+        ValueError: Shapes, layouts or options are incompatible.
         TypeError: A dtype is not supported.
         IndexError: A position is below -1.
 
@@ -77,15 +78,15 @@ def norm_rotary_(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`norm_rotary` in place; returns query and key. For inference.
+    """In-place :func:`norm_rotary` for inference; returns query and key.
 
-    Tensors may have any strides with a contiguous last dimension.
+    Tensors may have any strides, but the last dimension must be contiguous.
 
     Returns:
         The same tensors: (query, key).
 
     Raises:
-        ValueError: As :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
+        ValueError: As in :func:`norm_rotary`; or grad mode is on and an argument requires grad; or
             tensors overlap in memory.
 
     Examples:

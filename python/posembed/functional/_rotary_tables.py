@@ -1,4 +1,4 @@
-"""Rotation by given cosines and sines, for models that compute them."""
+"""Rotation by given cosine and sine tables, for models that compute them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posembed.functional._options import is_sharded, sharded
 
 TableNumerics = Literal["float32", "float32_product"]
 
-# The layout of a query by its rank and its dimension of heads.
+# The layout of a query, by its rank and its head dimension.
 _LAYOUTS = {(4, -3): "bhsd", (4, -2): "bshd", (3, -2): "thd", (3, -3): "htd"}
 
 
@@ -76,39 +76,39 @@ def rotary_tables(
     numerics: TableNumerics = "float32",
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query, or query and key in one launch, by given cosines and sines.
+    """Rotates query, or query and key in one kernel launch, by given cosines and sines.
 
-    The function that models of transformers call ``apply_rotary_pos_emb``, with its bits by
-    default. Su et al., "RoFormer", arXiv:2104.09864. To compute exact angles in the kernel instead,
-    without tables, use :func:`rotary`.
+    This is what transformers models call ``apply_rotary_pos_emb``, bit for bit by default. Su et
+    al., "RoFormer", arXiv:2104.09864. To compute exact angles in the kernel instead, without
+    tables, use :func:`rotary`.
 
     Args:
         query: float32, float64, bfloat16 or float16 [batch, heads, seq, head_dim] or, with
             ``unsqueeze_dim=2``, [batch, seq, heads, head_dim]; without a batch, [tokens, heads,
             head_dim] or, with ``unsqueeze_dim=0``, [heads, tokens, head_dim]. Components that
-            tables do not rotate are copied.
-        key: The same with any number of heads, or None.
-        cos: Floating [batch or 1, seq, width] or [seq, width]. The width is the number of rotated
-            components, rotary_dim; tables have two equal columns for each pair, of which the first
-            is read: ``i`` and ``i + rotary_dim / 2``, or neighbours if ``interleaved``. Or complex
-            ``freqs_cis`` with a column for each pair, without ``sin``.
-        sin: The same, or None beside a complex ``cos``.
+            the tables do not cover are copied.
+        key: Like ``query`` with any number of heads, or None.
+        cos: Floating-point [batch or 1, seq, width] or [seq, width]. The width is the number of
+            rotated components, rotary_dim; tables have two equal columns for each pair, and the
+            first is read: ``i`` and ``i + rotary_dim / 2``, or adjacent ones if ``interleaved``. Or
+            complex ``freqs_cis`` with a column for each pair, without ``sin``.
+        sin: Like ``cos``, or None if ``cos`` is complex.
         interleaved: Pairs (2i, 2i + 1), as GPT-J; otherwise (i, i + rotary_dim / 2), as Llama.
-        half_width: Real tables have one column for each pair.
-        unsqueeze_dim: Where tables get a dimension for heads: 1 or 2, or for tensors without a
-            batch 1 or 0; negative from the end of a table with that dimension.
+        half_width: Real tables have only one column for each pair.
+        unsqueeze_dim: Where to insert the head dimension into the tables: 1 or 2, or 1 or 0 for
+            tensors without a batch; negative counts from the end of the unsqueezed table.
         start: The first rotated component.
-        numerics: "float32": the bits of PyTorch's expression, ``query * cos + rotate_half(query) *
-            sin`` in the dtype to which query and tables promote, or the complex product in
+        numerics: "float32": bit for bit PyTorch's expression, ``query * cos + rotate_half(query) *
+            sin`` in the dtype that query and tables promote to, or the complex product in
             float32. "float32_product": float32 throughout, rounded once to the dtype of query.
-        out: Memory for the result, (query, key) if there is a key, for inference.
+        out: Output tensor, or (query, key) if there is a key, for inference.
 
     Returns:
         The rotated query, or (query, key); or ``out``. Gradients flow to query, key and tables.
 
     Raises:
-        ValueError: Shapes or options do not fit; or, with ``out``, an argument requires grad in
-            grad mode or tensors overlap in memory.
+        ValueError: Shapes or options are incompatible; or, with ``out``, an argument requires grad
+            in grad mode or tensors overlap in memory.
         TypeError: A dtype is not supported.
 
     Examples:
@@ -143,18 +143,19 @@ def rotary_tables_(
     start: int = 0,
     numerics: TableNumerics = "float32",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rotates query, and key if given, in place; returns them. For inference.
+    """In-place :func:`rotary_tables` for inference; returns query, and key if passed.
 
-    Arguments as in :func:`rotary_tables`; any strides with a contiguous last dimension.
+    Arguments are as in :func:`rotary_tables`. Tensors may have any strides, but the last dimension
+    must be contiguous.
 
     Returns:
         The same tensors: query, or (query, key).
 
     Raises:
-        ValueError: As :func:`rotary_tables`; or grad mode is on and an argument requires grad; or
-            tensors overlap in memory.
-        TypeError: As :func:`rotary_tables`; or the result has another dtype, because tables are
-            wider than query and numerics is "float32".
+        ValueError: As in :func:`rotary_tables`; or grad mode is on and an argument requires grad;
+            or tensors overlap in memory.
+        TypeError: As in :func:`rotary_tables`; or the result would have another dtype, because the
+            tables have a wider dtype than query and numerics is "float32".
 
     Examples:
         >>> import torch, posembed as pe

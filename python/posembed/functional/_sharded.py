@@ -1,8 +1,8 @@
-"""Functions of DTensors: each process calls the operator with its part of every argument.
+"""Functions for DTensors: each process calls the operator with its shard of every argument.
 
-The parts are torch's own local tensors, so that gradients need no rules. Sharding rules of torch
-would not do: its cache of them ignores strings such as the layout, and a rule does not know the
-first row or position of a process's part.
+The shards are DTensor's local tensors, so gradients need no sharding rules. torch's own sharding
+rules would not work: their cache ignores strings such as the layout, and a rule does not know the
+first row or position of a process's shard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _call(name: str, in_place: bool, *arguments: Any) -> Any:
 
 
 def _differ(query: Tensor, key: Tensor | None) -> bool:
-    """Whether query and key need a call each, such as heads that are split for one of them."""
+    """Whether query and key need separate calls, for example if only one has split heads."""
     both = isinstance(query, DTensor) and isinstance(key, DTensor)
     return both and query.placements != key.placements  # type: ignore[attr-defined, union-attr]
 
@@ -45,7 +45,7 @@ def _pair(query: Tensor, key: Tensor | None, letters: str) -> dict[str, tuple[Te
 def _positions(
     split: Split, positions: Tensor | None, offset: int, letters: str
 ) -> tuple[Tensor | None, int]:
-    """This process's positions. Consecutive ones need a tensor where the sequence is split."""
+    """This process's positions; consecutive ones need a tensor if the sequence is split."""
     if positions is None and split.has("s"):
         end = offset + split.sizes["s"]
         positions, offset = torch.arange(offset, end, device=split.device), 0
@@ -94,7 +94,7 @@ def rotary(
 
 
 def _rotated(split: Split, pair: dict[str, tuple[Tensor, str]], result: Any, in_place: bool) -> Any:
-    """The given tensors, or DTensors of the results."""
+    """The input tensors if in place, otherwise the results as DTensors."""
     if in_place:
         given = tuple(tensor for tensor, _ in pair.values())
     else:
@@ -117,7 +117,7 @@ def mla_rotary(
 ) -> Any:
     """:func:`posembed.functional.mla_rotary`; batch, sequence and the query's heads may be split.
 
-    All heads share the key, so that it is whole where heads are split.
+    All heads share the key, so it is replicated if heads are split.
     """
     letters = _letters_of(layout)
     of_key = letters.replace("h", "." if key_rope.dim() == query.dim() else "")
@@ -260,7 +260,7 @@ def sinusoidal_encode(
 
 
 def _looked_up(name: str, ids: Tensor, weight: Tensor, of_weight: str) -> tuple[str, Split]:
-    """The letters of ids, and the split of a look-up. Plain tables are whole."""
+    """The letters of ids, and the split of a lookup; plain tables are replicated."""
     letters = string.ascii_lowercase[: ids.dim()]
     drivers = {name: (ids, letters)}
     if isinstance(weight, DTensor):
@@ -284,7 +284,7 @@ def embedding(
 ) -> Tensor:
     """:func:`posembed.functional.embedding`; ids, rows or columns may be split.
 
-    Split rows give a sum over processes, as torch's own tables do.
+    If rows are split, the result is a partial sum, as with torch's own tables.
     """
     letters, split = _looked_up("ids", ids, weight, "VD")
     if vocabulary_start >= 0:
@@ -298,7 +298,7 @@ def embedding(
     own_ids = split.local("ids", ids, letters)
     table: Tensor = split.local("weight", weight, "VD", letters)  # type: ignore[assignment]
     if split.has("V"):
-        # An id outside the whole table must raise, but outside this part it is another's row.
+        # An id outside the whole table must raise; one outside this shard is in another's.
         nothing = table.detach().new_zeros(()).expand(weight.shape[0], 1)
         torch.ops.posembed.embedding.default(nothing, own_ids)
         vocabulary_start = split.first("V")
@@ -340,9 +340,9 @@ def token_bag(
 
 
 def with_rows(function: Callable[[Tensor], Tensor], weight: Any) -> Tensor:
-    """A function that gives a table other rows, which needs a whole table in each process.
+    """Applies a function that changes a table's rows; the table must be replicated.
 
-    Rows that are drawn are those of the first process.
+    Randomly drawn rows are those of the first process.
     """
     for place in weight.placements:
         if not place.is_replicate():
@@ -356,7 +356,7 @@ def with_rows(function: Callable[[Tensor], Tensor], weight: Any) -> Tensor:
 
 
 def _local_options(split: Split, options: dict[str, Any]) -> dict[str, Any]:
-    """Options with this process's part of masks and positions, whose batch may be split."""
+    """Options with this process's shard of masks and positions, whose batch may be split."""
     local = dict(options)
     for name, value in options.items():
         if isinstance(value, Tensor):
@@ -406,8 +406,8 @@ def alibi_attention(
 ) -> Tensor:
     """:func:`posembed.functional.alibi_attention`; batch and heads may be split.
 
-    One key head for all queries stays replicated. Others are split as queries are, so that each
-    process has the keys of its queries.
+    A single key head stays replicated. Several are split like the query heads, so each process has
+    the keys of its queries.
     """
     if dropout > 0:
         raise ValueError(f"dropout: expected 0 for DTensors, got {dropout}")

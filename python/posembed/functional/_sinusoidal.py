@@ -1,4 +1,4 @@
-"""Sinusoids as functions."""
+"""Functional sinusoidal encodings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sinusoidal(
     spec: SinusoidalSpec,
     offset: int = 0,
 ) -> Tensor:
-    """Adds sinusoidal encodings; gradients flow to x, to floating positions and to scale.
+    """Adds sinusoidal encodings; gradients flow to x, floating-point positions and scale.
 
     Vaswani et al., "Attention Is All You Need", arXiv:1706.03762. Errors are below 1.5e-7 up to
     position ``2 ** 31`` and grow beyond it; use float64 data there.
@@ -25,17 +25,17 @@ def sinusoidal(
     Args:
         x: float32, float64, bfloat16 or float16, [batch, seq, embedding_dim] or
             [seq, embedding_dim].
-        positions: int32, int64 or floating [seq] or [batch, seq]. None: ``offset``, ``offset + 1``,
-            and so on.
-        scale: Floating, one element: multiplies the encodings.
+        positions: int32, int64 or floating-point [seq] or [batch, seq]. None: ``offset``,
+            ``offset + 1``, and so on.
+        scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
-        offset: The position of the first row, without ``positions``.
+        offset: Position of the first row if ``positions`` is None.
 
     Returns:
-        x plus encodings: shape and dtype of x.
+        x plus encodings, with the shape and dtype of x.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
 
     Examples:
@@ -55,16 +55,17 @@ def sinusoidal_encode(
     spec: SinusoidalSpec,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sinusoidal encodings of positions; gradients flow to floating positions and to scale.
+    """Sinusoidal encodings of positions; gradients flow to floating-point positions and scale.
 
     Args:
-        positions: int32, int64 or floating [...].
-        scale: Floating, one element: multiplies the encodings.
+        positions: int32, int64 or floating-point [...].
+        scale: Floating-point, one element: multiplies the encodings.
         spec: The specification of the encoding.
-        dtype: Default: that of floating positions, else float32.
+        dtype: Default: that of floating-point positions, otherwise float32.
 
     Returns:
-        [..., embedding_dim]; NaN if a position is not finite, or floating and at least 2 ** 63.
+        [..., embedding_dim]; NaN if a position is not finite, or is floating-point and at least
+        2 ** 63.
 
     Raises:
         ValueError: ``scale`` does not have one element.
@@ -84,17 +85,17 @@ def sinusoidal_encode(
 
 
 def sinusoidal_shift_matrix(distance: float, *, spec: SinusoidalSpec) -> Tensor:
-    """The matrix that moves an encoding by ``distance`` positions by rotating each pair.
+    """The matrix that shifts an encoding by ``distance`` positions by rotating each pair.
 
     Args:
-        distance: Positions.
+        distance: Number of positions.
         spec: The specification of the encoding.
 
     Returns:
         float64 [embedding_dim, embedding_dim] M with encode(p + distance) = encode(p) @ M.T.
 
     Raises:
-        ValueError: A sine has no cosine beside it.
+        ValueError: A sine has no matching cosine.
 
     Examples:
         >>> import torch, posembed as pe

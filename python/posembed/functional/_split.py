@@ -1,7 +1,8 @@
 """How a device mesh splits the arguments of one call.
 
-A letter names each dimension of an argument; "." may not be split. The letters that a mesh splits
-say how other arguments are split, and which gradients are sums over processes.
+Each dimension of an argument is named by a letter; dimensions named "." may not be split. The
+letters that a mesh splits determine how other arguments are sharded, and which gradients are
+partial sums over processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _letter(name: str, tensor: DTensor, letters: str, mesh_dim: int) -> set[str]
 
 
 def _sharded(drivers: Mapping[str, tuple[Tensor, str]]) -> dict[str, tuple[DTensor, str]]:
-    """The DTensors among the drivers; raises for floating ones that are not, and for ranks."""
+    """The DTensors among the drivers; raises for plain floating-point tensors and wrong ranks."""
     sharded = {
         name: (tensor, letters)
         for name, (tensor, letters) in drivers.items()
@@ -48,13 +49,13 @@ class Split:
     """The letters that each dimension of the mesh splits in one call.
 
     Args:
-        drivers: The tensors that decide, by their names, and their letters. Floating ones must be
-            DTensors; other plain tensors are whole, the same in each process.
+        drivers: The tensors that determine the split, by name, with their letters. Floating-point
+            ones must be DTensors; other plain tensors are replicated.
         independent: Letters that one mesh dimension may split at once, in different drivers.
 
     Raises:
-        ValueError: A placement does not fit; the message names it.
-        TypeError: A floating driver is a plain tensor.
+        ValueError: A placement is not supported; the message names it.
+        TypeError: A floating-point driver is a plain tensor.
     """
 
     def __init__(self, drivers: Mapping[str, tuple[Tensor, str]], independent: str = "") -> None:
@@ -97,7 +98,7 @@ class Split:
         return any(letter in letters for letters in self.letters)
 
     def placements(self, letters: str, summed: str = "") -> tuple[Placement, ...]:
-        """Those of a tensor. It is a sum over processes that split a dimension of ``summed``."""
+        """A tensor's placements: Partial where a mesh dimension splits a letter of ``summed``."""
         result: list[Placement] = []
         for split in self.letters:
             own = [dim for dim, letter in enumerate(letters) if letter in split]
@@ -108,7 +109,7 @@ class Split:
         return tuple(result)
 
     def first(self, letter: str) -> int:
-        """The index of the first row of this process's part of a dimension."""
+        """Index of the first row of this process's shard along a dimension."""
         start, rows = 0, self.sizes[letter]
         for dim, split in enumerate(self.letters):
             if letter in split:
@@ -120,15 +121,15 @@ class Split:
     def local(
         self, name: str, tensor: Tensor | None, letters: str, summed: str = ""
     ) -> Tensor | None:
-        """This process's part of an argument: a view, or a slice of a replicated tensor.
+        """This process's shard of an argument: a view, or a slice of a replicated tensor.
 
-        Its gradient is a sum over the processes that split a dimension of ``summed``. Plain tensors
-        are whole, and their gradients are summed at once.
+        Its gradient is a partial sum over the processes that split a letter of ``summed``. Plain
+        tensors are replicated, and their gradients are reduced immediately.
         """
         if tensor is None:
             return None
         whole = (
-            "." if size == 1 and self.sizes.get(letter) != 1 else letter  # one row serves all
+            "." if size == 1 and self.sizes.get(letter) != 1 else letter  # a size of 1 broadcasts
             for letter, size in zip(letters, tensor.shape, strict=True)
         )
         letters = "".join(whole)
@@ -147,7 +148,7 @@ class Split:
         return tensor.to_local(grad_placements=self.placements(letters, summed))
 
     def result(self, local: Tensor, letters: str, shape: Sequence[int], summed: str = "") -> Tensor:
-        """The DTensor of a result's parts, a sum as in :meth:`placements`."""
+        """Builds a DTensor from the shards of a result; see :meth:`placements` for ``summed``."""
         order = sorted(range(local.dim()), key=local.stride, reverse=True)
         stride = torch.empty_permuted(tuple(shape), order, device="meta").stride()
         placements = self.placements(letters, summed)

@@ -1,4 +1,4 @@
-"""Look-ups in a table of tokens as functions."""
+"""Functional token-table lookups."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def embedding(
     gradient: Gradient = "dense",
     vocabulary_start: int | None = None,
 ) -> Tensor:
-    """``scale * weight[ids]``, with a deterministic gradient of the table, summed in float32.
+    """``scale * weight[ids]``, with a deterministic table gradient, summed in float32.
 
     Args:
         ids: int32 or int64 of any shape, each from 0 to num_embeddings - 1.
         weight: float32, float64, bfloat16 or float16 [num_embeddings, embedding_dim]. Subclasses of
-            Tensor with a look-up of their own, such as quantised tables, take that.
+            Tensor with their own lookup, such as quantised tables, use that.
         padding_idx: The row that gets no gradient.
         scale: Multiplies the result.
         scale_grad_by_freq: Divide a row's gradient by its id's count among ``ids``.
         gradient: "dense", or "rows" for a coalesced sparse gradient of the rows that were looked
             up; it has no second derivative.
-        vocabulary_start: The id of the first row, if ``weight`` is one part of a vocabulary, as in
+        vocabulary_start: The id of the first row, if ``weight`` is one shard of a vocabulary, as in
             vocabulary parallelism. ``ids`` and ``padding_idx`` refer to the whole vocabulary. Ids
-            of other parts give zeros and no gradient, so that the results of all parts add up to
-            that of the whole table.
+            of other shards give zeros and no gradient, so the results of all shards add up to that
+            of the whole table.
 
     Returns:
         [..., embedding_dim] in the dtype of ``weight``.
 
     Raises:
-        ValueError: Shapes or options do not fit.
+        ValueError: Shapes or options are incompatible.
         TypeError: A dtype is not supported.
-        IndexError: An id is outside the table, and there is no ``vocabulary_start``.
+        IndexError: An id is outside the table and ``vocabulary_start`` is None.
 
     Examples:
         >>> import torch, posembed as pe
@@ -74,7 +74,7 @@ def embedding(
         return sharded().embedding(ids, weight, *options)  # type: ignore[no-any-return]
     if is_wrapper(weight):
         return _of_wrapper(ids, weight, *options)
-    if options == _PLAIN:  # torch.ops takes a fifth of a microsecond for each argument
+    if options == _PLAIN:  # each argument of a torch.ops call costs 0.2 us
         return torch.ops.posembed.embedding.default(weight, ids)  # type: ignore[no-any-return]
     return torch.ops.posembed.embedding.default(weight, ids, *options)  # type: ignore[no-any-return]
 
@@ -88,7 +88,7 @@ def _of_wrapper(
     start: int,
     gradient: str,
 ) -> Tensor:
-    """Torch's look-up, which subclasses of Tensor such as torchao's quantised tables implement."""
+    """PyTorch's lookup, which Tensor subclasses such as torchao's quantised tables implement."""
     if start >= 0:
         raise ValueError(
             f"vocabulary_start: expected none for a {type(weight).__name__}, got {start}"
@@ -109,22 +109,23 @@ def embedding_resize(
     covariance_scale: float = 1e-9,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The table with ``num_embeddings`` rows; old rows keep their bits.
+    """Resizes a table to ``num_embeddings`` rows; old rows do not change.
 
     Args:
         weight: [rows, embedding_dim].
-        num_embeddings: Rows of the result; if fewer than before, the last are cut off.
+        num_embeddings: Number of rows of the result; if fewer than before, the last are cut off.
         initialization: The new rows: the "mean" of the old ones; "mean-and-covariance", drawn from
             the normal distribution with their mean and ``covariance_scale`` times their covariance;
             "normal", N(0, 1); or the new rows themselves.
         covariance_scale: The default is that of transformers: rows differ, logits hardly change.
-        generator: Draws new rows, on the device of ``weight``; default: torch's default generator.
+        generator: Random generator for new rows, on the device of ``weight``; default: torch's
+            default generator.
 
     Returns:
         [num_embeddings, embedding_dim], contiguous, in the dtype of ``weight``.
 
     Raises:
-        ValueError: Shapes or options do not fit, or ``weight`` is a DTensor that is split.
+        ValueError: Shapes or options are incompatible, or ``weight`` is a DTensor that is sharded.
 
     Examples:
         >>> import torch, posembed as pe
@@ -150,15 +151,15 @@ def embedding_resize(
 
 
 def _known_id(name: str, value: int | None) -> int:
-    """An id as operators take it; -1: none."""
+    """An id in the operators' form; -1 means none."""
     if value is not None and value < 0:
         raise ValueError(f"{name}: expected an id, 0 or more, got {value}")
     return -1 if value is None else value
 
 
 def padding_row(padding_idx: int | None, table: Tensor) -> int:
-    """The row as operators take it, -1: none. A negative padding_idx counts from the end."""
-    if padding_idx is None or table.dim() == 0:  # the operator refuses a table without rows
+    """The row in the operators' form; -1 means none. A negative padding_idx counts from the end."""
+    if padding_idx is None or table.dim() == 0:  # the operator rejects a scalar table
         return -1
     rows = table.shape[0]
     if not -rows <= padding_idx < rows:

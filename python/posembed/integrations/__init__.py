@@ -1,1 +1,1 @@
-"""posembed inside other libraries."""
+"""Integrations with other libraries."""

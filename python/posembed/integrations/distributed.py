@@ -1,6 +1,6 @@
 """posembed in torch.distributed: tensor, sequence and context parallelism.
 
-The engines are torch's own. Here are the styles and positions that they lack.
+torch provides the engines. This module adds the parallel styles and positions that they lack.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["ContextPart", "VocabularyParallel", "VocabularyParallelInputEmbeddin
 
 @dataclasses.dataclass(frozen=True)
 class ContextPart:
-    """The tokens of one process, where several share a sequence; see :func:`context_part`.
+    """One process's tokens of a sequence that several share; see :func:`context_part`.
 
     Attributes:
-        indices: int64 [tokens]: places in the whole sequence.
-        positions: int64 [tokens]: places in each token's document, for ``positions=`` of
+        indices: int64 [tokens]: each token's index in the whole sequence.
+        positions: int64 [tokens]: each token's index in its document, for ``positions=`` of
             RotaryEmbedding, InputEmbedding, and learned and sinusoidal positions.
-        chunks: Start and end of each run of neighbours in the whole sequence: one, or two if
-            zigzag. ALiBi takes the queries of a chunk with ``query_offset=start``, beside all keys
-            and the boundaries of whole documents.
-        cu_seqlens: int32 [pieces + 1]: boundaries of pieces of documents among these tokens.
+        chunks: Start and end of each contiguous chunk of the whole sequence: one, or two if zigzag.
+            For ALiBi, pass the queries of a chunk with ``query_offset=start``, all keys, and the
+            boundaries of whole documents.
+        cu_seqlens: int32 [pieces + 1]: boundaries of the document pieces among these tokens.
     """
 
     indices: Tensor
@@ -56,24 +56,24 @@ def context_part(
     cu_seqlens: Tensor | None = None,
     rank: int | None = None,
 ) -> ContextPart:
-    """The tokens of a process under context parallelism.
+    """The tokens of one process under context parallelism.
 
     Args:
-        seq_len: Tokens of the whole sequence.
-        mesh: The processes that share it, in one dimension.
-        zigzag: Of two chunks for each process, process ``r`` of ``n`` has chunks ``r`` and
-            ``2n - 1 - r``, so that causal attention is the same work for all; otherwise one chunk,
-            as ``torch.chunk`` cuts.
-        cu_seqlens: int32 or int64 [documents + 1], from 0 to seq_len: the starts of packed
+        seq_len: Number of tokens in the whole sequence.
+        mesh: The processes that share the sequence; one-dimensional.
+        zigzag: Split the sequence into 2n chunks for n processes and give process ``r`` chunks
+            ``r`` and ``2n - 1 - r``, which balances causal attention; otherwise each process gets
+            one chunk, as from ``torch.chunk``.
+        cu_seqlens: int32 or int64 [documents + 1], from 0 to seq_len: the boundaries of packed
             documents, where positions restart; default: one document.
-        rank: Of the process in the mesh; default: this one.
+        rank: The process's rank in the mesh; default: this process.
 
     Returns:
-        The part; its tensors are on the device of ``cu_seqlens``, by default the mesh's.
+        The part; its tensors are on the device of ``cu_seqlens``, or of the mesh without it.
 
     Raises:
-        ValueError: The mesh has several dimensions, ``seq_len`` cannot be cut into chunks of one
-            length (zigzag), or ``cu_seqlens`` does not go from 0 to seq_len.
+        ValueError: The mesh has several dimensions, ``seq_len`` cannot be split into equal chunks
+            (zigzag), or ``cu_seqlens`` does not go from 0 to seq_len.
 
     Examples:
         >>> import torch, posembed as pe
@@ -100,7 +100,7 @@ def context_part(
     indices = torch.cat(runs)
     documents = torch.searchsorted(cu_seqlens, indices, right=True) - 1
     positions = indices - cu_seqlens[documents]
-    # A piece starts where a token does not follow the one before it in one document.
+    # A piece starts where a token does not directly follow the previous one in the same document.
     follows = (positions.diff(prepend=positions[:1]) == 1) & (
         documents.diff(prepend=documents[:1]) == 0
     )
@@ -110,17 +110,17 @@ def context_part(
 
 
 class VocabularyParallel(ParallelStyle):
-    """Splits the token table of an :class:`posembed.InputEmbedding` by rows over a mesh.
+    """Shards the token table of an :class:`posembed.InputEmbedding` by rows over a mesh.
 
-    The other parameters are replicated. Positions, types, norm and dropout follow once the rows
-    have been summed over the processes, in the kernel that one process uses. Dropout's mask is that
-    of one process; without a ``seed``, the first process draws it for all. The table becomes a new
-    parameter: tie other modules to it afterwards.
+    The other parameters are replicated. The rows are summed over the processes first. Then
+    positions, types, norm and dropout are applied, in the same kernel as in one process. The
+    dropout mask is that of a single process; without a ``seed``, the first process draws the seed
+    for all. The table becomes a new parameter: tie other modules to it afterwards.
 
     Args:
-        sequence_parallel: Each process gets its part of the sequence, by reduce-scatter; otherwise
-            the whole, by all-reduce.
-        use_local_output: Results are plain tensors; otherwise DTensors.
+        sequence_parallel: Give each process its shard of the sequence, by reduce-scatter; otherwise
+            the whole sequence, by all-reduce.
+        use_local_output: Return plain tensors; otherwise DTensors.
 
     Examples:
         >>> import posembed as pe
@@ -146,7 +146,7 @@ class VocabularyParallel(ParallelStyle):
         rows = distribute_tensor(weight.detach(), device_mesh, [Shard(0)])
         module.token.weight = nn.Parameter(rows, requires_grad=weight.requires_grad)
         distribute_module(module, device_mesh)  # replicates the others
-        # A class, and not a forward of this instance, so that copies use their own parameters.
+        # Change the class, not this instance's forward, so that copies use their own parameters.
         module.__class__ = VocabularyParallelInputEmbedding
         embed = cast(VocabularyParallelInputEmbedding, module)
         embed.style, embed.mesh = self, device_mesh
@@ -154,7 +154,7 @@ class VocabularyParallel(ParallelStyle):
 
 
 class _Fused(nn.Module):
-    """Calls the forward of InputEmbedding with parameters that functional_call has replaced."""
+    """Calls InputEmbedding's forward with parameters that functional_call has replaced."""
 
     def __init__(self, embed: InputEmbedding) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Fused(nn.Module):
 
 
 class VocabularyParallelInputEmbedding(InputEmbedding):
-    """An InputEmbedding after :class:`VocabularyParallel`; arguments are those of one process."""
+    """An InputEmbedding after :class:`VocabularyParallel`; takes the same arguments."""
 
     style: VocabularyParallel
     mesh: DeviceMesh
@@ -182,7 +182,7 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         seed: Tensor | None = None,
         first_token: int = 0,
     ) -> Tensor:
-        """As :meth:`posembed.InputEmbedding.forward`, on all of the batch and the sequence.
+        """Like :meth:`posembed.InputEmbedding.forward`; pass the whole batch and sequence.
 
         Args:
             ids: int32 or int64 [batch, seq], the same in each process; None with ``inputs_embeds``.
@@ -195,13 +195,13 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
             first_token: As in InputEmbedding.
 
         Returns:
-            [batch, seq, embedding_dim], or this process's part of the sequence.
+            [batch, seq, embedding_dim], or this process's shard of the sequence.
         """
         mesh = self.mesh
         whole = self._check_inputs(ids, inputs_embeds)
         positions = self._positions(whole, ids, positions, attention_mask, offset)
         if positions is None and self.position is not None:
-            first = cast(int, offset)  # of a tensor there are positions
+            first = cast(int, offset)  # a tensor has become positions
             positions = torch.arange(first, first + whole.shape[1], device=whole.device)
         rows = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
         if inputs_embeds is None:
@@ -241,7 +241,7 @@ class VocabularyParallelInputEmbedding(InputEmbedding):
         if rows.shape[1] == length or seed is None or batch == 1:
             first = first_token + start
             return self._fused(rows, positions, types, seed, first)
-        # Samples are not neighbours in the mask of the whole.
+        # The samples are not adjacent in the whole batch's dropout mask.
         samples = [slice(sample, sample + 1) for sample in range(batch)]
         results = [
             self._fused(

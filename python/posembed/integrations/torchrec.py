@@ -1,4 +1,4 @@
-"""posembed's tables as torchrec's collections of tables, and back.
+"""Converts posembed's tables to torchrec's table collections, and back.
 
 Ivchenko et al., "TorchRec: a PyTorch Domain Library for Recommendation Systems", RecSys 2022.
 """
@@ -25,7 +25,7 @@ Tables = Mapping[str, TokenEmbedding] | Mapping[str, TokenBag]
 
 _TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
-# The state of optimizers that torchrec can fuse into the backward pass, by the fused state's name.
+# State of the optimizers that torchrec can fuse into the backward pass, by fused state name.
 _STATES: dict[str, dict[str, str]] = {
     "SGD": {},
     "Adagrad": {"momentum1": "sum"},
@@ -39,25 +39,26 @@ def to_torchrec(
     *,
     is_weighted: bool = False,
 ) -> nn.Module:
-    """A collection that shares the parameters of tables, so optimizers keep them and their state.
+    """A collection that shares the tables' parameters, so optimizers and their state stay valid.
 
     Args:
-        tables: Tables by name, all TokenEmbedding or all TokenBag, float32 or float16. Their
-            parameters are ``embeddings.NAME.weight`` or ``embedding_bags.NAME.weight`` there.
-        features: The names of the features that look up rows of each table; default: the table's.
-        is_weighted: Bags take the weights of the KeyedJaggedTensor.
+        tables: Tables by name, all TokenEmbedding or all TokenBag, float32 or float16. In the
+            collection their parameters are ``embeddings.NAME.weight`` or
+            ``embedding_bags.NAME.weight``.
+        features: The names of the features that look up each table; default: the table's name.
+        is_weighted: Bags use the weights of the KeyedJaggedTensor.
 
     Returns:
         torchrec's EmbeddingCollection or EmbeddingBagCollection. torchrec's sharders do not copy
-        the values of all tables: call :func:`scatter_tables` on their result. Give
-        ``apply_optimizer_in_backward`` the parameters of a copy of the collection, because it also
-        changes how the tables that share them are trained.
+        the values of all tables: call :func:`scatter_tables` on their result. Pass
+        ``apply_optimizer_in_backward`` the parameters of a copy of the collection: it would also
+        change how the tables that share the parameters are trained.
 
     Raises:
-        ValueError: There is no table, a table has an option that torchrec lacks (``padding_idx``,
+        ValueError: There are no tables, a table has an option that torchrec lacks (``padding_idx``,
             ``scale``, ``max_norm``, ``scale_grad_by_freq``, ``mode="max"``), or ``features`` names
-            another table.
-        TypeError: Tables of both kinds, of another kind, or of another dtype.
+            an unknown table.
+        TypeError: Tables of both kinds, of another type, or of another dtype.
 
     Examples:
         >>> import posembed as pe
@@ -82,7 +83,7 @@ def to_torchrec(
         _check_table(name, table)
     configs = [_config(name, table, features.get(name, [name])) for name, table in tables.items()]
     collection: Any
-    # The parameters that torchrec makes are replaced, so they need no memory.
+    # The parameters that torchrec creates are replaced, so they need no memory.
     if kinds == {TokenBag}:
         collection = torchrec.EmbeddingBagCollection(configs, is_weighted, torch.device("meta"))
     elif is_weighted:
@@ -100,15 +101,15 @@ def to_torchrec(
 def from_torchrec(collection: nn.Module) -> nn.ModuleDict:
     """Tables by name that share the parameters of a collection.
 
-    Call a table with the ids of a JaggedTensor, and a TokenBag with its offsets as well:
+    Call a TokenEmbedding with the ids of a JaggedTensor, and a TokenBag with its offsets too:
     ``bag(jagged.values(), jagged.offsets())``.
 
     Args:
-        collection: An EmbeddingCollection or EmbeddingBagCollection. For a sharded one make tables
-            and call :func:`gather_tables`.
+        collection: An EmbeddingCollection or EmbeddingBagCollection. For a sharded one, create
+            tables and call :func:`gather_tables`.
 
     Raises:
-        TypeError: Another module.
+        TypeError: The module is of another type.
 
     Examples:
         >>> import torchrec
@@ -138,13 +139,13 @@ def scatter_tables(
 
     Args:
         tables: The tables by name, the same in each process.
-        sharded: What a sharder of torchrec made of the collection.
+        sharded: The collection as a torchrec sharder returned it.
         optimizer: Holds the tables: SGD without momentum, Adagrad, or torchrec's RowWiseAdagrad.
             The collection has the same optimizer, fused into its backward pass.
 
     Raises:
         ValueError: The collection has other tables or another optimizer, or shapes differ.
-        TypeError: The optimizer's state has no counterpart, or a part is a DTensor.
+        TypeError: The optimizer's state has no counterpart, or a shard is a DTensor.
     """
     with torch.no_grad():
         for part, whole in _pairs(tables, sharded, optimizer):
@@ -159,16 +160,16 @@ def gather_tables(
     *,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Copies a sharded collection, and its fused optimizer's state, into tables of each process.
+    """Copies a sharded collection, and its fused optimizer's state, into tables in each process.
 
     Args:
-        sharded: As for :func:`scatter_tables`. All of its processes call this function.
-        tables: The tables by name, on a device that the group sends from.
-        optimizer: As for :func:`scatter_tables`.
+        sharded: As in :func:`scatter_tables`. All of its processes must call this function.
+        tables: The tables by name, on a device that the group's backend supports.
+        optimizer: As in :func:`scatter_tables`.
         group: The processes that share the collection; default: all.
 
     Raises:
-        ValueError, TypeError: As :func:`scatter_tables`.
+        ValueError, TypeError: See :func:`scatter_tables`.
     """
     with torch.no_grad():
         for part, whole in _pairs(tables, sharded, optimizer):
@@ -183,7 +184,7 @@ def gather_tables(
 
 
 def _check_table(name: str, table: Table) -> None:
-    """Raises for what a torchrec table cannot have."""
+    """Raises for options that a torchrec table cannot have."""
     if table.padding_idx is not None:
         raise ValueError(
             f"tables[{name!r}]: expected no padding_idx, as jagged features have no padding, got "
@@ -233,7 +234,7 @@ def _bag(table: nn.EmbeddingBag) -> TokenBag:
         include_last_offset=True,  # as JaggedTensors have them
         gradient="rows" if table.sparse else "dense",
     )
-    bag.weight = table.weight  # the parameter itself, which an optimizer may hold
+    bag.weight = table.weight  # the same parameter object, because an optimizer may hold it
     return bag
 
 
@@ -246,9 +247,9 @@ def _token(table: nn.Embedding) -> TokenEmbedding:
 def _pairs(
     tables: Tables, sharded: Any, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Each tensor of a sharded collection, and the whole one of a table or of an optimizer.
+    """Pairs of a sharded collection's tensors and the full tensors of a table or optimizer.
 
-    None stands for a fused state of which this process has no part.
+    None stands for a fused state of which this process has no shard.
     """
     parts = {key.split(".")[-2]: (key, part) for key, part in sharded.state_dict().items()}
     if set(parts) != set(tables):
@@ -262,7 +263,7 @@ def _pairs(
             key, part = parts[name]
             found = fused.get(key, {}) if any(True for _ in _shards(part)) else None
             pairs += _state_pairs(name, found, optimizer.state.get(table.weight, {}), names)
-    for name, part, whole in pairs:  # before anything is written
+    for name, part, whole in pairs:  # check all before anything is written
         if part is not None:
             _check_part(name, part, whole)
     for _, part, whole in pairs:
@@ -274,7 +275,7 @@ def _check_part(name: str, part: Any, whole: Tensor) -> None:
         kind = type(part).__name__
         raise TypeError(f"{name}: expected a ShardedTensor or a Tensor, got a {kind}")
     shape = tuple(part.size())
-    if tuple(whole.shape) not in (shape, (*shape, 1)):  # a row's number is [rows] or [rows, 1]
+    if tuple(whole.shape) not in (shape, (*shape, 1)):  # one number per row is [rows] or [rows, 1]
         expected, found = list(shape), list(whole.shape)
         raise ValueError(f"{name}: expected {expected}, as the collection has it, got {found}")
 
@@ -297,7 +298,7 @@ def _state_pairs(
     state: Mapping[str, Tensor],
     names: Mapping[str, str],
 ) -> list[tuple[str, Any, Tensor]]:
-    """Pairs of the fused state of a table and an optimizer's."""
+    """Pairs of a table's fused state and the optimizer's state."""
     expected = {f"{table}.{name}": own for name, own in names.items()}
     found = set(expected) if fused is None else set(fused)
     if found != set(expected) or not set(names.values()) <= set(state):
@@ -310,7 +311,7 @@ def _state_pairs(
 
 
 def _shards(part: Any) -> Iterator[tuple[Tensor, tuple[slice, ...]]]:
-    """This process's shards and their places in the whole tensor."""
+    """This process's shards and their slices of the whole tensor."""
     if isinstance(part, Tensor) and not isinstance(part, ShardedTensor):
         yield part, (slice(None),) * part.dim()
     elif part is not None:

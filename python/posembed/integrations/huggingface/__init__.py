@@ -1,4 +1,4 @@
-"""posembed in models of Hugging Face transformers, without changes to their code or weights."""
+"""posembed in Hugging Face transformers models, without changes to their code or weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Positions and a specification that travel in the place of tables, from module to rotation.
+"""Positions and a specification, passed in place of tables from rotary module to rotation.
 
-A model hands what its rotary module returns to its rotation and does nothing else with it, so that
-it need not be tables.
+A model passes what its rotary module returns to its rotation and does nothing else with it, so it
+need not be tables.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from posembed.integrations.huggingface._rotation import KERNEL_DEVICES, Angles
 
 
 class Tables(NamedTuple):
-    """What a rotary module returns: a model unpacks it, as it would the two tables."""
+    """What a rotary module returns; a model unpacks it like the two tables."""
 
     cos: Angles
     sin: Angles
 
 
 class ExactAngles:
-    """Base of rotary modules that return positions; those of the model compute tables.
+    """Base class of rotary modules that return positions instead of the model's tables.
 
-    ``posembed_specifications`` of an instance has the texts of a specification, as :class:`Angles`
-    takes them, for each type of layer, or for None.
+    An instance's ``posembed_specifications`` maps each layer type, or None, to the specification
+    texts that :class:`Angles` takes.
     """
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """The positions, twice; the model's tables where there is no specification or kernel."""
+        """The positions, twice; the model's tables if there is no specification or kernel."""
         texts: dict[str | None, tuple[str, str]] = self.__dict__.get("posembed_specifications", {})
         if layer_type in texts and x.device.type in KERNEL_DEVICES:
             angles = Angles(position_ids, *texts[layer_type])
@@ -39,7 +39,7 @@ class ExactAngles:
 
 
 def makes_tables(cls: type) -> bool:
-    """Whether modules of a class look like those that make tables from positions alone."""
+    """Whether modules of a class look like they make tables from positions alone."""
     if not issubclass(cls, nn.Module):
         return False
     try:

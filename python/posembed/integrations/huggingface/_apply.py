@@ -1,4 +1,4 @@
-"""The function that most models of transformers have, with posembed's kernel."""
+"""The function that most transformers models use, with posembed's kernel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from posembed import functional
 def apply_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Rotates query and key as the function of that name in transformers does, bit for bit.
+    """Rotates query and key like transformers' function of the same name, bit for bit.
 
-    Tables narrower than the head rotate its first part, as in GPT-NeoX.
+    Tables narrower than the head rotate its first components, as in GPT-NeoX.
 
     Args:
         q: float32, float64, bfloat16 or float16 [batch, heads, tokens, head_dim], or [batch,
@@ -20,14 +20,14 @@ def apply_rotary_pos_emb(
         k: Keys, in the layout of the queries; the number of heads may differ.
         cos: Cosines [batch or 1, tokens, rotary_dim]; the second half repeats the first.
         sin: Sines, of the same shape.
-        unsqueeze_dim: The dimension of the heads that the tables lack: 1 or 2.
+        unsqueeze_dim: Where to insert the head dimension into the tables: 1 or 2.
 
     Returns:
-        The rotated queries and keys, in the dtype to which they and the tables promote. Gradients
+        The rotated queries and keys, in the dtype that they and the tables promote to. Gradients
         flow to all arguments.
 
     Raises:
-        ValueError: Shapes do not fit.
+        ValueError: Shapes are incompatible.
         TypeError: A dtype is not supported.
 
     Examples:

@@ -1,7 +1,7 @@
 """Input layers of the BERT family in one kernel: rows are summed and normalized in one pass.
 
 Parameters stay in the model's modules, and dropout is the model's own. The model's code runs for
-what the kernel does not take.
+arguments that the kernel does not support.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ARGUMENTS = {
     "inputs_embeds",
     "past_key_values_length",
 }
-STEPS = 16  # by which results may differ, of the dtype at the largest result
+STEPS = 16  # tolerance, in steps of the dtype at the largest result
 
 
 class OnePass:
-    """Base of input layers that run the kernel. Has the names of the arguments, in order."""
+    """Base class of input layers that run the kernel; holds the argument names, in order."""
 
     posembed_arguments: tuple[str, ...]
     dropout: nn.Dropout
@@ -45,7 +45,7 @@ class OnePass:
 
 
 def arguments_of(cls: type) -> tuple[str, ...]:
-    """The arguments of a class that may be an input layer; none if it is not."""
+    """Argument names of a class that may be an input layer; empty if it is not."""
     if not issubclass(cls, nn.Module):
         return ()
     try:
@@ -57,7 +57,7 @@ def arguments_of(cls: type) -> tuple[str, ...]:
 
 
 def kernel_call(module: Any, given: dict[str, Any]) -> dict[str, Any] | None:
-    """Arguments of ``functional.input_embedding``; None where the model's code has to run."""
+    """Arguments for ``functional.input_embedding``; None if the model's code has to run."""
     parts = _parts(module)
     ids, vectors = given.get("input_ids"), given.get("inputs_embeds")
     if parts is None or (ids is None) == (vectors is None):
@@ -81,7 +81,7 @@ def kernel_call(module: Any, given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _parts(module: Any) -> dict[str, Any] | None:
-    """What the kernel reads of the parts; None if one has hooks, another type, other options."""
+    """What the kernel reads from the submodules; None if one has hooks, another type or options."""
     token, position, norm = module.word_embeddings, module.position_embeddings, module.LayerNorm
     kind = getattr(module, TYPES, None)
     tables = [token, position] if kind is None else [token, position, kind]
@@ -105,7 +105,7 @@ def _parts(module: Any) -> dict[str, Any] | None:
 
 
 def _places(module: Any, ids: Tensor | None, given: dict[str, Any]) -> dict[str, Any] | None:
-    """Positions, as the model counts them: a position table with a padding row is RoBERTa's."""
+    """Positions as the model counts them; a position table with a padding row means RoBERTa."""
     positions, past = given.get("position_ids"), given.get("past_key_values_length", 0)
     padding = module.position_embeddings.padding_idx
     if not isinstance(past, int):
@@ -121,16 +121,16 @@ def _places(module: Any, ids: Tensor | None, given: dict[str, Any]) -> dict[str,
 
 
 def has_parts(module: nn.Module) -> bool:
-    """Whether a module is built as an input layer: of these parts alone."""
+    """Whether a module has exactly the submodules of an input layer."""
     return {name for name, _ in module.named_children()} in (PARTS, PARTS | {TYPES})
 
 
 def refusal(module: Any, original: Any) -> str:
-    """Why a module keeps its code; '' if the kernel gives what it does.
+    """Why a module keeps its code; '' if the kernel gives the same results.
 
     Args:
         module: An input layer.
-        original: The model's class of it.
+        original: Its class in the model's code.
     """
     if any(parameter.is_meta for parameter in module.parameters()):
         return "its tables are not there yet (meta device)"
@@ -141,7 +141,7 @@ def refusal(module: Any, original: Any) -> str:
     try:
         with torch.no_grad():
             alike = all(_alike(module, original, given) for given in _samples(module, original))
-    except Exception:  # a layer for other arguments may raise anything
+    except Exception:  # a layer that takes other arguments may raise anything
         alike = False
     finally:
         module.dropout.train(training)
@@ -173,7 +173,7 @@ def _samples(module: Any, original: Any) -> list[dict[str, Any]]:
 
 
 def _alike(module: Any, original: Any, given: dict[str, Any]) -> bool:
-    """Whether the kernel gives what the model's code does, for what it takes."""
+    """Whether the kernel matches the model's code, for arguments that it supports."""
     call = kernel_call(module, given)
     if call is None:
         return True

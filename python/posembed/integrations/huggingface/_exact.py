@@ -1,7 +1,7 @@
-"""Decides which rotary modules of a model can give positions to rotations instead of tables.
+"""Decides which rotary modules of a model can pass positions to rotations instead of tables.
 
-Its specification is read from the configuration and compared with the tables of the module itself,
-after rotation by the model's own function.
+The module's specification is read from the configuration and verified: posembed's rotation
+must match the model's own function with the module's own tables.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from posembed.integrations.huggingface._rotation import Angles, Rotation
 from posembed.specification import RotarySpec
 
 POSITIONS = (0, 1, 2, 3, 5, 1000, 32767)
-STEP = 2.0**-20  # relative: what float32 makes of frequencies and of their product with positions
-ROUNDING = 1e-5  # absolute: of cosines, sines and products in float32, for components of size 1
+STEP = 2.0**-20  # relative: float32 rounding of frequencies and of their product with positions
+ROUNDING = 1e-5  # absolute: float32 rounding of cosines, sines, products, for components of size 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What becomes of a rotary module.
+    """What is done with a rotary module.
 
     Args:
         module: The rotary module.
         owners: The modules that call it.
-        texts: The texts of the specification for each type of layer; none: the tables stay.
-        rotations: Rotations that get positions.
+        texts: The specification texts for each layer type; if empty, the tables stay.
+        rotations: Rotations that receive positions.
         reason: Why the tables stay.
     """
 
@@ -64,7 +64,7 @@ def _decision(model: nn.Module, module: nn.Module, places: list[tuple[nn.Module,
 
 
 def _head_dims(owners: tuple[nn.Module, ...]) -> set[int]:
-    """Sizes of heads that attention modules state."""
+    """Head sizes that attention modules declare."""
     sizes = {getattr(module, "head_dim", None) for owner in owners for module in owner.modules()}
     return {size for size in sizes if isinstance(size, int)}
 
@@ -72,7 +72,7 @@ def _head_dims(owners: tuple[nn.Module, ...]) -> set[int]:
 def _texts(
     module: nn.Module, calls: set[tuple[Rotation, int | None]], head_dims: set[int]
 ) -> dict[str | None, tuple[str, str]]:
-    """Verified specifications, by type of layer."""
+    """Verified specifications, by layer type."""
     if module._forward_hooks or next(module.parameters(), None) is not None:
         raise TablesStayError("it has hooks or parameters")
     original = _fresh(module)
@@ -97,14 +97,14 @@ def _texts(
 
 
 def _kinds(module: nn.Module) -> list[str | None]:
-    """The types of layers that have frequencies; None: those of all layers."""
+    """The layer types that have frequencies; None: all layers share them."""
     found = [re.fullmatch(r"(?:(\w+)_)?inv_freq", name) for name, _ in module.named_buffers()]
     kinds = [match[1] for match in found if match]
     return [kind for kind in kinds if kind is None or not kind.endswith(("original", "long"))]
 
 
 def _pairings(spec: RotarySpec) -> tuple[str, str]:
-    """Its text for either pairing, which is that of a function and not of its tables."""
+    """Its text for either pairing; the pairing depends on the function, not on its tables."""
     halves, adjacent = (dataclasses.replace(spec, interleaved=x).text for x in (False, True))
     return halves, adjacent
 
@@ -112,13 +112,13 @@ def _pairings(spec: RotarySpec) -> tuple[str, str]:
 def _fresh(module: nn.Module) -> Any:
     """A new module of the same configuration on the CPU, if it has the same numbers.
 
-    A cast to 16 bits rounds the module's own frequencies, which exact angles are free of.
+    A cast to 16 bits rounds the module's own frequencies; exact angles avoid that.
     """
     cls: Any = _shadow.original_of(type(module))
     try:
         with torch.device("cpu"):
             fresh = cls(module.config).train(module.training)
-    except Exception as error:  # a module of another kind may need anything
+    except Exception as error:  # another kind of module may need anything
         raise TablesStayError("it cannot be made from its configuration") from error
     for name, buffer in fresh.named_buffers():
         mine = getattr(module, name, None)
@@ -135,7 +135,7 @@ def _fresh(module: nn.Module) -> Any:
 def _compare(
     original: Any, kind: str | None, spec: RotarySpec, rotation: Rotation, dimension: int | None
 ) -> None:
-    """Raises TablesStayError unless both rotate alike, to the rounding of float32."""
+    """Raises TablesStayError unless both rotate alike, up to float32 rounding."""
     rule, name = rotation.rule, rotation.__name__
     layout = rotation.layout(dimension)
     if layout is None:
@@ -194,7 +194,7 @@ def _theirs(
     x: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """The model's rotation by the model's tables."""
+    """The model's rotation with the model's tables."""
     try:
         with torch.no_grad():
             tables = original(x, positions, *([] if kind is None else [kind]))
@@ -207,7 +207,7 @@ def _theirs(
 def _ours(
     spec: RotarySpec, rotation: Rotation, dimension: int | None, x: Tensor, positions: Tensor
 ) -> Tensor:
-    """The rotation by posembed, as a patched model does it."""
+    """The rotation by posembed, as in a patched model."""
     angles = Angles(positions, *_pairings(spec))
     try:
         return _first(rotation.turned(_arguments(rotation, dimension, x, angles, angles), angles))

@@ -1,6 +1,6 @@
-"""Where the tables of a rotary module go, read from the code of the classes around it.
+"""Traces where a rotary module's tables go, from the source code of the classes around it.
 
-What is not understood is a reason to leave the tables, so that no patched model fails later.
+Any code that is not understood is a reason to keep the tables, so no patched model fails later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ source = functools.lru_cache(maxsize=512)(Source)
 
 
 def functions_of(module: nn.Module) -> Iterator[types.FunctionType]:
-    """The functions of a module's class and its bases, as far as they are a model's code."""
+    """The functions of a module's class and its bases that are model code."""
     for base in type(module).__mro__:
         if _shadow.worth(base.__module__):
             for value in vars(base).values():
@@ -57,28 +57,28 @@ def functions_of(module: nn.Module) -> Iterator[types.FunctionType]:
 
 
 def rotation_named(function: types.FunctionType, name: str) -> Rotation | None:
-    """The rotation that a patched function calls by that name."""
+    """The rotation that a patched function calls by this name."""
     shadow = sys.modules.get(_shadow.PREFIX + function.__globals__.get("__name__", ""))
     found = vars(shadow).get(name) if shadow is not None else None
     return found if isinstance(found, Rotation) else None
 
 
 class Flow:
-    """Follows the tables of one rotary module to the rotations that take them.
+    """Follows one rotary module's tables to the rotations that take them.
 
     Args:
         model: The whole model.
         owner: The module that calls the rotary module.
-        attribute: The name by which it does.
+        attribute: The owner's attribute that holds the rotary module.
 
     Raises:
-        TablesStayError: The tables go elsewhere, or may do so.
+        TablesStayError: The tables go elsewhere, or might.
     """
 
     def __init__(self, model: nn.Module, owner: nn.Module, attribute: str) -> None:
         self.attribute = attribute
         self.arguments: set[str] = set()  # names of arguments that are tables
-        self.calls: set[tuple[Rotation, int | None]] = set()  # with the dimension they state
+        self.calls: set[tuple[Rotation, int | None]] = set()  # with the dimension that they pass
         self.owned = dict.fromkeys(functions_of(owner))
         functions = dict.fromkeys(f for m in owner.modules() for f in functions_of(m))
         self._refuse_others(model)
@@ -94,7 +94,7 @@ class Flow:
             raise TablesStayError("its tables reach no rotation that is called by name")
 
     def _refuse_others(self, model: nn.Module) -> None:
-        """The owner alone may call the module, and as a function alone."""
+        """Only the owner may use the module, and only by calling it."""
         for function in dict.fromkeys(f for m in model.modules() for f in functions_of(m)):
             if self.attribute not in _shadow.names_in(function.__code__):
                 continue
@@ -132,7 +132,7 @@ class Flow:
     def _follow(
         self, function: types.FunctionType, tree: Source, node: ast.AST, local: set[str]
     ) -> None:
-        """From an expression that has tables to where they go next."""
+        """Follows tables from an expression to where they go next."""
         parent = tree.parents[node]
         if isinstance(parent, ast.keyword):
             self._pass(function, tree.parents[parent], node, parent.arg)
@@ -152,7 +152,7 @@ class Flow:
     def _pass(
         self, function: types.FunctionType, call: ast.AST, node: ast.AST, name: str | None
     ) -> None:
-        """Into a call: of a rotation, or of a module that takes them by name."""
+        """Follows tables into a call of a rotation, or of a module that takes them by keyword."""
         assert isinstance(call, ast.Call)
         callee = call.func
         rotation = rotation_named(function, callee.id) if isinstance(callee, ast.Name) else None
@@ -180,7 +180,7 @@ def _parameters(code: types.CodeType) -> int:
 
 
 def _assigned(function: types.FunctionType, target: ast.expr) -> Iterator[str]:
-    """Names that hold tables after an assignment: the target, or the container of it."""
+    """Names that hold tables after an assignment: the target, or its container."""
     if isinstance(target, ast.Tuple | ast.List):
         for part in target.elts:
             yield from _assigned(function, part)
@@ -204,7 +204,7 @@ def _dimension(
     node: ast.AST,
     name: str | None,
 ) -> int | None:
-    """The dimension of heads that a call states; the table has to be one of the call's tables."""
+    """The head dimension that a call passes; the node has to be one of the call's tables."""
     roles = rotation.roles
     given: dict[str | None, Any] = dict(zip(roles.names, call.args, strict=False))
     given.update((keyword.arg, keyword.value) for keyword in call.keywords)

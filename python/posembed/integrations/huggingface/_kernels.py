@@ -1,7 +1,7 @@
-"""posembed as a kernel of the kernels package, by which transformers replaces marked functions.
+"""posembed as a kernel for the kernels package, which replaces functions that transformers marks.
 
-Functions that rotate in different ways are marked with one name, so the layer asks for each what it
-computes.
+Functions that rotate in different ways are marked with the same name, so the layer finds out what
+each one computes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MISSING = (
 
 
 class RotaryPosEmb(nn.Module):
-    """The layer that kernels puts in place of transformers' functions ``rotary_pos_emb``.
+    """The layer that kernels substitutes for transformers' ``rotary_pos_emb`` functions.
 
-    kernels gives its ``forward`` to the function's module. It rotates as that function does, bit
-    for bit, and calls the function for what posembed does not take. A layer of its own is
-    :func:`apply_rotary_pos_emb`.
+    kernels assigns its ``forward`` to the function's module. It rotates like that function, bit for
+    bit, and calls the function for arguments that posembed does not support. Used on its own, the
+    layer is :func:`apply_rotary_pos_emb`.
     """
 
     can_torch_compile = True
@@ -50,7 +50,7 @@ class RotaryPosEmb(nn.Module):
             k: Keys.
             cos: Cosines.
             sin: Sines.
-            unsqueeze_dim: The dimension of the heads that the tables lack.
+            unsqueeze_dim: Where to insert the head dimension into the tables.
 
         Returns:
             The rotated queries and keys.
@@ -65,9 +65,10 @@ class RotaryPosEmb(nn.Module):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _recognised(kind: type[nn.Module]) -> bool:
-    """Whether a class has posembed's function, as ``_posembed``; looks for it at the first call.
+    """Whether a class has posembed's function, as ``_posembed``; the first call looks for it.
 
-    torch.compile reads an attribute, and cannot call an object that is itself a constant result.
+    The function is an attribute, because torch.compile can read an attribute but cannot call an
+    object that a constant-result function returns.
     """
     if "_posembed" not in vars(kind):
         kind._posembed = _function(kind)  # type: ignore[attr-defined]
@@ -78,32 +79,32 @@ def _function(kind: type[nn.Module]) -> Callable[..., Any] | None:
     function = wrapped(kind)
     if function is None:
         return None
-    # Another thread has none of this one's modes: no autocast, tracing or transformation.
+    # A new thread has none of this thread's modes: no autocast, tracing or transforms.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(recognise, function, __name__).result()
 
 
 @dataclasses.dataclass(frozen=True)
 class Repository:
-    """Where kernels finds the layer: in this module. All are equal, so that it is loaded once."""
+    """Tells kernels to find the layer in this module. All are equal, so it is loaded once."""
 
     def load(self) -> type[nn.Module]:
         """The layer."""
         return RotaryPosEmb
 
 
-_before: dict[str, Any] = {}  # what was registered under the name, until ours is taken back
+_before: dict[str, Any] = {}  # earlier registrations under the name, to restore on unregister
 
 
 def register_kernels() -> None:
-    """Lets posembed rotate in every model of transformers that is made with ``use_kernels=True``.
+    """Makes posembed rotate in every transformers model that is created with ``use_kernels=True``.
 
-    The kernels package then gives posembed's rotation to each function that transformers marks as
-    ``rotary_pos_emb``, on the CPU and, if posembed was built with CUDA, on GPUs; for inference and
-    training, and in ``torch.compile``. Results have the bits of the function that is replaced, as
-    after ``patch(model)``, and a function that is not recognised runs itself. transformers' own
-    entry for GPUs stays, behind this one. Unlike ``patch(model)``, this changes all models of a
-    family at once, because they share the function.
+    The kernels package then replaces each function that transformers marks as ``rotary_pos_emb``
+    with posembed's rotation, on the CPU and, if posembed was built with CUDA, on GPUs. This works
+    for inference, for training and in ``torch.compile``. Results are bitwise identical to those of
+    the replaced function, as after ``patch(model)``; a function that is not recognised runs
+    unchanged. transformers' own entry for GPUs stays, with lower priority. Unlike
+    ``patch(model)``, this changes all models of a family at once, because they share the function.
 
     Raises:
         ImportError: kernels is missing or does not fit the installed transformers. The message
@@ -121,20 +122,20 @@ def register_kernels() -> None:
     _before.setdefault(NAME, copy.deepcopy(mapping.get(NAME)))
     devices: dict[Any, Repository] = {"cpu": Repository()}
     if "cuda" in KERNEL_DEVICES:
-        # kernels takes the narrowest interval, and the entry of transformers is for every GPU.
+        # kernels prefers the narrowest interval, and transformers' entry covers every GPU.
         every = kernels.CUDAProperties(min_capability=0, max_capability=sys.maxsize - 1)
         devices[kernels.Device(type="cuda", properties=every)] = Repository()
     kernels.register_kernel_mapping({NAME: devices})
 
 
 def unregister_kernels() -> None:
-    """Takes back what :func:`register_kernels` has registered.
+    """Undoes :func:`register_kernels`.
 
-    Models that have posembed's function keep it until they are kernelized again, for example by
-    ``model.set_use_kernels(True)``.
+    Models that already have posembed's function keep it until they are kernelized again, for
+    example by ``model.set_use_kernels(True)``.
 
     Raises:
-        ImportError: As :func:`register_kernels`.
+        ImportError: See :func:`register_kernels`.
     """
     _kernels()
     if NAME in _before:
@@ -145,7 +146,7 @@ def unregister_kernels() -> None:
 
 
 def _kernels() -> Any:
-    """The kernels package, if it fits transformers."""
+    """The kernels package, if its version fits transformers."""
     utils = importlib.import_module("transformers.utils.import_utils")
     specifiers = importlib.import_module("packaging.specifiers")  # transformers needs it
     versions = f">={utils.KERNELS_MIN_VERSION},<{utils.KERNELS_MAX_VERSION}"
@@ -163,6 +164,6 @@ def _kernels() -> Any:
 
 
 def _mapping() -> dict[str, Any]:
-    """What is registered, by name. kernels has no function that takes something back."""
+    """Registered entries by name; kernels has no function to remove one."""
     found: dict[str, Any] = importlib.import_module("kernels.layer.globals")._KERNEL_MAPPING.get()
     return found

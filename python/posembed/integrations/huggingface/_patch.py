@@ -1,4 +1,4 @@
-"""Patches a loaded model by the classes of its modules; weights and hooks stay where they are."""
+"""Patches a loaded model by changing its modules' classes; weights and hooks do not change."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ SPECIFICATIONS = "posembed_specifications"
 
 
 def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") -> Report:
-    """Lets posembed rotate in a loaded model of transformers, or of code written like it.
+    """Makes posembed rotate in a loaded transformers model, or in one with similar code.
 
-    Functions that rotate query and key are recognised by what they compute, so names and models
-    need not be known. Each module that calls one gets a subclass of its class, in which
-    ``functional.rotary_tables`` runs in the function's place. Weights, ``state_dict``, hooks,
-    ``isinstance`` and other models of the same family stay as they are. Patched models can be
-    compiled, copied and pickled. Patching twice does nothing more.
+    Functions that rotate query and key are recognised by what they compute, so posembed does not
+    need to know their names or the model. Each module that calls one becomes an instance of a
+    subclass, in which ``functional.rotary_tables`` replaces the function. Weights, ``state_dict``,
+    hooks, ``isinstance`` and other models of the same family do not change. Patched models can be
+    compiled, copied and pickled. Patching a second time has no effect.
 
-    Results have the bits of the model's own code in eager mode. Products of complex numbers (Llama
-    4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the layout in memory.
-    Tables as wide as what they rotate have to repeat each value, as those of all known models do;
-    the model's function runs if they do not at the first call with a shape. Compiled code relies on
-    it.
+    Results are bitwise identical to those of the model's own code in eager mode. Complex products
+    (Llama 4, DeepSeek-V2) may differ in the last bit, because PyTorch's depend on the memory
+    layout. Tables as wide as what they rotate must repeat each value, as those of all known models
+    do. This is checked at the first call with each shape, and if it does not hold the model's
+    function runs; compiled code assumes that it holds.
 
-    With ``numerics="exact"`` there are no tables: rotary modules hand positions to rotations, and
-    the kernel computes exact angles from the specification of the model's configuration. Results
+    With ``numerics="exact"`` there are no tables: rotary modules pass positions to rotations, and
+    the kernel computes exact angles from the specification in the model's configuration. Results
     then differ from the model's by the rounding of its float32 angles, which grows with the
-    position. This is done where the specification was found to rotate as the module does, and
-    where the model's code gives the tables to rotations alone; elsewhere the tables stay, and the
-    report says why. Integer positions below -1 raise, and -1 leaves a token as it is. Input layers
-    of the BERT family sum and normalize in one kernel, with one rounding of the result.
+    position. This is done only if the specification is verified to rotate like the module, and if
+    the model's code passes the tables to rotations only; otherwise the tables stay, and the report
+    says why. Integer positions below -1 raise, and -1 leaves a token unchanged. Input layers of the
+    BERT family sum and normalize in one kernel, with one rounding of the result.
 
     Args:
         model: The model; its modules change in place.
-        numerics: "model" for the bits of the model's own code, "exact" for exact angles and input
-            layers in one pass.
+        numerics: "model" for results bitwise identical to the model's own code, "exact" for exact
+            angles and input layers in one pass.
 
     Returns:
-        What was replaced and what was left, with the reason.
+        A report of what was replaced and what was not, and why.
 
     Raises:
-        TypeError: The model is no ``nn.Module``.
+        TypeError: The model is not an ``nn.Module``.
         ValueError: ``numerics`` is unknown.
 
     Examples:
@@ -87,7 +87,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
         for shadow in _shadow.SHADOWS.values()
         for rotation in shadow.rotations.values()
     }
-    # transformers looks up what a model can output besides its result by its class's name.
+    # transformers looks up a model's additional outputs by its class name.
     capturing = sys.modules.get("transformers.utils.output_capturing")
     outputs: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
     for module in model.modules():
@@ -111,7 +111,7 @@ def patch(model: nn.Module, *, numerics: Literal["model", "exact"] = "model") ->
 
 
 def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
-    """Puts the kernel into input layers if numerics are exact; rows, and notes if they are not."""
+    """Makes input layers use the kernel if numerics are exact; rows, and notes otherwise."""
     counts: dict[tuple[type[nn.Module], str], int] = collections.Counter()
     notes: dict[str, None] = {}
     for module in model.modules():
@@ -134,13 +134,13 @@ def _input_layers(model: nn.Module, exact: bool) -> tuple[list[Row], list[str]]:
 
 
 def unpatch(model: nn.Module) -> None:
-    """Gives a patched model its own code back; other models stay as they are.
+    """Restores a patched model's own code; other models do not change.
 
     Args:
         model: The model; its modules change in place.
 
     Raises:
-        TypeError: The model is no ``nn.Module``.
+        TypeError: The model is not an ``nn.Module``.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -153,7 +153,7 @@ def unpatch(model: nn.Module) -> None:
 
 
 def _become(module: nn.Module, cls: type) -> None:
-    """Changes a module's class, and methods that hooks have stored on the module."""
+    """Changes a module's class, and the bound methods that hooks have stored on the module."""
     before = type(module)
     module.__class__ = cls
     for name, value in vars(module).items():
@@ -188,7 +188,7 @@ def _report(model: nn.Module, decisions: list[_exact.Decision] | None) -> Report
 
 
 def _angles(decisions: list[_exact.Decision]) -> dict[tuple[str, str], list[str]]:
-    """What each function gets in exact numerics: angles, or tables and why."""
+    """What each function receives with exact numerics: angles, or tables and why."""
     found: dict[tuple[str, str], list[str]] = {}
     for decision in decisions:
         maker = type(decision.module).__name__
@@ -225,7 +225,7 @@ def _location(function: Any) -> str:
 
 
 def _functions_of(cls: type) -> set[tuple[str, str]]:
-    """Functions with a row that a class reaches: their module and name."""
+    """Functions in the report that a class reaches: their module and name."""
     found: set[tuple[str, str]] = set()
     overridden: set[str] = set()
     for base in cls.__mro__:
@@ -261,7 +261,7 @@ def _reached(value: Any) -> set[tuple[str, str]]:
 
 
 def _globals_used(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
-    """Functions that a function calls by name: the module where it finds it, name, function."""
+    """Functions that a function calls by name: their module, name, and the function."""
     module = str(function.__globals__.get("__name__", ""))
     if module in _shadow.SHADOWS:
         for name in _shadow.names_in(function.__code__):

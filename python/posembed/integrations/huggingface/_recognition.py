@@ -1,6 +1,6 @@
 """Finds out what a function computes: runs it on small tensors and compares bits with rules.
 
-A name tells nothing: half of the functions named alike differ, and some models turn backwards.
+Names are no guide: half of the functions with the same name differ, and some rotate backwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posembed.integrations.huggingface._rule import Roles, Rule
 
 BATCH, HEADS, KEY_HEADS, TOKENS, ROWS, HEAD = 2, 3, 4, 5, 7, 12
 DIMS = [1, -2, 2, None, -3, 0]
-# Those first that tell most rules apart.
+# Ordered so that the first ones distinguish most rules.
 DTYPES = [
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float32),
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def roles_of(function: Callable[..., Any]) -> Roles | None:
-    """The roles of a function's arguments, by their names; None if it cannot be a rotation."""
+    """The roles of a function's arguments, by name; None if it cannot be a rotation."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -99,10 +99,10 @@ def roles_of(function: Callable[..., Any]) -> Roles | None:
 
 
 def rules(roles: Roles, narrow: bool, uneven: bool) -> Iterator[Rule]:
-    """Every rule that a function with these roles may follow, the frequent ones first.
+    """Every rule that a function with these roles may follow, most common first.
 
     Args:
-        roles: What its arguments are.
+        roles: The roles of its arguments.
         narrow: Whether it takes tables narrower than the head.
         uneven: Whether it takes tables with more or fewer tokens than the tensors.
     """
@@ -164,8 +164,8 @@ def samples(inserted: bool) -> list[Sample]:
     """Calls in every layout, with whole and narrow tables.
 
     Args:
-        inserted: Whether the function takes the dimension to insert. Others also get tables that
-            have it.
+        inserted: Whether the function takes the dimension to insert as an argument. Other functions
+            also get tables that already have it.
     """
     b, s = BATCH, TOKENS
     layouts: list[tuple[tuple[int | str, ...], tuple[int | str, ...], int | None]] = [
@@ -202,7 +202,7 @@ def samples(inserted: bool) -> list[Sample]:
 
 
 class _Numbers:
-    """Random numbers that are the same in every call and leave the global generator alone."""
+    """Random numbers that are the same in every call and do not use the global generator."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator("cpu").manual_seed(7)
@@ -213,7 +213,7 @@ class _Numbers:
 
 
 def _tables(rule: Rule, sample: Sample, random: _Numbers) -> dict[str, Tensor]:
-    """A table of random angles: whole ones repeat each value, and only those."""
+    """Tables of random angles; only whole tables repeat each value."""
     width = 8 if sample.narrow else HEAD
     shape = (ROWS,) if rule.gathers else tuple(int(n) for n in sample.table)
     dtype = sample.dtypes[1]
@@ -260,13 +260,13 @@ def _arguments(roles: Roles, rule: Rule, sample: Sample) -> dict[str, Any]:
 
 
 def _flat(result: Any) -> list[Tensor | None] | None:
-    """The parts of a result; None if it has other parts than tensors and None."""
+    """The elements of a result; None if any is neither a tensor nor None."""
     parts = list(result) if isinstance(result, tuple) else [result]
     return parts if all(x is None or isinstance(x, Tensor) for x in parts) else None
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether results have the same parts, shapes and dtypes."""
+    """Whether results have the same elements, shapes and dtypes."""
     parts, others = _flat(first), _flat(second)
     if parts is None or others is None or isinstance(first, tuple) != isinstance(second, tuple):
         return False
@@ -278,10 +278,10 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _equal(first: Any, second: Any, exact: bool) -> bool:
-    """Whether alike results have the same bits, or are one rounding apart if not exact.
+    """Whether results are bitwise equal, or at most one rounding apart if not exact.
 
-    PyTorch's product of complex numbers rounds differently in the remainder of a vector, so its
-    bits depend on shape and strides.
+    PyTorch's complex product rounds differently in the remainder of a SIMD vector, so its bits
+    depend on shape and strides.
     """
     for x, y in zip(_flat(first) or [], _flat(second) or [], strict=True):
         if x is None or y is None:
@@ -293,11 +293,11 @@ def _equal(first: Any, second: Any, exact: bool) -> bool:
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """The function's result; None if it refuses the arguments or changes them."""
+    """The function's result; None if it rejects the arguments or changes them."""
     copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
     try:
         result = function(**copies)
-    except Exception:  # a function for other arguments may raise anything
+    except Exception:  # a function that takes other arguments may raise anything
         return None
     kept = all(torch.equal(v, copies[k]) for k, v in arguments.items() if isinstance(v, Tensor))
     return result if kept else None
@@ -306,7 +306,7 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 def _layout(rule: Rule, sample: Sample) -> tuple[int, int, int]:
     """The sample's entry in ``Rule.layouts``."""
     dim = rule.unsqueeze if sample.unsqueeze is None else sample.unsqueeze
-    if dim is None:  # where the tensors have their heads
+    if dim is None:  # the head dimension of the tensors
         dim = -2 if sample.tensors[-1] == "h" else -3
     return len(sample.tensors) + 1, len(sample.table) + 1, dim
 
@@ -385,7 +385,7 @@ class _Trial:
         return sorted(filter(None, held), key=lambda found: -len(found.layouts or ()))
 
     def lone(self, rule: Rule) -> Rule:
-        """The same rule, with what is returned without a key."""
+        """The rule, completed with what the function returns without a key."""
         others = self.roles.tensors[1:]
         for at in range(len(self.samples) if others else 0):
             result = _run(self.function, {**self.arguments(rule, at), **dict.fromkeys(others)})
@@ -402,7 +402,7 @@ class _Trial:
 
 
 def recognise(function: Callable[..., Any], home: str) -> Rotation | None:
-    """The rotation that computes what the function does, or None if no rule does.
+    """The rotation that computes the same as the function, or None if no rule does.
 
     Args:
         function: A function of tensors, or any other callable with a signature.

@@ -1,4 +1,4 @@
-"""The report of a patch, function by function."""
+"""The report of a patch, by function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Row:
         location: Its file and line.
         classes: The model's classes that call it.
         modules: How many modules of the model have one of these classes.
-        patched: Whether posembed runs in its place.
+        patched: Whether posembed replaces it.
         action: What runs now, or why nothing changed.
     """
 
@@ -28,11 +28,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Every function of a model that rotates or biases, and what was done; prints as a table.
+    """All functions of a model that rotate or make a bias, and what was done; prints as a table.
 
     Args:
         rows: One row for each function.
-        notes: What was left alone on purpose.
+        notes: What was deliberately not changed.
     """
 
     rows: tuple[Row, ...]
@@ -40,12 +40,12 @@ class Report:
 
     @property
     def patched(self) -> tuple[Row, ...]:
-        """Functions in whose place posembed runs."""
+        """Functions that posembed replaces."""
         return tuple(row for row in self.rows if row.patched)
 
     @property
     def left(self) -> tuple[Row, ...]:
-        """Functions that run as before; ``action`` is the reason."""
+        """Functions that run as before; ``action`` says why."""
         return tuple(row for row in self.rows if not row.patched)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""A rotation that stands in for a model's own function, with the same arguments and results.
+"""A rotation that replaces a model's own function, with the same arguments and results.
 
-What is told by shapes, dtypes and devices alone is planned once for each of them.
+Decisions that depend only on shapes, dtypes and devices are made once for each combination.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from posembed.integrations.huggingface._rule import Roles, Rule
 KERNEL_DEVICES = {"cpu", "meta"} | ({"cuda"} if build_info()["cuda_version"] else set())
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 Numerics = Literal["float32", "float32_product"]
-PLANS = 512  # a rotation forgets its plans when it has more: lengths of prompts have no end
+PLANS = 512  # a rotation clears its plans beyond this number: prompt lengths are unbounded
 
 
 class Plan(NamedTuple):
     """How to call ``rotary_tables`` for tensors of some shapes.
 
     Args:
-        squeeze: The dimension of size 1 that tables lose; None if they have none.
-        heads: The dimension of the heads, from the last.
-        rows: Tokens of the tables.
-        start: The first component that turns.
-        numerics: As of ``rotary_tables``.
-        plain: Whether one call does it all.
+        squeeze: The dimension of size 1 to squeeze from tables; None if there is none.
+        heads: The head dimension, counted from the last.
+        rows: Number of tokens in the tables.
+        start: The first rotated component.
+        numerics: As in ``rotary_tables``.
+        plain: Whether one call is enough.
     """
 
     squeeze: int | None
@@ -45,12 +45,12 @@ class Plan(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """What stands for a table of cosines or sines where angles are exact.
+    """Replaces a table of cosines or sines if angles are exact.
 
     Args:
-        positions: [batch or 1, tokens], with several axes [axes, batch or 1, tokens].
-        halves: The text of the specification, with pairs of components i and i + n/2.
-        adjacent: The same with pairs 2i and 2i + 1. The rotation knows which it turns.
+        positions: [batch or 1, tokens], or [axes, batch or 1, tokens] with several axes.
+        halves: The specification text, with pairs of components i and i + n/2.
+        adjacent: The same with pairs 2i and 2i + 1. The rotation knows which of them to use.
     """
 
     positions: Tensor
@@ -63,12 +63,12 @@ def _regroup(x: Tensor) -> Tensor:
 
 
 def _heads(table: Tensor, dim: int | None, query: Tensor) -> tuple[int | None, int] | None:
-    """Which dimension a table loses, and that of the heads; None for another way of broadcasting.
+    """The dimension to squeeze from a table, and the head dimension; None for other broadcasts.
 
     Args:
         table: Cosines.
-        dim: The dimension that the function inserts into them; None if they are as they are.
-        query: The tensor that turns.
+        dim: The dimension that the function inserts into them; None if it inserts none.
+        query: The tensor to rotate.
     """
     rank = table.dim()
     if dim is not None:
@@ -90,8 +90,8 @@ def _tokens(x: Tensor, heads: int) -> int:
 class Rotation:
     """Calls ``rotary_tables`` in place of a model's function, or the function itself.
 
-    The function runs for arguments that ``rotary_tables`` does not take: other devices, dtypes
-    and ways of broadcasting.
+    The function runs for arguments that ``rotary_tables`` does not support: other devices, dtypes
+    and broadcasts.
     """
 
     def __init__(self, original: Callable[..., Any], roles: Roles, rule: Rule, home: str) -> None:
@@ -111,7 +111,7 @@ class Rotation:
         return _named, (self.home, self.__qualname__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Rotates as the model's function does."""
+        """Rotates like the model's function."""
         given = dict(self.roles.defaults)
         given.update(zip(self.roles.names, args, strict=False))
         given.update(kwargs)
@@ -125,7 +125,7 @@ class Rotation:
         return self.original(*args, **kwargs) if result is None else result
 
     def layout(self, dimension: int | None) -> Layout | None:
-        """The layout of tensors if heads are inserted there in tables [batch, tokens, width]."""
+        """The tensor layout if this is the head dimension inserted into [batch, tokens, width]."""
         if dimension is None:
             return None
         places: dict[int, Layout] = {-3: "bhsd", -2: "bshd"}
@@ -151,7 +151,7 @@ class Rotation:
         return self._packed(tuple(results), len(slots))
 
     def rotate(self, given: dict[str, Any]) -> Any:
-        """The result, or None where the function itself has to run."""
+        """The result, or None if the function itself has to run."""
         roles, rule = self.roles, self.rule
         if len(given) > len(roles.names):
             return None
@@ -181,7 +181,7 @@ class Rotation:
         return self._packed(result, len(slots))
 
     def _tables(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
-        """The part of the tables that is read, looked up by position."""
+        """The part of the tables that is read, gathered by position if necessary."""
         roles, rule = self.roles, self.rule
         cos = given.get(roles.cos)
         sin = given.get(roles.sin) if roles.sin else None
@@ -204,7 +204,7 @@ class Rotation:
     def _planned(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, dim: int | None
     ) -> Plan | None:
-        """The plan for these shapes; None where the function itself has to run."""
+        """The plan for these shapes; None if the function itself has to run."""
         if torch.compiler.is_compiling():
             return self._plan(tensors, cos, sin, dim)
         metadata = [(x.shape, x.dtype, x.device) for x in (*tensors, cos)]
@@ -245,7 +245,7 @@ class Rotation:
         once = rule.keeps_dtype and query.dtype in ROUNDED and cos.dtype == torch.float32
         numerics: Numerics = "float32"
         if rule.numerics == "float32_product" or (once and rule.numerics == "float32"):
-            numerics = "float32_product"  # where they are kept: the same bits, rounded earlier
+            numerics = "float32_product"  # if dtypes are kept: the same bits, rounded earlier
         start = query.shape[-1] - self._width(cos) if rule.window == "last" else 0
         plain = len(tensors) <= 2 and rule.pairs != "regrouped" and rule.numerics != "float64"
         plain = plain and all(length == rows for length in lengths)
@@ -254,7 +254,7 @@ class Rotation:
     def _repeats(self, table: Tensor | None) -> bool:
         """Whether a table has each value twice, as far as its values can be read.
 
-        A function gets tables of one kind, so this is asked once for each shape.
+        A function gets only one kind of table, so this is checked once for each shape.
         """
         if type(table) is not Tensor or table.is_meta:
             return True
@@ -270,7 +270,7 @@ class Rotation:
             return True
 
     def _known(self, cos: Tensor, sin: Tensor | None) -> bool:
-        """Whether ``rotary_tables`` takes such tables."""
+        """Whether ``rotary_tables`` supports these tables."""
         rule = self.rule
         if cos.is_complex() != (rule.tables == "complex"):
             return False
@@ -281,7 +281,7 @@ class Rotation:
         return sin.shape == cos.shape and sin.dtype == cos.dtype and sin.device == cos.device
 
     def _takes(self, x: Tensor, query: Tensor, cos: Tensor, batch: int) -> bool:
-        """Whether it takes such a tensor beside the query and tables of so many batches."""
+        """Whether it supports this tensor with this query and tables of this batch size."""
         rule = self.rule
         if x.device.type not in KERNEL_DEVICES or x.device != cos.device:
             return False
@@ -330,7 +330,7 @@ class Rotation:
     def _rotate_all(
         self, tensors: list[Tensor], cos: Tensor, sin: Tensor | None, plan: Plan
     ) -> list[Tensor]:
-        """Rotations that take more than one call: more tensors, other tokens, other dtypes."""
+        """Rotations that need more than one call: more tensors, other tokens, other dtypes."""
         rule, rows, dtype = self.rule, plan.rows, tensors[0].dtype
         if rule.numerics == "float64":
             tensors = [x.double() for x in tensors]
@@ -364,7 +364,7 @@ class Rotation:
         return rotated
 
     def _packed(self, result: Any, slots: int) -> Any:
-        """The result as the function returns it, whose arguments have so many tensors."""
+        """The result in the function's form, for this number of tensor arguments."""
         rotated = result if isinstance(result, tuple) else (result,)
         if len(rotated) < slots and self.rule.lone == "pair":
             return (*rotated, *[None] * (slots - len(rotated)))

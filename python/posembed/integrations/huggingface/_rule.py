@@ -15,20 +15,20 @@ class Rule:
             "regrouped" reads adjacent pairs and writes halves.
         tables: "whole" tables repeat each value; of whole ones, "first half" reads a part;
             "half" tables have each value once; "complex" is cos + i sin.
-        numerics: "float32" rounds each product as PyTorch does, "float32_product" once,
+        numerics: "float32" rounds each product as PyTorch does, "float32_product" rounds once,
             "float64" computes in float64.
-        keeps_dtype: Whether results have the dtype of their tensors although tables are wider.
-        window: Which components turn: "all", the "first" or the "last" of the head.
-        backwards: Whether the angle is negative.
-        unsqueeze: The dimension of the heads that the function inserts into its tables; None if
-            it inserts none.
-        gathers: Whether tables are looked up by position.
-        tokens: Which tokens turn: "all" have a row in the tables, only the "last" have one, or
-            the query has the "table's last".
+        keeps_dtype: Whether results keep the dtype of their tensors even if tables are wider.
+        window: Which components rotate: "all", the "first" or the "last" of the head.
+        backwards: Whether the angle is negated.
+        unsqueeze: The head dimension that the function inserts into its tables; None if it inserts
+            none.
+        gathers: Whether tables are gathered by position.
+        tokens: Which tokens rotate: "all" have a row in the tables, only the "last" have one, or
+            the query uses the "table's last" rows.
         sine_first: Whether the first half of a joint table is the sine.
-        layouts: The layouts in which this is known: dimensions of a tensor, dimensions of a table,
-            and the dimension of heads that is inserted into it, or is there. None: all.
-        lone: What is returned without a key: nothing is known, a "tensor", or a "pair" with None.
+        layouts: The layouts for which this is verified: rank of a tensor, rank of a table, and the
+            head dimension that the table has or that is inserted. None: all.
+        lone: What is returned without a key: a "tensor", a "pair" with None, or unknown.
     """
 
     pairs: Literal["halves", "adjacent", "regrouped"] = "halves"
@@ -65,7 +65,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """Names of the arguments that have a part in a rotation, in the order of the function."""
+    """Names of the arguments that matter for a rotation, in the function's order."""
 
     names: tuple[str, ...]
     defaults: dict[str, Any]
@@ -77,6 +77,6 @@ class Roles:
     positions: str | None = None
 
     def others(self) -> list[str]:
-        """Arguments without a part: a rotation takes their default value alone."""
+        """Arguments without a role: a rotation supports only their default value."""
         known = {*self.tensors, self.cos, self.sin, self.unsqueeze, self.positions}
         return [name for name in self.names if name not in known]

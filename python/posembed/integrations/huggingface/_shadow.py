@@ -1,4 +1,4 @@
-"""Shadows of modeling modules: copies of their globals in which rotations are posembed's.
+"""Shadows of modeling modules: copies of their globals that use posembed's rotations.
 
 A shadow is a real module, so compilers and pickle find its functions and classes by name. Its
 classes are subclasses of the originals that differ in the methods that reach a rotation.
@@ -35,8 +35,8 @@ class Shadow:
 
     Args:
         original: The modeling module.
-        rotations: Rotations, by the qualified name of the function that each stands in for.
-        unknown: Functions that look like rotations and follow no rule, by name.
+        rotations: Rotations, by the qualified name of the function that each replaces.
+        unknown: Functions that look like rotations but follow no rule, by name.
         biases: Functions that make an ALiBi bias, by name.
     """
 
@@ -46,7 +46,7 @@ class Shadow:
     biases: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def function(self, name: str) -> Any:
-        """The function of that name, if it is one of these; None if not."""
+        """The function of that name if it is one of these, otherwise None."""
         if name in self.rotations:
             return self.rotations[name].original
         return self.unknown.get(name) or self.biases.get(name)
@@ -65,9 +65,9 @@ def original_of(cls: type) -> Any:
 
 
 def worth(module: str) -> bool:
-    """Whether a module may hold a model's code: not torch, nor transformers' own machinery."""
+    """Whether a module may hold model code: not torch, and not transformers' infrastructure."""
     root, _, rest = module.partition(".")
-    if module not in sys.modules:  # made by hand
+    if module not in sys.modules:  # created by hand
         return False
     if root in ELSEWHERE or (root == "transformers" and not rest.startswith("models.")):
         return False
@@ -75,7 +75,7 @@ def worth(module: str) -> bool:
 
 
 def shadow_of(module: str) -> types.ModuleType | None:
-    """The shadow of a module, made at first use; None for modules without a model's code."""
+    """The shadow of a module, created on first use; None for modules without model code."""
     return importlib.import_module(PREFIX + module) if worth(module) else None
 
 
@@ -89,7 +89,7 @@ def shadow_class(cls: type) -> type:
 
 
 def inner(value: Any) -> Iterator[Any]:
-    """Functions that a member of a class or module runs: its own and those it wraps."""
+    """The functions behind a member of a class or module: its own and those that it wraps."""
     if isinstance(value, (staticmethod, classmethod)):
         yield from inner(value.__func__)
     elif isinstance(value, property):
@@ -105,7 +105,7 @@ def inner(value: Any) -> Iterator[Any]:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Names of globals and attributes that a function uses, those of nested functions too."""
+    """Names of globals and attributes that a function uses, including nested functions."""
     nested = (names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return set(code.co_names).union(*nested)
 
@@ -123,7 +123,7 @@ class Builder:
         self._rebuilt: dict[int, Any] = {}
 
     def build(self) -> Shadow:
-        """Replaces rotations, then all that reaches them."""
+        """Replaces rotations, then everything that reaches them."""
         # Relative imports in functions use the original's package.
         kept = {"__name__": self.name, "__path__": self.space.get("__path__")}
         self.space.update(self.globals)
@@ -144,7 +144,7 @@ class Builder:
         return self.found
 
     def _replace(self, name: str, value: Any) -> None:
-        """Puts a rotation in place of a function, or the shadow of what another module has."""
+        """Replaces a function with a rotation, or an imported object with its shadow."""
         value = plain(value)
         module = getattr(value, "__module__", None)
         if isinstance(value, types.FunctionType):
@@ -181,7 +181,7 @@ class Builder:
         return rotation
 
     def _spread(self, functions: list[tuple[str, types.FunctionType]]) -> None:
-        """Rebuilds functions that reach a changed name, until there are no more."""
+        """Rebuilds functions that reach a changed name, until none is left."""
         pending = [(n, f) for n, f in functions if n not in self.changed]
         while reached := [(n, f) for n, f in pending if self.reaches(f)]:
             self.changed.update(name for name, _ in reached)
@@ -200,7 +200,7 @@ class Builder:
         )
 
     def _shadow(self, cls: type, name: str) -> None:
-        """Makes the subclass, if a method or base class has changed."""
+        """Creates the subclass if a method or base class has changed."""
         if cls in CLASSES:
             self.space[name] = CLASSES[cls]
             return
@@ -219,7 +219,7 @@ class Builder:
         bases = [base for base in bases if base in ORIGINALS]
         if not members and not bases:
             return
-        # Between the class and its bases: super() of the class finds their patched methods.
+        # The patched bases follow the class, so that super() in the class finds their methods.
         space = {**members, "__module__": self.name, "__qualname__": cls.__qualname__}
         made = type(cls)(cls.__name__, (cls, *bases), {**space, "__doc__": cls.__doc__})
         CLASSES[cls], ORIGINALS[made] = made, cls
@@ -228,7 +228,7 @@ class Builder:
     def _beside(
         self, cls: type, prefix: str, base: type, members: dict[str, Any] | None = None
     ) -> type:
-        """Makes another subclass, for modules of exact numerics, beside the one of the shadow."""
+        """Creates another subclass besides the shadow's, for modules with exact numerics."""
         path = f"{prefix}{cls.__name__}"
         space = {"__module__": self.name, "__qualname__": path, "__doc__": cls.__doc__}
         made = type(cls)(cls.__name__, (base, CLASSES.get(cls, cls)), {**space, **(members or {})})
@@ -284,5 +284,5 @@ class Builder:
 def fill(shadow: types.ModuleType) -> None:
     """Fills a new shadow from the module whose name follows the prefix."""
     original = importlib.import_module(shadow.__name__.removeprefix(PREFIX))
-    if worth(original.__name__):  # of a package above it, nothing but the name is needed
+    if worth(original.__name__):  # a parent package is needed only by name
         SHADOWS[original.__name__] = Builder(original, shadow).build()

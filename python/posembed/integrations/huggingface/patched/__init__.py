@@ -1,6 +1,6 @@
 """The modules of patched models: ``patched.<module>`` is the shadow of ``<module>``.
 
-They are made when they are imported, so a pickled model loads in a new process.
+They are created on import, so a pickled model loads in a new process.
 """
 
 from __future__ import annotations
