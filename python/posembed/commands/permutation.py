@@ -120,7 +120,7 @@ class Permutation:
         kind = self.kinds[place] if place < len(self.kinds) else None
         if kind not in self.specs:
             raise ValueError(
-                f"{name}: layers have heads of unlike widths, {sorted(self.windows)}, and the "
+                f"{name}: layers have heads of different widths, {sorted(self.windows)}, and the "
                 "configuration does not say of which kind this one is"
             )
         return self.specs[kind]

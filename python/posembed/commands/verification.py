@@ -321,7 +321,7 @@ def verify(
         after = outputs(model, other, own)
         seen = difference(before, outputs(model, not other, own)) > 10 * TOLERANCE
     if not seen:
-        raise UnverifiedError("its small model does not rotate where that can be seen")
+        raise UnverifiedError("the outputs of its small model do not depend on the pairing")
     if not difference(before, after) < TOLERANCE:
         raise CorruptionError(
             f"model_type {fields['model_type']!r}: outputs of a small model differ by "

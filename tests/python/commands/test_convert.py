@@ -160,7 +160,7 @@ def test_a_gate_in_each_head_of_the_query_stays(tmp_path: Path) -> None:
     assert torch.equal(query, torch.stack(expected))
 
 
-def test_layers_of_unlike_widths(tmp_path: Path) -> None:
+def test_layers_of_different_widths(tmp_path: Path) -> None:
     """Each layer by its own window: the same rows are two heads of one and one of the other."""
     torch.manual_seed(6)
     kinds = ("sliding_attention", "full_attention")
