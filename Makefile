@@ -105,7 +105,7 @@ FUZZ_RUNS ?= 200000
 fuzz-readers: $(requirements)
 	$(python) scripts/fuzz_readers.py --runs $(FUZZ_RUNS)
 
-# Everything long of docs/guide/reliability.md (three hours on two cores); make test has its short form.
+# Everything long of docs/guide/reliability.md (two hours on two cores); make test has its short form.
 reliability: FUZZ_RUNS = 10000000
 reliability: build-tests fuzz fuzz-readers
 	POSEMBED_LONG=1 OMP_WAIT_POLICY=passive $(python) -m pytest --timeout 7200 $(addprefix tests/python/,test_reliability.py \
