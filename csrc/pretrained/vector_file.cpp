@@ -29,7 +29,7 @@ Coverage coverage_of(const Vocabulary& vocabulary) {
 /// Whether a file contains tensors, judged by its first bytes.
 bool begins_as_tensors(const std::string& path) {
   const File file(path);
-  return with_path(path, [&] { return is_safetensors(file.head(16), file.size()); });
+  return with_path(path, [&] { return is_safetensors(file.head(recognised_bytes), file.size()); });
 }
 
 /// Throws if the file lacks words; the message names the first few.

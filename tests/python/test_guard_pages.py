@@ -42,16 +42,17 @@ def test_operators_touch_nothing_beside_their_tensors(instruction_set: str) -> N
     assert int(checked) > 40_000 / STEP
 
 
-@pytest.mark.parametrize(("placement", "byte"), [(1, 12), (2, -1)])
-def test_a_byte_outside_ends_the_process(placement: int, byte: int) -> None:
+@pytest.mark.parametrize(("placement", "inside", "outside"), [(1, 11, 12), (2, 0, -1)])
+def test_a_byte_outside_ends_the_process(placement: int, inside: int, outside: int) -> None:
+    """Of a result of 12 bytes."""
     program = f"""
 import ctypes, torch
 import posembed as pe
 ctypes.CDLL({str(LIBRARY)!r}).place_tensors({placement})
 x = pe.functional.embedding(torch.tensor([0]), torch.ones(1, 3))
-ctypes.c_byte.from_address(x.data_ptr() + {11 - byte % 12}).value
+ctypes.c_byte.from_address(x.data_ptr() + {inside}).value
 print("inside", flush=True)
-ctypes.c_byte.from_address(x.data_ptr() + {byte}).value
+ctypes.c_byte.from_address(x.data_ptr() + {outside}).value
 """
     process = run("-c", program)
     assert process.returncode == -signal.SIGSEGV, process.stderr

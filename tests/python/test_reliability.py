@@ -322,8 +322,12 @@ def test_numbers_that_are_not_denormal_do_not_depend_on_flushing(case: OperatorC
         pytest.skip("this processor cannot flush denormals")
     torch.set_flush_denormal(False)
     for dtype in case.dtypes:
-        samples = [with_value(seeded(case, 3, dtype), value) for value in (1.0, -1e-40, 1e-310)]
-        exact = [case(with_value(seeded(case, 3, dtype), value)) for value in (1.0, -1e-40, 1e-310)]
+        # In-place operators write their samples.
+        samples, others = (
+            [with_value(seeded(case, 3, dtype), value) for value in (1.0, -1e-40, 1e-310)]
+            for _ in range(2)
+        )
+        exact = [case(sample) for sample in others]
         try:
             torch.set_flush_denormal(True)
             flushed = [case(sample) for sample in samples]
