@@ -49,8 +49,8 @@ double scale_for(const Tensor& query) {
 /// The softmax, in place if no gradient can be needed. Does not ask scores whether they require
 /// grad, because inside a torch.func transform they do not tell.
 Tensor weights_of(Tensor scores, const Tensor& slopes, double scale, const Call& call) {
-  if (at::GradMode::is_enabled()) return call_softmax(scores, slopes, scale, call);
-  call_softmax_in_place(scores, slopes, scale, call);
+  if (at::GradMode::is_enabled()) return alibi_softmax(scores, slopes, scale, call);
+  alibi_softmax_(scores, slopes, scale, call);
   return scores;
 }
 
@@ -72,14 +72,11 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
       .view_symint({batch, heads, queries, value.sym_size(3)});
 }
 
-void register_attention(torch::Library& m) {
-  m.impl("alibi_attention", Attention::kernel<attention>);
-  m.impl("alibi_check_attention", check_attention);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { register_attention(m); }
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) { register_attention(m); }
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  alibi_attention.compose_batched<attention>(m);
+  alibi_check_attention.compose_batched<check_attention>(m);
+}
 
 }  // namespace posembed::alibi

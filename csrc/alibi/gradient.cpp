@@ -9,7 +9,6 @@
 #include "alibi/operator.h"
 #include "alibi/score_positions.h"
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 
@@ -49,7 +48,7 @@ class AlibiBiasBackward : public dispatcher::OperatorNode<AlibiBiasBackward> {
 
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {call_bias_backward(gradients[0], two_sided, type_of(dtype), call.unpack())};
+    return {alibi_bias_backward(gradients[0], two_sided, type_of(dtype), call.unpack())};
   }
 
   SavedOptions call;
@@ -75,7 +74,7 @@ class AlibiBiasBackwardBackward : public dispatcher::OperatorNode<AlibiBiasBackw
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const Tensor bias =
-        call_bias(gradients[0], queries, keys, type_of(dtype), unmasked(call.unpack()));
+        alibi_bias(gradients[0], queries, keys, type_of(dtype), unmasked(call.unpack()));
     if (!batched) return {bias};
     return {bias.expand_symint({batch, -1, -1, -1})};
   }
@@ -106,7 +105,7 @@ class AlibiAddBackward : public dispatcher::OperatorNode<AlibiAddBackward> {
     if (!gradient.defined()) return {Tensor(), Tensor()};
     const Tensor of_scores = needs(0) ? scaled(gradient, scale) : Tensor();
     if (!needs(1)) return {of_scores, Tensor()};
-    return {of_scores, call_bias_backward(gradient, two_sided, type_of(dtype), call.unpack())};
+    return {of_scores, alibi_bias_backward(gradient, two_sided, type_of(dtype), call.unpack())};
   }
 
   SavedOptions call;
@@ -132,8 +131,8 @@ class AlibiSoftmaxBackward : public dispatcher::OperatorNode<AlibiSoftmaxBackwar
   variable_list backward(variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor(), Tensor()};
     const auto [of_scores, of_slopes] =
-        call_softmax_backward(gradients[0], unpack_output(weights), scale, needs(1) ? sides : 0,
-                              type_of(dtype), call.unpack());
+        alibi_softmax_backward(gradients[0], unpack_output(weights), scale, needs(1) ? sides : 0,
+                               type_of(dtype), call.unpack());
     return {of_scores, needs(1) ? of_slopes : Tensor()};
   }
 
@@ -164,7 +163,7 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
     variable_list result(2);
     if (needs(0)) {
       result[0] =
-          std::get<0>(call_softmax_backward(direction, w, 1.0, 0, std::nullopt, call.unpack()));
+          std::get<0>(alibi_softmax_backward(direction, w, 1.0, 0, std::nullopt, call.unpack()));
     }
     if (needs(1)) {
       const Tensor mean = (g * w).sum(-1, true), change = (direction * w).sum(-1, true);
@@ -185,8 +184,8 @@ class AlibiSoftmaxBackwardBackward : public dispatcher::OperatorNode<AlibiSoftma
       return of_scores.defined() ? scaled(of_scores, scale) : Tensor();
     }
     const Call derived = unmasked(call.unpack());
-    if (of_scores.defined()) return call_add(of_scores, of_slopes, scale, derived);
-    return call_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
+    if (of_scores.defined()) return alibi_add(of_scores, of_slopes, scale, derived);
+    return alibi_bias(of_slopes, like.sym_size(-2), like.sym_size(-1), like.scalar_type(), derived)
         .expand_symint(like.sym_sizes());
   }
 };
@@ -203,22 +202,13 @@ Tensor bias_autograd(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys
     node->dtype = code(slopes.scalar_type());
   }
   Tensor output =
-      dispatcher::below_autograd([&] { return call_bias(slopes, queries, keys, dtype, call); });
+      dispatcher::below_autograd([&] { return alibi_bias(slopes, queries, keys, dtype, call); });
   if (node) torch::autograd::set_history(output, node);
   if (const Tensor direction = dispatcher::tangent(slopes); direction.defined()) {
     dispatcher::set_tangent(
-        output, call_bias(direction, queries, keys, output.scalar_type(), unmasked(call)));
+        output, alibi_bias(direction, queries, keys, output.scalar_type(), unmasked(call)));
   }
   return output;
-}
-
-void bias_out_autograd(const Tensor& out, const Tensor& slopes, c10::SymInt queries,
-                       c10::SymInt keys, const Call& given) {
-  dispatcher::check_inference_only(out, "out", "posembed::alibi_bias");
-  dispatcher::check_inference_only(slopes, "slopes", "posembed::alibi_bias");
-  const Call call = with_positions(given, queries, keys);
-  dispatcher::below_autograd([&] { call_bias_out(out, slopes, queries, keys, call); });
-  torch::autograd::impl::bump_version(out);
 }
 
 Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtype,
@@ -233,7 +223,7 @@ Tensor bias_backward_autograd(const Tensor& grad, bool two_sided, MaybeType dtyp
     node->dtype = code(grad.scalar_type());
   }
   return dispatcher::linear(node, grad, [&](const Tensor& reduced) {
-    return call_bias_backward(reduced, two_sided, dtype, call);
+    return alibi_bias_backward(reduced, two_sided, dtype, call);
   });
 }
 
@@ -251,16 +241,17 @@ Tensor biased_tangent(const Tensor& scores, const Tensor& slopes, double scale, 
   if (!of_slopes.defined()) {
     return of_scores.defined() ? at::mul(of_scores, scale) : Tensor();
   }
-  if (of_scores.defined()) return call_add(of_scores, of_slopes, scale, unmasked(call));
-  const Tensor bias = call_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1),
-                                scores.scalar_type(), unmasked(call));
+  if (of_scores.defined()) return alibi_add(of_scores, of_slopes, scale, unmasked(call));
+  const Tensor bias = alibi_bias(of_slopes, scores.sym_size(-2), scores.sym_size(-1),
+                                 scores.scalar_type(), unmasked(call));
   return bias.expand_symint(scores.sym_sizes());
 }
 
 Tensor add_autograd(const Tensor& scores, const Tensor& slopes, double scale, const Call& given) {
   const Call call = with_positions_of(scores, given);
   auto node = dispatcher::node_for<AlibiAddBackward>(scores, slopes);
-  Tensor output = dispatcher::below_autograd([&] { return call_add(scores, slopes, scale, call); });
+  Tensor output =
+      dispatcher::below_autograd([&] { return alibi_add(scores, slopes, scale, call); });
   if (node) {
     node->call.save(call);
     node->scale = scale;
@@ -277,7 +268,7 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale
   const Call call = with_positions_of(scores, given);
   auto node = dispatcher::node_for<AlibiSoftmaxBackward>(scores, slopes);
   Tensor output =
-      dispatcher::below_autograd([&] { return call_softmax(scores, slopes, scale, call); });
+      dispatcher::below_autograd([&] { return alibi_softmax(scores, slopes, scale, call); });
   if (node) {
     torch::autograd::set_history(output, node);
     node->weights = dispatcher::save_output(output);
@@ -289,7 +280,7 @@ Tensor softmax_autograd(const Tensor& scores, const Tensor& slopes, double scale
   const Tensor direction = biased_tangent(scores, slopes, scale, call);
   if (direction.defined()) {
     dispatcher::set_tangent(
-        output, std::get<0>(call_softmax_backward(direction, output, 1.0, 0, std::nullopt, call)));
+        output, std::get<0>(alibi_softmax_backward(direction, output, 1.0, 0, std::nullopt, call)));
   }
   return output;
 }
@@ -314,8 +305,8 @@ void set_softmax_backward_tangents(const Tensor& grad, const Tensor& weights, do
   direction = direction - w * change;
   dispatcher::set_tangent(of_scores, scaled(direction, scale));
   if (of_slopes.sym_size(-1) != 0) {
-    dispatcher::set_tangent(of_slopes, call_bias_backward(direction, of_slopes.dim() == 2,
-                                                          of_slopes.scalar_type(), call));
+    dispatcher::set_tangent(of_slopes, alibi_bias_backward(direction, of_slopes.dim() == 2,
+                                                           of_slopes.scalar_type(), call));
   }
 }
 
@@ -324,7 +315,7 @@ std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const T
                                                      const Call& call) {
   auto node = dispatcher::node_for<AlibiSoftmaxBackwardBackward>(grad, weights);
   auto [of_scores, of_slopes] = dispatcher::below_autograd(
-      [&] { return call_softmax_backward(grad, weights, scale, sides, dtype, call); });
+      [&] { return alibi_softmax_backward(grad, weights, scale, sides, dtype, call); });
   if (node) {
     node->grad = dispatcher::save(grad);
     node->weights = dispatcher::save(weights);
@@ -336,28 +327,17 @@ std::tuple<Tensor, Tensor> softmax_backward_autograd(const Tensor& grad, const T
   return {of_scores, of_slopes};
 }
 
-template <auto change>
-void change_autograd(const Tensor& scores, const Tensor& slopes, double scale, const Call& given) {
-  constexpr const char* alternative =
-      change == call_add_in_place ? "posembed::alibi_add" : "posembed::alibi_softmax";
-  dispatcher::check_inference_only(scores, "scores", alternative);
-  dispatcher::check_inference_only(slopes, "slopes", alternative);
-  const Call call = with_positions_of(scores, given);
-  dispatcher::below_autograd([&] { change(scores, slopes, scale, call); });
-  torch::autograd::impl::bump_version(scores);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("alibi_bias", Bias::kernel<bias_autograd>);
-  m.impl("alibi_bias_out", BiasOut::kernel<bias_out_autograd>);
-  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward_autograd>);
-  m.impl("alibi_add", OnScores<Tensor>::kernel<add_autograd>);
-  m.impl("alibi_add_", OnScores<void>::kernel<change_autograd<call_add_in_place>>);
-  m.impl("alibi_softmax", OnScores<Tensor>::kernel<softmax_autograd>);
-  m.impl("alibi_softmax_", OnScores<void>::kernel<change_autograd<call_softmax_in_place>>);
-  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  alibi_bias.differentiate<bias_autograd>(m);
+  alibi_bias_out.refuse_gradients(m);
+  alibi_bias_backward.differentiate<bias_backward_autograd>(m);
+  alibi_add.differentiate<add_autograd>(m);
+  alibi_add_.refuse_gradients(m);
+  alibi_softmax.differentiate<softmax_autograd>(m);
+  alibi_softmax_.refuse_gradients(m);
+  alibi_softmax_backward.differentiate<softmax_backward_autograd>(m);
 }
 
 }  // namespace posembed::alibi

@@ -16,22 +16,22 @@ namespace functional {
 torch::Tensor alibi_slopes(int64_t num_heads, Slopes kind, double max_bias,
                            std::optional<int64_t> total_heads, int64_t head_start,
                            std::optional<torch::Device> device) {
-  return alibi::call_slopes(num_heads, name(kind), max_bias, total_heads, head_start,
-                            at::ArrayRef<double>(), /*factor=*/1.0, device);
+  return alibi::alibi_slopes(num_heads, name(kind), max_bias, total_heads, head_start,
+                             at::ArrayRef<double>(), /*factor=*/1.0, device);
 }
 
 torch::Tensor alibi_scaled_slopes(const torch::Tensor& slopes, int64_t key_length,
                                   int64_t train_length) {
-  return alibi::call_scaled_slopes(slopes, key_length, train_length);
+  return alibi::alibi_scaled_slopes(slopes, key_length, train_length);
 }
 
 torch::Tensor alibi_positions(const torch::Tensor& attention_mask) {
-  return alibi::call_positions(attention_mask);
+  return alibi::alibi_positions(attention_mask);
 }
 
 torch::Tensor alibi_bias(const torch::Tensor& slopes, int64_t query_length, int64_t key_length,
                          const ALiBiCall& call, std::optional<torch::Dtype> dtype) {
-  return alibi::call_bias(slopes, query_length, key_length, dtype, call);
+  return alibi::alibi_bias(slopes, query_length, key_length, dtype, call);
 }
 
 torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slopes,
@@ -40,42 +40,42 @@ torch::Tensor alibi_bias_out(const torch::Tensor& out, const torch::Tensor& slop
                     "out: expected [heads, query_length, key_length], with a batch in front where "
                     "positions or mask have one, got ",
                     out.sizes());
-  alibi::call_bias_out(out, slopes, out.size(-2), out.size(-1), call);
+  alibi::alibi_bias_out(out, slopes, out.size(-2), out.size(-1), call);
   return out;
 }
 
 torch::Tensor alibi_add(const torch::Tensor& scores, const torch::Tensor& slopes,
                         const ALiBiCall& call) {
-  return alibi::call_add(scores, slopes, call.scale().value_or(1.0), call);
+  return alibi::alibi_add(scores, slopes, call.scale().value_or(1.0), call);
 }
 
 torch::Tensor alibi_add_(const torch::Tensor& scores, const torch::Tensor& slopes,
                          const ALiBiCall& call) {
-  alibi::call_add_in_place(scores, slopes, call.scale().value_or(1.0), call);
+  alibi::alibi_add_(scores, slopes, call.scale().value_or(1.0), call);
   return scores;
 }
 
 torch::Tensor alibi_softmax(const torch::Tensor& scores, const torch::Tensor& slopes,
                             const ALiBiCall& call) {
-  return alibi::call_softmax(scores, slopes, call.scale().value_or(1.0), call);
+  return alibi::alibi_softmax(scores, slopes, call.scale().value_or(1.0), call);
 }
 
 torch::Tensor alibi_softmax_(const torch::Tensor& scores, const torch::Tensor& slopes,
                              const ALiBiCall& call) {
-  alibi::call_softmax_in_place(scores, slopes, call.scale().value_or(1.0), call);
+  alibi::alibi_softmax_(scores, slopes, call.scale().value_or(1.0), call);
   return scores;
 }
 
 torch::Tensor alibi_attention(const torch::Tensor& query, const torch::Tensor& key,
                               const torch::Tensor& value, const torch::Tensor& slopes,
                               const ALiBiCall& call, double dropout) {
-  return alibi::call_attention(query, key, value, slopes, call.scale(), dropout, call);
+  return alibi::alibi_attention(query, key, value, slopes, call.scale(), dropout, call);
 }
 
 torch::Tensor alibi_lse_correction(const torch::Tensor& slopes, int64_t query_length,
                                    int64_t query_start, int64_t key_start, const std::string& form,
                                    bool causal) {
-  return alibi::call_lse_correction(slopes, query_length, query_start, key_start, form, causal);
+  return alibi::alibi_lse_correction(slopes, query_length, query_start, key_start, form, causal);
 }
 
 }  // namespace functional
@@ -122,10 +122,10 @@ torch::Tensor ALiBiImpl::derived_slopes() const {
     const double* data = plain.const_data_ptr<double>();
     values.assign(data, data + plain.numel());
   }
-  return alibi::call_slopes(options.num_heads(),
-                            posembed::name(kind == nullptr ? Slopes::paper : *kind),
-                            options.max_bias(), options.total_heads(), options.head_start(), values,
-                            options.factor(), like_.device());
+  return alibi::alibi_slopes(options.num_heads(),
+                             posembed::name(kind == nullptr ? Slopes::paper : *kind),
+                             options.max_bias(), options.total_heads(), options.head_start(),
+                             values, options.factor(), like_.device());
 }
 
 void ALiBiImpl::pretty_print(std::ostream& stream) const {

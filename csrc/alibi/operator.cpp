@@ -2,7 +2,6 @@
 // gradients. Eager and Meta kernels share their checks.
 #include "alibi/operator.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -38,7 +37,7 @@ void check_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::Sym
   check_slopes(slopes);
   TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
   TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
-  check_call(call, batch_of_positions(call), queries, keys, slopes.device());
+  check_call(call, batch_of_positions(call), queries, keys);
 }
 
 MaybeSize batch_size(const Tensor& scores) {
@@ -49,13 +48,12 @@ MaybeSize batch_size(const Tensor& scores) {
 void check_matrices(const Tensor& scores, const char* argument, const Call& call) {
   dispatcher::check_floating(scores, argument);
   check_matrix_shape(scores, argument);
-  check_call(call, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1), scores.device());
+  check_call(call, batch_size(scores), scores.sym_size(-2), scores.sym_size(-1));
 }
 
 void check_scores(const Tensor& scores, const Tensor& slopes, const Call& call) {
   check_matrices(scores, "scores", call);
   check_slopes(slopes);
-  dispatcher::check_same_device(slopes, "slopes", scores, "scores");
   dispatcher::check_size(scores.sym_size(-3), slopes.sym_size(-1), "scores", "heads");
 }
 
@@ -64,7 +62,6 @@ void check_softmax_backward(const Tensor& grad, const Tensor& weights, int64_t s
   check_matrices(grad, "grad", call);
   dispatcher::check_same_shape(weights, "weights", grad, "grad");
   dispatcher::check_same_dtype(weights, "weights", grad, "grad");
-  dispatcher::check_same_device(weights, "weights", grad, "grad");
   TORCH_CHECK_VALUE(sides >= 0 && sides <= 2, "sides: expected 0, 1 or 2, got ", sides);
 }
 
@@ -74,15 +71,6 @@ c10::SymDimVector bias_sizes(const Tensor& slopes, const c10::SymInt& queries,
   if (const MaybeSize batch = batch_of_positions(call)) sizes.push_back(*batch);
   for (const c10::SymInt& size : {slopes.sym_size(-1), queries, keys}) sizes.push_back(size);
   return sizes;
-}
-
-void check_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& queries,
-                    const c10::SymInt& keys, const Call& call) {
-  dispatcher::check_floating(out, "out");
-  dispatcher::check_same_device(out, "out", slopes, "slopes");
-  const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, call);
-  TORCH_CHECK_VALUE(out.sym_sizes() == c10::SymIntArrayRef(expected), "out: expected ",
-                    c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
 }
 
 /// The shape of the gradient of slopes; `sides` is 0 if the gradient is not needed.
@@ -128,21 +116,30 @@ void fill(const Tensor& slopes, const ScorePositions& positions, const Tensor& o
       out.size(-1) * core::size_of(arguments.scalar), fill_cpu, POSEMBED_CUDA_LAUNCHER(fill_cuda));
 }
 
-Tensor bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
-            const Call& call) {
+Tensor empty_bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
+                  const Call& call) {
   check_bias(slopes, queries, keys, call);
-  const ScorePositions positions(call, queries.expect_int(), keys.expect_int());
-  Tensor out = dispatcher::empty_symint(bias_sizes(slopes, queries, keys, call),
-                                        slopes.options().dtype(type_or(dtype, slopes)));
-  fill(slopes, positions, out);
-  return out;
+  return dispatcher::empty_symint(bias_sizes(slopes, queries, keys, call),
+                                  slopes.options().dtype(type_or(dtype, slopes)));
 }
 
-void bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-              const Call& call) {
+void fill_bias(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType,
+               const Call& call, const Tensor& out) {
+  fill(slopes, ScorePositions(call, queries.expect_int(), keys.expect_int()), out);
+}
+
+void check_bias_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
+                    const Call& call) {
   check_bias(slopes, queries, keys, call);
-  check_bias_out(out, slopes, queries, keys, call);
+  dispatcher::check_floating(out, "out");
+  const c10::SymDimVector expected = bias_sizes(slopes, queries, keys, call);
+  TORCH_CHECK_VALUE(out.sym_sizes() == c10::SymIntArrayRef(expected), "out: expected ",
+                    c10::SymIntArrayRef(expected), ", got ", out.sym_sizes());
   dispatcher::check_writable(out, "out");
+}
+
+void fill_out(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
+              const Call& call) {
   fill(slopes, ScorePositions(call, queries.expect_int(), keys.expect_int()), out);
 }
 
@@ -183,59 +180,71 @@ void softmax_to(ScoreProblem problem, const Tensor& out) {
 
 using Write = void (*)(ScoreProblem problem, const Tensor& out);
 
-template <Write write>
-Tensor new_scores(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
+Tensor empty_scores(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
   check_scores(scores, slopes, call);
+  return dispatcher::empty_symint(scores.sym_sizes(), scores.options());
+}
+
+template <Write write>
+void fill_scores(const Tensor& scores, const Tensor& slopes, double scale, const Call& call,
+                 const Tensor& out) {
   const ScorePositions positions(call, scores.size(-2), scores.size(-1));
-  Tensor out = dispatcher::empty(scores.sizes(), scores.options());
   const Tensor in = dispatcher::with_contiguous_last_dim(scores);
   if (out.numel() > 0) write(ScoreProblem(in, slopes, scale, positions, out), out);
-  return out;
+}
+
+void check_in_place(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
+  check_scores(scores, slopes, call);
+  dispatcher::check_writable(scores, "scores");
 }
 
 template <Write write>
 void change_scores(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
-  check_scores(scores, slopes, call);
-  dispatcher::check_writable(scores, "scores");
   const ScorePositions positions(call, scores.size(-2), scores.size(-1));
   if (scores.numel() == 0) return;
   write(ScoreProblem(scores, slopes, scale, positions, scores), scores);
 }
 
-/// Memory for the gradient of slopes, which kernels first sum within rows.
+Tensor empty_slope_gradient(const Tensor& grad, int64_t sides, const MaybeType& dtype) {
+  return dispatcher::empty_symint(slope_sizes(grad, sides),
+                                  grad.options().dtype(type_or(dtype, grad)));
+}
+
+/// The gradient of slopes, which kernels first sum within rows.
 class SlopeSum {
  public:
-  SlopeSum(const Tensor& grad, int64_t sides, const MaybeType& dtype)
-      : out_(
-            at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))),
-        partial_(at::empty({sides, batch_of(grad), grad.size(-3), grad.size(-2)},
+  SlopeSum(const Tensor& grad, int64_t sides, const Tensor& out)
+      : partial_(at::empty({sides, batch_of(grad), grad.size(-3), grad.size(-2)},
                            grad.options().dtype(at::kDouble))) {
     gradient_.sides = sides;
     gradient_.heads = grad.size(-3);
     gradient_.partial = partial_.mutable_data_ptr<double>();
-    gradient_.out = out_.mutable_data_ptr();
-    gradient_.scalar = dispatcher::scalar_of(out_);
+    gradient_.out = out.mutable_data_ptr();
+    gradient_.scalar = dispatcher::scalar_of(out);
   }
 
   const SlopeGradient& gradient() const { return gradient_; }
 
-  /// The sum over rows. CUDA kernels have already computed it.
-  Tensor finish(int64_t batch, int64_t queries) const {
-    if (gradient_.sides > 0 && out_.is_cpu()) reduce_heads_cpu(gradient_, batch, queries);
-    return out_;
+  /// Writes the sum over rows. CUDA kernels have already computed it.
+  void finish(int64_t batch, int64_t queries) const {
+    if (gradient_.sides > 0 && partial_.is_cpu()) reduce_heads_cpu(gradient_, batch, queries);
   }
 
  private:
-  Tensor out_;
   Tensor partial_;
   SlopeGradient gradient_;
 };
 
-Tensor bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
+Tensor empty_bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
   check_matrices(grad, "grad", call);
+  return empty_slope_gradient(grad, two_sided ? 2 : 1, dtype);
+}
+
+void bias_backward(const Tensor& grad, bool two_sided, MaybeType, const Call& call,
+                   const Tensor& out) {
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor in = dispatcher::with_contiguous_last_dim(grad);
-  const SlopeSum sum(in, two_sided ? 2 : 1, dtype);
+  const SlopeSum sum(in, two_sided ? 2 : 1, out);
   ReduceArguments arguments;
   arguments.distances = positions.distances();
   arguments.scalar = dispatcher::scalar_of(in);
@@ -245,17 +254,25 @@ Tensor bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype, const 
   run(arguments, in, arguments.batch * arguments.slopes.heads * arguments.distances.queries,
       arguments.distances.keys * core::size_of(arguments.scalar), reduce_cpu,
       POSEMBED_CUDA_LAUNCHER(reduce_cuda));
-  return sum.finish(arguments.batch, arguments.distances.queries);
+  sum.finish(arguments.batch, arguments.distances.queries);
 }
 
-std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& weights, double scale,
-                                            int64_t sides, MaybeType dtype, const Call& call) {
+using Two = std::tuple<Tensor, Tensor>;
+
+Two empty_softmax_backward(const Tensor& grad, const Tensor& weights, double, int64_t sides,
+                           MaybeType dtype, const Call& call) {
   check_softmax_backward(grad, weights, sides, call);
+  return {dispatcher::empty_symint(grad.sym_sizes(), grad.options()),
+          empty_slope_gradient(grad, sides, dtype)};
+}
+
+void softmax_backward(const Tensor& grad, const Tensor& weights, double scale, int64_t sides,
+                      MaybeType, const Call& call, const Two& results) {
+  const auto& [out, slopes] = results;
   const ScorePositions positions(call, grad.size(-2), grad.size(-1));
   const Tensor of_output = dispatcher::with_contiguous_last_dim(grad),
                output = dispatcher::with_contiguous_last_dim(weights);
-  Tensor out = dispatcher::empty(grad.sizes(), grad.options());
-  const SlopeSum sum(grad, sides, dtype);
+  const SlopeSum sum(grad, sides, slopes);
   SoftmaxBackwardArguments arguments;
   arguments.distances = positions.distances();
   arguments.scalar = dispatcher::scalar_of(out);
@@ -268,55 +285,7 @@ std::tuple<Tensor, Tensor> softmax_backward(const Tensor& grad, const Tensor& we
   run(arguments, out, arguments.batch * arguments.slopes.heads * arguments.distances.queries,
       3 * arguments.distances.keys * core::size_of(arguments.scalar), softmax_backward_cpu,
       POSEMBED_CUDA_LAUNCHER(softmax_backward_cuda));
-  return {out, sum.finish(arguments.batch, arguments.distances.queries)};
-}
-
-// ------------------------------------------------------------------------------------------- Meta
-
-Tensor bias_meta(const Tensor& slopes, c10::SymInt queries, c10::SymInt keys, MaybeType dtype,
-                 const Call& call) {
-  check_bias(slopes, queries, keys, call);
-  return at::empty_symint(bias_sizes(slopes, queries, keys, call),
-                          slopes.options().dtype(type_or(dtype, slopes)));
-}
-
-void bias_out_meta(const Tensor& out, const Tensor& slopes, c10::SymInt queries, c10::SymInt keys,
-                   const Call& call) {
-  check_bias(slopes, queries, keys, call);
-  check_bias_out(out, slopes, queries, keys, call);
-}
-
-Tensor bias_backward_meta(const Tensor& grad, bool two_sided, MaybeType dtype, const Call& call) {
-  check_matrices(grad, "grad", call);
-  return at::empty_symint(slope_sizes(grad, two_sided ? 2 : 1),
-                          grad.options().dtype(type_or(dtype, grad)));
-}
-
-void change_scores_meta(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
-  check_scores(scores, slopes, call);
-}
-
-Tensor new_scores_meta(const Tensor& scores, const Tensor& slopes, double, const Call& call) {
-  check_scores(scores, slopes, call);
-  return at::empty_symint(scores.sym_sizes(), scores.options());
-}
-
-std::tuple<Tensor, Tensor> softmax_backward_meta(const Tensor& grad, const Tensor& weights, double,
-                                                 int64_t sides, MaybeType dtype, const Call& call) {
-  check_softmax_backward(grad, weights, sides, call);
-  return {at::empty_symint(grad.sym_sizes(), grad.options()),
-          at::empty_symint(slope_sizes(grad, sides), grad.options().dtype(type_or(dtype, grad)))};
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("alibi_bias", Bias::kernel<bias>);
-  m.impl("alibi_bias_out", BiasOut::kernel<bias_out>);
-  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward>);
-  m.impl("alibi_add", OnScores<Tensor>::kernel<new_scores<add_to>>);
-  m.impl("alibi_add_", OnScores<void>::kernel<change_scores<add_to>>);
-  m.impl("alibi_softmax", OnScores<Tensor>::kernel<new_scores<softmax_to>>);
-  m.impl("alibi_softmax_", OnScores<void>::kernel<change_scores<softmax_to>>);
-  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward>);
+  sum.finish(arguments.batch, arguments.distances.queries);
 }
 
 }  // namespace
@@ -328,21 +297,15 @@ void check_matrix_shape(const Tensor& scores, const char* argument) {
                     scores.sym_sizes());
 }
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("alibi_bias", Bias::kernel<bias_meta>);
-  m.impl("alibi_bias_out", BiasOut::kernel<bias_out_meta>);
-  m.impl("alibi_bias_backward", BiasBackward::kernel<bias_backward_meta>);
-  m.impl("alibi_add", OnScores<Tensor>::kernel<new_scores_meta>);
-  m.impl("alibi_add_", OnScores<void>::kernel<change_scores_meta>);
-  m.impl("alibi_softmax", OnScores<Tensor>::kernel<new_scores_meta>);
-  m.impl("alibi_softmax_", OnScores<void>::kernel<change_scores_meta>);
-  m.impl("alibi_softmax_backward", SoftmaxBackward::kernel<softmax_backward_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  alibi_bias.implement<empty_bias, fill_bias>(m);
+  alibi_bias_out.implement<check_bias_out, fill_out>(m);
+  alibi_bias_backward.implement<empty_bias_backward, bias_backward>(m);
+  alibi_add.implement<empty_scores, fill_scores<add_to>>(m);
+  alibi_add_.implement<check_in_place, change_scores<add_to>>(m);
+  alibi_softmax.implement<empty_scores, fill_scores<softmax_to>>(m);
+  alibi_softmax_.implement<check_in_place, change_scores<softmax_to>>(m);
+  alibi_softmax_backward.implement<empty_softmax_backward, softmax_backward>(m);
 }
 
 }  // namespace posembed::alibi

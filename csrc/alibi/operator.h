@@ -1,4 +1,4 @@
-// C++ calls of the ALiBi operators, through the dispatcher as in Python.
+// The ALiBi operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/alibi.h"
 
 namespace posembed::alibi {
@@ -36,114 +35,56 @@ struct Call : ALiBiCall {
 /// Throws c10::ValueError unless `scores` has a matrix for each head, or for each batch and head.
 void check_matrix_shape(const Tensor& scores, const char* argument);
 
+/// Operators that take a Call after the arguments of `Function`.
 template <typename Function>
-using Spread = dispatcher::Spread<Call, Function>;
+using Operator = dispatcher::Operator<Function, Call>;
 
-using Bias = Spread<Tensor(const Tensor&, c10::SymInt, c10::SymInt, MaybeType)>;
-using BiasOut = Spread<void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt)>;
-using BiasBackward = Spread<Tensor(const Tensor&, bool, MaybeType)>;
+/// num_heads, kind, max_bias, total_heads, head_start, values, factor, device.
+inline const dispatcher::Operator<Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
+                                         at::ArrayRef<double>, double, std::optional<at::Device>)>
+    alibi_slopes{"alibi_slopes"};
+
+/// The slopes for a key length beyond that of training.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt, int64_t)> alibi_scaled_slopes{
+    "alibi_scaled_slopes"};
+
+/// The positions of keys that an attention mask does not hide.
+inline const dispatcher::Operator<Tensor(const Tensor&)> alibi_positions{"alibi_positions"};
+
+/// slopes, query length, key length, dtype of the result (none: that of slopes).
+inline const Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt, MaybeType)> alibi_bias{
+    "alibi_bias"};
+inline const Operator<void(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt)> alibi_bias_out{
+    "alibi_bias_out"};
+
+/// The gradient of slopes: grad, two_sided, dtype of the slopes (none: that of `grad`).
+inline const Operator<Tensor(const Tensor&, bool, MaybeType)> alibi_bias_backward{
+    "alibi_bias_backward"};
+
+/// scores, slopes, and scale, which multiplies the scores and not the bias.
 template <typename Result>
-using OnScores = Spread<Result(const Tensor&, const Tensor&, double)>;
-using SoftmaxBackward =
-    Spread<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, double, int64_t, MaybeType)>;
-using Attention = Spread<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                std::optional<double>, double)>;
+using OnScores = Operator<Result(const Tensor&, const Tensor&, double)>;
+inline const OnScores<Tensor> alibi_add{"alibi_add"};
+inline const OnScores<void> alibi_add_{"alibi_add_"};
+inline const OnScores<Tensor> alibi_softmax{"alibi_softmax"};
+inline const OnScores<void> alibi_softmax_{"alibi_softmax_"};
 
-inline Tensor call_slopes(int64_t num_heads, Text kind, double max_bias,
-                          std::optional<int64_t> total_heads, int64_t head_start,
-                          at::ArrayRef<double> values, double factor,
-                          std::optional<at::Device> device) {
-  using Signature = Tensor(int64_t, Text, double, std::optional<int64_t>, int64_t,
-                           at::ArrayRef<double>, double, std::optional<at::Device>);
-  static const auto handle = dispatcher::find<Signature>("posembed::alibi_slopes");
-  return handle.call(num_heads, kind, max_bias, total_heads, head_start, values, factor, device);
-}
+/// grad, weights, scale, sides, dtype of the slopes. sides: slopes per head; 0: their gradient is
+/// not requested, and the second result is empty.
+inline const Operator<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, double, int64_t,
+                                                 MaybeType)>
+    alibi_softmax_backward{"alibi_softmax_backward"};
 
-inline Tensor call_scaled_slopes(const Tensor& slopes, const c10::SymInt& key_length,
-                                 int64_t train_length) {
-  using Signature = Tensor(const Tensor&, c10::SymInt, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::alibi_scaled_slopes");
-  return handle.call(slopes, key_length, train_length);
-}
+/// query, key, value, slopes, scale (none: 1 / sqrt(head_dim)), dropout.
+inline const Operator<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             std::optional<double>, double)>
+    alibi_attention{"alibi_attention"};
+inline const dispatcher::Operator<void(const Tensor&, const Tensor&, const Tensor&, double)>
+    alibi_check_attention{"alibi_check_attention"};
 
-inline Tensor call_positions(const Tensor& attention_mask) {
-  using Signature = Tensor(const Tensor&);
-  static const auto handle = dispatcher::find<Signature>("posembed::alibi_positions");
-  return handle.call(attention_mask);
-}
-
-/// dtype: of the result; none: of slopes.
-inline Tensor call_bias(const Tensor& slopes, const c10::SymInt& queries, const c10::SymInt& keys,
-                        MaybeType dtype, const Call& call) {
-  static const auto handle = dispatcher::find<Bias::Signature>("posembed::alibi_bias");
-  return Bias::call(handle, slopes, queries, keys, dtype, call);
-}
-
-inline void call_bias_out(const Tensor& out, const Tensor& slopes, const c10::SymInt& queries,
-                          const c10::SymInt& keys, const Call& call) {
-  static const auto handle = dispatcher::find<BiasOut::Signature>("posembed::alibi_bias_out");
-  BiasOut::call(handle, out, slopes, queries, keys, call);
-}
-
-/// dtype: of the slopes and their gradient; none: of `grad`.
-inline Tensor call_bias_backward(const Tensor& grad, bool two_sided, MaybeType dtype,
-                                 const Call& call) {
-  static const auto handle =
-      dispatcher::find<BiasBackward::Signature>("posembed::alibi_bias_backward");
-  return BiasBackward::call(handle, grad, two_sided, dtype, call);
-}
-
-/// scale: multiplies the scores, not the bias.
-inline Tensor call_add(const Tensor& scores, const Tensor& slopes, double scale, const Call& call) {
-  using Operator = OnScores<Tensor>;
-  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_add");
-  return Operator::call(handle, scores, slopes, scale, call);
-}
-
-inline void call_add_in_place(const Tensor& scores, const Tensor& slopes, double scale,
-                              const Call& call) {
-  using Operator = OnScores<void>;
-  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_add_");
-  Operator::call(handle, scores, slopes, scale, call);
-}
-
-inline Tensor call_softmax(const Tensor& scores, const Tensor& slopes, double scale,
-                           const Call& call) {
-  using Operator = OnScores<Tensor>;
-  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_softmax");
-  return Operator::call(handle, scores, slopes, scale, call);
-}
-
-inline void call_softmax_in_place(const Tensor& scores, const Tensor& slopes, double scale,
-                                  const Call& call) {
-  using Operator = OnScores<void>;
-  static const auto handle = dispatcher::find<Operator::Signature>("posembed::alibi_softmax_");
-  Operator::call(handle, scores, slopes, scale, call);
-}
-
-/// sides: slopes per head; 0: their gradient is not requested, and the result is empty.
-inline std::tuple<Tensor, Tensor> call_softmax_backward(const Tensor& grad, const Tensor& weights,
-                                                        double scale, int64_t sides,
-                                                        MaybeType dtype, const Call& call) {
-  static const auto handle =
-      dispatcher::find<SoftmaxBackward::Signature>("posembed::alibi_softmax_backward");
-  return SoftmaxBackward::call(handle, grad, weights, scale, sides, dtype, call);
-}
-
-/// scale: none: 1 / sqrt(head_dim).
-inline Tensor call_attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                             const Tensor& slopes, std::optional<double> scale, double dropout,
-                             const Call& call) {
-  static const auto handle = dispatcher::find<Attention::Signature>("posembed::alibi_attention");
-  return Attention::call(handle, query, key, value, slopes, scale, dropout, call);
-}
-
-inline Tensor call_lse_correction(const Tensor& slopes, const c10::SymInt& query_length,
-                                  const c10::SymInt& query_start, const c10::SymInt& key_start,
-                                  Text form, bool causal) {
-  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt, Text, bool);
-  static const auto handle = dispatcher::find<Signature>("posembed::alibi_lse_correction");
-  return handle.call(slopes, query_length, query_start, key_start, form, causal);
-}
+/// slopes, query length, query start, key start, form, causal.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt, Text,
+                                         bool)>
+    alibi_lse_correction{"alibi_lse_correction"};
 
 }  // namespace posembed::alibi

@@ -31,17 +31,17 @@ void check_shape(const Tensor& tensor, const char* argument, const MaybeSize& ba
   TORCH_CHECK_VALUE(fits, argument, ": expected [", length, "], got ", tensor.sym_sizes());
 }
 
-void check_device(const Tensor& tensor, const char* argument, c10::Device device) {
-  TORCH_CHECK_VALUE(tensor.device() == device, argument, ": expected the device of scores or ",
-                    "slopes, ", device, ", got ", tensor.device());
+/// A symbolic length is not compared, because the bound would become a guard of compiled graphs.
+void check_length(const c10::SymInt& length, const char* argument) {
+  TORCH_CHECK_VALUE(length.is_symbolic() || length <= most, argument, ": expected up to ", most,
+                    ", got ", length);
 }
 
 void check_positions(const MaybeTensor& positions, const char* argument, const MaybeSize& batch,
-                     const c10::SymInt& length, c10::Device device) {
+                     const c10::SymInt& length) {
   if (!positions.has_value()) return;
   dispatcher::check_integers(*positions, argument);
   check_shape(*positions, argument, batch, length);
-  check_device(*positions, argument, device);
 }
 
 // ------------------------------------------------------------------------------------------ values
@@ -77,11 +77,7 @@ void check_distances(const Call& call, const Distances& distances) {
                     key.low, " to ", key.high);
 }
 
-void check_lengths(const Distances& distances, bool own_positions) {
-  TORCH_CHECK_VALUE(distances.queries <= most, "query_length: expected up to ", most, ", got ",
-                    distances.queries);
-  TORCH_CHECK_VALUE(distances.keys <= most, "key_length: expected up to ", most, ", got ",
-                    distances.keys);
+void check_offset(const Distances& distances, bool own_positions) {
   const int64_t offset = distances.offset;
   TORCH_CHECK_VALUE(offset >= -most && offset <= most, "query_offset: expected -", most, " to ",
                     most, ", got ", offset);
@@ -103,9 +99,11 @@ bool numbers_visible_keys(const Call& call) {
 }  // namespace
 
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
-                const c10::SymInt& keys, c10::Device device) {
-  check_positions(call.query_positions(), "query_positions", batch, queries, device);
-  check_positions(call.key_positions(), "key_positions", batch, keys, device);
+                const c10::SymInt& keys) {
+  check_length(queries, "query_length");
+  check_length(keys, "key_length");
+  check_positions(call.query_positions(), "query_positions", batch, queries);
+  check_positions(call.key_positions(), "key_positions", batch, keys);
   // with_positions() keeps the offset along with its positions, because documents depend on the
   // offset.
   TORCH_CHECK_VALUE(!call.query_positions().has_value() || !call.query_offset().has_value() ||
@@ -115,13 +113,11 @@ void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& que
     dispatcher::check_integers(*boundaries, "cu_seqlens");
     TORCH_CHECK_VALUE(boundaries->dim() == 1 && boundaries->sym_size(0) >= 1,
                       "cu_seqlens: expected [documents + 1], got ", boundaries->sym_sizes());
-    check_device(*boundaries, "cu_seqlens", device);
   }
   if (const MaybeTensor& mask = call.attention_mask(); mask.has_value()) {
     TORCH_CHECK_TYPE(at::isIntegralType(mask->scalar_type(), /*includeBool=*/true),
                      "attention_mask: expected bool or integers, got ", mask->scalar_type());
     check_shape(*mask, "attention_mask", batch, keys);
-    check_device(*mask, "attention_mask", device);
   }
 }
 
@@ -137,7 +133,7 @@ Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& ke
   if (!numbers_visible_keys(call) || has_positions(call)) return call;
   const Tensor& mask = *call.attention_mask();
   if (mask.dim() == 0 || mask.sym_size(-1) != keys) return call;  // check_call() rejects it
-  const Tensor positions = call_positions(mask);
+  const Tensor positions = alibi_positions(mask);
   call.key_positions(positions);
   const c10::SymInt first = call.query_offset().value_or(keys - queries);
   if (first >= 0 && first + queries <= keys) {
@@ -153,7 +149,7 @@ ScorePositions::ScorePositions(const Call& given, int64_t queries, int64_t keys)
   distances_.offset = call.query_offset().value_or(keys - queries).expect_int();
   distances_.causal = call.causal();
   distances_.apply_mask = call.apply_mask();
-  check_lengths(distances_, has_positions(call));
+  check_offset(distances_, has_positions(call));
   const auto on_cpu = [](const MaybeTensor& tensor) {
     return !tensor.has_value() || tensor->device().is_cpu();
   };

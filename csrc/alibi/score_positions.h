@@ -12,10 +12,10 @@ namespace posembed::alibi {
 
 using MaybeSize = std::optional<c10::SymInt>;
 
-/// Checks shapes, dtypes and devices; Meta kernels run it too.
+/// Checks shapes and dtypes; Meta kernels run it too.
 /// @param batch  std::nullopt if there is no batch, as in scores [heads, query, key]
 void check_call(const Call& call, const MaybeSize& batch, const c10::SymInt& queries,
-                const c10::SymInt& keys, c10::Device device);
+                const c10::SymInt& keys);
 
 /// The batch size of positions or mask; none if neither has a batch dimension.
 MaybeSize batch_of_positions(const Call& call);
@@ -28,9 +28,8 @@ Call with_positions(Call call, const c10::SymInt& queries, const c10::SymInt& ke
 /// A call's positions as kernels read them, and the tensors that own the memory.
 class ScorePositions {
  public:
-  /// Checks values: that lengths and distances fit in 31 bits and, on the CPU, positions and
-  /// document boundaries. Meta kernels must not, because a bound on symbolic lengths would become a
-  /// guard of compiled graphs.
+  /// Checks values: that distances fit in 31 bits and, on the CPU, positions and document
+  /// boundaries.
   ScorePositions(const Call& call, int64_t queries, int64_t keys);
 
   const Distances& distances() const { return distances_; }

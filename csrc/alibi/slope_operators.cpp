@@ -96,8 +96,8 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
   TORCH_CHECK_VALUE(form == "distance" || form == "key",
                     "form: expected 'distance' or 'key', got '", form, "'");
   const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
-  if (form == "key") return call_bias(slopes, query_length, 1, {}, call).squeeze(-1);
-  const Tensor of_row = call_bias(slopes, 1, 1, {}, call).squeeze(-1);
+  if (form == "key") return alibi_bias(slopes, query_length, 1, {}, call).squeeze(-1);
+  const Tensor of_row = alibi_bias(slopes, 1, 1, {}, call).squeeze(-1);
   return of_row.expand_symint({-1, query_length}).contiguous();
 }
 
@@ -105,14 +105,10 @@ Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymIn
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) { m.impl("alibi_slopes", slopes); }
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("alibi_lse_correction", lse_correction);
-  m.impl("alibi_positions", positions);
-  m.impl("alibi_scaled_slopes", scaled_slopes);
-}
-
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
-  m.impl("alibi_scaled_slopes", scaled_slopes);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  alibi_lse_correction.compose<lse_correction>(m);
+  alibi_positions.compose<positions>(m);
+  alibi_scaled_slopes.compose_batched<scaled_slopes>(m);
 }
 
 }  // namespace posembed::alibi

@@ -29,10 +29,9 @@ MaybeTensor if_defined(const Tensor& tensor) {
 Tensor table_gradient(const Tensor& gradient, const c10::SymInt& rows, const Bag& in, Text mode,
                       const MaybeTensor& weights, const MaybeTensor& maxima, Text form) {
   if (form == "dense") {
-    return call_token_bag_backward(gradient, rows, in, mode, weights, maxima);
+    return token_bag_backward(gradient, rows, in, mode, weights, maxima);
   }
-  const auto [row_ids, values] =
-      call_token_bag_backward_rows(gradient, rows, in, mode, weights, maxima);
+  const auto [row_ids, values] = token_bag_backward_rows(gradient, rows, in, mode, weights, maxima);
   return token::sparse_gradient(row_ids, values, rows);
 }
 
@@ -74,7 +73,7 @@ class TokenBagNode : public dispatcher::OperatorNode<TokenBagNode> {
           table_gradient(gradient, rows, in, mode, dispatcher::unpack(weights), std::nullopt, form);
     }
     if (needs(1)) {
-      result[1] = call_token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in);
+      result[1] = token_bag_weights_backward(gradient, *dispatcher::unpack(weight), in);
     }
     return result;
   }
@@ -90,10 +89,10 @@ bool wants_derivative(const Tensor& tensor) {
   return torch::autograd::compute_requires_grad(tensor) || dispatcher::tangent(tensor).defined();
 }
 
-Tensor token_bag_autograd(const Tensor& weight, const Bag& in, Text mode,
-                          const MaybeTensor& weights, Text gradient) {
+Tensor bag_autograd(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
+                    Text gradient) {
   if (mode == "max" && !weights.has_value() && wants_derivative(weight)) {
-    return std::get<0>(call_token_bag_max(weight, in, gradient));
+    return std::get<0>(token_bag_max(weight, in, gradient));
   }
   const Tensor factors = or_undefined(weights);
   auto node = dispatcher::node_for<TokenBagNode>(weight, factors);
@@ -106,7 +105,7 @@ Tensor token_bag_autograd(const Tensor& weight, const Bag& in, Text mode,
     node->form = gradient;
   }
   return dispatcher::bilinear(node, weight, factors, [&](const Tensor& table, const Tensor& by) {
-    return call_token_bag(table, in, mode, if_defined(by), gradient);
+    return token_bag(table, in, mode, if_defined(by), gradient);
   });
 }
 
@@ -136,11 +135,10 @@ class TokenBagMaxNode : public dispatcher::OperatorNode<TokenBagMaxNode> {
   std::string form;
 };
 
-std::tuple<Tensor, Tensor> token_bag_max_autograd(const Tensor& weight, const Bag& in,
-                                                  Text gradient) {
+std::tuple<Tensor, Tensor> max_autograd(const Tensor& weight, const Bag& in, Text gradient) {
   auto node = dispatcher::node_for<TokenBagMaxNode>(weight);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return call_token_bag_max(weight, in, gradient); });
+      dispatcher::below_autograd([&] { return token_bag_max(weight, in, gradient); });
   auto& [output, maxima] = outputs;
   if (node) {
     node->bag.save(in);
@@ -177,11 +175,12 @@ class TokenBagBackwardNode : public dispatcher::OperatorNode<TokenBagBackwardNod
     const Bag in = bag.unpack();
     if (needs(0)) {
       const MaybeTensor chosen = dispatcher::unpack(maxima);
-      result[0] = chosen.has_value() ? choose(table, in.ids, *chosen)
-                                     : call_token_bag(table, in, mode, dispatcher::unpack(weights));
+      result[0] = chosen.has_value()
+                      ? choose(table, in.ids, *chosen)
+                      : token_bag(table, in, mode, dispatcher::unpack(weights), "dense");
     }
     if (needs(1)) {
-      result[1] = call_token_bag_weights_backward(*dispatcher::unpack(gradient), table, in);
+      result[1] = token_bag_weights_backward(*dispatcher::unpack(gradient), table, in);
     }
     return result;
   }
@@ -192,9 +191,8 @@ class TokenBagBackwardNode : public dispatcher::OperatorNode<TokenBagBackwardNod
   std::string mode;
 };
 
-Tensor token_bag_backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings,
-                                   const Bag& in, Text mode, const MaybeTensor& weights,
-                                   const MaybeTensor& maxima) {
+Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
+                         Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
   const Tensor factors = or_undefined(weights);
   auto node = dispatcher::node_for<TokenBagBackwardNode>(gradient, factors);
   if (node) {
@@ -205,7 +203,7 @@ Tensor token_bag_backward_autograd(const Tensor& gradient, c10::SymInt num_embed
     node->mode = mode;
   }
   return dispatcher::bilinear(node, gradient, factors, [&](const Tensor& rows, const Tensor& by) {
-    return call_token_bag_backward(rows, num_embeddings, in, mode, if_defined(by), maxima);
+    return token_bag_backward(rows, num_embeddings, in, mode, if_defined(by), maxima);
   });
 }
 
@@ -214,13 +212,12 @@ class TokenBagRowsNode : public token::RowsNode<TokenBagRowsNode> {
   static constexpr const char* label = "TokenBagRowsBackward";
 };
 
-std::tuple<Tensor, Tensor> token_bag_backward_rows_autograd(const Tensor& gradient,
-                                                            c10::SymInt num_embeddings,
-                                                            const Bag& in, Text mode,
-                                                            const MaybeTensor& weights,
-                                                            const MaybeTensor& maxima) {
+std::tuple<Tensor, Tensor> backward_rows_autograd(const Tensor& gradient,
+                                                  c10::SymInt num_embeddings, const Bag& in,
+                                                  Text mode, const MaybeTensor& weights,
+                                                  const MaybeTensor& maxima) {
   const auto call = [&] {
-    return call_token_bag_backward_rows(gradient, num_embeddings, in, mode, weights, maxima);
+    return token_bag_backward_rows(gradient, num_embeddings, in, mode, weights, maxima);
   };
   return token::underived_rows<TokenBagRowsNode>(call, gradient, or_undefined(weights));
 }
@@ -244,10 +241,10 @@ class TokenBagWeightsNode : public dispatcher::OperatorNode<TokenBagWeightsNode>
     if (!weights.defined()) return result;
     const Bag in = bag.unpack();
     const Tensor table = *dispatcher::unpack(weight);
-    if (needs(0)) result[0] = call_token_bag(table, in, "sum", weights);
+    if (needs(0)) result[0] = token_bag(table, in, "sum", weights, "dense");
     if (needs(1)) {
-      result[1] = call_token_bag_backward(*dispatcher::unpack(gradient), table.sym_size(0), in,
-                                          "sum", weights, std::nullopt);
+      result[1] = token_bag_backward(*dispatcher::unpack(gradient), table.sym_size(0), in, "sum",
+                                     weights, std::nullopt);
     }
     return result;
   }
@@ -256,8 +253,7 @@ class TokenBagWeightsNode : public dispatcher::OperatorNode<TokenBagWeightsNode>
   SavedVariable gradient, weight;
 };
 
-Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor& weight,
-                                           const Bag& in) {
+Tensor weights_backward_autograd(const Tensor& gradient, const Tensor& weight, const Bag& in) {
   auto node = dispatcher::node_for<TokenBagWeightsNode>(gradient, weight);
   if (node) {
     node->bag.save(in);
@@ -265,19 +261,18 @@ Tensor token_bag_weights_backward_autograd(const Tensor& gradient, const Tensor&
     node->weight = dispatcher::save(weight);
   }
   return dispatcher::bilinear(node, gradient, weight, [&](const Tensor& rows, const Tensor& table) {
-    return call_token_bag_weights_backward(rows, table, in);
+    return token_bag_weights_backward(rows, table, in);
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("token_bag", TokenBag::kernel<token_bag_autograd>);
-  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_autograd>);
-  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_autograd>);
-  m.impl("token_bag_backward_rows", TokenBagBackwardRows::kernel<token_bag_backward_rows_autograd>);
-  m.impl("token_bag_weights_backward",
-         TokenBagWeightsBackward::kernel<token_bag_weights_backward_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  token_bag.differentiate<bag_autograd>(m);
+  token_bag_max.differentiate<max_autograd>(m);
+  token_bag_backward.differentiate<backward_autograd>(m);
+  token_bag_backward_rows.differentiate<backward_rows_autograd>(m);
+  token_bag_weights_backward.differentiate<weights_backward_autograd>(m);
 }
 
 }  // namespace posembed::bag

@@ -14,7 +14,7 @@ const char* name(BagMode mode) {
 
 torch::Tensor functional::token_bag(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const BagCall& call) {
-  return bag::call_token_bag(
+  return bag::token_bag(
       weight, {ids, call.offsets(), call.padding_idx().value_or(-1), call.include_last_offset()},
       posembed::name(call.mode()), call.weights(), posembed::name(call.gradient()));
 }

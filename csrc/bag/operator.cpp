@@ -30,9 +30,8 @@ Mode mode_of(Text mode) {
   return Mode::max;
 }
 
-void check_bag(const Bag& in, const Tensor& like, const char* name) {
+void check_bag(const Bag& in) {
   dispatcher::check_integers(in.ids, "ids");
-  dispatcher::check_same_device(in.ids, "ids", like, name);
   if (!in.offsets.has_value()) {
     TORCH_CHECK_VALUE(in.ids.dim() == 2, "ids: expected [bags, size], or [count] and offsets, got ",
                       in.ids.sym_sizes());
@@ -43,7 +42,6 @@ void check_bag(const Bag& in, const Tensor& like, const char* name) {
   dispatcher::check_integers(*in.offsets, "offsets");
   dispatcher::check_rank(*in.offsets, "offsets", 1,
                          in.include_last_offset ? "[bags + 1]" : "[bags]");
-  dispatcher::check_same_device(*in.offsets, "offsets", like, name);
   TORCH_CHECK_VALUE(!in.include_last_offset || in.offsets->sym_size(0) > 0,
                     "offsets: expected the end of the last bag with include_last_offset, got none");
 }
@@ -54,7 +52,6 @@ void check_weights(const Bag& in, const MaybeTensor& weights, Text mode, const T
   TORCH_CHECK_VALUE(mode == "sum", "weights: expected none with mode '", mode,
                     "'; a weighted mean is a sum of weights that add up to 1");
   dispatcher::check_same_dtype(*weights, "weights", like, name);
-  dispatcher::check_same_device(*weights, "weights", like, name);
   dispatcher::check_same_shape(*weights, "weights", in.ids, "ids");
 }
 
@@ -65,7 +62,7 @@ void check_table(const Tensor& weight, const Bag& in) {
       in.padding_idx == -1 || (in.padding_idx >= 0 && in.padding_idx < weight.sym_size(0)),
       "padding_idx: expected -1 (none) or a row of the table of ", weight.sym_size(0),
       " rows, got ", in.padding_idx);
-  check_bag(in, weight, "weight");
+  check_bag(in);
 }
 
 c10::SymInt bags_of(const Bag& in) {
@@ -76,18 +73,18 @@ c10::SymInt bags_of(const Bag& in) {
 void check_gradient(const Tensor& gradient, const Bag& in) {
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_rank(gradient, "gradient", 2, "[bags, embedding_dim]");
-  check_bag(in, gradient, "gradient");
+  check_bag(in);
   dispatcher::check_size(gradient.sym_size(0), bags_of(in), "gradient", "bags");
 }
 
 void check_backward(const Tensor& gradient, const Bag& in, const MaybeTensor& weights,
-                    const MaybeTensor& maxima, Text mode) {
+                    const MaybeTensor& maxima, Text mode, const c10::SymInt& num_embeddings) {
   check_gradient(gradient, in);
+  token::check_sortable(in.ids, num_embeddings);
   check_weights(in, weights, mode, gradient, "gradient");
   TORCH_CHECK_VALUE(maxima.has_value() == (mode_of(mode) == Mode::max),
                     "maxima: expected with mode 'max' and no other");
   if (!maxima.has_value()) return;
-  dispatcher::check_same_device(*maxima, "maxima", gradient, "gradient");
   TORCH_CHECK_TYPE(maxima->scalar_type() == at::kLong, "maxima: expected int64, got ",
                    maxima->scalar_type());
   dispatcher::check_same_shape(*maxima, "maxima", gradient, "gradient");
@@ -171,30 +168,27 @@ void check_pool(const Tensor& weight, const Bag& in, Text mode, const MaybeTenso
   token::check_gradient_form(gradient);
 }
 
-Tensor token_bag_meta(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
-                      Text gradient) {
+Tensor empty_bags(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
+                  Text gradient) {
   check_pool(weight, in, mode, weights, gradient);
   return dispatcher::empty_symint({bags_of(in), weight.sym_size(1)}, weight.options());
 }
 
-Tensor token_bag(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights,
-                 Text gradient) {
-  Tensor out = token_bag_meta(weight, in, mode, weights, gradient);
+void fill_bags(const Tensor& weight, const Bag& in, Text mode, const MaybeTensor& weights, Text,
+               const Tensor& out) {
   pool(weight, in, weights, mode_of(mode), out, Tensor());
-  return out;
 }
 
-std::tuple<Tensor, Tensor> token_bag_max_meta(const Tensor& weight, const Bag& in, Text gradient) {
+std::tuple<Tensor, Tensor> empty_maxima(const Tensor& weight, const Bag& in, Text gradient) {
   check_pool(weight, in, "max", std::nullopt, gradient);
   const c10::SymDimVector sizes = {bags_of(in), weight.sym_size(1)};
   return {dispatcher::empty_symint(sizes, weight.options()),
           dispatcher::empty_symint(sizes, weight.options().dtype(at::kLong))};
 }
 
-std::tuple<Tensor, Tensor> token_bag_max(const Tensor& weight, const Bag& in, Text gradient) {
-  std::tuple<Tensor, Tensor> results = token_bag_max_meta(weight, in, gradient);
+void fill_maxima(const Tensor& weight, const Bag& in, Text,
+                 const std::tuple<Tensor, Tensor>& results) {
   pool(weight, in, std::nullopt, Mode::max, std::get<0>(results), std::get<1>(results));
-  return results;
 }
 
 // ------------------------------------------------------------------------- the table's gradient
@@ -249,14 +243,12 @@ Tensor spread(const Tensor& gradient, const Tensor& maxima, const Layout& layout
   return out;
 }
 
-/// Checks the arguments and calls `make` with the rows that the table's gradient sums: the bags'
-/// rows, which their places share, or for a maximum one row for each place.
+/// Calls `make` with the rows that the table's gradient sums: the bags' rows, which their places
+/// share, or for a maximum one row for each place.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& in, Text mode_text,
                    const MaybeTensor& weights, const MaybeTensor& maxima,
                    Result (*make)(const token::Gradient&)) {
-  check_backward(gradient, in, weights, maxima, mode_text);
-  token::check_sortable(in.ids, count);
   const int64_t num_embeddings = count.expect_int();
   const Mode mode = mode_of(mode_text);
   const Layout layout = lay_out(in, num_embeddings);
@@ -273,38 +265,39 @@ Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& 
   return make(of);
 }
 
-Tensor token_bag_backward(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
-                          Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
+dispatcher::Unallocated table_shape(const Tensor& gradient, c10::SymInt num_embeddings,
+                                    const Bag& in, Text mode, const MaybeTensor& weights,
+                                    const MaybeTensor& maxima) {
+  check_backward(gradient, in, weights, maxima, mode, num_embeddings);
+  return {{num_embeddings, gradient.sym_size(1)}, gradient.options()};
+}
+
+Tensor backward(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in, Text mode,
+                const MaybeTensor& weights, const MaybeTensor& maxima) {
   return gradient_of(gradient, num_embeddings, in, mode, weights, maxima, token::dense_gradient);
 }
 
-std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient,
-                                                   c10::SymInt num_embeddings, const Bag& in,
-                                                   Text mode, const MaybeTensor& weights,
-                                                   const MaybeTensor& maxima) {
+std::tuple<Tensor, Tensor> backward_rows(const Tensor& gradient, c10::SymInt num_embeddings,
+                                         const Bag& in, Text mode, const MaybeTensor& weights,
+                                         const MaybeTensor& maxima) {
+  check_backward(gradient, in, weights, maxima, mode, num_embeddings);
   return gradient_of(gradient, num_embeddings, in, mode, weights, maxima, token::rows_gradient);
-}
-
-Tensor token_bag_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
-                               Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
-  check_backward(gradient, in, weights, maxima, mode);
-  return at::empty_symint({num_embeddings, gradient.sym_size(1)}, gradient.options());
 }
 
 // ----------------------------------------------------------------------- the weights' gradient
 
-void check_weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in) {
+Tensor empty_weights(const Tensor& gradient, const Tensor& weight, const Bag& in) {
   check_table(weight, in);
   check_gradient(gradient, in);
   dispatcher::check_same_dtype(gradient, "gradient", weight, "weight");
   dispatcher::check_size(gradient.sym_size(1), weight.sym_size(1), "gradient", "embedding_dim");
+  return dispatcher::empty_symint(in.ids.sym_sizes(), weight.options());
 }
 
-Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in) {
-  check_weights_backward(gradient, weight, in);
+void weights_backward(const Tensor& gradient, const Tensor& weight, const Bag& in,
+                      const Tensor& out) {
   const Layout layout = lay_out(in, weight.size(0));
   const Tensor from = gradient.contiguous(), table = dispatcher::with_contiguous_last_dim(weight);
-  Tensor out = at::empty(in.ids.sizes(), weight.options());
   DotArguments arguments;
   arguments.gradient = from.const_data_ptr();
   arguments.table = table.const_data_ptr();
@@ -317,39 +310,16 @@ Tensor token_bag_weights_backward(const Tensor& gradient, const Tensor& weight, 
   dispatcher::launch(arguments, weight, layout.bags.count,
                      2 * table.size(1) * core::size_of(arguments.scalar), dot_cpu,
                      POSEMBED_CUDA_LAUNCHER(dot_cuda));
-  return out;
-}
-
-Tensor token_bag_weights_backward_meta(const Tensor& gradient, const Tensor& weight,
-                                       const Bag& in) {
-  check_weights_backward(gradient, weight, in);
-  return at::empty_symint(in.ids.sym_sizes(), weight.options());
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("token_bag", TokenBag::kernel<token_bag>);
-  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max>);
-  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward>);
-  m.impl("token_bag_backward_rows", TokenBagBackwardRows::kernel<token_bag_backward_rows>);
-  m.impl("token_bag_weights_backward", TokenBagWeightsBackward::kernel<token_bag_weights_backward>);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-// The result of token_bag_backward_rows has sizes that depend on data; its rule is in Python
-// (posembed/shapes.py).
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("token_bag", TokenBag::kernel<token_bag_meta>);
-  m.impl("token_bag_max", TokenBagMax::kernel<token_bag_max_meta>);
-  m.impl("token_bag_backward", TokenBagBackward::kernel<token_bag_backward_meta>);
-  m.impl("token_bag_weights_backward",
-         TokenBagWeightsBackward::kernel<token_bag_weights_backward_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  token_bag.implement<empty_bags, fill_bags>(m);
+  token_bag_max.implement<empty_maxima, fill_maxima>(m);
+  token_bag_backward.implement<table_shape, backward>(m);
+  token_bag_backward_rows.implement_sized_by_values<backward_rows>(m);
+  token_bag_weights_backward.implement<empty_weights, weights_backward>(m);
 }
 
 }  // namespace posembed::bag

@@ -1,4 +1,4 @@
-// C++ calls of the bag operators, through the dispatcher as in Python.
+// The bag operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 
 namespace posembed::bag {
 
@@ -31,60 +30,28 @@ struct Bag {
 
 /// Operators that take a Bag after the arguments of `Function`, and `Trailing` after it.
 template <typename Function, typename... Trailing>
-using Spread = dispatcher::Spread<Bag, Function, Trailing...>;
+using Operator = dispatcher::Operator<Function, Bag, Trailing...>;
 
-using TokenBag = Spread<Tensor(const Tensor&), Text, const MaybeTensor&, Text>;
+/// The sum, mean or maximum of each bag: mode, weights of a sum, form of the table's gradient.
+inline const Operator<Tensor(const Tensor&), Text, const MaybeTensor&, Text> token_bag{"token_bag"};
 
-inline Tensor call_token_bag(const Tensor& weight, const Bag& bag, Text mode,
-                             const MaybeTensor& weights, Text gradient = "dense") {
-  static const auto handle = dispatcher::find<TokenBag::Signature>("posembed::token_bag");
-  return TokenBag::call(handle, weight, bag, mode, weights, gradient);
-}
+/// The maximum, and the index of each of its elements among the ids (-1: the bag is empty).
+inline const Operator<std::tuple<Tensor, Tensor>(const Tensor&), Text> token_bag_max{
+    "token_bag_max"};
 
-using TokenBagMax = Spread<std::tuple<Tensor, Tensor>(const Tensor&), Text>;
-
-/// The maximum, and the place of each of its elements among the ids (-1: the bag is empty).
-inline std::tuple<Tensor, Tensor> call_token_bag_max(const Tensor& weight, const Bag& bag,
-                                                     Text gradient) {
-  static const auto handle = dispatcher::find<TokenBagMax::Signature>("posembed::token_bag_max");
-  return TokenBagMax::call(handle, weight, bag, gradient);
-}
-
-/// The arguments of the table's gradient: `weights` are those of a sum, `maxima` the second result
+/// The table's gradient. Its last arguments are mode, the weights of a sum, and the second result
 /// of a maximum.
 template <typename Result>
-using BagBackward =
-    Spread<Result(const Tensor&, c10::SymInt), Text, const MaybeTensor&, const MaybeTensor&>;
-using TokenBagBackward = BagBackward<Tensor>;
-using TokenBagBackwardRows = BagBackward<std::tuple<Tensor, Tensor>>;
+using Backward =
+    Operator<Result(const Tensor&, c10::SymInt), Text, const MaybeTensor&, const MaybeTensor&>;
+inline const Backward<Tensor> token_bag_backward{"token_bag_backward"};
 
-inline Tensor call_token_bag_backward(const Tensor& gradient, const c10::SymInt& num_embeddings,
-                                      const Bag& bag, Text mode, const MaybeTensor& weights,
-                                      const MaybeTensor& maxima) {
-  static const auto handle =
-      dispatcher::find<TokenBagBackward::Signature>("posembed::token_bag_backward");
-  return TokenBagBackward::call(handle, gradient, num_embeddings, bag, mode, weights, maxima);
-}
+/// The same as the ids of touched rows, ascending, and these rows.
+inline const Backward<std::tuple<Tensor, Tensor>> token_bag_backward_rows{
+    "token_bag_backward_rows"};
 
-/// The same gradient as the ids of its touched rows, ascending, and these rows.
-inline std::tuple<Tensor, Tensor> call_token_bag_backward_rows(const Tensor& gradient,
-                                                               const c10::SymInt& num_embeddings,
-                                                               const Bag& bag, Text mode,
-                                                               const MaybeTensor& weights,
-                                                               const MaybeTensor& maxima) {
-  static const auto handle =
-      dispatcher::find<TokenBagBackwardRows::Signature>("posembed::token_bag_backward_rows");
-  return TokenBagBackwardRows::call(handle, gradient, num_embeddings, bag, mode, weights, maxima);
-}
-
-using TokenBagWeightsBackward = Spread<Tensor(const Tensor&, const Tensor&)>;
-
-/// The gradient of a sum's weights.
-inline Tensor call_token_bag_weights_backward(const Tensor& gradient, const Tensor& weight,
-                                              const Bag& bag) {
-  static const auto handle =
-      dispatcher::find<TokenBagWeightsBackward::Signature>("posembed::token_bag_weights_backward");
-  return TokenBagWeightsBackward::call(handle, gradient, weight, bag);
-}
+/// The gradient of a sum's weights, from that of the sum and the table.
+inline const Operator<Tensor(const Tensor&, const Tensor&)> token_bag_weights_backward{
+    "token_bag_weights_backward"};
 
 }  // namespace posembed::bag

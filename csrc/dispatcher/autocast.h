@@ -6,9 +6,6 @@
 
 namespace posembed::dispatcher {
 
-/// Disables autocast for the lifetime of this object.
-using AutocastDisabled = c10::impl::ExcludeDispatchKeyGuard;
-
 /// A parameter, or an optional one, in the dtype of `data`; cast once per autocast region.
 template <typename Parameter>
 Parameter follow(const Parameter& parameter, const at::Tensor& data) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -89,24 +88,13 @@ inline void check_positions_shape(const at::Tensor& positions, const char* argum
 /// Checks memory that a kernel will write: the last dimension must be contiguous.
 inline void check_last_dim_contiguous(const at::Tensor& tensor, const char* argument) {
   TORCH_CHECK_VALUE(last_dim_contiguous(tensor), argument,
-                    ": expected a contiguous last dimension, got strides ", tensor.strides());
+                    ": expected a contiguous last dimension, got strides ", tensor.sym_strides());
 }
 
 /// Checks the eps that a norm adds to a variance or a mean square.
 inline void check_eps(double eps) {
   TORCH_CHECK_VALUE(std::isfinite(eps) && eps >= 0,
                     "eps: expected a finite number of at least 0, got ", eps);
-}
-
-/// Throws if an argument that is written in place requires a gradient or has a tangent.
-inline void check_inference_only(const at::Tensor& tensor, const char* argument,
-                                 const char* alternative) {
-  TORCH_CHECK_VALUE(!(at::GradMode::is_enabled() && tensor.requires_grad()), argument,
-                    ": requires grad, and an in-place operator keeps no history; use ", alternative,
-                    " or torch.no_grad()");
-  TORCH_CHECK_VALUE(!tensor._fw_grad(/*level=*/0).defined(), argument,
-                    ": has a forward-mode tangent, which an in-place operator would not change; ",
-                    "use ", alternative);
 }
 
 }  // namespace posembed::dispatcher

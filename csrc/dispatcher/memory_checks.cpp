@@ -6,14 +6,17 @@
 namespace posembed::dispatcher {
 namespace {
 
-core::StridedMemory memory_of(const at::Tensor& tensor) {
-  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
-          static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
+core::StridedMemory memory_at(uintptr_t address, const at::Tensor& tensor) {
+  return {address, static_cast<int64_t>(tensor.element_size()), tensor.sizes().data(),
           tensor.strides().data(), tensor.dim()};
 }
 
+core::StridedMemory memory_of(const at::Tensor& tensor) {
+  return memory_at(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), tensor);
+}
+
 /// Whether two tensors of one shape address the same elements.
-bool same_places(const at::Tensor& tensor, const at::Tensor& other) {
+bool same_elements(const at::Tensor& tensor, const at::Tensor& other) {
   for (int64_t i = 0; i < tensor.dim(); ++i) {
     if (tensor.size(i) > 1 && tensor.stride(i) != other.stride(i)) return false;
   }
@@ -24,9 +27,11 @@ bool same_places(const at::Tensor& tensor, const at::Tensor& other) {
 
 void check_writable(const at::Tensor& tensor, const char* argument) {
   check_last_dim_contiguous(tensor, argument);
-  TORCH_CHECK_VALUE(
-      tensor.is_non_overlapping_and_dense() || !core::overlaps_itself(memory_of(tensor)), argument,
-      ": expected elements that do not share memory, got strides ", tensor.strides());
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return;
+  const bool apart = tensor.is_non_overlapping_and_dense() ||
+                     !core::overlaps_itself(memory_at(/*address=*/0, tensor));
+  TORCH_CHECK_VALUE(apart, argument, ": expected elements that do not share memory, got strides ",
+                    tensor.strides());
 }
 
 void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
@@ -38,7 +43,7 @@ void check_no_overlap(const at::Tensor& tensor, const char* argument, const at::
 
 void check_no_overlap_or_same(const at::Tensor& out, const char* argument, const at::Tensor& in,
                               const char* in_argument) {
-  if (out.const_data_ptr() == in.const_data_ptr() && same_places(out, in)) return;
+  if (out.const_data_ptr() == in.const_data_ptr() && same_elements(out, in)) return;
   TORCH_CHECK_VALUE(!core::overlap(memory_of(out), memory_of(in)), argument, ": expected ",
                     in_argument, " itself or memory apart from it, got tensors that overlap");
 }

@@ -7,7 +7,8 @@
 namespace posembed::dispatcher {
 
 /// Checks that `tensor` can be written in place: its last dimension is contiguous and no two
-/// indices share an element.
+/// indices share an element. Needs no memory, so Meta kernels run it too; symbolic strides are not
+/// compared.
 void check_writable(const at::Tensor& tensor, const char* argument);
 
 /// Throws c10::ValueError if the tensors share a byte; exact even for interleaved views.

@@ -14,6 +14,14 @@ at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The same for results that kernels and Meta kernels share.
 at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& options);
 
+/// The shape of a result without memory, which a Meta kernel returns as a tensor.
+struct Unallocated {
+  c10::SymDimVector sizes;
+  at::TensorOptions options;
+
+  /* implicit */ operator at::Tensor() const { return empty_symint(sizes, options); }
+};
+
 /// at::empty_strided; see empty().
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          const at::TensorOptions& options);

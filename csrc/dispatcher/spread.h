@@ -1,5 +1,5 @@
-// Derives the schemas of a family's operators from a struct of arguments. The struct names its
-// fields once, in the order of the schemas:
+// Derives the C++ signatures of a family's operators from a struct of arguments. The struct names
+// its fields once, in the order of the schemas:
 //   template <typename Self>
 //   static auto fields(Self& self) { return std::tie(self.ids, self.offset); }
 #pragma once
@@ -27,7 +27,8 @@ struct SpreadFields;
 template <typename Call, typename... Fields, typename Result, typename... Leading,
           typename... Trailing>
 struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...> {
-  /// The operator's C++ signature.
+  /// What kernels and callers see, and what the dispatcher sees.
+  using Function = Result(Leading..., const Call&, Trailing...);
   using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
 
   /// The function to register: `function` with a parameter for each field.
@@ -51,9 +52,25 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   }
 };
 
-/// Operators that take the arguments of `Function`, then the fields of `Call`, then `Trailing`, and
-/// return the result of `Function`.
-template <typename Call, typename Function, typename... Trailing>
-using Spread = SpreadFields<Call, FieldsOf<Call>, Function, Trailing...>;
+/// The schema of operators that take the arguments of `Function`, then the fields of `Call`, then
+/// `Trailing`, and return the result of `Function`.
+template <typename Function, typename Call, typename... Trailing>
+struct Spread : SpreadFields<Call, FieldsOf<Call>, Function, Trailing...> {};
+
+/// The same without a struct.
+template <typename Result, typename... Arguments>
+struct Spread<Result(Arguments...), void> {
+  using Function = Result(Arguments...);
+  using Signature = Result(Arguments...);
+
+  template <Result (*function)(Arguments...)>
+  static Result kernel(Arguments... arguments) {
+    return function(std::forward<Arguments>(arguments)...);
+  }
+
+  static Result call(const c10::TypedOperatorHandle<Signature>& handle, Arguments... arguments) {
+    return handle.call(std::forward<Arguments>(arguments)...);
+  }
+};
 
 }  // namespace posembed::dispatcher

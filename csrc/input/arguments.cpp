@@ -14,7 +14,6 @@ namespace {
 /// Checks that another table matches the token table.
 void check_like_token(const Tensor& tensor, const char* argument, const Tensor& token) {
   dispatcher::check_same_dtype(tensor, argument, token, "token");
-  dispatcher::check_same_device(tensor, argument, token, "token");
   dispatcher::check_size(tensor.sym_size(-1), token.sym_size(1), argument, "embedding_dim");
 }
 
@@ -24,7 +23,6 @@ void check_token(const Input& in) {
   dispatcher::check_rank(in.token, "token", 2, "[num_embeddings, embedding_dim]");
   dispatcher::check_integers(in.ids, "ids");
   dispatcher::check_rank(in.ids, "ids", 2, "[batch, seq]");
-  dispatcher::check_same_device(in.ids, "ids", in.token, "token");
   if (!in.own_rows) return;
   TORCH_CHECK_VALUE(in.padding_idx() == -1 && in.token.sym_size(0) == in.ids.sym_numel(),
                     "own_rows: expected no padding_idx and a row of token for each id, ",
@@ -41,9 +39,6 @@ void check_position(const Input& in) {
       "positions: expected none where there is no table of positions and no sinusoid");
   learned::check_positions(in.positions(), in.ids.sym_size(0), in.ids.sym_size(1),
                            in.offset().number());
-  if (in.positions().has_value()) {
-    dispatcher::check_same_device(*in.positions(), "positions", in.token, "token");
-  }
   if (sinusoidal) {
     const int64_t width = sinusoidal::specification(in.sinusoid())->spec.embedding_dim;
     dispatcher::check_size(width, in.token.sym_size(1), "sinusoid", "embedding_dim");
@@ -67,7 +62,6 @@ void check_type(const Input& in) {
     return;
   }
   dispatcher::check_integers(*in.types(), "types");
-  dispatcher::check_same_device(*in.types(), "types", in.token, "token");
   dispatcher::check_same_shape(*in.types(), "types", in.ids, "ids");
 }
 
@@ -94,10 +88,10 @@ void check_range(const Tensor& values, const char* argument, const Tensor& table
                  const char* table_name) {
   const core::IndexView view = dispatcher::index_view(values);
   const int64_t rows = table.size(0);
-  const int64_t place = core::find_outside(view, values.numel(), 0, rows);
-  TORCH_CHECK_INDEX(place < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
-                    table_name, " table of ", rows, ", got ", core::read(view, place), " at index ",
-                    place);
+  const int64_t index = core::find_outside(view, values.numel(), 0, rows);
+  TORCH_CHECK_INDEX(index < 0, argument, ": expected 0 to ", rows - 1, ", a row of the ",
+                    table_name, " table of ", rows, ", got ", core::read(view, index), " at index ",
+                    index);
 }
 
 Table table(const Tensor& data, const Tensor& index, core::ErrorKind kind) {
@@ -208,8 +202,8 @@ void prepare_norm(const Input& in, Prepared& prepared) {
 
 }  // namespace
 
-void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
-                   const c10::SymInt& first, const char* argument) {
+void check_dropout(const MaybeTensor& seed, double probability, const c10::SymInt& first,
+                   const char* argument) {
   TORCH_CHECK_VALUE(probability >= 0 && probability <= 1, "dropout: expected 0 to 1, got ",
                     probability);
   TORCH_CHECK_VALUE(first >= 0, argument, ": expected 0 or more, got ", first);
@@ -217,7 +211,6 @@ void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
   TORCH_CHECK_TYPE(seed->scalar_type() == at::kLong, "seed: expected int64, got ",
                    seed->scalar_type());
   TORCH_CHECK_VALUE(seed->sym_numel() == 1, "seed: expected one element, got ", seed->sym_sizes());
-  dispatcher::check_same_device(*seed, "seed", x, "the data");
 }
 
 void check(const Input& in) {
@@ -225,7 +218,7 @@ void check(const Input& in) {
   check_position(in);
   check_type(in);
   check_norm(in);
-  check_dropout(in.token, in.seed(), in.dropout(), in.first_token(), "first_token");
+  check_dropout(in.seed(), in.dropout(), in.first_token(), "first_token");
 }
 
 Prepared prepare(const Input& in) {

@@ -16,10 +16,10 @@ inline bool has_few_types(const Input& in) {
 /// options, c10::TypeError for dtypes.
 void check(const Input& in);
 
-/// The checks for dropout alone. `first`, named `argument`, is the index of the first element of
-/// `x` in the mask.
-void check_dropout(const Tensor& x, const MaybeTensor& seed, double probability,
-                   const c10::SymInt& first, const char* argument);
+/// The checks for dropout alone. `first`, named `argument`, is the index of the first element in
+/// the mask.
+void check_dropout(const MaybeTensor& seed, double probability, const c10::SymInt& first,
+                   const char* argument);
 
 /// The arguments as kernels read them, and the tensors that they point into.
 struct Prepared {

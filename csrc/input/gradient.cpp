@@ -42,23 +42,22 @@ learned::Rows counted_rows(const Input& in) { return {std::nullopt, in.offset(),
 /// The sum of token, type and position, in the compute type.
 Tensor sum_of(const Input& in) {
   const at::ScalarType type = compute_type(in.token);
-  Tensor sum =
-      at::mul(token::call_embedding(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
+  Tensor sum = at::mul(token::look_up(in.token, {in.ids, in.padding_idx()}).to(type), in.scale());
   if (in.token_type().has_value()) {
-    sum = at::add(sum, token::call_embedding(*in.token_type(), {types_of(in)}).to(type));
+    sum = at::add(sum, token::look_up(*in.token_type(), {types_of(in)}).to(type));
   }
   if (!in.sinusoid().empty()) sum = at::add(sum, encoding(in));
   if (!in.position().has_value()) return sum;
   const Tensor table = in.position()->to(type);
   if (counts_positions(in)) {
-    return at::add(sum, learned::call_learned_add(at::zeros_like(sum), table, counted_rows(in)));
+    return at::add(sum, learned::learned_add(at::zeros_like(sum), table, counted_rows(in)));
   }
-  return at::add(sum, token::call_embedding(table, {position_rows(in), in.position_padding_idx()}));
+  return at::add(sum, token::look_up(table, {position_rows(in), in.position_padding_idx()}));
 }
 
 Tensor drop(const Input& in, const Tensor& x) {
   if (!drops(in)) return x;
-  return call_input_dropout(x, *in.seed(), in.dropout(), in.first_token() * in.token.sym_size(1));
+  return input_dropout(x, *in.seed(), in.dropout(), in.first_token() * in.token.sym_size(1));
 }
 
 Tensor forward_chain(const Input& in) {
@@ -76,10 +75,10 @@ Backward with_tables(const Input& in, const Tensor& sum, const Tensor& weight, c
   const Tensor none = at::zeros({0}, in.token.options());
   Tensor position = none, type = none;
   if (counts_positions(in)) {
-    position = learned::call_learned_backward(sum, in.position()->sym_size(0), counted_rows(in));
+    position = learned::learned_backward(sum, in.position()->sym_size(0), counted_rows(in));
   }
   if (has_few_types(in)) {
-    type = token::call_embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
+    type = token::embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
   }
   return {changes(in) ? sum : none, weight, bias, position, type};
 }
@@ -167,13 +166,13 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
     Tensor sum = gradients[0];
     if (needs_rows(in)) {
       auto [row_ids, rows, weight, bias, position, type] =
-          call_input_embedding_backward_rows(sum, mean.unpack(), rstd.unpack(), in);
+          input_embedding_backward_rows(sum, mean.unpack(), rstd.unpack(), in);
       take(in, {Tensor(), weight, bias, position, type}, result);
       result[token_edge] = token::sparse_gradient(row_ids, rows, in.token.sym_size(0));
       return result;
     }
     if (changes(in) || counts_positions(in) || has_few_types(in)) {
-      const Backward found = call_input_embedding_backward(sum, mean.unpack(), rstd.unpack(), in);
+      const Backward found = input_embedding_backward(sum, mean.unpack(), rstd.unpack(), in);
       if (changes(in)) sum = std::get<0>(found);
       take(in, found, result);
     }
@@ -217,12 +216,12 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
                                 posembed::name(in.gradient()));
     }
     if (sorts_positions(in)) {
-      result[position_edge] = token::call_embedding_backward(
+      result[position_edge] = token::embedding_backward(
           sum, in.position()->sym_size(0), {position_rows(in), in.position_padding_idx()});
     }
     if (sorts_types(in)) {
       result[type_edge] =
-          token::call_embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
+          token::embedding_backward(sum, in.token_type()->sym_size(0), {types_of(in)});
     }
   }
 
@@ -238,10 +237,10 @@ class InputEmbeddingBackward : public dispatcher::OperatorNode<InputEmbeddingBac
 
 /// A separate operator also for autograd: an outer torch.func transform differentiates this call.
 /// Mean and rstd need no derivatives, because the chain does not use them.
-Forward input_embedding_forward_autograd(const Input& in) {
+Forward forward_autograd(const Input& in) {
   auto node = dispatcher::node_for<InputEmbeddingBackward>(in.token, in.position(), in.token_type(),
                                                            in.norm_weight(), in.norm_bias());
-  Forward outputs = dispatcher::below_autograd([&] { return call_input_embedding_forward(in); });
+  Forward outputs = dispatcher::below_autograd([&] { return input_embedding_forward(in); });
   auto& [output, mean, rstd] = outputs;
   if (has_tangent(in)) {
     output = forward_chain(in);
@@ -254,11 +253,11 @@ Forward input_embedding_forward_autograd(const Input& in) {
   return outputs;
 }
 
-Tensor input_embedding_autograd(const Input& in) {
+Tensor output_autograd(const Input& in) {
   if (requires_grad(in) || has_tangent(in)) {
-    return std::get<0>(input_embedding_forward_autograd(in));
+    return std::get<0>(forward_autograd(in));
   }
-  return dispatcher::below_autograd([&] { return call_input_embedding(in); });
+  return dispatcher::below_autograd([&] { return input_embedding(in); });
 }
 
 /// Whether the backward pass itself must be differentiable.
@@ -267,18 +266,18 @@ bool is_derived(const Input& in, const Tensor& gradient) {
          has_tangent(gradient) || has_tangent(in);
 }
 
-Backward input_embedding_backward_autograd(const Tensor& gradient, const Tensor& mean,
-                                           const Tensor& rstd, const Input& in) {
+Backward backward_autograd(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                           const Input& in) {
   if (is_derived(in, gradient)) return backward_chain(in, gradient);
   return dispatcher::below_autograd(
-      [&] { return call_input_embedding_backward(gradient, mean, rstd, in); });
+      [&] { return input_embedding_backward(gradient, mean, rstd, in); });
 }
 
-BackwardRows input_embedding_backward_rows_autograd(const Tensor& gradient, const Tensor& mean,
-                                                    const Tensor& rstd, const Input& in) {
+BackwardRows backward_rows_autograd(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                                    const Input& in) {
   if (is_derived(in, gradient)) return with_rows(in, gradient, backward_chain(in, gradient));
   return dispatcher::below_autograd(
-      [&] { return call_input_embedding_backward_rows(gradient, mean, rstd, in); });
+      [&] { return input_embedding_backward_rows(gradient, mean, rstd, in); });
 }
 
 /// Dropout is linear, so its mask applies to tangents and gradients too.
@@ -295,7 +294,7 @@ class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackwar
 
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
-    return {call_input_dropout(gradients[0], seed.unpack(), probability, first)};
+    return {input_dropout(gradients[0], seed.unpack(), probability, first)};
   }
 
   dispatcher::SavedVariable seed;
@@ -303,8 +302,8 @@ class InputDropoutBackward : public dispatcher::OperatorNode<InputDropoutBackwar
   c10::SymInt first = 0;
 };
 
-Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probability,
-                              c10::SymInt first) {
+Tensor dropout_autograd(const Tensor& x, const Tensor& seed, double probability,
+                        c10::SymInt first) {
   auto node = dispatcher::node_for<InputDropoutBackward>(x);
   if (node) {
     node->seed = dispatcher::save(seed);
@@ -312,18 +311,17 @@ Tensor input_dropout_autograd(const Tensor& x, const Tensor& seed, double probab
     node->first = first;
   }
   return dispatcher::linear(
-      node, x, [&](const Tensor& in) { return call_input_dropout(in, seed, probability, first); });
+      node, x, [&](const Tensor& in) { return input_dropout(in, seed, probability, first); });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autograd>);
-  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward_autograd>);
-  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward_autograd>);
-  m.impl("input_embedding_backward_rows",
-         BackwardRowsOperator::kernel<input_embedding_backward_rows_autograd>);
-  m.impl("input_dropout", input_dropout_autograd);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  input_embedding.differentiate<output_autograd>(m);
+  input_embedding_forward.differentiate<forward_autograd>(m);
+  input_embedding_backward.differentiate<backward_autograd>(m);
+  input_embedding_backward_rows.differentiate<backward_rows_autograd>(m);
+  input_dropout.differentiate<dropout_autograd>(m);
 }
 
 }  // namespace posembed::input

@@ -128,7 +128,7 @@ torch::Tensor functional::input_embedding(const torch::Tensor& ids, const torch:
   in.positions(parts.offset().positions(parts.positions(), ids)).offset(parts.offset().number());
   if (parts.dropout() > 0 && !parts.seed().has_value()) in.seed(draw_seed(ids));
   if (parts.dropout() == 0) in.seed(std::nullopt);
-  return input::call_input_embedding(in);
+  return input::input_embedding(in);
 }
 
 InputNormImpl::InputNormImpl(InputNorm kind, int64_t embedding_dim, double eps)
@@ -260,7 +260,7 @@ torch::Tensor InputEmbeddingImpl::forward(const torch::Tensor& ids, const InputC
     in.dropout(options.dropout()).first_token(call.first_token());
     in.seed(call.seed().has_value() ? *call.seed() : draw_seed(in.ids));
   }
-  const torch::Tensor result = input::call_input_embedding(in);
+  const torch::Tensor result = input::input_embedding(in);
   return options.output_dim().has_value() ? projection->forward(result) : result;
 }
 

@@ -38,54 +38,56 @@ void launch(ForwardArguments& arguments, const Tensor& out) {
                      POSEMBED_CUDA_LAUNCHER(forward_cuda));
 }
 
-Tensor input_embedding(const Input& in) {
+Tensor empty_output(const Input& in) {
   check(in);
+  return dispatcher::empty_symint(output_sizes(in), in.token.options());
+}
+
+void fill_output(const Input& in, const Tensor& out) {
   const Prepared prepared = prepare(in);
-  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   launch(arguments, out);
-  return out;
 }
 
-/// Uninitialised statistics. Both are empty without a norm; the mean is empty for RMSNorm.
-std::pair<Tensor, Tensor> statistics(const Input& in) {
+/// The statistics are both empty without a norm; the mean is empty for RMSNorm.
+Forward empty_forward(const Input& in) {
+  Tensor output = empty_output(in);
   const auto options = in.token.options().dtype(compute_type(in.token));
   const c10::SymDimVector none = {0}, all = {in.ids.sym_size(0), in.ids.sym_size(1)};
-  return {at::empty_symint(in.norm() == InputNorm::layer ? all : none, options),
-          at::empty_symint(norms(in) ? all : none, options)};
+  return {std::move(output),
+          dispatcher::empty_symint(in.norm() == InputNorm::layer ? all : none, options),
+          dispatcher::empty_symint(norms(in) ? all : none, options)};
 }
 
-Forward input_embedding_forward(const Input& in) {
-  check(in);
+void forward(const Input& in, const Forward& results) {
+  const auto& [out, mean, rstd] = results;
   const Prepared prepared = prepare(in);
-  Tensor out = dispatcher::empty_symint(output_sizes(in), in.token.options());
-  auto [mean, rstd] = statistics(in);
   ForwardArguments arguments;
   arguments.input = prepared.arguments;
   if (in.norm() == InputNorm::layer) arguments.mean = mean.mutable_data_ptr();
   if (norms(in)) arguments.rstd = rstd.mutable_data_ptr();
   launch(arguments, out);
-  return {out, mean, rstd};
 }
 
 // ------------------------------------------------------------------------------------ backward
-
-void check_backward(const Tensor& gradient, const Input& in) {
-  check(in);
-  dispatcher::check_same_dtype(gradient, "output_gradient", in.token, "token");
-  dispatcher::check_same_device(gradient, "output_gradient", in.token, "token");
-  TORCH_CHECK_VALUE(gradient.sym_sizes() == c10::SymIntArrayRef(output_sizes(in)),
-                    "output_gradient: expected [batch, seq, embedding_dim], got ",
-                    gradient.sym_sizes());
-}
 
 /// Checks statistics saved by forward: [batch, seq] in the compute type.
 void check_statistic(const Tensor& kept, const char* argument, const Input& in) {
   TORCH_CHECK_TYPE(kept.scalar_type() == compute_type(in.token), argument, ": expected ",
                    compute_type(in.token), ", got ", kept.scalar_type());
-  dispatcher::check_same_device(kept, argument, in.token, "token");
   dispatcher::check_same_shape(kept, argument, in.ids, "ids");
+}
+
+void check_backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                    const Input& in) {
+  check(in);
+  dispatcher::check_same_dtype(gradient, "output_gradient", in.token, "token");
+  TORCH_CHECK_VALUE(gradient.sym_sizes() == c10::SymIntArrayRef(output_sizes(in)),
+                    "output_gradient: expected [batch, seq, embedding_dim], got ",
+                    gradient.sym_sizes());
+  if (in.norm() == InputNorm::layer) check_statistic(mean, "mean", in);
+  if (norms(in)) check_statistic(rstd, "rstd", in);
 }
 
 void launch(BackwardArguments& arguments, const Tensor& gradient) {
@@ -150,8 +152,6 @@ bool sums_positions(const Input& in) {
 /// `sum_rows`: see BackwardArguments; if given, the gradient of the sum is not among the results.
 Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mean,
                       const Tensor& rstd, void* const* sum_rows) {
-  if (in.norm() == InputNorm::layer) check_statistic(mean, "mean", in);
-  if (norms(in)) check_statistic(rstd, "rstd", in);
   const Prepared prepared = prepare(in);
   const Tensor rows = gradient.contiguous(), means = mean.contiguous(), rstds = rstd.contiguous();
   const bool fused = sums_positions(in);
@@ -173,16 +173,28 @@ Backward run_backward(const Input& in, const Tensor& gradient, const Tensor& mea
   const Tensor partial = make_partial(arguments, rows);
   launch(arguments, gradient);
   if (counts_positions(in) && !fused) {
-    position =
-        learned::call_learned_backward(sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
-                                       {std::nullopt, in.offset(), in.first_row()});
+    position = learned::learned_backward(sum.numel() == 0 ? rows : sum, in.position()->sym_size(0),
+                                         {std::nullopt, in.offset(), in.first_row()});
   }
   return results;
 }
 
-Backward input_embedding_backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
-                                  const Input& in) {
-  check_backward(gradient, in);
+/// The shapes of the results; see Backward. The kernel decides which of them it needs memory for.
+struct BackwardShapes {
+  const Input& in;
+
+  /* implicit */ operator Backward() const {
+    return backward_results(in, changes(in), counts_positions(in));
+  }
+};
+
+BackwardShapes backward_shapes(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                               const Input& in) {
+  check_backward(gradient, mean, rstd, in);
+  return {in};
+}
+
+Backward backward(const Tensor& gradient, const Tensor& mean, const Tensor& rstd, const Input& in) {
   return run_backward(in, gradient, mean, rstd, nullptr);
 }
 
@@ -193,9 +205,9 @@ bool writes_rows(const Input& in) {
          (sums_positions(in) || !counts_positions(in));
 }
 
-BackwardRows input_embedding_backward_rows(const Tensor& gradient, const Tensor& mean,
-                                           const Tensor& rstd, const Input& in) {
-  check_backward(gradient, in);
+BackwardRows backward_rows(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
+                           const Input& in) {
+  check_backward(gradient, mean, rstd, in);
   token::check_sortable(in.ids, in.token.sym_size(0));
   if (!writes_rows(in)) {
     return with_rows(in, gradient, run_backward(in, gradient, mean, rstd, nullptr));
@@ -209,71 +221,38 @@ BackwardRows input_embedding_backward_rows(const Tensor& gradient, const Tensor&
 
 // ------------------------------------------------------------------------------------- dropout
 
-Tensor input_dropout(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first) {
+Tensor empty_dropped(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first) {
   dispatcher::check_floating(x, "x");
-  check_dropout(x, seed, probability, first, "first");
+  check_dropout(seed, probability, first, "first");
+  return dispatcher::empty_symint(x.sym_sizes(), x.options());
+}
+
+void fill_dropped(const Tensor& x, const Tensor& seed, double probability, c10::SymInt first,
+                  const Tensor& out) {
   const Tensor in = x.contiguous();
-  Tensor out = dispatcher::empty(x.sizes(), x.options());
   const DropoutArguments arguments{
       in.const_data_ptr(), out.mutable_data_ptr(),         dispatcher::scalar_of(x), in.numel(),
       probability,         seed.const_data_ptr<int64_t>(), first.expect_int()};
   dispatcher::launch(arguments, x, arguments.count, 4 * core::size_of(arguments.scalar), drop_cpu,
                      POSEMBED_CUDA_LAUNCHER(drop_cuda));
-  return out;
-}
-
-// ---------------------------------------------------------------------------------------- Meta
-
-Tensor input_embedding_meta(const Input& in) {
-  check(in);
-  return at::empty_symint(output_sizes(in), in.token.options());
-}
-
-Forward input_embedding_forward_meta(const Input& in) {
-  const Tensor output = input_embedding_meta(in);
-  auto [mean, rstd] = statistics(in);
-  return {output, mean, rstd};
-}
-
-Backward input_embedding_backward_meta(const Tensor& gradient, const Tensor&, const Tensor&,
-                                       const Input& in) {
-  check_backward(gradient, in);
-  return backward_results(in, changes(in), counts_positions(in));
-}
-
-Tensor input_dropout_meta(const Tensor& x, const Tensor& seed, double probability,
-                          c10::SymInt first) {
-  dispatcher::check_floating(x, "x");
-  check_dropout(x, seed, probability, first, "first");
-  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
 // ------------------------------------------------------------------------------------ autocast
 
-Tensor input_embedding_autocast(const Input& given) {
-  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
+Tensor autocast(const Input& given) {
   Input in = given;
   for (MaybeTensor* parameter :
        {&in.position(), &in.token_type(), &in.norm_weight(), &in.norm_bias()}) {
     *parameter = dispatcher::follow(*parameter, in.token);
   }
-  return call_input_embedding(in);
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding>);
-  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward>);
-  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward>);
-  m.impl("input_embedding_backward_rows",
-         BackwardRowsOperator::kernel<input_embedding_backward_rows>);
-  m.impl("input_dropout", input_dropout);
+  return input_embedding(in);
 }
 
 }  // namespace
 
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found) {
   const auto& [sum, weight, bias, position, type] = found;
-  const auto [row_ids, rows] = token::call_embedding_backward_rows(
+  const auto [row_ids, rows] = token::embedding_backward_rows(
       changes(in) ? sum : gradient, in.token.sym_size(0), {in.ids, in.padding_idx(), in.scale()});
   return {row_ids, rows, weight, bias, position, type};
 }
@@ -284,28 +263,16 @@ Tensor encoding(const Input& in) {
       in.positions().has_value()
           ? *in.positions()
           : at::arange(first, first + in.ids.sym_size(1), in.ids.options().dtype(at::kLong));
-  return sinusoidal::call_encode({positions, in.sinusoid()}, compute_type(in.token));
+  return sinusoidal::sinusoidal_encode({positions, in.sinusoid()}, compute_type(in.token));
 }
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) {
-  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autocast>);
-}
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) {
-  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_autocast>);
-}
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("input_embedding", InputEmbeddingOperator::kernel<input_embedding_meta>);
-  m.impl("input_embedding_forward", ForwardOperator::kernel<input_embedding_forward_meta>);
-  m.impl("input_embedding_backward", BackwardOperator::kernel<input_embedding_backward_meta>);
-  m.impl("input_dropout", input_dropout_meta);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  input_embedding.implement<empty_output, fill_output>(m);
+  input_embedding.autocast<autocast>(m);
+  input_embedding_forward.implement<empty_forward, forward>(m);
+  input_embedding_backward.implement<backward_shapes, backward>(m);
+  input_embedding_backward_rows.implement_sized_by_values<backward_rows>(m);
+  input_dropout.implement<empty_dropped, fill_dropped>(m);
 }
 
 }  // namespace posembed::input

@@ -1,5 +1,5 @@
-// C++ calls of the input operators, through the dispatcher as in Python. C++ code passes their long
-// common list of arguments as one struct.
+// The input operators, as C++ code calls them and as their kernels are registered. C++ code passes
+// their long common list of arguments as one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "dispatcher/tensors.h"
 #include "posembed/input.h"
 #include "token/operator.h"
@@ -49,63 +48,37 @@ struct Input : InputParts {
 };
 
 template <typename Result, typename... Tensors>
-using Spread = dispatcher::Spread<Input, Result(Tensors...)>;
+using Operator = dispatcher::Operator<Result(Tensors...), Input>;
 
-using InputEmbeddingOperator = Spread<Tensor>;
-
-inline Tensor call_input_embedding(const Input& in) {
-  static const auto handle =
-      dispatcher::find<InputEmbeddingOperator::Signature>("posembed::input_embedding");
-  return InputEmbeddingOperator::call(handle, in);
-}
+inline const Operator<Tensor> input_embedding{"input_embedding"};
 
 /// The output, and mean and rstd of each token's sum for the backward pass.
 using Forward = std::tuple<Tensor, Tensor, Tensor>;
-using ForwardOperator = Spread<Forward>;
-
-inline Forward call_input_embedding_forward(const Input& in) {
-  static const auto handle =
-      dispatcher::find<ForwardOperator::Signature>("posembed::input_embedding_forward");
-  return ForwardOperator::call(handle, in);
-}
+inline const Operator<Forward> input_embedding_forward{"input_embedding_forward"};
 
 /// Gradients of the norm's input [batch, seq, embedding_dim], of the norm's weight and bias, of the
 /// position table and of the type table. Empty: the first without norm and dropout, where it equals
 /// the output's gradient; those of absent inputs; the position table's if positions are given and
 /// the type table's if it has many rows, because these need a sort.
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-using BackwardOperator = Spread<Backward, const Tensor&, const Tensor&, const Tensor&>;
 
-inline Backward call_input_embedding_backward(const Tensor& gradient, const Tensor& mean,
-                                              const Tensor& rstd, const Input& in) {
-  static const auto handle =
-      dispatcher::find<BackwardOperator::Signature>("posembed::input_embedding_backward");
-  return BackwardOperator::call(handle, gradient, mean, rstd, in);
-}
+/// The output's gradient, mean, rstd.
+inline const Operator<Backward, const Tensor&, const Tensor&, const Tensor&>
+    input_embedding_backward{"input_embedding_backward"};
 
 /// The token table's gradient as the ids of touched rows, ascending, and the rows; then the
 /// gradients of Backward after its first.
 using BackwardRows = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-using BackwardRowsOperator = Spread<BackwardRows, const Tensor&, const Tensor&, const Tensor&>;
-
-inline BackwardRows call_input_embedding_backward_rows(const Tensor& gradient, const Tensor& mean,
-                                                       const Tensor& rstd, const Input& in) {
-  static const auto handle =
-      dispatcher::find<BackwardRowsOperator::Signature>("posembed::input_embedding_backward_rows");
-  return BackwardRowsOperator::call(handle, gradient, mean, rstd, in);
-}
+inline const Operator<BackwardRows, const Tensor&, const Tensor&, const Tensor&>
+    input_embedding_backward_rows{"input_embedding_backward_rows"};
 
 /// The same from the gradient of the output.
 BackwardRows with_rows(const Input& in, const Tensor& gradient, const Backward& found);
 
-/// x with the dropout that input_embedding applies with the same seed; `first` is the index of its
-/// first element in the mask.
-inline Tensor call_input_dropout(const Tensor& x, const Tensor& seed, double probability,
-                                 const c10::SymInt& first) {
-  using Signature = Tensor(const Tensor&, const Tensor&, double, c10::SymInt);
-  static const auto handle = dispatcher::find<Signature>("posembed::input_dropout");
-  return handle.call(x, seed, probability, first);
-}
+/// x with the dropout that input_embedding applies with the same seed: x, seed, probability, and
+/// the index of the first element in the mask.
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&, double, c10::SymInt)>
+    input_dropout{"input_dropout"};
 
 inline bool drops(const Input& in) { return in.seed().has_value() && in.dropout() > 0; }
 inline bool norms(const Input& in) { return in.norm() != InputNorm::none; }

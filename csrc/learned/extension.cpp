@@ -30,8 +30,8 @@ Tensor stretch(const Tensor& rows, int64_t count, const std::string& method) {
   return result.squeeze(-1).squeeze(0).t().to(rows.scalar_type());
 }
 
-Tensor learned_extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
-                      std::string_view method) {
+Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
+              std::string_view method) {
   check_table(weight, "weight", first_row);
   const int64_t length = weight.size(0) - first_row;
   TORCH_CHECK_VALUE(method == "linear" || method == "cubic" || method == "repeat",
@@ -45,7 +45,7 @@ Tensor learned_extend(const Tensor& weight, int64_t max_positions, int64_t first
   return at::cat({weight.narrow(0, 0, first_row), longer}).contiguous();
 }
 
-Tensor learned_positions(const Tensor& mask, c10::SymInt past, c10::SymInt skip) {
+Tensor positions_of_mask(const Tensor& mask, c10::SymInt past, c10::SymInt skip) {
   const at::ScalarType type = mask.scalar_type();
   TORCH_CHECK_TYPE(type == at::kBool || type == at::kInt || type == at::kLong,
                    "attention_mask: expected bool, int32 or int64, got ", type);
@@ -60,9 +60,9 @@ Tensor learned_positions(const Tensor& mask, c10::SymInt past, c10::SymInt skip)
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("learned_extend", learned_extend);
-  m.impl("learned_positions", learned_positions);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  learned_extend.compose<extend>(m);
+  learned_positions.compose<positions_of_mask>(m);
 }
 
 }  // namespace posembed::learned

@@ -27,7 +27,7 @@ class LearnedAddBackward : public dispatcher::OperatorNode<LearnedAddBackward> {
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     const Tensor& gradient = gradients[0];
     if (!gradient.defined() || !needs(1)) return {gradient, Tensor()};
-    return {gradient, call_learned_backward(gradient, count, rows.unpack())};
+    return {gradient, learned_backward(gradient, count, rows.unpack())};
   }
 
   dispatcher::SavedCall<Rows> rows;
@@ -40,16 +40,16 @@ Tensor add_tangent(const Tensor& x, const Tensor& weight, const Rows& rows) {
   if (!along.defined()) return dispatcher::copied_tangent(x);
   Tensor direction = dispatcher::tangent(x);
   if (!direction.defined()) direction = at::zeros_like(x);
-  return call_learned_add(direction, along, rows);
+  return learned_add(direction, along, rows);
 }
 
-Tensor learned_add_autograd(const Tensor& x, const Tensor& weight, const Rows& rows) {
+Tensor add_autograd(const Tensor& x, const Tensor& weight, const Rows& rows) {
   auto node = dispatcher::node_for<LearnedAddBackward>(x, weight);
   if (node) {
     node->rows.save(rows);
     node->count = weight.sym_size(0);
   }
-  Tensor output = dispatcher::below_autograd([&] { return call_learned_add(x, weight, rows); });
+  Tensor output = dispatcher::below_autograd([&] { return learned_add(x, weight, rows); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, add_tangent(x, weight, rows));
   return output;
@@ -69,7 +69,7 @@ class LearnedEncodeBackward : public dispatcher::OperatorNode<LearnedEncodeBackw
   dispatcher::variable_list backward(dispatcher::variable_list&& gradients) {
     if (!gradients[0].defined()) return {Tensor()};
     const Tensor ids = at::add(*dispatcher::unpack(positions), first_row);
-    return {token::call_embedding_backward(gradients[0], rows, {ids})};
+    return {token::embedding_backward(gradients[0], rows, {ids})};
   }
 
   dispatcher::SavedVariable positions;
@@ -77,7 +77,7 @@ class LearnedEncodeBackward : public dispatcher::OperatorNode<LearnedEncodeBackw
   int64_t first_row = 0;
 };
 
-Tensor learned_encode_autograd(const Tensor& weight, const Tensor& positions, int64_t first_row) {
+Tensor encode_autograd(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   auto node = dispatcher::node_for<LearnedEncodeBackward>(weight);
   if (node) {
     node->positions = dispatcher::save(positions);
@@ -85,7 +85,7 @@ Tensor learned_encode_autograd(const Tensor& weight, const Tensor& positions, in
     node->first_row = first_row;
   }
   return dispatcher::linear(node, weight, [&](const Tensor& table) {
-    return call_learned_encode(table, positions, first_row);
+    return learned_encode(table, positions, first_row);
   });
 }
 
@@ -106,7 +106,7 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
     if (!table.defined()) return {Tensor()};
     const Rows of = rows.unpack();
     const Tensor looked_up = of.positions.has_value()
-                                 ? call_learned_encode(table, *of.positions, of.first_row)
+                                 ? learned_encode(table, *of.positions, of.first_row)
                                  : table.narrow_symint(0, of.offset.number() + of.first_row, seq);
     return {looked_up.expand_symint({batch, seq, table.sym_size(1)})};
   }
@@ -115,24 +115,23 @@ class LearnedBackwardBackward : public dispatcher::OperatorNode<LearnedBackwardB
   c10::SymInt batch, seq;
 };
 
-Tensor learned_backward_autograd(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
+Tensor backward_autograd(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
   auto node = dispatcher::node_for<LearnedBackwardBackward>(gradient);
   if (node) {
     node->rows.save(rows);
     node->batch = gradient.sym_size(0);
     node->seq = gradient.sym_size(1);
   }
-  return dispatcher::linear(node, gradient, [&](const Tensor& summed) {
-    return call_learned_backward(summed, count, rows);
-  });
+  return dispatcher::linear(
+      node, gradient, [&](const Tensor& summed) { return learned_backward(summed, count, rows); });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("learned_add", Add::kernel<learned_add_autograd>);
-  m.impl("learned_encode", learned_encode_autograd);
-  m.impl("learned_backward", Backward::kernel<learned_backward_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  learned_add.differentiate<add_autograd>(m);
+  learned_encode.differentiate<encode_autograd>(m);
+  learned_backward.differentiate<backward_autograd>(m);
 }
 
 }  // namespace posembed::learned

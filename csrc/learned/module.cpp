@@ -16,29 +16,29 @@ namespace functional {
 torch::Tensor learned_add(const torch::Tensor& x, const torch::Tensor& weight,
                           const PositionCall& call, int64_t first_row) {
   const Offset& offset = call.offset();
-  return learned::call_learned_add(x, weight,
-                                   {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
-                                    offset.number(), first_row});
+  return learned::learned_add(x, weight,
+                              {offset.positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
+                               offset.number(), first_row});
 }
 
 torch::Tensor learned_encode(const torch::Tensor& weight, const torch::Tensor& positions,
                              int64_t first_row) {
-  return learned::call_learned_encode(weight, positions, first_row);
+  return learned::learned_encode(weight, positions, first_row);
 }
 
 torch::Tensor learned_extend(const torch::Tensor& weight, int64_t max_positions, int64_t first_row,
                              const std::string& method) {
-  return learned::call_learned_extend(weight, max_positions, first_row, method);
+  return learned::learned_extend(weight, max_positions, first_row, method);
 }
 
 torch::Tensor roberta_positions(const torch::Tensor& ids, int64_t padding_idx,
                                 int64_t past_length) {
   dispatcher::check_integers(ids, "ids");
-  return learned::call_learned_positions(ids.ne(padding_idx), past_length, 0);
+  return learned::learned_positions(ids.ne(padding_idx), past_length, 0);
 }
 
 torch::Tensor opt_positions(const torch::Tensor& attention_mask, int64_t past_length) {
-  return learned::call_learned_positions(attention_mask, 0, past_length);
+  return learned::learned_positions(attention_mask, 0, past_length);
 }
 
 torch::Tensor fairseq_positions(const torch::Tensor& ids, int64_t padding_idx) {

@@ -4,14 +4,12 @@
 #include "learned/operator.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "core/index_range.h"
 #include "dispatcher/autocast.h"
 #include "dispatcher/checks.h"
-#include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
 #include "learned/kernel.h"
@@ -30,18 +28,13 @@ void check_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
   dispatcher::check_rank(x, "x", 3, "[batch, seq, embedding_dim]");
   check_table(weight, "weight", rows.first_row);
   dispatcher::check_same_dtype(x, "x", weight, "weight");
-  dispatcher::check_same_device(x, "x", weight, "weight");
   dispatcher::check_size(x.sym_size(2), weight.sym_size(1), "x", "embedding_dim");
   check_positions(rows.positions, x.sym_size(0), x.sym_size(1), rows.offset.number());
-  if (rows.positions.has_value()) {
-    dispatcher::check_same_device(*rows.positions, "positions", x, "x");
-  }
 }
 
 void check_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   check_table(weight, "weight", first_row);
   dispatcher::check_integers(positions, "positions");
-  dispatcher::check_same_device(positions, "positions", weight, "weight");
 }
 
 void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows& rows) {
@@ -72,49 +65,45 @@ AddArguments add_arguments(const Tensor& x, const Tensor& weight, const Tensor& 
   return arguments;
 }
 
-Tensor learned_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
+Tensor empty_sum(const Tensor& x, const Tensor& weight, const Rows& rows) {
   check_add(x, weight, rows);
+  return dispatcher::empty_symint(x.sym_sizes(), x.options());
+}
+
+void add(const Tensor& x, const Tensor& weight, const Rows& rows, const Tensor& out) {
   const bool given = rows.positions.has_value();
   const int64_t offset = rows.offset.number().expect_int();
   if (!given) check_length(offset, x.size(1), weight.size(0), rows.first_row);
   const Tensor in = dispatcher::with_contiguous_last_dim(x),
                table = dispatcher::with_contiguous_last_dim(weight);
-  Tensor out = dispatcher::empty(x.sizes(), x.options());
   AddArguments arguments = add_arguments(in, table, out);
   arguments.offset = offset;
   arguments.first_row = rows.first_row;
-  const Tensor places = given ? rows.positions->contiguous() : Tensor();
+  const Tensor positions = given ? rows.positions->contiguous() : Tensor();
   if (given) {
-    if (!dispatcher::on_cuda(x)) check_position_values(places, weight.size(0), rows.first_row);
-    arguments.positions = dispatcher::index_view(places);
-    arguments.position_stride[0] = places.dim() == 2 && places.size(0) > 1 ? x.size(1) : 0;
+    if (!dispatcher::on_cuda(x)) check_position_values(positions, weight.size(0), rows.first_row);
+    arguments.positions = dispatcher::index_view(positions);
+    arguments.position_stride[0] = positions.dim() == 2 && positions.size(0) > 1 ? x.size(1) : 0;
     arguments.position_stride[1] = 1;
   }
   dispatcher::launch(arguments, x, arguments.batch * arguments.seq,
                      2 * arguments.embedding_dim * core::size_of(arguments.scalar), add_cpu,
                      POSEMBED_CUDA_LAUNCHER(add_cuda));
-  return out;
-}
-
-Tensor learned_add_meta(const Tensor& x, const Tensor& weight, const Rows& rows) {
-  check_add(x, weight, rows);
-  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
 // ------------------------------------------------------------------------------------- encode
 
-Tensor learned_encode(const Tensor& weight, const Tensor& positions, int64_t first_row) {
-  check_encode(weight, positions, first_row);
-  const Tensor places = positions.contiguous();
-  if (!dispatcher::on_cuda(weight)) check_position_values(places, weight.size(0), first_row);
-  return token::gather(weight, places, {first_row, 1.0, core::ErrorKind::position});
-}
-
-Tensor learned_encode_meta(const Tensor& weight, const Tensor& positions, int64_t first_row) {
+Tensor empty_rows(const Tensor& weight, const Tensor& positions, int64_t first_row) {
   check_encode(weight, positions, first_row);
   c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
   sizes.push_back(weight.sym_size(1));
-  return at::empty_symint(sizes, weight.options());
+  return dispatcher::empty_symint(sizes, weight.options());
+}
+
+void encode(const Tensor& weight, const Tensor& positions, int64_t first_row, const Tensor& out) {
+  const Tensor dense = positions.contiguous();
+  if (!dispatcher::on_cuda(weight)) check_position_values(dense, weight.size(0), first_row);
+  token::gather(weight, dense, {first_row, 1.0, core::ErrorKind::position}, out);
 }
 
 // ----------------------------------------------------------------------- the table's gradient
@@ -133,12 +122,16 @@ void sum_batch(const Tensor& gradient, const Tensor& out) {
                      sum_batch_cpu, POSEMBED_CUDA_LAUNCHER(sum_batch_cuda));
 }
 
-Tensor learned_backward(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
+dispatcher::Unallocated table_shape(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
   check_backward(gradient, count, rows);
+  return {{count, gradient.sym_size(2)}, gradient.options()};
+}
+
+Tensor backward(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
   if (rows.positions.has_value()) {
     const Tensor ids =
         at::add(rows.positions->expand({gradient.size(0), gradient.size(1)}), rows.first_row);
-    return token::call_embedding_backward(gradient, count, {ids});
+    return token::embedding_backward(gradient, count, {ids});
   }
   const int64_t offset = rows.offset.number().expect_int(), all = count.expect_int();
   check_length(offset, gradient.size(1), all, rows.first_row);
@@ -147,21 +140,9 @@ Tensor learned_backward(const Tensor& gradient, c10::SymInt count, const Rows& r
   return out;
 }
 
-Tensor learned_backward_meta(const Tensor& gradient, c10::SymInt count, const Rows& rows) {
-  check_backward(gradient, count, rows);
-  return at::empty_symint({count, gradient.sym_size(2)}, gradient.options());
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("learned_add", Add::kernel<learned_add>);
-  m.impl("learned_encode", learned_encode);
-  m.impl("learned_backward", Backward::kernel<learned_backward>);
-}
-
 /// Keeps the dtype of x, which an earlier layer may have lowered, and casts the table.
-Tensor learned_add_autocast(const Tensor& x, const Tensor& weight, const Rows& rows) {
-  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
-  return call_learned_add(x, dispatcher::follow(weight, x), rows);
+Tensor add_autocast(const Tensor& x, const Tensor& weight, const Rows& rows) {
+  return learned_add(x, dispatcher::follow(weight, x), rows);
 }
 
 }  // namespace
@@ -182,40 +163,27 @@ void check_positions(const MaybeTensor& positions, const c10::SymInt& batch, con
 }
 
 void check_length(int64_t offset, int64_t seq, int64_t rows, int64_t first_row) {
-  const int64_t places = rows - first_row;
+  const int64_t length = rows - first_row;
   // Avoids offset + seq, which may overflow.
-  TORCH_CHECK_INDEX(seq <= places && offset <= places - seq, "positions: expected 0 to ",
-                    places - 1, ", a row of the position table of ", places, ", got ",
+  TORCH_CHECK_INDEX(seq <= length && offset <= length - seq, "positions: expected 0 to ",
+                    length - 1, ", a row of the position table of ", length, ", got ",
                     static_cast<uint64_t>(offset) + static_cast<uint64_t>(seq) - 1,
                     ", the last of the sequence");
 }
 
 void check_position_values(const Tensor& positions, int64_t rows, int64_t first_row) {
   const core::IndexView view = dispatcher::index_view(positions);
-  const int64_t place = core::find_outside(view, positions.numel(), -first_row, rows - first_row);
-  TORCH_CHECK_INDEX(place < 0, "positions: expected ", -first_row, " to ", rows - first_row - 1,
+  const int64_t index = core::find_outside(view, positions.numel(), -first_row, rows - first_row);
+  TORCH_CHECK_INDEX(index < 0, "positions: expected ", -first_row, " to ", rows - first_row - 1,
                     ", a row of the position table of ", rows - first_row, ", got ",
-                    core::read(view, place), " at index ", place);
+                    core::read(view, index), " at index ", index);
 }
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) {
-  m.impl("learned_add", Add::kernel<learned_add_autocast>);
-}
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) {
-  m.impl("learned_add", Add::kernel<learned_add_autocast>);
-}
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("learned_add", Add::kernel<learned_add_meta>);
-  m.impl("learned_encode", learned_encode_meta);
-  m.impl("learned_backward", Backward::kernel<learned_backward_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  learned_add.implement<empty_sum, add>(m);
+  learned_add.autocast<add_autocast>(m);
+  learned_encode.implement<empty_rows, encode>(m);
+  learned_backward.implement<table_shape, backward>(m);
 }
 
 }  // namespace posembed::learned

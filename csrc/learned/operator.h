@@ -1,4 +1,4 @@
-// C++ calls of the learned-position operators, through the dispatcher as in Python.
+// The learned-position operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 
 namespace posembed::learned {
 
@@ -27,42 +26,23 @@ struct Rows {
   }
 };
 
-using Add = dispatcher::Spread<Rows, Tensor(const Tensor&, const Tensor&)>;
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&), Rows> learned_add{
+    "learned_add"};
 
-inline Tensor call_learned_add(const Tensor& x, const Tensor& weight, const Rows& rows) {
-  static const auto handle = dispatcher::find<Add::Signature>("posembed::learned_add");
-  return Add::call(handle, x, weight, rows);
-}
+/// The rows of given positions.
+inline const dispatcher::Operator<Tensor(const Tensor&, const Tensor&, int64_t)> learned_encode{
+    "learned_encode"};
 
-inline Tensor call_learned_encode(const Tensor& weight, const Tensor& positions,
-                                  int64_t first_row = 0) {
-  using Signature = Tensor(const Tensor&, const Tensor&, int64_t);
-  static const auto handle = dispatcher::find<Signature>("posembed::learned_encode");
-  return handle.call(weight, positions, first_row);
-}
+/// The table's gradient, from that of learned_add and the number of its rows.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt), Rows> learned_backward{
+    "learned_backward"};
 
-/// The table's gradient; `count`: its number of rows.
-using Backward = dispatcher::Spread<Rows, Tensor(const Tensor&, c10::SymInt)>;
+inline const dispatcher::Operator<Tensor(const Tensor&, int64_t, int64_t, std::string_view)>
+    learned_extend{"learned_extend"};
 
-inline Tensor call_learned_backward(const Tensor& gradient, const c10::SymInt& count,
-                                    const Rows& rows) {
-  static const auto handle = dispatcher::find<Backward::Signature>("posembed::learned_backward");
-  return Backward::call(handle, gradient, count, rows);
-}
-
-inline Tensor call_learned_extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
-                                  std::string_view method) {
-  using Signature = Tensor(const Tensor&, int64_t, int64_t, std::string_view);
-  static const auto handle = dispatcher::find<Signature>("posembed::learned_extend");
-  return handle.call(weight, max_positions, first_row, method);
-}
-
-inline Tensor call_learned_positions(const Tensor& mask, const c10::SymInt& past,
-                                     const c10::SymInt& skip) {
-  using Signature = Tensor(const Tensor&, c10::SymInt, c10::SymInt);
-  static const auto handle = dispatcher::find<Signature>("posembed::learned_positions");
-  return handle.call(mask, past, skip);
-}
+/// The positions of tokens in padded sequences, from a mask.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt, c10::SymInt)>
+    learned_positions{"learned_positions"};
 
 /// weight: floating [first_row + max_positions, embedding_dim].
 void check_table(const Tensor& weight, const char* argument, int64_t first_row);

@@ -23,8 +23,8 @@ Bucketing bucketing_of(const RelativeBiasOptions& options) {
 
 torch::Tensor functional::relative_buckets(const torch::Tensor& distances,
                                            const RelativeBiasOptions& options) {
-  return relative_bias::call_buckets(distances, options.num_buckets(),
-                                     relative_bias::bucketing_of(options));
+  return relative_bias::relative_buckets(distances, options.num_buckets(),
+                                         relative_bias::bucketing_of(options));
 }
 
 torch::Tensor functional::relative_bias(const torch::Tensor& weight, int64_t query_length,
@@ -32,8 +32,8 @@ torch::Tensor functional::relative_bias(const torch::Tensor& weight, int64_t que
                                         std::optional<int64_t> query_offset) {
   relative_bias::MaybeOffset offset;
   if (query_offset.has_value()) offset = *query_offset;
-  return relative_bias::call_bias(weight, query_length, key_length, offset,
-                                  relative_bias::bucketing_of(options));
+  return relative_bias::relative_bias(weight, query_length, key_length, offset,
+                                      relative_bias::bucketing_of(options));
 }
 
 RelativePositionBiasImpl::RelativePositionBiasImpl(const RelativeBiasOptions& options)

@@ -50,7 +50,7 @@ Tensor bert_buckets(const Tensor& distances, int64_t num_buckets, const Bucketin
   return distances.neg().clamp(shortest, longest) - shortest;
 }
 
-Tensor relative_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
+Tensor buckets_of(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
   dispatcher::check_integers(distances, "distances");
   check_bucketing(num_buckets, by);
   const Tensor wide = distances.to(at::kLong);
@@ -59,8 +59,8 @@ Tensor relative_buckets(const Tensor& distances, int64_t num_buckets, const Buck
 }
 
 /// Looks up one row for each distance, and shifts the rows by one for each query.
-Tensor relative_bias(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
-                     const MaybeOffset& query_offset, const Bucketing& by) {
+Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
+               const MaybeOffset& query_offset, const Bucketing& by) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
   TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
@@ -72,8 +72,8 @@ Tensor relative_bias(const Tensor& weight, c10::SymInt queries, c10::SymInt keys
   const Tensor distances =
       at::arange(first, first + count, at::TensorOptions(weight.device()).dtype(at::kLong));
   const Tensor buckets =
-      call_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), by);
-  const Tensor rows = token::call_embedding(weight, {buckets}).t();  // [heads, count]
+      relative_buckets(distances, weight.sym_size(0).guard_int(__FILE__, __LINE__), by);
+  const Tensor rows = token::look_up(weight, {buckets}).t();  // [heads, count]
   // Row i of the view begins i elements earlier, because it is one shorter than what is repeated.
   const Tensor repeated =
       rows.unsqueeze(1).expand_symint({heads, queries, count}).reshape_symint({heads, -1});
@@ -85,15 +85,9 @@ Tensor relative_bias(const Tensor& weight, c10::SymInt queries, c10::SymInt keys
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("relative_buckets", Buckets::kernel<relative_buckets>);
-  m.impl("relative_bias", Bias::kernel<relative_bias>);
-}
-
-// Not composite, because torch.func.vmap would run it sample by sample, with a warning.
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
-  m.impl("relative_buckets", Buckets::kernel<relative_buckets>);
-  m.impl("relative_bias", Bias::kernel<relative_bias>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  relative_buckets.compose_batched<buckets_of>(m);
+  relative_bias.compose_batched<bias_of>(m);
 }
 
 }  // namespace posembed::relative_bias

@@ -5,8 +5,7 @@
 
 #include <optional>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/relative_bias.h"
 
 namespace posembed::dispatcher {
@@ -35,22 +34,14 @@ struct Bucketing {
   }
 };
 
-using Buckets = dispatcher::Spread<Bucketing, Tensor(const Tensor&, int64_t)>;
+/// The buckets of distances, int64: distances, num_buckets.
+inline const dispatcher::Operator<Tensor(const Tensor&, int64_t), Bucketing> relative_buckets{
+    "relative_buckets"};
 
-inline Tensor call_buckets(const Tensor& distances, int64_t num_buckets, const Bucketing& by) {
-  static const auto handle = dispatcher::find<Buckets::Signature>("posembed::relative_buckets");
-  return Buckets::call(handle, distances, num_buckets, by);
-}
-
+/// weight, query length, key length, query offset.
 using MaybeOffset = std::optional<c10::SymInt>;
-using Bias = dispatcher::Spread<Bucketing, Tensor(const Tensor&, c10::SymInt, c10::SymInt,
-                                                  const MaybeOffset&)>;
-
-inline Tensor call_bias(const Tensor& weight, const c10::SymInt& query_length,
-                        const c10::SymInt& key_length, const MaybeOffset& query_offset,
-                        const Bucketing& by) {
-  static const auto handle = dispatcher::find<Bias::Signature>("posembed::relative_bias");
-  return Bias::call(handle, weight, query_length, key_length, query_offset, by);
-}
+inline const dispatcher::Operator<
+    Tensor(const Tensor&, c10::SymInt, c10::SymInt, const MaybeOffset&), Bucketing>
+    relative_bias{"relative_bias"};
 
 }  // namespace posembed::relative_bias

@@ -65,20 +65,18 @@ void check_positions(const Tensor& all, const Tensor& query, const Dimensions& w
   if (by_axis) check_axes(all.sym_size(0), spec, names.positions);
   const Tensor positions = by_axis ? all.select(0, 0) : all;
   check_position_type(positions, names.positions);
-  dispatcher::check_same_device(positions, names.positions, query, names.query);
   const auto batch = where.batch < 0 ? std::nullopt : std::optional(query.sym_size(where.batch));
   dispatcher::check_positions_shape(positions, names.positions, batch, query.sym_size(where.seq),
                                     offset);
 }
 
-void check_frequencies(const Tensor& frequencies, const Tensor& query, const RotarySpec& spec) {
+void check_frequencies(const Tensor& frequencies, const RotarySpec& spec) {
   TORCH_CHECK_VALUE(spec.numerics == Numerics::exact,
                     "numerics: expected 'exact' where frequencies are given, got '",
                     name(spec.numerics), "'");
   const at::ScalarType type = frequencies.scalar_type();
   TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble,
                    "frequencies: expected float32 or float64, got ", type);
-  dispatcher::check_same_device(frequencies, "frequencies", query, "query");
   dispatcher::check_rank(frequencies, "frequencies", 1, "[rotary_dim / 2]");
   dispatcher::check_size(frequencies.sym_size(0), spec.rotary_dim / 2, "frequencies",
                          "rotary_dim / 2");
@@ -87,7 +85,6 @@ void check_frequencies(const Tensor& frequencies, const Tensor& query, const Rot
 void check_documents(const Tensor& cu_seqlens, const Tensor& query, const Dimensions& where,
                      bool with_positions) {
   dispatcher::check_integers(cu_seqlens, "cu_seqlens");
-  dispatcher::check_same_device(cu_seqlens, "cu_seqlens", query, "query");
   dispatcher::check_rank(cu_seqlens, "cu_seqlens", 1, "[documents + 1]");
   TORCH_CHECK_VALUE(!with_positions, "cu_seqlens: expected none where positions are given");
   TORCH_CHECK_VALUE(where.batch < 0 || query.sym_size(where.batch) == 1,
@@ -151,7 +148,7 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
   TORCH_CHECK_VALUE(offset >= 0, "offset: expected 0 or more, got ", offset);
   const MaybeTensor& positions = call.positions();
   if (positions.has_value()) check_positions(*positions, query, where, *found, offset, names);
-  if (call.frequencies().has_value()) check_frequencies(*call.frequencies(), query, spec);
+  if (call.frequencies().has_value()) check_frequencies(*call.frequencies(), spec);
   if (call.cu_seqlens().has_value()) {
     check_documents(*call.cu_seqlens(), query, where, positions.has_value());
   }
@@ -160,7 +157,6 @@ SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotatio
 
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where) {
   dispatcher::check_same_dtype(key, name, query, "query");
-  dispatcher::check_same_device(key, name, query, "query");
   dispatcher::check_size(key.sym_size(where.seq), query.sym_size(where.seq), name, "seq");
   if (where.batch >= 0) {
     dispatcher::check_size(key.sym_size(where.batch), query.sym_size(where.batch), name, "batch");
@@ -169,8 +165,6 @@ void check_key(const Tensor& key, const char* name, const Tensor& query, const D
 
 void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                        const Tensor& key) {
-  dispatcher::check_writable(query_out, "query_out");
-  dispatcher::check_writable(key_out, "key_out");
   dispatcher::check_no_overlap(key_out, "key_out", query_out, "query_out");
   dispatcher::check_no_overlap(query_out, "query_out", key, "key");
   dispatcher::check_no_overlap(key_out, "key_out", query, "query");

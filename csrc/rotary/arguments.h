@@ -35,11 +35,11 @@ struct Names {
 SpecificationPointer check(const Tensor& query, const Tensor* key, const Rotation& by,
                            const Names& names = {});
 
-/// Checks that a key's dtype, device, batch and seq are those of `query`.
+/// Checks that a key's dtype, batch and seq are those of `query`.
 void check_key(const Tensor& key, const char* name, const Tensor& query, const Dimensions& where);
 
-/// Checks that results for query and key can be written: each may share memory only with its own
-/// input, and only if it is that input.
+/// Checks the memory of results for query and key: each may share memory only with its own input,
+/// and only if it is that input.
 void check_pair_memory(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
                        const Tensor& key);
 

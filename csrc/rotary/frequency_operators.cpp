@@ -12,36 +12,41 @@
 namespace posembed::rotary {
 namespace {
 
-SpecificationPointer check_tangent(const Tensor& rotated, const Rotation& by) {
+/// The specification of a rotation, and memory for the result.
+struct PreparedDerivative {
+  SpecificationPointer spec;
+  Tensor result;
+};
+
+PreparedDerivative prepare_tangent(const Tensor& rotated, const Rotation& by) {
   TORCH_CHECK_VALUE(by.call.frequencies().has_value(),
                     "frequencies: expected the direction in which frequencies move, got None");
-  return check(rotated, nullptr, by);
+  return {check(rotated, nullptr, by), empty_result(rotated)};
 }
 
-Tensor rotary_tangent(const Tensor& rotated, const Rotation& by) {
-  const SpecificationPointer spec = check_tangent(rotated, by);
+void fill_tangent(const Tensor& rotated, const Rotation& by, const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(rotated);
-  Tensor out = empty_result(rotated).zero_();
+  const Tensor& out = prepared.result.zero_();
   const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
-  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by, *spec);
+  Arguments call = arguments({{&in, nullptr}, {&out, nullptr}, 1}, inputs, by, *prepared.spec);
   call.tangent = true;
   call.amplitude = 1;
   call.decay = nullptr;
   launch_rotation(call, in);
-  return out;
-}
-
-SpecificationPointer check_frequencies_backward(const Tensor& gradient, const Tensor& query,
-                                                const Rotation& by) {
-  SpecificationPointer spec = check(query, nullptr, by);
-  dispatcher::check_like(gradient, "gradient", query, "query");
-  return spec;
 }
 
 Tensor empty_frequencies(const Tensor& query, const Rotation& by, const RotarySpec& spec) {
   const MaybeTensor& given = by.call.frequencies();
   const at::ScalarType type = given ? given->scalar_type() : dispatcher::compute_type(query);
   return at::empty({spec.rotary_dim / 2}, query.options().dtype(type));
+}
+
+PreparedDerivative prepare_gradient(const Tensor& gradient, const Tensor& query,
+                                    const Rotation& by) {
+  SpecificationPointer spec = check(query, nullptr, by);
+  dispatcher::check_like(gradient, "gradient", query, "query");
+  Tensor result = empty_frequencies(query, by, spec->spec);
+  return {std::move(spec), std::move(result)};
 }
 
 void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
@@ -60,14 +65,13 @@ void sum_on_cpu(const Arguments& call, const Tensor& sums, const Tensor& out) {
   });
 }
 
-Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
-                                   const Rotation& by) {
-  const SpecificationPointer spec = check_frequencies_backward(gradient, query, by);
+void sum_gradient(const Tensor& gradient, const Tensor& query, const Rotation& by,
+                  const PreparedDerivative& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(query),
                dense = dispatcher::with_contiguous_last_dim(gradient);
   const Inputs inputs = checked_inputs(by.call, in.size(dimensions(by.call.layout()).seq));
-  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by, *spec);
-  Tensor out = empty_frequencies(query, by, spec->spec);
+  const Arguments call = arguments({{&in, &dense}, {}, 2}, inputs, by, *prepared.spec);
+  const Tensor& out = prepared.result;
   const Tensor sums =
       at::empty({chunks_of(call.batch * call.seq), call.pairs}, query.options().dtype(at::kDouble));
   if (dispatcher::on_cuda(query)) {
@@ -80,38 +84,13 @@ Tensor rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
   } else {
     sum_on_cpu(call, sums, out);
   }
-  return out;
-}
-
-Tensor rotary_tangent_meta(const Tensor& rotated, const Rotation& by) {
-  check_tangent(rotated, by);
-  return empty_result(rotated);
-}
-
-Tensor rotary_frequencies_backward_meta(const Tensor& gradient, const Tensor& query,
-                                        const Rotation& by) {
-  const SpecificationPointer spec = check_frequencies_backward(gradient, query, by);
-  return empty_frequencies(query, by, spec->spec);
-}
-
-void register_frequency_kernels(torch::Library& m) {
-  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent>);
-  m.impl("rotary_frequencies_backward",
-         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward>);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_frequency_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_frequency_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_meta>);
-  m.impl("rotary_frequencies_backward",
-         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  rotary_tangent.implement<prepare_tangent, fill_tangent>(m);
+  rotary_frequencies_backward.implement<prepare_gradient, sum_gradient>(m);
 }
 
 }  // namespace posembed::rotary

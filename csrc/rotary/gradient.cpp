@@ -6,7 +6,6 @@
 #include <torch/library.h>
 
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "rotary/operator.h"
@@ -56,12 +55,12 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     const Rotation by = rotation.unpack(), back = transposed(by);
     const size_t count = gradients.size();
     if (count == 2 && gradients[0].defined() && gradients[1].defined()) {
-      std::tie(gradients[0], gradients[1]) = call_rotary_pair(gradients[0], gradients[1], back);
+      std::tie(gradients[0], gradients[1]) = rotary_pair(gradients[0], gradients[1], back);
     } else {
-      if (gradients[0].defined()) gradients[0] = call_rotary(gradients[0], back);
+      if (gradients[0].defined()) gradients[0] = rotary(gradients[0], back);
       if (count == 2 && gradients[1].defined()) {
         const std::string spec = text_of_key(by);
-        gradients[1] = call_rotary(gradients[1], with_text(back, spec));
+        gradients[1] = rotary(gradients[1], with_text(back, spec));
       }
     }
     gradients.emplace_back();
@@ -70,7 +69,7 @@ class RotaryBackward : public dispatcher::OperatorNode<RotaryBackward> {
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
       const Tensor part =
-          call_rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), by);
+          rotary_frequencies_backward(gradients[i], *dispatcher::unpack(*rotated[i]), by);
       gradients[count] = dispatcher::accumulate(gradients[count], part);
     }
     return std::move(gradients);
@@ -96,9 +95,9 @@ class RotaryTangentBackward : public dispatcher::OperatorNode<RotaryTangentBackw
     if (!gradient.defined()) return {Tensor(), Tensor()};
     const Rotation by = rotation.unpack();
     variable_list result(2);
-    if (needs(0)) result[0] = call_rotary_tangent(gradient, transposed(by));
+    if (needs(0)) result[0] = rotary_tangent(gradient, transposed(by));
     if (needs(1)) {
-      result[1] = call_rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
+      result[1] = rotary_frequencies_backward(gradient, *dispatcher::unpack(rotated), by);
     }
     return result;
   }
@@ -125,10 +124,10 @@ class RotaryFrequenciesBackwardBackward
     const Rotation along = with_frequencies(rotation.unpack(), gradients[0]);
     variable_list result(2);
     if (needs(0)) {
-      result[0] = call_rotary_tangent(*dispatcher::unpack(query), along);
+      result[0] = rotary_tangent(*dispatcher::unpack(query), along);
     }
     if (needs(1)) {
-      result[1] = call_rotary_tangent(*dispatcher::unpack(gradient), transposed(along));
+      result[1] = rotary_tangent(*dispatcher::unpack(gradient), transposed(along));
     }
     return result;
   }
@@ -165,11 +164,11 @@ MaybeTensor tangent_of(const MaybeTensor& tensor) {
 Tensor rotated_tangent(const Tensor& in, const Tensor& out, const Rotation& by) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
-    result = call_rotary(direction, with_frequencies(by, primal(by.call.frequencies())));
+    result = rotary(direction, with_frequencies(by, primal(by.call.frequencies())));
   }
   if (MaybeTensor direction = tangent_of(by.call.frequencies()); direction.has_value()) {
     result = dispatcher::accumulate(
-        result, call_rotary_tangent(out, with_frequencies(by, std::move(direction))));
+        result, rotary_tangent(out, with_frequencies(by, std::move(direction))));
   }
   return result;
 }
@@ -178,19 +177,19 @@ bool has_tangent(const Tensor& in, const Rotation& by) {
   return dispatcher::tangent(in).defined() || tangent_of(by.call.frequencies()).has_value();
 }
 
-Tensor rotary_autograd(const Tensor& query, const Rotation& by) {
+Tensor one_autograd(const Tensor& query, const Rotation& by) {
   auto node = backward_node(by, query);
-  Tensor output = dispatcher::below_autograd([&] { return call_rotary(query, by); });
+  Tensor output = dispatcher::below_autograd([&] { return rotary(query, by); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, rotated_tangent(query, output, by));
   return output;
 }
 
-std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tensor& key,
-                                                const Rotation& by) {
+std::tuple<Tensor, Tensor> pair_autograd(const Tensor& query, const Tensor& key,
+                                         const Rotation& by) {
   auto node = backward_node(by, query, key);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return call_rotary_pair(query, key, by); });
+      dispatcher::below_autograd([&] { return rotary_pair(query, key, by); });
   auto& [query_out, key_out] = outputs;
   if (node) torch::autograd::set_history(query_out, node);
   if (node) torch::autograd::set_history(key_out, node);
@@ -202,7 +201,7 @@ std::tuple<Tensor, Tensor> rotary_pair_autograd(const Tensor& query, const Tenso
   return outputs;
 }
 
-Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
+Tensor tangent_autograd(const Tensor& rotated, const Rotation& by) {
   auto node = dispatcher::node_for<RotaryTangentBackward>(rotated, by.call.frequencies());
   if (node) {
     node->rotation.save(by);
@@ -211,12 +210,12 @@ Tensor rotary_tangent_autograd(const Tensor& rotated, const Rotation& by) {
   const Tensor direction = by.call.frequencies().value_or(Tensor());
   return dispatcher::bilinear(node, rotated, direction, [&](const Tensor& in, const Tensor& along) {
     const MaybeTensor given = along.defined() ? MaybeTensor(along) : std::nullopt;
-    return call_rotary_tangent(in, with_frequencies(by, given));
+    return rotary_tangent(in, with_frequencies(by, given));
   });
 }
 
-Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor& query,
-                                            const Rotation& by) {
+Tensor frequencies_backward_autograd(const Tensor& gradient, const Tensor& query,
+                                     const Rotation& by) {
   auto node = dispatcher::node_for<RotaryFrequenciesBackwardBackward>(gradient, query);
   if (node) {
     node->rotation.save(by);
@@ -226,63 +225,21 @@ Tensor rotary_frequencies_backward_autograd(const Tensor& gradient, const Tensor
   // Only the dtype of the frequencies matters.
   const Rotation plain = with_frequencies(by, primal(by.call.frequencies()));
   return dispatcher::bilinear(node, gradient, query, [&](const Tensor& of, const Tensor& in) {
-    return call_rotary_frequencies_backward(of, in, plain);
+    return rotary_frequencies_backward(of, in, plain);
   });
-}
-
-/// In-place operators record no history for any argument.
-void check_inference_only(const Tensor& rotated, const char* argument, const Rotation& by,
-                          const char* alternative) {
-  dispatcher::check_inference_only(rotated, argument, alternative);
-  if (by.call.frequencies().has_value()) {
-    dispatcher::check_inference_only(*by.call.frequencies(), "frequencies", alternative);
-  }
-}
-
-void rotary_in_place_autograd(const Tensor& query, const Rotation& by) {
-  check_inference_only(query, "query", by, "posembed::rotary");
-  dispatcher::below_autograd([&] { call_rotary_in_place(query, by); });
-  torch::autograd::impl::bump_version(query);
-}
-
-void rotary_pair_in_place_autograd(const Tensor& query, const Tensor& key, const Rotation& by) {
-  check_inference_only(query, "query", by, "posembed::rotary_pair");
-  check_inference_only(key, "key", by, "posembed::rotary_pair");
-  dispatcher::below_autograd([&] { call_rotary_pair_in_place(query, key, by); });
-  torch::autograd::impl::bump_version(query);
-  torch::autograd::impl::bump_version(key);
-}
-
-void rotary_out_autograd(const Tensor& out, const Tensor& query, const Rotation& by) {
-  check_inference_only(out, "out", by, "posembed::rotary");
-  check_inference_only(query, "query", by, "posembed::rotary");
-  dispatcher::below_autograd([&] { call_rotary_out(out, query, by); });
-  torch::autograd::impl::bump_version(out);
-}
-
-void rotary_pair_out_autograd(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                              const Tensor& key, const Rotation& by) {
-  check_inference_only(query_out, "query_out", by, "posembed::rotary_pair");
-  check_inference_only(key_out, "key_out", by, "posembed::rotary_pair");
-  check_inference_only(query, "query", by, "posembed::rotary_pair");
-  check_inference_only(key, "key", by, "posembed::rotary_pair");
-  dispatcher::below_autograd([&] { call_rotary_pair_out(query_out, key_out, query, key, by); });
-  torch::autograd::impl::bump_version(query_out);
-  torch::autograd::impl::bump_version(key_out);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("rotary", Rotary::kernel<rotary_autograd>);
-  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_autograd>);
-  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_autograd>);
-  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_autograd>);
-  m.impl("rotary_out", RotaryOut::kernel<rotary_out_autograd>);
-  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out_autograd>);
-  m.impl("rotary_tangent", Rotary::kernel<rotary_tangent_autograd>);
-  m.impl("rotary_frequencies_backward",
-         RotaryFrequenciesBackward::kernel<rotary_frequencies_backward_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  rotary.differentiate<one_autograd>(m);
+  rotary_pair.differentiate<pair_autograd>(m);
+  rotary_.refuse_gradients(m);
+  rotary_pair_.refuse_gradients(m);
+  rotary_out.refuse_gradients(m);
+  rotary_pair_out.refuse_gradients(m);
+  rotary_tangent.differentiate<tangent_autograd>(m);
+  rotary_frequencies_backward.differentiate<frequencies_backward_autograd>(m);
 }
 
 }  // namespace posembed::rotary

@@ -23,7 +23,7 @@ const char* name(Layout layout) {
 
 torch::Tensor RotarySpec::frequencies(std::optional<int64_t> seq_len) const {
   const RotarySpec& spec = *this;
-  return rotary::call_rotary_frequencies((seq_len ? resolve(*seq_len) : spec).to_json());
+  return rotary::rotary_frequencies((seq_len ? resolve(*seq_len) : spec).to_json(), std::nullopt);
 }
 
 torch::Tensor RotarySpec::wavelengths(std::optional<int64_t> seq_len) const {
@@ -44,20 +44,19 @@ RotaryCall with_positions(RotaryCall call, const torch::Tensor& query) {
 
 torch::Tensor functional::rotary(const torch::Tensor& query, const RotarySpec& spec,
                                  const RotaryCall& call) {
-  return rotary::call_rotary(query, {spec.to_json(), rotary::with_positions(call, query)});
+  return rotary::rotary(query, {spec.to_json(), rotary::with_positions(call, query)});
 }
 
 std::tuple<torch::Tensor, torch::Tensor> functional::rotary(const torch::Tensor& query,
                                                             const torch::Tensor& key,
                                                             const RotarySpec& spec,
                                                             const RotaryCall& call) {
-  return rotary::call_rotary_pair(query, key,
-                                  {spec.to_json(), rotary::with_positions(call, query)});
+  return rotary::rotary_pair(query, key, {spec.to_json(), rotary::with_positions(call, query)});
 }
 
 torch::Tensor functional::rotary_(const torch::Tensor& query, const RotarySpec& spec,
                                   const RotaryCall& call) {
-  rotary::call_rotary_in_place(query, {spec.to_json(), rotary::with_positions(call, query)});
+  rotary::rotary_(query, {spec.to_json(), rotary::with_positions(call, query)});
   return query;
 }
 
@@ -65,22 +64,21 @@ std::tuple<torch::Tensor, torch::Tensor> functional::rotary_(const torch::Tensor
                                                              const torch::Tensor& key,
                                                              const RotarySpec& spec,
                                                              const RotaryCall& call) {
-  rotary::call_rotary_pair_in_place(query, key,
-                                    {spec.to_json(), rotary::with_positions(call, query)});
+  rotary::rotary_pair_(query, key, {spec.to_json(), rotary::with_positions(call, query)});
   return {query, key};
 }
 
 torch::Tensor functional::rotary_out(const torch::Tensor& out, const torch::Tensor& query,
                                      const RotarySpec& spec, const RotaryCall& call) {
-  rotary::call_rotary_out(out, query, {spec.to_json(), rotary::with_positions(call, query)});
+  rotary::rotary_out(out, query, {spec.to_json(), rotary::with_positions(call, query)});
   return out;
 }
 
 std::tuple<torch::Tensor, torch::Tensor> functional::rotary_out(
     const torch::Tensor& query_out, const torch::Tensor& key_out, const torch::Tensor& query,
     const torch::Tensor& key, const RotarySpec& spec, const RotaryCall& call) {
-  rotary::call_rotary_pair_out(query_out, key_out, query, key,
-                               {spec.to_json(), rotary::with_positions(call, query)});
+  rotary::rotary_pair_out(query_out, key_out, query, key,
+                          {spec.to_json(), rotary::with_positions(call, query)});
   return {query_out, key_out};
 }
 
@@ -158,24 +156,24 @@ torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query) {
 }
 
 torch::Tensor RotaryEmbeddingImpl::forward(const torch::Tensor& query, const RotaryCall& call) {
-  return rotary::call_rotary(query, {text_, own_call(call, query)});
+  return rotary::rotary(query, {text_, own_call(call, query)});
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::forward(const torch::Tensor& query,
                                                                       const torch::Tensor& key,
                                                                       const RotaryCall& call) {
-  return rotary::call_rotary_pair(query, key, {text_, own_call(call, query)});
+  return rotary::rotary_pair(query, key, {text_, own_call(call, query)});
 }
 
 torch::Tensor RotaryEmbeddingImpl::rotate_(const torch::Tensor& query, const RotaryCall& call) {
-  rotary::call_rotary_in_place(query, {text_, own_call(call, query)});
+  rotary::rotary_(query, {text_, own_call(call, query)});
   return query;
 }
 
 std::tuple<torch::Tensor, torch::Tensor> RotaryEmbeddingImpl::rotate_(const torch::Tensor& query,
                                                                       const torch::Tensor& key,
                                                                       const RotaryCall& call) {
-  rotary::call_rotary_pair_in_place(query, key, {text_, own_call(call, query)});
+  rotary::rotary_pair_(query, key, {text_, own_call(call, query)});
   return {query, key};
 }
 

@@ -21,113 +21,99 @@ void rotate(const Job& job, const Rotation& by, const Specification& spec) {
   launch_rotation(call, *job.in[0]);
 }
 
-Tensor rotary(const Tensor& query, const Rotation& by) {
-  const SpecificationPointer spec = check(query, nullptr, by);
-  const Tensor in = dispatcher::with_contiguous_last_dim(query);
-  Tensor out = empty_result(query);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
-  return out;
+/// The specification of a rotation, and memory for its results.
+template <typename Result>
+struct Prepared {
+  SpecificationPointer spec;
+  Result result;
+};
+
+Prepared<Tensor> prepare(const Tensor& query, const Rotation& by) {
+  return {check(query, nullptr, by), empty_result(query)};
 }
 
-std::tuple<Tensor, Tensor> rotary_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
-  const SpecificationPointer spec = check(query, &key, by);
+void rotate_one(const Tensor& query, const Rotation& by, const Prepared<Tensor>& prepared) {
+  const Tensor in = dispatcher::with_contiguous_last_dim(query);
+  rotate({{&in, nullptr}, {&prepared.result, nullptr}, 1}, by, *prepared.spec);
+}
+
+Prepared<Two> prepare_pair(const Tensor& query, const Tensor& key, const Rotation& by) {
+  return {check(query, &key, by), {empty_result(query), empty_result(key)}};
+}
+
+void rotate_pair(const Tensor& query, const Tensor& key, const Rotation& by,
+                 const Prepared<Two>& prepared) {
   const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
   const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
-  Tensor query_out = empty_result(query);
-  Tensor key_out = empty_result(key);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
-  return {query_out, key_out};
+  const auto& [query_out, key_out] = prepared.result;
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *prepared.spec);
 }
 
-void rotary_in_place(const Tensor& query, const Rotation& by) {
-  const SpecificationPointer spec = check(query, nullptr, by);
+SpecificationPointer check_in_place(const Tensor& query, const Rotation& by) {
+  SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_writable(query, "query");
+  return spec;
+}
+
+void rotate_in_place(const Tensor& query, const Rotation& by, const SpecificationPointer& spec) {
   rotate({{&query, nullptr}, {&query, nullptr}, 1}, by, *spec);
 }
 
-void rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
-  const SpecificationPointer spec = check(query, &key, by);
+SpecificationPointer check_pair_in_place(const Tensor& query, const Tensor& key,
+                                         const Rotation& by) {
+  SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_writable(query, "query");
   dispatcher::check_writable(key, "key");
+  return spec;
+}
+
+void rotate_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by,
+                          const SpecificationPointer& spec) {
   dispatcher::check_no_overlap(key, "key", query, "query");
   rotate({{&query, &key}, {&query, &key}, 2}, by, *spec);
 }
 
-void rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
-  const SpecificationPointer spec = check(query, nullptr, by);
+SpecificationPointer check_out(const Tensor& out, const Tensor& query, const Rotation& by) {
+  SpecificationPointer spec = check(query, nullptr, by);
   dispatcher::check_like(out, "out", query, "query");
   dispatcher::check_writable(out, "out");
+  return spec;
+}
+
+void rotate_out(const Tensor& out, const Tensor& query, const Rotation& by,
+                const SpecificationPointer& spec) {
   dispatcher::check_no_overlap_or_same(out, "out", query, "query");
   const Tensor in = dispatcher::with_contiguous_last_dim(query);
   rotate({{&in, nullptr}, {&out, nullptr}, 1}, by, *spec);
 }
 
-void rotary_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                     const Tensor& key, const Rotation& by) {
-  const SpecificationPointer spec = check(query, &key, by);
+SpecificationPointer check_pair_out(const Tensor& query_out, const Tensor& key_out,
+                                    const Tensor& query, const Tensor& key, const Rotation& by) {
+  SpecificationPointer spec = check(query, &key, by);
   dispatcher::check_like(query_out, "query_out", query, "query");
   dispatcher::check_like(key_out, "key_out", key, "key");
+  dispatcher::check_writable(query_out, "query_out");
+  dispatcher::check_writable(key_out, "key_out");
+  return spec;
+}
+
+void rotate_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                     const Tensor& key, const Rotation& by, const SpecificationPointer& spec) {
   check_pair_memory(query_out, key_out, query, key);
   const Tensor query_in = dispatcher::with_contiguous_last_dim(query);
   const Tensor key_in = dispatcher::with_contiguous_last_dim(key);
   rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by, *spec);
 }
 
-// ------------------------------------------------------------------------------------------ Meta
-
-Tensor rotary_meta(const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
-  return empty_result(query);
-}
-
-std::tuple<Tensor, Tensor> rotary_pair_meta(const Tensor& query, const Tensor& key,
-                                            const Rotation& by) {
-  check(query, &key, by);
-  return {empty_result(query), empty_result(key)};
-}
-
-void rotary_in_place_meta(const Tensor& query, const Rotation& by) { check(query, nullptr, by); }
-
-void rotary_pair_in_place_meta(const Tensor& query, const Tensor& key, const Rotation& by) {
-  check(query, &key, by);
-}
-
-void rotary_out_meta(const Tensor& out, const Tensor& query, const Rotation& by) {
-  check(query, nullptr, by);
-  dispatcher::check_like(out, "out", query, "query");
-}
-
-void rotary_pair_out_meta(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                          const Tensor& key, const Rotation& by) {
-  check(query, &key, by);
-  dispatcher::check_like(query_out, "query_out", query, "query");
-  dispatcher::check_like(key_out, "key_out", key, "key");
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("rotary", Rotary::kernel<rotary>);
-  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair>);
-  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place>);
-  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place>);
-  m.impl("rotary_out", RotaryOut::kernel<rotary_out>);
-  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out>);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary", Rotary::kernel<rotary_meta>);
-  m.impl("rotary_pair", RotaryPair::kernel<rotary_pair_meta>);
-  m.impl("rotary_", RotaryInPlace::kernel<rotary_in_place_meta>);
-  m.impl("rotary_pair_", RotaryPairInPlace::kernel<rotary_pair_in_place_meta>);
-  m.impl("rotary_out", RotaryOut::kernel<rotary_out_meta>);
-  m.impl("rotary_pair_out", RotaryPairOut::kernel<rotary_pair_out_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  rotary.implement<prepare, rotate_one>(m);
+  rotary_pair.implement<prepare_pair, rotate_pair>(m);
+  rotary_.implement<check_in_place, rotate_in_place>(m);
+  rotary_pair_.implement<check_pair_in_place, rotate_pair_in_place>(m);
+  rotary_out.implement<check_out, rotate_out>(m);
+  rotary_pair_out.implement<check_pair_out, rotate_pair_out>(m);
 }
 
 }  // namespace posembed::rotary

@@ -1,5 +1,5 @@
-// C++ calls of the rotary operators, through the dispatcher as in Python. The arguments at the end
-// of all schemas form one struct, Rotation.
+// The rotary operators, as C++ code calls them and as their kernels are registered. The arguments
+// at the end of all schemas form one struct, Rotation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/rotary.h"
 
 namespace posembed::dispatcher {
@@ -53,70 +52,32 @@ struct Rotation {
 
 /// Operators that take a Rotation after the tensors.
 template <typename Result, typename... Tensors>
-using Spread = dispatcher::Spread<Rotation, Result(Tensors...)>;
+using Operator = dispatcher::Operator<Result(Tensors...), Rotation>;
 
-using Rotary = Spread<Tensor, const Tensor&>;
-using RotaryPair = Spread<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
-using RotaryFrequenciesBackward = Spread<Tensor, const Tensor&, const Tensor&>;
-using RotaryInPlace = Spread<void, const Tensor&>;
-using RotaryPairInPlace = Spread<void, const Tensor&, const Tensor&>;
-using RotaryOut = Spread<void, const Tensor&, const Tensor&>;
-using RotaryPairOut = Spread<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
+using Two = std::tuple<Tensor, Tensor>;
 
-inline Tensor call_rotary(const Tensor& query, const Rotation& by) {
-  static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary");
-  return Rotary::call(handle, query, by);
-}
+inline const Operator<Tensor, const Tensor&> rotary{"rotary"};
+inline const Operator<Two, const Tensor&, const Tensor&> rotary_pair{"rotary_pair"};
 
-inline std::tuple<Tensor, Tensor> call_rotary_pair(const Tensor& query, const Tensor& key,
-                                                   const Rotation& by) {
-  static const auto handle = dispatcher::find<RotaryPair::Signature>("posembed::rotary_pair");
-  return RotaryPair::call(handle, query, key, by);
-}
+/// In place.
+inline const Operator<void, const Tensor&> rotary_{"rotary_"};
+inline const Operator<void, const Tensor&, const Tensor&> rotary_pair_{"rotary_pair_"};
 
-inline void call_rotary_in_place(const Tensor& query, const Rotation& by) {
-  static const auto handle = dispatcher::find<RotaryInPlace::Signature>("posembed::rotary_");
-  RotaryInPlace::call(handle, query, by);
-}
+/// Into given memory, which comes first.
+inline const Operator<void, const Tensor&, const Tensor&> rotary_out{"rotary_out"};
+inline const Operator<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>
+    rotary_pair_out{"rotary_pair_out"};
 
-inline void call_rotary_pair_in_place(const Tensor& query, const Tensor& key, const Rotation& by) {
-  static const auto handle =
-      dispatcher::find<RotaryPairInPlace::Signature>("posembed::rotary_pair_");
-  RotaryPairInPlace::call(handle, query, key, by);
-}
+/// The tangent of a result of a rotation, for the tangent of its frequencies, which stands in their
+/// place.
+inline const Operator<Tensor, const Tensor&> rotary_tangent{"rotary_tangent"};
 
-/// The tangent of `rotated`, a result of a rotation, for the tangent `by.call.frequencies()` of its
-/// frequencies.
-inline Tensor call_rotary_tangent(const Tensor& rotated, const Rotation& by) {
-  static const auto handle = dispatcher::find<Rotary::Signature>("posembed::rotary_tangent");
-  return Rotary::call(handle, rotated, by);
-}
+/// The gradient of frequencies [rotary_dim / 2], in their dtype, from the gradient of query and
+/// query.
+inline const Operator<Tensor, const Tensor&, const Tensor&> rotary_frequencies_backward{
+    "rotary_frequencies_backward"};
 
-/// The gradient of frequencies [rotary_dim / 2], in the dtype of `by.call.frequencies()`, from
-/// `query` and the gradient of query.
-inline Tensor call_rotary_frequencies_backward(const Tensor& gradient, const Tensor& query,
-                                               const Rotation& by) {
-  static const auto handle = dispatcher::find<RotaryFrequenciesBackward::Signature>(
-      "posembed::rotary_frequencies_backward");
-  return RotaryFrequenciesBackward::call(handle, gradient, query, by);
-}
-
-inline void call_rotary_out(const Tensor& out, const Tensor& query, const Rotation& by) {
-  static const auto handle = dispatcher::find<RotaryOut::Signature>("posembed::rotary_out");
-  RotaryOut::call(handle, out, query, by);
-}
-
-inline void call_rotary_pair_out(const Tensor& query_out, const Tensor& key_out,
-                                 const Tensor& query, const Tensor& key, const Rotation& by) {
-  static const auto handle =
-      dispatcher::find<RotaryPairOut::Signature>("posembed::rotary_pair_out");
-  RotaryPairOut::call(handle, query_out, key_out, query, key, by);
-}
-
-inline Tensor call_rotary_frequencies(Text spec) {
-  using Signature = Tensor(Text, std::optional<at::Device>);
-  static const auto handle = dispatcher::find<Signature>("posembed::rotary_frequencies");
-  return handle.call(spec, std::nullopt);
-}
+inline const dispatcher::Operator<Tensor(Text, std::optional<at::Device>)> rotary_frequencies{
+    "rotary_frequencies"};
 
 }  // namespace posembed::rotary

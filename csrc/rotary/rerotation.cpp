@@ -40,8 +40,8 @@ void rerotate(const Tensor& key, const Tensor& old_positions, const Tensor& new_
   check_moved(key, "new_positions", forth);
   // Use float64 between the two rotations, so that only the conversion to the keys' dtype rounds.
   const Tensor wide = key.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
-  call_rotary_in_place(wide, back);
-  call_rotary_in_place(wide, forth);
+  rotary_(wide, back);
+  rotary_(wide, forth);
   key.copy_(wide);
 }
 

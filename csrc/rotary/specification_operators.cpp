@@ -12,7 +12,7 @@
 namespace posembed::rotary {
 namespace {
 
-Tensor rotary_frequencies(Text text, std::optional<at::Device> device) {
+Tensor frequencies_of(Text text, std::optional<at::Device> device) {
   const SpecificationPointer found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
@@ -51,7 +51,7 @@ std::vector<int64_t> rotary_sections(at::IntArrayRef sizes, bool interleaved) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
-  m.impl("rotary_frequencies", rotary_frequencies);
+  m.impl("rotary_frequencies", frequencies_of);
   m.impl("rotary_attention_factor", rotary_attention_factor);
   m.impl("rotary_specification", rotary_specification);
   m.impl("rotary_resolve", rotary_resolve);

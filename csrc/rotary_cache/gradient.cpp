@@ -1,8 +1,8 @@
 // A cache has no gradient: rotary_cache_ is for inference and throws if a gradient would be lost.
+// Which tensors it writes depends on its arguments, so it has a kernel of its own for that.
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include "dispatcher/checks.h"
 #include "dispatcher/tangent.h"
 #include "rotary_cache/operator.h"
 
@@ -23,7 +23,7 @@ void check_inference_only(const Call& call) {
 
 void rotary_cache_autograd(const Call& call) {
   check_inference_only(call);
-  dispatcher::below_autograd([&] { call_rotary_cache(call); });
+  dispatcher::below_autograd([&] { rotary_cache_(call); });
   torch::autograd::impl::bump_version(call.rotated_query());
   if (call.rotate_key) torch::autograd::impl::bump_version(call.key);
   torch::autograd::impl::bump_version(call.key_cache);
@@ -32,8 +32,6 @@ void rotary_cache_autograd(const Call& call) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache_autograd>);
-}
+TORCH_LIBRARY_FRAGMENT(posembed, m) { rotary_cache_.differentiate<rotary_cache_autograd>(m); }
 
 }  // namespace posembed::rotary_cache

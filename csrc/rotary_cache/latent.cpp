@@ -26,15 +26,15 @@ Tensor key_of(const Tensor& key_rope, const rotary::Specification& spec,
   return key;
 }
 
-std::tuple<Tensor, Tensor> mla_rotary(const Tensor& query, const Tensor& key_rope,
-                                      const LatentRotation& latent) {
+std::tuple<Tensor, Tensor> rotate(const Tensor& query, const Tensor& key_rope,
+                                  const LatentRotation& latent) {
   const rotary::Dimensions where = rotary::dimensions(latent.call.layout());
   const rotary::SpecificationPointer spec = rotary::specification(latent.spec);
   const Tensor key = key_of(key_rope, *spec, where);
   const rotary::Rotation by{latent.spec, latent.call};
   rotary::check(query, &key, by, {"query", "key_rope"});
   dispatcher::check_size(query.sym_size(-1), spec->spec.head_dim, "query", "head_dim");
-  auto [rotated_query, rotated_key] = rotary::call_rotary_pair(query, key, by);
+  auto [rotated_query, rotated_key] = rotary::rotary_pair(query, key, by);
   return {rotated_query,
           key_rope.dim() < where.rank ? rotated_key.squeeze(where.heads) : rotated_key};
 }
@@ -45,7 +45,7 @@ void check_cache(const Tensor& cache, const Tensor& latent, const Tensor& key_ro
                          "latent_dim + rotary_dim");
 }
 
-void mla_rotary_cache(const LatentCall& given) {
+void rotate_and_cache_latent(const LatentCall& given) {
   const rotary::Dimensions where = rotary::dimensions(given.layout);
   const Tensor &latent = given.latent, &key_rope = given.key_rope;
   Call call;
@@ -65,19 +65,14 @@ void mla_rotary_cache(const LatentCall& given) {
   call.query_out = given.query_out;
   call.key_scale = call.value_scale = given.scale;
   call.key_scale_tensor = call.value_scale_tensor = given.scale_tensor;
-  call_rotary_cache(call);
+  rotary_cache_(call);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>);
-  m.impl("mla_rotary_cache_", MlaRotaryCache::kernel<mla_rotary_cache>);
-}
-
-// Not composite, because torch.func.vmap would run it sample by sample, with a warning.
-TORCH_LIBRARY_IMPL(posembed, FuncTorchBatchedDecomposition, m) {
-  m.impl("mla_rotary", MlaRotary::kernel<mla_rotary>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  mla_rotary.compose_batched<rotate>(m);
+  mla_rotary_cache_.compose<rotate_and_cache_latent>(m);
 }
 
 }  // namespace posembed::rotary_cache

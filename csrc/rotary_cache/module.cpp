@@ -27,7 +27,7 @@ torch::Tensor functional::rotary_cache_(const torch::Tensor& query, const torch:
                                         const torch::Tensor& slot_mapping, const RotarySpec& spec,
                                         const RotaryCacheCall& call) {
   const std::string text = spec.to_json();
-  rotary_cache::call_rotary_cache(
+  rotary_cache::rotary_cache_(
       {query, key, value, key_cache, value_cache, slot_mapping, text,
        rotary::positions_of(call, query), call.layout(), name(call.cache_layout()),
        call.offset().number(), call.query_out(), call.rotate_key(), number(call.key_scale()),
@@ -43,7 +43,7 @@ std::tuple<torch::Tensor, torch::Tensor> functional::mla_rotary(const torch::Ten
                     "call: expected neither cu_seqlens nor frequencies for mla_rotary");
   RotaryCall by = call;
   by.positions(rotary::positions_of(call, query)).offset(call.offset().number());
-  return rotary_cache::call_mla_rotary(query, key_rope, {spec.to_json(), std::move(by)});
+  return rotary_cache::mla_rotary(query, key_rope, {spec.to_json(), std::move(by)});
 }
 
 torch::Tensor functional::mla_rotary_cache_(const torch::Tensor& query, const torch::Tensor& latent,
@@ -53,10 +53,10 @@ torch::Tensor functional::mla_rotary_cache_(const torch::Tensor& query, const to
                                             const RotarySpec& spec,
                                             const MlaRotaryCacheCall& call) {
   const std::string text = spec.to_json();
-  rotary_cache::call_mla_rotary_cache({query, latent, key_rope, cache, slot_mapping, text,
-                                       rotary::positions_of(call, query), call.layout(),
-                                       call.offset().number(), call.query_out(),
-                                       number(call.scale()), tensor(call.scale())});
+  rotary_cache::mla_rotary_cache_({query, latent, key_rope, cache, slot_mapping, text,
+                                   rotary::positions_of(call, query), call.layout(),
+                                   call.offset().number(), call.query_out(), number(call.scale()),
+                                   tensor(call.scale())});
   return call.query_out().value_or(query);
 }
 

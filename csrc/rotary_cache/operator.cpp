@@ -40,7 +40,6 @@ bool is_float8(const Tensor& cache) { return cache.scalar_type() == at::kFloat8_
 void check_value(const Call& call, const char* argument, const Dimensions& where) {
   dispatcher::check_rank(call.value, argument, where.rank, where.shape);
   dispatcher::check_same_dtype(call.value, argument, call.query, "query");
-  dispatcher::check_same_device(call.value, argument, call.query, "query");
   for (const auto& [dimension, name] :
        {std::pair(where.batch, "batch"), {where.seq, "seq"}, {where.heads, "heads"}}) {
     if (dimension < 0) continue;
@@ -53,7 +52,6 @@ void check_slot_mapping(const Call& call, const Dimensions& where) {
   // slot_mapping: [tokens] or [batch, seq]
   const Tensor& slots = call.slot_mapping;
   dispatcher::check_integers(slots, "slot_mapping");
-  dispatcher::check_same_device(slots, "slot_mapping", call.query, "query");
   const bool batched = where.batch >= 0;
   dispatcher::check_rank(slots, "slot_mapping", batched ? 2 : 1,
                          batched ? "[batch, seq]" : "[tokens]");
@@ -69,7 +67,6 @@ void check_cache(const Tensor& cache, const char* argument, const Tensor& rows, 
   TORCH_CHECK_TYPE(is_float8(cache) || cache.scalar_type() == call.query.scalar_type(), argument,
                    ": expected the dtype of query, ", call.query.scalar_type(),
                    ", or float8_e4m3fn, got ", cache.scalar_type());
-  dispatcher::check_same_device(cache, argument, call.query, "query");
   dispatcher::check_rank(cache, argument, 4, dims.shape);
   dispatcher::check_size(cache.sym_size(dims.heads), rows.sym_size(where.heads), argument, "heads");
   dispatcher::check_size(cache.sym_size(3), rows.sym_size(-1), argument, "head_dim");
@@ -100,10 +97,9 @@ void check_scale(double scale, const MaybeTensor& tensor, const char* argument, 
                    tensor->scalar_type());
   TORCH_CHECK_VALUE(tensor->sym_numel() == 1, argument, ": expected one element, got ",
                     tensor->sym_sizes());
-  dispatcher::check_same_device(*tensor, argument, call.query, "query");
 }
 
-/// The checks that need no values. Eager and Meta kernels share them.
+/// The checks that need no values.
 rotary::SpecificationPointer check(const Call& call) {
   const Names names = names_of(call);
   rotary::SpecificationPointer spec =
@@ -119,6 +115,10 @@ rotary::SpecificationPointer check(const Call& call) {
   if (call.query_out.has_value()) {
     dispatcher::check_like(*call.query_out, "query_out", call.query, "query");
   }
+  dispatcher::check_writable(call.rotated_query(), call.query_out ? "query_out" : "query");
+  dispatcher::check_writable(call.key_cache, names.key_cache);
+  dispatcher::check_writable(call.value_cache, names.value_cache);
+  if (call.rotate_key) dispatcher::check_writable(call.key, names.key);
   return spec;
 }
 
@@ -131,7 +131,7 @@ void check_no_overlap(const Named& tensor, const Named& other) {
   dispatcher::check_no_overlap(tensor.tensor, tensor.name, other.tensor, other.name);
 }
 
-/// Checks that every output is writable and shares no memory with another tensor.
+/// Checks that no output shares memory with another tensor.
 void check_memory(const Call& call) {
   const Names names = names_of(call);
   const bool elsewhere = call.query_out.has_value();
@@ -139,8 +139,6 @@ void check_memory(const Call& call) {
   const Named rotated{call.rotated_query(), elsewhere ? "query_out" : "query"};
   const Named written[] = {
       rotated, {call.key_cache, names.key_cache}, {call.value_cache, names.value_cache}};
-  for (const Named& target : written) dispatcher::check_writable(target.tensor, target.name);
-  if (call.rotate_key) dispatcher::check_writable(key.tensor, key.name);
   for (int i = 0; i < 3; ++i) {
     for (int j = 0; j < i; ++j) check_no_overlap(written[i], written[j]);
     check_no_overlap(key, written[i]);
@@ -196,8 +194,7 @@ void launch(Arguments& arguments, const Tensor& query) {
                      POSEMBED_CUDA_LAUNCHER(rotate_and_cache_cuda));
 }
 
-void rotary_cache(const Call& call) {
-  const rotary::SpecificationPointer spec = check(call);
+void rotate_and_cache(const Call& call, const rotary::SpecificationPointer& spec) {
   check_memory(call);
   const Dimensions where = rotary::dimensions(call.layout);
   const CacheDimensions cache_where = cache_dimensions(call.cache_layout);
@@ -225,20 +222,8 @@ void rotary_cache(const Call& call) {
   launch(arguments, query);
 }
 
-void rotary_cache_meta(const Call& call) { check(call); }
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache>); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) {
-  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache>);
-}
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary_cache_", RotaryCache::kernel<rotary_cache_meta>);
-}
+TORCH_LIBRARY_FRAGMENT(posembed, m) { rotary_cache_.implement<check, rotate_and_cache>(m); }
 
 }  // namespace posembed::rotary_cache

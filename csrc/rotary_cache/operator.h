@@ -1,5 +1,5 @@
-// C++ calls of the operators that write rotated keys to a paged cache, through the dispatcher as in
-// Python. Their long list of arguments becomes one struct.
+// The operators that write rotated keys to a paged cache, as C++ code calls them and as their
+// kernels are registered. Their long list of arguments becomes one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/rotary_cache.h"
 #include "rotary/operator.h"
 
@@ -75,12 +74,7 @@ inline rotary::Rotation rotation_of(const Call& call) {
   return {call.spec, std::move(rotation)};
 }
 
-using RotaryCache = dispatcher::Spread<Call, void()>;
-
-inline void call_rotary_cache(const Call& call) {
-  static const auto handle = dispatcher::find<RotaryCache::Signature>("posembed::rotary_cache_");
-  RotaryCache::call(handle, call);
-}
+inline const dispatcher::Operator<void(), Call> rotary_cache_{"rotary_cache_"};
 
 /// Arguments of mla_rotary, of which it passes most on. Refers to the text.
 struct LatentRotation {
@@ -94,14 +88,9 @@ struct LatentRotation {
   }
 };
 
-using MlaRotary =
-    dispatcher::Spread<LatentRotation, std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&)>;
-
-inline std::tuple<Tensor, Tensor> call_mla_rotary(const Tensor& query, const Tensor& key_rope,
-                                                  const LatentRotation& by) {
-  static const auto handle = dispatcher::find<MlaRotary::Signature>("posembed::mla_rotary");
-  return MlaRotary::call(handle, query, key_rope, by);
-}
+inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&),
+                                  LatentRotation>
+    mla_rotary{"mla_rotary"};
 
 /// Arguments of mla_rotary_cache_, in the order of its schema. Refers to the text.
 struct LatentCall {
@@ -122,12 +111,6 @@ struct LatentCall {
   }
 };
 
-using MlaRotaryCache = dispatcher::Spread<LatentCall, void()>;
-
-inline void call_mla_rotary_cache(const LatentCall& call) {
-  static const auto handle =
-      dispatcher::find<MlaRotaryCache::Signature>("posembed::mla_rotary_cache_");
-  MlaRotaryCache::call(handle, call);
-}
+inline const dispatcher::Operator<void(), LatentCall> mla_rotary_cache_{"mla_rotary_cache_"};
 
 }  // namespace posembed::rotary_cache

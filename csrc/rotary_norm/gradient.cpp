@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/norm_chain.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
+#include "dispatcher/tensors.h"
 #include "rotary/arguments.h"
 #include "rotary_norm/operator.h"
 
@@ -32,7 +32,7 @@ Tensor factor(const Call& call, const Tensor& weight) {
 }
 
 Tensor rotate(const Call& call, const Tensor& tensor, bool transpose) {
-  return rotary::call_rotary(tensor, rotation_of(call, transpose));
+  return rotary::rotary(tensor, rotation_of(call, transpose));
 }
 
 Tensor forward_chain(const Call& call, const Tensor& tensor, const Tensor& weight) {
@@ -94,9 +94,8 @@ class NormRotaryBackward : public dispatcher::OperatorNode<NormRotaryBackward> {
       return gradient.defined() ? gradient : at::zeros_like(of);
     };
     auto [query_gradient, key_gradient, query_weight_gradient, key_weight_gradient] =
-        call_norm_rotary_backward(given(gradients[0], forward.query),
-                                  given(gradients[1], forward.key), query_rstd.unpack(),
-                                  key_rstd.unpack(), forward);
+        norm_rotary_backward(given(gradients[0], forward.query), given(gradients[1], forward.key),
+                             query_rstd.unpack(), key_rstd.unpack(), forward);
     return {query_gradient, key_gradient, query_weight_gradient, key_weight_gradient};
   }
 
@@ -111,10 +110,10 @@ bool requires_grad(const Call& call) {
 
 /// A separate operator also for autograd: an outer torch.func transform differentiates this call.
 /// The norms' divisors need no derivatives, because the chain does not use them.
-Four norm_rotary_forward_autograd(const Call& call) {
+Four forward_autograd(const Call& call) {
   auto node = dispatcher::node_for<NormRotaryBackward>(call.query, call.key, call.query_weight,
                                                        call.key_weight);
-  Four outputs = dispatcher::below_autograd([&] { return call_norm_rotary_forward(call); });
+  Four outputs = dispatcher::below_autograd([&] { return norm_rotary_forward(call); });
   auto& [query, key, query_rstd, key_rstd] = outputs;
   if (has_tangent(call)) {
     std::tie(query, key) = forward_chain(call);
@@ -128,45 +127,33 @@ Four norm_rotary_forward_autograd(const Call& call) {
   return outputs;
 }
 
-Two norm_rotary_autograd(const Call& call) {
+Two pair_autograd(const Call& call) {
   if (requires_grad(call) || has_tangent(call)) {
-    auto [query, key, query_rstd, key_rstd] = norm_rotary_forward_autograd(call);
+    auto [query, key, query_rstd, key_rstd] = forward_autograd(call);
     return {query, key};
   }
-  return dispatcher::below_autograd([&] { return call_norm_rotary(call); });
+  return dispatcher::below_autograd([&] { return norm_rotary(call); });
 }
 
-Four norm_rotary_backward_autograd(const Tensor& query_gradient, const Tensor& key_gradient,
-                                   const Tensor& query_rstd, const Tensor& key_rstd,
-                                   const Call& call) {
+Four backward_autograd(const Tensor& query_gradient, const Tensor& key_gradient,
+                       const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
   const bool again =
       requires_grad(call) || torch::autograd::compute_requires_grad(query_gradient, key_gradient);
   if (again || has_tangent(call) || have_tangent(query_gradient, key_gradient)) {
     return backward_chain(call, query_gradient, key_gradient);
   }
   return dispatcher::below_autograd([&] {
-    return call_norm_rotary_backward(query_gradient, key_gradient, query_rstd, key_rstd, call);
+    return norm_rotary_backward(query_gradient, key_gradient, query_rstd, key_rstd, call);
   });
-}
-
-void norm_rotary_in_place_autograd(const Call& call) {
-  constexpr const char* alternative = "posembed::norm_rotary";
-  dispatcher::check_inference_only(call.query, "query", alternative);
-  dispatcher::check_inference_only(call.key, "key", alternative);
-  dispatcher::check_inference_only(call.query_weight, "query_weight", alternative);
-  dispatcher::check_inference_only(call.key_weight, "key_weight", alternative);
-  dispatcher::below_autograd([&] { call_norm_rotary_in_place(call); });
-  torch::autograd::impl::bump_version(call.query);
-  torch::autograd::impl::bump_version(call.key);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_autograd>);
-  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward_autograd>);
-  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward_autograd>);
-  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  norm_rotary.differentiate<pair_autograd>(m);
+  norm_rotary_.refuse_gradients(m);
+  norm_rotary_forward.differentiate<forward_autograd>(m);
+  norm_rotary_backward.differentiate<backward_autograd>(m);
 }
 
 }  // namespace posembed::rotary_norm

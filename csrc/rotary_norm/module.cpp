@@ -19,14 +19,14 @@ Call call_of(const Tensor& query, const Tensor& key, const Tensor& query_weight,
 std::tuple<torch::Tensor, torch::Tensor> functional::norm_rotary(
     const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
     const torch::Tensor& key_weight, const RotarySpec& spec, const NormRotaryCall& call) {
-  return rotary_norm::call_norm_rotary(
+  return rotary_norm::norm_rotary(
       rotary_norm::call_of(query, key, query_weight, key_weight, spec.to_json(), call));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> functional::norm_rotary_(
     const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& query_weight,
     const torch::Tensor& key_weight, const RotarySpec& spec, const NormRotaryCall& call) {
-  rotary_norm::call_norm_rotary_in_place(
+  rotary_norm::norm_rotary_(
       rotary_norm::call_of(query, key, query_weight, key_weight, spec.to_json(), call));
   return {query, key};
 }

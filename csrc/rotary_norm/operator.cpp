@@ -26,7 +26,6 @@ using rotary::Dimensions;
 void check_weight(const Tensor& weight, const char* argument, const Call& call) {
   dispatcher::check_rank(weight, argument, 1, "[head_dim]");
   dispatcher::check_same_dtype(weight, argument, call.query, "query");
-  dispatcher::check_same_device(weight, argument, call.query, "query");
   dispatcher::check_size(weight.sym_size(0), call.query.sym_size(-1), argument, "head_dim");
 }
 
@@ -61,7 +60,7 @@ Tensor empty_rstd(const Tensor& tensor, Layout layout) {
 }
 
 /// The arguments as kernels read them, and the tensors that they point into.
-struct Prepared {
+struct KernelCall {
   Arguments arguments;
   rotary::Inputs inputs;
   Tensor query, key, weight[2];
@@ -69,9 +68,9 @@ struct Prepared {
 
 /// The arguments for reading rows of `in` and writing rows of `out`: query and key, or their
 /// gradients.
-Prepared prepare(const Call& call, const rotary::Specification& spec, const Two& in, const Two& out,
-                 bool transpose) {
-  Prepared prepared;
+KernelCall kernel_call(const Call& call, const rotary::Specification& spec, const Two& in,
+                       const Two& out, bool transpose) {
+  KernelCall prepared;
   const rotary::Rotation by = rotation_of(call, transpose);
   prepared.inputs =
       rotary::checked_inputs(by.call, call.query.size(rotary::dimensions(by.call.layout()).seq));
@@ -102,34 +101,53 @@ void launch(Arguments& arguments, const Tensor& query) {
                      norm_and_rotate_cpu, POSEMBED_CUDA_LAUNCHER(norm_and_rotate_cuda));
 }
 
-Two norm_rotary(const Call& call) {
-  const rotary::SpecificationPointer spec = check(call);
-  Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-  Prepared prepared = prepare(call, *spec, {call.query, call.key}, out, false);
-  launch(prepared.arguments, call.query);
-  return out;
+/// The specification of a rotation, and memory for its results.
+template <typename Result>
+struct Prepared {
+  rotary::SpecificationPointer spec;
+  Result result;
+};
+
+Two empty_pair(const Call& call) {
+  return {rotary::empty_result(call.query), rotary::empty_result(call.key)};
 }
 
-Four norm_rotary_forward(const Call& call) {
-  const rotary::SpecificationPointer spec = check(call);
-  Two out = {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-  Two rstd = {empty_rstd(call.query, call.options.layout()),
-              empty_rstd(call.key, call.options.layout())};
-  Prepared prepared = prepare(call, *spec, {call.query, call.key}, out, false);
-  prepared.arguments.rstd[0] = std::get<0>(rstd).mutable_data_ptr();
-  prepared.arguments.rstd[1] = std::get<1>(rstd).mutable_data_ptr();
-  launch(prepared.arguments, call.query);
-  return std::tuple_cat(out, rstd);
+Prepared<Two> prepare(const Call& call) { return {check(call), empty_pair(call)}; }
+
+void compute(const Call& call, const Prepared<Two>& prepared) {
+  KernelCall kernel =
+      kernel_call(call, *prepared.spec, {call.query, call.key}, prepared.result, false);
+  launch(kernel.arguments, call.query);
 }
 
-void norm_rotary_in_place(const Call& call) {
-  const rotary::SpecificationPointer spec = check(call);
+Prepared<Four> prepare_forward(const Call& call) {
+  rotary::SpecificationPointer spec = check(call);
+  const Layout layout = call.options.layout();
+  return {std::move(spec), std::tuple_cat(empty_pair(call), Two{empty_rstd(call.query, layout),
+                                                                empty_rstd(call.key, layout)})};
+}
+
+void forward(const Call& call, const Prepared<Four>& prepared) {
+  const auto& [query, key, query_rstd, key_rstd] = prepared.result;
+  KernelCall kernel =
+      kernel_call(call, *prepared.spec, {call.query, call.key}, {query, key}, false);
+  kernel.arguments.rstd[0] = query_rstd.mutable_data_ptr();
+  kernel.arguments.rstd[1] = key_rstd.mutable_data_ptr();
+  launch(kernel.arguments, call.query);
+}
+
+rotary::SpecificationPointer check_in_place(const Call& call) {
+  rotary::SpecificationPointer spec = check(call);
   dispatcher::check_writable(call.query, "query");
   dispatcher::check_writable(call.key, "key");
+  return spec;
+}
+
+void compute_in_place(const Call& call, const rotary::SpecificationPointer& spec) {
   dispatcher::check_no_overlap(call.key, "key", call.query, "query");
   const Two both = {call.query, call.key};
-  Prepared prepared = prepare(call, *spec, both, both, false);
-  launch(prepared.arguments, call.query);
+  KernelCall kernel = kernel_call(call, *spec, both, both, false);
+  launch(kernel.arguments, call.query);
 }
 
 // ----------------------------------------------------------------------------------- backward
@@ -138,7 +156,6 @@ void norm_rotary_in_place(const Call& call) {
 void check_rstd(const Tensor& rstd, const char* argument, const Tensor& of, const Call& call) {
   TORCH_CHECK_TYPE(rstd.scalar_type() == dispatcher::compute_type(of), argument, ": expected ",
                    dispatcher::compute_type(of), ", got ", rstd.scalar_type());
-  dispatcher::check_same_device(rstd, argument, of, "query");
   const c10::SymDimVector sizes = rstd_sizes(of, rotary::dimensions(call.options.layout()));
   TORCH_CHECK_VALUE(rstd.sym_sizes() == c10::SymIntArrayRef(sizes), argument,
                     ": expected [batch, seq, heads], got ", rstd.sym_sizes());
@@ -163,23 +180,28 @@ Four empty_gradients(const Call& call) {
           at::empty_symint(call.key_weight.sym_sizes(), call.key_weight.options())};
 }
 
-Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradient,
-                          const Tensor& query_rstd, const Tensor& key_rstd, const Call& call) {
-  const rotary::SpecificationPointer spec = check(call);
+Prepared<Four> prepare_backward(const Tensor& query_gradient, const Tensor& key_gradient,
+                                const Tensor& query_rstd, const Tensor& key_rstd,
+                                const Call& call) {
+  rotary::SpecificationPointer spec = check(call);
   dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
   dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
   check_rstd(query_rstd, "query_rstd", call.query, call);
   check_rstd(key_rstd, "key_rstd", call.key, call);
-  Four result = empty_gradients(call);
-  auto& [query_result, key_result, query_weight, key_weight] = result;
-  const Prepared prepared =
-      prepare(call, *spec, {query_gradient, key_gradient}, {query_result, key_result}, true);
+  return {std::move(spec), empty_gradients(call)};
+}
+
+void backward(const Tensor& query_gradient, const Tensor& key_gradient, const Tensor& query_rstd,
+              const Tensor& key_rstd, const Call& call, const Prepared<Four>& prepared) {
+  const auto& [query_result, key_result, query_weight, key_weight] = prepared.result;
+  const KernelCall kernel = kernel_call(call, *prepared.spec, {query_gradient, key_gradient},
+                                        {query_result, key_result}, true);
   const Dimensions where = rotary::dimensions(call.options.layout());
   const Tensor normed[] = {dispatcher::with_contiguous_last_dim(call.query),
                            dispatcher::with_contiguous_last_dim(call.key)};
   const Tensor rstd[] = {query_rstd.contiguous(), key_rstd.contiguous()};
   BackwardArguments arguments;
-  arguments.forward = prepared.arguments;
+  arguments.forward = kernel.arguments;
   for (int r = 0; r < 2; ++r) {
     arguments.normed[r] = rotary::head_view(normed[r], nullptr, where);
     arguments.forward.rstd[r] = const_cast<void*>(rstd[r].const_data_ptr());  // only read
@@ -194,29 +216,6 @@ Four norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradie
   arguments.weight_gradient[0] = query_weight.mutable_data_ptr();
   arguments.weight_gradient[1] = key_weight.mutable_data_ptr();
   launch(arguments, call.query);
-  return result;
-}
-
-// --------------------------------------------------------------------------------------- Meta
-
-Two norm_rotary_meta(const Call& call) {
-  check(call);
-  return {rotary::empty_result(call.query), rotary::empty_result(call.key)};
-}
-
-void norm_rotary_in_place_meta(const Call& call) { check(call); }
-
-Four norm_rotary_forward_meta(const Call& call) {
-  return std::tuple_cat(norm_rotary_meta(call), Two{empty_rstd(call.query, call.options.layout()),
-                                                    empty_rstd(call.key, call.options.layout())});
-}
-
-Four norm_rotary_backward_meta(const Tensor& query_gradient, const Tensor& key_gradient,
-                               const Tensor&, const Tensor&, const Call& call) {
-  check(call);
-  dispatcher::check_like(query_gradient, "query_gradient", call.query, "query");
-  dispatcher::check_like(key_gradient, "key_gradient", call.key, "key");
-  return empty_gradients(call);
 }
 
 // ----------------------------------------------------------------------------------- autocast
@@ -227,45 +226,19 @@ Call with_weights_like_data(Call call) {
   return call;
 }
 
-Two norm_rotary_autocast(const Call& call) {
-  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
-  return call_norm_rotary(with_weights_like_data(call));
-}
+Two autocast(const Call& call) { return norm_rotary(with_weights_like_data(call)); }
 
-void norm_rotary_in_place_autocast(const Call& call) {
-  const dispatcher::AutocastDisabled disabled(c10::autocast_dispatch_keyset);
-  call_norm_rotary_in_place(with_weights_like_data(call));
-}
-
-void register_autocast(torch::Library& m) {
-  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_autocast>);
-  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_autocast>);
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary>);
-  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward>);
-  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward>);
-  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place>);
-}
+void autocast_in_place(const Call& call) { norm_rotary_(with_weights_like_data(call)); }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCPU, m) { register_autocast(m); }
-
-TORCH_LIBRARY_IMPL(posembed, AutocastCUDA, m) { register_autocast(m); }
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("norm_rotary", NormRotaryOperator::kernel<norm_rotary_meta>);
-  m.impl("norm_rotary_forward", NormRotaryForwardOperator::kernel<norm_rotary_forward_meta>);
-  m.impl("norm_rotary_backward", NormRotaryBackwardOperator::kernel<norm_rotary_backward_meta>);
-  m.impl("norm_rotary_", NormRotaryInPlaceOperator::kernel<norm_rotary_in_place_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  norm_rotary.implement<prepare, compute>(m);
+  norm_rotary.autocast<autocast>(m);
+  norm_rotary_.implement<check_in_place, compute_in_place>(m);
+  norm_rotary_.autocast<autocast_in_place>(m);
+  norm_rotary_forward.implement<prepare_forward, forward>(m);
+  norm_rotary_backward.implement<prepare_backward, backward>(m);
 }
 
 }  // namespace posembed::rotary_norm

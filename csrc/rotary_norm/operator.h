@@ -1,5 +1,5 @@
-// C++ calls of the QK-norm operators, through the dispatcher as in Python. Their common arguments
-// become one struct.
+// The QK-norm operators, as C++ code calls them and as their kernels are registered. Their common
+// arguments form one struct.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/rotary_norm.h"
 #include "rotary/operator.h"
 
@@ -52,41 +51,17 @@ using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 template <typename Result, typename... Tensors>
-using Spread = dispatcher::Spread<Call, Result(Tensors...)>;
+using Operator = dispatcher::Operator<Result(Tensors...), Call>;
 
-using NormRotaryOperator = Spread<Two>;
-using NormRotaryForwardOperator = Spread<Four>;
-using NormRotaryBackwardOperator =
-    Spread<Four, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
-using NormRotaryInPlaceOperator = Spread<void>;
-
-inline Two call_norm_rotary(const Call& call) {
-  static const auto handle =
-      dispatcher::find<NormRotaryOperator::Signature>("posembed::norm_rotary");
-  return NormRotaryOperator::call(handle, call);
-}
+inline const Operator<Two> norm_rotary{"norm_rotary"};
+inline const Operator<void> norm_rotary_{"norm_rotary_"};
 
 /// Query and key, and the rstd of each for the backward pass, [batch, seq, heads].
-inline Four call_norm_rotary_forward(const Call& call) {
-  static const auto handle =
-      dispatcher::find<NormRotaryForwardOperator::Signature>("posembed::norm_rotary_forward");
-  return NormRotaryForwardOperator::call(handle, call);
-}
+inline const Operator<Four> norm_rotary_forward{"norm_rotary_forward"};
 
-/// Gradients of query, key and their weights, from those of the results.
-inline Four call_norm_rotary_backward(const Tensor& query_gradient, const Tensor& key_gradient,
-                                      const Tensor& query_rstd, const Tensor& key_rstd,
-                                      const Call& call) {
-  static const auto handle =
-      dispatcher::find<NormRotaryBackwardOperator::Signature>("posembed::norm_rotary_backward");
-  return NormRotaryBackwardOperator::call(handle, query_gradient, key_gradient, query_rstd,
-                                          key_rstd, call);
-}
-
-inline void call_norm_rotary_in_place(const Call& call) {
-  static const auto handle =
-      dispatcher::find<NormRotaryInPlaceOperator::Signature>("posembed::norm_rotary_");
-  NormRotaryInPlaceOperator::call(handle, call);
-}
+/// Gradients of query, key and their weights, from the gradients of the results and the rstd of
+/// query and key.
+inline const Operator<Four, const Tensor&, const Tensor&, const Tensor&, const Tensor&>
+    norm_rotary_backward{"norm_rotary_backward"};
 
 }  // namespace posembed::rotary_norm

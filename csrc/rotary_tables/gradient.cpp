@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "dispatcher/autograd.h"
-#include "dispatcher/checks.h"
 #include "dispatcher/saved_call.h"
 #include "dispatcher/tangent.h"
 #include "rotary/arguments.h"
@@ -128,11 +127,11 @@ class RotaryTablesBackward : public dispatcher::OperatorNode<RotaryTablesBackwar
                    variable_list* result) const {
     auto& out = *result;
     if (gradients.size() == 2 && gradients[0].defined() && gradients[1].defined()) {
-      std::tie(out[0], out[1]) = call_rotary_tables_pair(gradients[0], gradients[1], back);
+      std::tie(out[0], out[1]) = rotary_tables_pair(gradients[0], gradients[1], back);
       return;
     }
     for (size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) out[i] = call_rotary_tables(gradients[i], back);
+      if (gradients[i].defined()) out[i] = rotary_tables(gradients[i], back);
     }
   }
 };
@@ -185,30 +184,30 @@ Tensor window_of(const Tensor& input, const RotaryTables& tables) {
 Tensor rotated_tangent(const Tensor& in, const TableRotation& by) {
   Tensor result;
   if (const Tensor direction = dispatcher::tangent(in); direction.defined()) {
-    result = call_rotary_tables(direction, {primal(by.tables), by.transpose});
+    result = rotary_tables(direction, {primal(by.tables), by.transpose});
   }
   if (const auto direction = tangent_of(by.tables); direction.has_value()) {
     const Tensor window = window_of(dispatcher::primal(in), by.tables);
-    result = dispatcher::accumulate(result, call_rotary_tables(window, {*direction, by.transpose}));
+    result = dispatcher::accumulate(result, rotary_tables(window, {*direction, by.transpose}));
   }
   return result;
 }
 
 // ----------------------------------------------------------------------------------------- kernels
 
-Tensor rotary_tables_autograd(const Tensor& query, const TableRotation& by) {
+Tensor one_autograd(const Tensor& query, const TableRotation& by) {
   auto node = backward_node(by, query);
-  Tensor output = dispatcher::below_autograd([&] { return call_rotary_tables(query, by); });
+  Tensor output = dispatcher::below_autograd([&] { return rotary_tables(query, by); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, rotated_tangent(query, by));
   return output;
 }
 
-std::tuple<Tensor, Tensor> rotary_tables_pair_autograd(const Tensor& query, const Tensor& key,
-                                                       const TableRotation& by) {
+std::tuple<Tensor, Tensor> pair_autograd(const Tensor& query, const Tensor& key,
+                                         const TableRotation& by) {
   auto node = backward_node(by, query, key);
   std::tuple<Tensor, Tensor> outputs =
-      dispatcher::below_autograd([&] { return call_rotary_tables_pair(query, key, by); });
+      dispatcher::below_autograd([&] { return rotary_tables_pair(query, key, by); });
   auto& [query_out, key_out] = outputs;
   if (node) torch::autograd::set_history(query_out, node);
   if (node) torch::autograd::set_history(key_out, node);
@@ -217,60 +216,15 @@ std::tuple<Tensor, Tensor> rotary_tables_pair_autograd(const Tensor& query, cons
   return outputs;
 }
 
-/// In-place operators record no history for any argument.
-void check_inference_only(const Tensor& tensor, const char* argument, const TableRotation& by,
-                          const char* alternative) {
-  dispatcher::check_inference_only(tensor, argument, alternative);
-  dispatcher::check_inference_only(by.tables.cos(), "cos", alternative);
-  if (by.tables.sin().has_value()) {
-    dispatcher::check_inference_only(*by.tables.sin(), "sin", alternative);
-  }
-}
-
-void rotary_tables_in_place_autograd(const Tensor& query, const TableRotation& by) {
-  check_inference_only(query, "query", by, "posembed::rotary_tables");
-  dispatcher::below_autograd([&] { call_rotary_tables_in_place(query, by); });
-  torch::autograd::impl::bump_version(query);
-}
-
-void rotary_tables_pair_in_place_autograd(const Tensor& query, const Tensor& key,
-                                          const TableRotation& by) {
-  check_inference_only(query, "query", by, "posembed::rotary_tables_pair");
-  check_inference_only(key, "key", by, "posembed::rotary_tables_pair");
-  dispatcher::below_autograd([&] { call_rotary_tables_pair_in_place(query, key, by); });
-  torch::autograd::impl::bump_version(query);
-  torch::autograd::impl::bump_version(key);
-}
-
-void rotary_tables_out_autograd(const Tensor& out, const Tensor& query, const TableRotation& by) {
-  check_inference_only(out, "out", by, "posembed::rotary_tables");
-  check_inference_only(query, "query", by, "posembed::rotary_tables");
-  dispatcher::below_autograd([&] { call_rotary_tables_out(out, query, by); });
-  torch::autograd::impl::bump_version(out);
-}
-
-void rotary_tables_pair_out_autograd(const Tensor& query_out, const Tensor& key_out,
-                                     const Tensor& query, const Tensor& key,
-                                     const TableRotation& by) {
-  check_inference_only(query_out, "query_out", by, "posembed::rotary_tables_pair");
-  check_inference_only(key_out, "key_out", by, "posembed::rotary_tables_pair");
-  check_inference_only(query, "query", by, "posembed::rotary_tables_pair");
-  check_inference_only(key, "key", by, "posembed::rotary_tables_pair");
-  dispatcher::below_autograd(
-      [&] { call_rotary_tables_pair_out(query_out, key_out, query, key, by); });
-  torch::autograd::impl::bump_version(query_out);
-  torch::autograd::impl::bump_version(key_out);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("rotary_tables", Rotate::kernel<rotary_tables_autograd>);
-  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair_autograd>);
-  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place_autograd>);
-  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place_autograd>);
-  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out_autograd>);
-  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  rotary_tables.differentiate<one_autograd>(m);
+  rotary_tables_pair.differentiate<pair_autograd>(m);
+  rotary_tables_.refuse_gradients(m);
+  rotary_tables_pair_.refuse_gradients(m);
+  rotary_tables_out.refuse_gradients(m);
+  rotary_tables_pair_out.refuse_gradients(m);
 }
 
 }  // namespace posembed::rotary_tables

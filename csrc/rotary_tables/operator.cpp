@@ -37,7 +37,6 @@ void check_tables(const RotaryTables& tables, const Tensor& query, const Dimensi
     TORCH_CHECK_TYPE(cos.scalar_type() != at::kComplexHalf,
                      "cos: expected complex64 or complex128, got ", cos.scalar_type());
   }
-  dispatcher::check_same_device(cos, "cos", query, "query");
   TORCH_CHECK_VALUE(cos.dim() == 2 || cos.dim() == 3,
                     "cos: expected [batch or 1, seq, width] or [seq, width], got ",
                     cos.sym_sizes());
@@ -80,14 +79,15 @@ void check(const Tensor& query, const Tensor* key, const RotaryTables& tables) {
   dispatcher::check_size(key->sym_size(-1), query.sym_size(-1), "key", "head_dim");
 }
 
+/// Checks memory for the rotated `in`.
 void check_written(const Tensor& out, const char* argument, const Tensor& in,
                    const char* in_argument, const RotaryTables& tables) {
   const at::ScalarType type = result_type(in.scalar_type(), tables);
   TORCH_CHECK_TYPE(out.scalar_type() == type, argument, ": expected ", type,
                    ", the dtype to which ", in_argument, " and the tables promote, got ",
                    out.scalar_type());
-  dispatcher::check_same_device(out, argument, in, in_argument);
   dispatcher::check_same_shape(out, argument, in, in_argument);
+  dispatcher::check_writable(out, argument);
 }
 
 // ---------------------------------------------------------------------------------------- launches
@@ -129,7 +129,7 @@ void rotate(const rotary::Job& job, const TableRotation& by) {
   const RotaryTables& tables = by.tables;
   const Dimensions where = rotary::dimensions(tables.layout());
   const Tensor& query = *job.in[0];
-  const RotaryTables readable = rotary_tables::readable(tables);
+  const RotaryTables real = readable(tables);
   rotary::Arguments call;
   call.count = job.count;
   for (int64_t i = 0; i < job.count; ++i) {
@@ -144,14 +144,14 @@ void rotate(const rotary::Job& job, const TableRotation& by) {
   call.interleaved = tables.interleaved();
   call.reverse = by.transpose;
   call.products = products_of(tables, query);
-  set_tables(readable, &call);
+  set_tables(real, &call);
   rotary::launch_rotation(call, query);
 }
 
 // ----------------------------------------------------------------------------------------- kernels
 
 /// The input in the result's dtype, with a contiguous last dimension.
-Tensor prepared(const Tensor& input, const RotaryTables& tables) {
+Tensor readable(const Tensor& input, const RotaryTables& tables) {
   return dispatcher::with_contiguous_last_dim(input.to(result_type(input.scalar_type(), tables)));
 }
 
@@ -159,101 +159,70 @@ Tensor empty_result(const Tensor& input, const RotaryTables& tables) {
   return rotary::empty_result(input, result_type(input.scalar_type(), tables));
 }
 
-Tensor rotary_tables(const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  const Tensor in = prepared(query, by.tables);
-  Tensor out = empty_result(query, by.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
-  return out;
-}
-
-std::tuple<Tensor, Tensor> rotary_tables_pair(const Tensor& query, const Tensor& key,
-                                              const TableRotation& by) {
-  check(query, &key, by.tables);
-  const Tensor query_in = prepared(query, by.tables), key_in = prepared(key, by.tables);
-  Tensor query_out = empty_result(query, by.tables), key_out = empty_result(key, by.tables);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
-  return {query_out, key_out};
-}
-
-void rotary_tables_in_place(const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  check_written(query, "query", query, "query", by.tables);
-  dispatcher::check_writable(query, "query");
-  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
-}
-
-void rotary_tables_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
-  check(query, &key, by.tables);
-  check_written(query, "query", query, "query", by.tables);
-  dispatcher::check_writable(query, "query");
-  dispatcher::check_writable(key, "key");
-  dispatcher::check_no_overlap(key, "key", query, "query");
-  rotate({{&query, &key}, {&query, &key}, 2}, by);
-}
-
-void rotary_tables_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
-  check(query, nullptr, by.tables);
-  check_written(out, "out", query, "query", by.tables);
-  dispatcher::check_writable(out, "out");
-  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
-  const Tensor in = prepared(query, by.tables);
-  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
-}
-
-void rotary_tables_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
-                            const Tensor& key, const TableRotation& by) {
-  check(query, &key, by.tables);
-  check_written(query_out, "query_out", query, "query", by.tables);
-  check_written(key_out, "key_out", key, "key", by.tables);
-  rotary::check_pair_memory(query_out, key_out, query, key);
-  const Tensor query_in = prepared(query, by.tables), key_in = prepared(key, by.tables);
-  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
-}
-
-// ------------------------------------------------------------------------------------------ Meta
-
-Tensor rotary_tables_meta(const Tensor& query, const TableRotation& by) {
+Tensor prepare(const Tensor& query, const TableRotation& by) {
   check(query, nullptr, by.tables);
   return empty_result(query, by.tables);
 }
 
-std::tuple<Tensor, Tensor> rotary_tables_pair_meta(const Tensor& query, const Tensor& key,
-                                                   const TableRotation& by) {
+void rotate_one(const Tensor& query, const TableRotation& by, const Tensor& out) {
+  const Tensor in = readable(query, by.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+}
+
+Two prepare_pair(const Tensor& query, const Tensor& key, const TableRotation& by) {
   check(query, &key, by.tables);
   return {empty_result(query, by.tables), empty_result(key, by.tables)};
 }
 
-void rotary_tables_in_place_meta(const Tensor& query, const TableRotation& by) {
+void rotate_pair(const Tensor& query, const Tensor& key, const TableRotation& by, const Two& out) {
+  const Tensor query_in = readable(query, by.tables), key_in = readable(key, by.tables);
+  const auto& [query_out, key_out] = out;
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
+}
+
+void check_in_place(const Tensor& query, const TableRotation& by) {
   check(query, nullptr, by.tables);
   check_written(query, "query", query, "query", by.tables);
 }
 
-void rotary_tables_pair_in_place_meta(const Tensor& query, const Tensor& key,
-                                      const TableRotation& by) {
-  check(query, &key, by.tables);
-  check_written(query, "query", query, "query", by.tables);
+void rotate_in_place(const Tensor& query, const TableRotation& by) {
+  rotate({{&query, nullptr}, {&query, nullptr}, 1}, by);
 }
 
-void rotary_tables_out_meta(const Tensor& out, const Tensor& query, const TableRotation& by) {
+void check_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
+  check(query, &key, by.tables);
+  check_written(query, "query", query, "query", by.tables);
+  check_written(key, "key", key, "key", by.tables);
+}
+
+void rotate_pair_in_place(const Tensor& query, const Tensor& key, const TableRotation& by) {
+  dispatcher::check_no_overlap(key, "key", query, "query");
+  rotate({{&query, &key}, {&query, &key}, 2}, by);
+}
+
+void check_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
   check(query, nullptr, by.tables);
   check_written(out, "out", query, "query", by.tables);
 }
 
-void rotary_tables_pair_out_meta(const Tensor& query_out, const Tensor& key_out,
-                                 const Tensor& query, const Tensor& key, const TableRotation& by) {
+void rotate_out(const Tensor& out, const Tensor& query, const TableRotation& by) {
+  dispatcher::check_no_overlap_or_same(out, "out", query, "query");
+  const Tensor in = readable(query, by.tables);
+  rotate({{&in, nullptr}, {&out, nullptr}, 1}, by);
+}
+
+void check_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                    const Tensor& key, const TableRotation& by) {
   check(query, &key, by.tables);
   check_written(query_out, "query_out", query, "query", by.tables);
   check_written(key_out, "key_out", key, "key", by.tables);
 }
 
-void register_kernels(torch::Library& m) {
-  m.impl("rotary_tables", Rotate::kernel<rotary_tables>);
-  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair>);
-  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place>);
-  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place>);
-  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out>);
-  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out>);
+void rotate_pair_out(const Tensor& query_out, const Tensor& key_out, const Tensor& query,
+                     const Tensor& key, const TableRotation& by) {
+  rotary::check_pair_memory(query_out, key_out, query, key);
+  const Tensor query_in = readable(query, by.tables), key_in = readable(key, by.tables);
+  rotate({{&query_in, &key_in}, {&query_out, &key_out}, 2}, by);
 }
 
 }  // namespace
@@ -268,19 +237,13 @@ c10::SymInt pairs_of(const RotaryTables& tables) {
   return tables.half_width() || tables.cos().is_complex() ? width : width / 2;
 }
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("rotary_tables", Rotate::kernel<rotary_tables_meta>);
-  m.impl("rotary_tables_pair", RotatePair::kernel<rotary_tables_pair_meta>);
-  m.impl("rotary_tables_", RotateInPlace::kernel<rotary_tables_in_place_meta>);
-  m.impl("rotary_tables_pair_", RotatePairInPlace::kernel<rotary_tables_pair_in_place_meta>);
-  m.impl("rotary_tables_out", RotateOut::kernel<rotary_tables_out_meta>);
-  m.impl("rotary_tables_pair_out", RotatePairOut::kernel<rotary_tables_pair_out_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  rotary_tables.implement<prepare, rotate_one>(m);
+  rotary_tables_pair.implement<prepare_pair, rotate_pair>(m);
+  rotary_tables_.implement<check_in_place, rotate_in_place>(m);
+  rotary_tables_pair_.implement<check_pair_in_place, rotate_pair_in_place>(m);
+  rotary_tables_out.implement<check_out, rotate_out>(m);
+  rotary_tables_pair_out.implement<check_pair_out, rotate_pair_out>(m);
 }
 
 }  // namespace posembed::rotary_tables

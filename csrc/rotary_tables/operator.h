@@ -1,12 +1,12 @@
-// C++ calls of the operators that rotate by given tables, through the dispatcher as in Python.
+// The operators that rotate by given tables, as C++ code calls them and as their kernels are
+// registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <tuple>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "posembed/rotary_tables.h"
 #include "rotary/operator.h"
 
@@ -29,52 +29,22 @@ struct TableRotation {
 
 /// Operators that take a TableRotation after the tensors.
 template <typename Result, typename... Tensors>
-using Spread = dispatcher::Spread<TableRotation, Result(Tensors...)>;
+using Operator = dispatcher::Operator<Result(Tensors...), TableRotation>;
 
-using Rotate = Spread<Tensor, const Tensor&>;
-using RotatePair = Spread<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&>;
-using RotateInPlace = Spread<void, const Tensor&>;
-using RotatePairInPlace = Spread<void, const Tensor&, const Tensor&>;
-using RotateOut = Spread<void, const Tensor&, const Tensor&>;
-using RotatePairOut = Spread<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>;
+using Two = std::tuple<Tensor, Tensor>;
 
-inline Tensor call_rotary_tables(const Tensor& query, const TableRotation& by) {
-  static const auto handle = dispatcher::find<Rotate::Signature>("posembed::rotary_tables");
-  return Rotate::call(handle, query, by);
-}
+inline const Operator<Tensor, const Tensor&> rotary_tables{"rotary_tables"};
+inline const Operator<Two, const Tensor&, const Tensor&> rotary_tables_pair{"rotary_tables_pair"};
 
-inline std::tuple<Tensor, Tensor> call_rotary_tables_pair(const Tensor& query, const Tensor& key,
-                                                          const TableRotation& by) {
-  static const auto handle =
-      dispatcher::find<RotatePair::Signature>("posembed::rotary_tables_pair");
-  return RotatePair::call(handle, query, key, by);
-}
+/// In place.
+inline const Operator<void, const Tensor&> rotary_tables_{"rotary_tables_"};
+inline const Operator<void, const Tensor&, const Tensor&> rotary_tables_pair_{
+    "rotary_tables_pair_"};
 
-inline void call_rotary_tables_in_place(const Tensor& query, const TableRotation& by) {
-  static const auto handle = dispatcher::find<RotateInPlace::Signature>("posembed::rotary_tables_");
-  RotateInPlace::call(handle, query, by);
-}
-
-inline void call_rotary_tables_pair_in_place(const Tensor& query, const Tensor& key,
-                                             const TableRotation& by) {
-  static const auto handle =
-      dispatcher::find<RotatePairInPlace::Signature>("posembed::rotary_tables_pair_");
-  RotatePairInPlace::call(handle, query, key, by);
-}
-
-inline void call_rotary_tables_out(const Tensor& out, const Tensor& query,
-                                   const TableRotation& by) {
-  static const auto handle = dispatcher::find<RotateOut::Signature>("posembed::rotary_tables_out");
-  RotateOut::call(handle, out, query, by);
-}
-
-inline void call_rotary_tables_pair_out(const Tensor& query_out, const Tensor& key_out,
-                                        const Tensor& query, const Tensor& key,
-                                        const TableRotation& by) {
-  static const auto handle =
-      dispatcher::find<RotatePairOut::Signature>("posembed::rotary_tables_pair_out");
-  RotatePairOut::call(handle, query_out, key_out, query, key, by);
-}
+/// Into given memory, which comes first.
+inline const Operator<void, const Tensor&, const Tensor&> rotary_tables_out{"rotary_tables_out"};
+inline const Operator<void, const Tensor&, const Tensor&, const Tensor&, const Tensor&>
+    rotary_tables_pair_out{"rotary_tables_pair_out"};
 
 /// The dtype of the result for an input of dtype `type`.
 at::ScalarType result_type(at::ScalarType type, const RotaryTables& tables);

@@ -18,13 +18,13 @@ using dispatcher::variable_list;
 
 Tensor derivative(Encoding of, at::ScalarType dtype) {
   ++of.order;
-  return call_encode(of, dtype);
+  return sinusoidal_encode(of, dtype);
 }
 
 /// Encodings with scale 1.
 Tensor unscaled(Encoding of, at::ScalarType dtype) {
   of.scale.reset();
-  return call_encode(of, dtype);
+  return sinusoidal_encode(of, dtype);
 }
 
 /// The same encodings without tangents; with tangents, each derivative would need the next one.
@@ -135,7 +135,7 @@ Tensor add_autograd(const Tensor& x, const Addition& given) {
   if (node && (requires_grad(given.positions) || requires_grad(given.scale))) {
     node->saved.save(given);
   }
-  Tensor output = dispatcher::below_autograd([&] { return call_add(x, given); });
+  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_add(x, given); });
   if (node) torch::autograd::set_history(output, node);
   if (dispatcher::tangent(places).defined() || dispatcher::tangent(factor).defined()) {
     const Tensor along =
@@ -151,7 +151,7 @@ Tensor encode_autograd(const Encoding& given, MaybeType dtype) {
   auto node = dispatcher::node_for<SinusoidalEncodeBackward>(given.positions,
                                                              given.scale.value_or(Tensor()));
   if (node) node->saved.save(given);
-  Tensor output = dispatcher::below_autograd([&] { return call_encode(given, dtype); });
+  Tensor output = dispatcher::below_autograd([&] { return sinusoidal_encode(given, dtype); });
   if (node) torch::autograd::set_history(output, node);
   dispatcher::set_tangent(output, encoding_tangent(given, output.scalar_type()));
   return output;
@@ -159,9 +159,9 @@ Tensor encode_autograd(const Encoding& given, MaybeType dtype) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("sinusoidal_add", Add::kernel<add_autograd>);
-  m.impl("sinusoidal_encode", Encode::kernel<encode_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  sinusoidal_add.differentiate<add_autograd>(m);
+  sinusoidal_encode.differentiate<encode_autograd>(m);
 }
 
 }  // namespace posembed::sinusoidal

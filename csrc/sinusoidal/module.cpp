@@ -11,8 +11,9 @@ namespace {
 
 /// x: [..., seq, embedding_dim]
 Tensor add_to(const Tensor& x, Text spec, const PositionCall& call, const MaybeTensor& scale) {
-  return call_add(x, {spec, call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
-                      call.offset().number(), scale});
+  return sinusoidal_add(
+      x, {spec, call.offset().positions(call.positions(), x, x.dim() - 3, x.dim() - 2),
+          call.offset().number(), scale});
 }
 
 }  // namespace
@@ -28,11 +29,11 @@ torch::Tensor functional::sinusoidal_encode(const torch::Tensor& positions,
                                             const SinusoidalSpec& spec,
                                             std::optional<torch::Dtype> dtype,
                                             const std::optional<torch::Tensor>& scale) {
-  return sinusoidal::call_encode({positions, spec.to_json(), scale}, dtype);
+  return sinusoidal::sinusoidal_encode({positions, spec.to_json(), scale}, dtype);
 }
 
 torch::Tensor SinusoidalSpec::permutation_to(const SinusoidalSpec& other) const {
-  return sinusoidal::call_permutation(to_json(), other.to_json());
+  return sinusoidal::sinusoidal_permutation(to_json(), other.to_json());
 }
 
 SinusoidalOptions::SinusoidalOptions(int64_t embedding_dim) : embedding_dim_(embedding_dim) {}
@@ -88,11 +89,11 @@ torch::Tensor SinusoidalPositionalEmbeddingImpl::forward(const torch::Tensor& x,
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::encode(const torch::Tensor& positions,
                                                         std::optional<torch::Dtype> dtype) {
-  return sinusoidal::call_encode({positions, text_, learned_scale()}, dtype);
+  return sinusoidal::sinusoidal_encode({positions, text_, learned_scale()}, dtype);
 }
 
 torch::Tensor SinusoidalPositionalEmbeddingImpl::shift_matrix(double distance) const {
-  return sinusoidal::call_shift_matrix(distance, text_);
+  return sinusoidal::sinusoidal_shift_matrix(distance, text_);
 }
 
 }  // namespace posembed

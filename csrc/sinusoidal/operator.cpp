@@ -33,16 +33,14 @@ void check_position_type(const Tensor& positions) {
 void check_positions(const Tensor& positions, const Tensor& x, const c10::SymInt& offset) {
   // positions: [seq], [batch, seq] or [1, seq]
   check_position_type(positions);
-  dispatcher::check_same_device(positions, "positions", x, "x");
   const auto batch = x.dim() == 3 ? std::optional(x.sym_size(0)) : std::nullopt;
   dispatcher::check_positions_shape(positions, "positions", batch, x.sym_size(-2), offset);
 }
 
-void check_scale(const MaybeTensor& scale, const Tensor& other, const char* other_argument) {
+void check_scale(const MaybeTensor& scale) {
   // scale: one number
   if (!scale.has_value()) return;
   dispatcher::check_floating(*scale, "scale");
-  dispatcher::check_same_device(*scale, "scale", other, other_argument);
   TORCH_CHECK_VALUE(scale->sym_numel() == 1, "scale: expected one number, got ",
                     scale->sym_sizes());
 }
@@ -56,7 +54,7 @@ SpecificationPointer check_add(const Tensor& x, const Addition& given) {
                     x.sym_sizes());
   dispatcher::check_size(x.sym_size(-1), spec->spec.embedding_dim, "x", "embedding_dim");
   if (given.positions.has_value()) check_positions(*given.positions, x, given.offset.number());
-  check_scale(given.scale, x, "x");
+  check_scale(given.scale);
   return spec;
 }
 
@@ -70,7 +68,7 @@ at::ScalarType encoded_type(const MaybeType& dtype, const Tensor& positions) {
 
 void check_encode(const Encoding& given) {
   check_position_type(given.positions);
-  check_scale(given.scale, given.positions, "positions");
+  check_scale(given.scale);
   constexpr int64_t most = 1000;  // kernels take a step for each
   TORCH_CHECK_VALUE(given.order >= 0 && given.order <= most, "order: expected 0 to ", most,
                     ", got ", given.order);
@@ -111,12 +109,22 @@ void copy_strides(const Tensor& rows, int64_t* stride) {
   stride[1] = rows.stride(-2);
 }
 
-Tensor add(const Tensor& x, const Addition& given) {
-  const SpecificationPointer spec = check_add(x, given);
+/// A result before it is computed.
+struct Prepared {
+  SpecificationPointer spec;
+  Tensor result;
+};
+
+Prepared prepare_add(const Tensor& x, const Addition& given) {
+  SpecificationPointer spec = check_add(x, given);
+  return {std::move(spec), dispatcher::empty_symint(x.sym_sizes(), x.options())};
+}
+
+void add(const Tensor& x, const Addition& given, const Prepared& prepared) {
   const Tensor in = dispatcher::with_contiguous_last_dim(x);
-  const Tensor out = dispatcher::empty(x.sizes(), x.options());
+  const Tensor& out = prepared.result;
   Arguments call;
-  call.sinusoid = with_scale(spec->sinusoid(), given.scale);
+  call.sinusoid = with_scale(prepared.spec->sinusoid(), given.scale);
   call.in = in.const_data_ptr();
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(x);
@@ -132,30 +140,34 @@ Tensor add(const Tensor& x, const Addition& given) {
     call.position_stride[1] = positions->stride(-1);
   }
   launch(call, out);
-  return out;
 }
 
-Tensor encode(const Encoding& given, MaybeType dtype) {
+Prepared prepare_encode(const Encoding& given, MaybeType dtype) {
   check_encode(given);
-  const SpecificationPointer spec = specification(given.spec);
-  const Tensor places = given.positions.contiguous();
-  std::vector<int64_t> sizes = places.sizes().vec();
-  sizes.push_back(spec->spec.embedding_dim);
-  const Tensor out = dispatcher::empty(sizes, places.options().dtype(encoded_type(dtype, places)));
+  const Tensor& positions = given.positions;
+  SpecificationPointer spec = specification(given.spec);
+  c10::SymDimVector sizes(positions.sym_sizes().begin(), positions.sym_sizes().end());
+  sizes.emplace_back(spec->spec.embedding_dim);
+  const at::TensorOptions options = positions.options().dtype(encoded_type(dtype, positions));
+  return {std::move(spec), dispatcher::empty_symint(sizes, options)};
+}
+
+void encode(const Encoding& given, MaybeType, const Prepared& prepared) {
+  const Tensor positions = given.positions.contiguous();
+  const Tensor& out = prepared.result;
   Arguments call;
-  call.sinusoid = with_scale(spec->sinusoid(given.order), given.scale);
+  call.sinusoid = with_scale(prepared.spec->sinusoid(given.order), given.scale);
   call.out = out.mutable_data_ptr();
   call.scalar = dispatcher::scalar_of(out);
   call.batch = 1;
-  call.seq = places.numel();
-  call.out_stride[1] = spec->spec.embedding_dim;
-  call.positions = dispatcher::position_view(places);
+  call.seq = positions.numel();
+  call.out_stride[1] = out.size(-1);
+  call.positions = dispatcher::position_view(positions);
   call.position_stride[1] = 1;
   launch(call, out);
-  return out;
 }
 
-Tensor sinusoidal_frequencies(Text text, std::optional<at::Device> device) {
+Tensor frequencies(Text text, std::optional<at::Device> device) {
   const SpecificationPointer found = specification(text);
   Tensor result = at::empty({static_cast<int64_t>(found->frequencies.size())}, at::kDouble);
   double* value = result.mutable_data_ptr<double>();
@@ -238,41 +250,15 @@ Tensor permutation(Text text, Text other_text) {
   return result;
 }
 
-// ------------------------------------------------------------------------------------------- Meta
-
-Tensor add_meta(const Tensor& x, const Addition& given) {
-  check_add(x, given);
-  return at::empty_symint(x.sym_sizes(), x.options());
-}
-
-Tensor encode_meta(const Encoding& given, MaybeType dtype) {
-  check_encode(given);
-  std::vector<c10::SymInt> sizes = given.positions.sym_sizes().vec();
-  sizes.emplace_back(specification(given.spec)->spec.embedding_dim);
-  return at::empty_symint(sizes,
-                          given.positions.options().dtype(encoded_type(dtype, given.positions)));
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("sinusoidal_add", Add::kernel<add>);
-  m.impl("sinusoidal_encode", Encode::kernel<encode>);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("sinusoidal_add", Add::kernel<add_meta>);
-  m.impl("sinusoidal_encode", Encode::kernel<encode_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  sinusoidal_add.implement<prepare_add, add>(m);
+  sinusoidal_encode.implement<prepare_encode, encode>(m);
 }
 
 TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
-  m.impl("sinusoidal_frequencies", sinusoidal_frequencies);
+  m.impl("sinusoidal_frequencies", frequencies);
   m.impl("sinusoidal_shift_matrix", shift_matrix);
   m.impl("sinusoidal_permutation", permutation);
   m.impl("sinusoidal_specification", canonical_text);

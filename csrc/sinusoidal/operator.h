@@ -1,4 +1,4 @@
-// C++ calls of the sinusoidal operators, through the dispatcher as in Python.
+// The sinusoidal operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 
 namespace posembed::sinusoidal {
 
@@ -31,12 +30,7 @@ struct Addition {
   }
 };
 
-using Add = dispatcher::Spread<Addition, Tensor(const Tensor&)>;
-
-inline Tensor call_add(const Tensor& x, const Addition& addition) {
-  static const auto handle = dispatcher::find<Add::Signature>("posembed::sinusoidal_add");
-  return Add::call(handle, x, addition);
-}
+inline const dispatcher::Operator<Tensor(const Tensor&), Addition> sinusoidal_add{"sinusoidal_add"};
 
 /// Arguments of sinusoidal_encode, in the order of its schema. Refers to the text.
 struct Encoding {
@@ -51,24 +45,16 @@ struct Encoding {
   }
 };
 
-using Encode = dispatcher::Spread<Encoding, Tensor(), MaybeType>;
+/// The last argument is the dtype of the result.
+inline const dispatcher::Operator<Tensor(), Encoding, MaybeType> sinusoidal_encode{
+    "sinusoidal_encode"};
 
-inline Tensor call_encode(const Encoding& encoding, MaybeType dtype) {
-  static const auto handle = dispatcher::find<Encode::Signature>("posembed::sinusoidal_encode");
-  return Encode::call(handle, encoding, dtype);
-}
+/// The matrix that moves encodings by a distance.
+inline const dispatcher::Operator<Tensor(double, Text)> sinusoidal_shift_matrix{
+    "sinusoidal_shift_matrix"};
 
-using ShiftMatrix = Tensor(double, Text);
-
-inline Tensor call_shift_matrix(double distance, Text spec) {
-  static const auto handle = dispatcher::find<ShiftMatrix>("posembed::sinusoidal_shift_matrix");
-  return handle.call(distance, spec);
-}
-
-inline Tensor call_permutation(Text spec, Text other) {
-  static const auto handle =
-      dispatcher::find<Tensor(Text, Text)>("posembed::sinusoidal_permutation");
-  return handle.call(spec, other);
-}
+/// The column of the first specification that equals each column of the second.
+inline const dispatcher::Operator<Tensor(Text, Text)> sinusoidal_permutation{
+    "sinusoidal_permutation"};
 
 }  // namespace posembed::sinusoidal

@@ -46,8 +46,8 @@ Tensor embedding_autograd(const Tensor& weight, const Ids& ids, Text gradient) {
     node->num_embeddings = weight.sym_size(0);
     node->form = gradient;
   }
-  return dispatcher::linear(
-      node, weight, [&](const Tensor& table) { return call_embedding(table, ids, gradient); });
+  return dispatcher::linear(node, weight,
+                            [&](const Tensor& table) { return embedding(table, ids, gradient); });
 }
 
 /// The count of each id among the ids: [..., 1], in a dtype that can hold it. 1 for ids outside the
@@ -58,7 +58,7 @@ Tensor counts(const Ids& in, const c10::SymInt& num_embeddings, const Tensor& li
   const Tensor ones = at::ones_symint(sizes, like.options().dtype(dispatcher::compute_type(like)));
   Ids plain{in.ids};
   plain.vocabulary_start = in.vocabulary_start;
-  return call_embedding(call_embedding_backward(ones, num_embeddings, plain), plain).clamp_min(1);
+  return look_up(embedding_backward(ones, num_embeddings, plain), plain).clamp_min(1);
 }
 
 /// The gradient of embedding_backward: a look-up of the rows that it summed into.
@@ -78,7 +78,7 @@ class EmbeddingBackwardNode : public dispatcher::OperatorNode<EmbeddingBackwardN
     Ids plain = in;
     plain.padding_idx = -1;
     plain.scale_grad_by_freq = false;
-    Tensor rows = call_embedding(table, plain);
+    Tensor rows = look_up(table, plain);
     if (in.padding_idx >= 0) rows = rows.masked_fill(in.ids.eq(in.padding_idx).unsqueeze(-1), 0);
     if (in.scale_grad_by_freq) {
       rows = at::div(rows, counts(in, table.sym_size(0), table)).to(table.scalar_type());
@@ -89,12 +89,11 @@ class EmbeddingBackwardNode : public dispatcher::OperatorNode<EmbeddingBackwardN
   dispatcher::SavedCall<Ids> ids;
 };
 
-Tensor embedding_backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings,
-                                   const Ids& ids) {
+Tensor backward_autograd(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
   auto node = dispatcher::node_for<EmbeddingBackwardNode>(gradient);
   if (node) node->ids.save(ids);
   return dispatcher::linear(node, gradient, [&](const Tensor& rows) {
-    return call_embedding_backward(rows, num_embeddings, ids);
+    return embedding_backward(rows, num_embeddings, ids);
   });
 }
 
@@ -103,10 +102,9 @@ class EmbeddingRowsBackward : public RowsNode<EmbeddingRowsBackward> {
   static constexpr const char* label = "EmbeddingRowsBackward";
 };
 
-std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradient,
-                                                            c10::SymInt num_embeddings,
-                                                            const Ids& ids) {
-  const auto call = [&] { return call_embedding_backward_rows(gradient, num_embeddings, ids); };
+std::tuple<Tensor, Tensor> backward_rows_autograd(const Tensor& gradient,
+                                                  c10::SymInt num_embeddings, const Ids& ids) {
+  const auto call = [&] { return embedding_backward_rows(gradient, num_embeddings, ids); };
   return underived_rows<EmbeddingRowsBackward>(call, gradient);
 }
 
@@ -114,8 +112,8 @@ std::tuple<Tensor, Tensor> embedding_backward_rows_autograd(const Tensor& gradie
 
 Tensor table_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& ids,
                       Text form) {
-  if (form == "dense") return call_embedding_backward(gradient, num_embeddings, ids);
-  const auto [row_ids, rows] = call_embedding_backward_rows(gradient, num_embeddings, ids);
+  if (form == "dense") return embedding_backward(gradient, num_embeddings, ids);
+  const auto [row_ids, rows] = embedding_backward_rows(gradient, num_embeddings, ids);
   return sparse_gradient(row_ids, rows, num_embeddings);
 }
 
@@ -127,11 +125,10 @@ Tensor sparse_gradient(const Tensor& row_ids, const Tensor& rows,
                                               /*is_coalesced=*/true);
 }
 
-TORCH_LIBRARY_IMPL(posembed, Autograd, m) {
-  m.impl("embedding", Embedding::kernel<embedding_autograd>);
-  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward_autograd>);
-  m.impl("embedding_backward_rows",
-         EmbeddingBackwardRows::kernel<embedding_backward_rows_autograd>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  embedding.differentiate<embedding_autograd>(m);
+  embedding_backward.differentiate<backward_autograd>(m);
+  embedding_backward_rows.differentiate<backward_rows_autograd>(m);
 }
 
 }  // namespace posembed::token

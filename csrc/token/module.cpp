@@ -44,10 +44,10 @@ const char* name(TableGradient gradient) {
 
 torch::Tensor functional::embedding(const torch::Tensor& ids, const torch::Tensor& weight,
                                     const EmbeddingCall& call) {
-  return token::call_embedding(weight,
-                               {ids, call.padding_idx().value_or(-1), call.scale(),
-                                call.scale_grad_by_freq(), call.vocabulary_start().value_or(-1)},
-                               posembed::name(call.gradient()));
+  return token::embedding(weight,
+                          {ids, call.padding_idx().value_or(-1), call.scale(),
+                           call.scale_grad_by_freq(), call.vocabulary_start().value_or(-1)},
+                          posembed::name(call.gradient()));
 }
 
 TokenEmbeddingImpl::TokenEmbeddingImpl(TokenOptions given) : options(std::move(given)) {
@@ -83,7 +83,7 @@ torch::Tensor TokenEmbeddingImpl::forward(const torch::Tensor& ids) {
       at::embedding_renorm_(table, known, *options.max_norm(), options.norm_type());
     }
   }
-  return token::call_embedding(
+  return token::embedding(
       weight,
       {ids, options.padding_idx().value_or(-1), options.scale(), options.scale_grad_by_freq()},
       posembed::name(options.gradient()));

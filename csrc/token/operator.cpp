@@ -43,7 +43,6 @@ void check(const Tensor& weight, const Ids& in, Text gradient) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
   dispatcher::check_integers(in.ids, "ids");
-  dispatcher::check_same_device(in.ids, "ids", weight, "weight");
   check_vocabulary(in.vocabulary_start);
   const bool fits = in.vocabulary_start >= 0 || in.padding_idx < weight.sym_size(0);
   TORCH_CHECK_VALUE(in.padding_idx >= -1 && fits,
@@ -56,7 +55,6 @@ void check_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, c
   check_vocabulary(in.vocabulary_start);
   dispatcher::check_floating(gradient, "gradient");
   dispatcher::check_integers(in.ids, "ids");
-  dispatcher::check_same_device(in.ids, "ids", gradient, "gradient");
   TORCH_CHECK_VALUE(gradient.dim() == in.ids.dim() + 1 &&
                         gradient.sym_sizes().slice(0, in.ids.dim()) == in.ids.sym_sizes(),
                     "gradient: expected the shape of ids, ", in.ids.sym_sizes(),
@@ -66,20 +64,19 @@ void check_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, c
 
 // ------------------------------------------------------------------------------------- look-up
 
-Tensor embedding(const Tensor& weight, const Ids& in, Text gradient) {
-  check(weight, in, gradient);
-  const Tensor places = in.ids.contiguous();
-  const bool partial = in.vocabulary_start >= 0;
-  if (!dispatcher::on_cuda(places) && !partial) check_ids(places, weight.size(0));
-  return gather(weight, places,
-                {first_row(in.vocabulary_start), in.scale, core::ErrorKind::token_id, partial});
-}
-
-Tensor embedding_meta(const Tensor& weight, const Ids& in, Text gradient) {
+Tensor empty_rows(const Tensor& weight, const Ids& in, Text gradient) {
   check(weight, in, gradient);
   c10::SymDimVector sizes(in.ids.sym_sizes().begin(), in.ids.sym_sizes().end());
   sizes.push_back(weight.sym_size(1));
-  return at::empty_symint(sizes, weight.options());
+  return dispatcher::empty_symint(sizes, weight.options());
+}
+
+void gather_rows(const Tensor& weight, const Ids& in, Text, const Tensor& out) {
+  const Tensor ids = in.ids.contiguous();
+  const bool partial = in.vocabulary_start >= 0;
+  if (!dispatcher::on_cuda(ids) && !partial) check_ids(ids, weight.size(0));
+  gather(weight, ids,
+         {first_row(in.vocabulary_start), in.scale, core::ErrorKind::token_id, partial}, out);
 }
 
 // ------------------------------------------------------------------------- the table's gradient
@@ -201,36 +198,31 @@ Tensor dense_on_cuda(const Gradient& of) {
   return sum_on_cuda(sorted, of, of.num_embeddings);
 }
 
-/// Checks the arguments and calls `make` with contiguous tensors.
+/// Calls `make` with contiguous tensors and checked ids.
 template <typename Result>
 Result gradient_of(const Tensor& gradient, const c10::SymInt& num_embeddings, const Ids& in,
                    Result (*make)(const Gradient&)) {
-  check_gradient(gradient, num_embeddings, in);
   const int64_t count = num_embeddings.expect_int();
-  const Tensor rows = gradient.contiguous(), places = in.ids.contiguous();
-  if (!dispatcher::on_cuda(gradient) && in.vocabulary_start < 0) check_ids(places, count);
+  const Tensor rows = gradient.contiguous(), ids = in.ids.contiguous();
+  if (!dispatcher::on_cuda(gradient) && in.vocabulary_start < 0) check_ids(ids, count);
   return make(
-      {rows, places, count, in.padding_idx, in.scale, in.scale_grad_by_freq, in.vocabulary_start});
+      {rows, ids, count, in.padding_idx, in.scale, in.scale_grad_by_freq, in.vocabulary_start});
 }
 
-Tensor embedding_backward(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
-  return gradient_of(gradient, num_embeddings, ids, dense_gradient);
+dispatcher::Unallocated table_shape(const Tensor& gradient, c10::SymInt num_embeddings,
+                                    const Ids& in) {
+  check_gradient(gradient, num_embeddings, in);
+  return {{num_embeddings, gradient.sym_size(-1)}, gradient.options()};
 }
 
-std::tuple<Tensor, Tensor> embedding_backward_rows(const Tensor& gradient,
-                                                   c10::SymInt num_embeddings, const Ids& ids) {
-  return gradient_of(gradient, num_embeddings, ids, rows_gradient);
+Tensor backward(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& in) {
+  return gradient_of(gradient, num_embeddings, in, dense_gradient);
 }
 
-Tensor embedding_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings, const Ids& ids) {
-  check_gradient(gradient, num_embeddings, ids);
-  return at::empty_symint({num_embeddings, gradient.sym_size(-1)}, gradient.options());
-}
-
-void register_kernels(torch::Library& m) {
-  m.impl("embedding", Embedding::kernel<embedding>);
-  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward>);
-  m.impl("embedding_backward_rows", EmbeddingBackwardRows::kernel<embedding_backward_rows>);
+std::tuple<Tensor, Tensor> backward_rows(const Tensor& gradient, c10::SymInt num_embeddings,
+                                         const Ids& in) {
+  check_gradient(gradient, num_embeddings, in);
+  return gradient_of(gradient, num_embeddings, in, rows_gradient);
 }
 
 }  // namespace
@@ -257,17 +249,14 @@ void check_gradient_form(Text gradient) {
 
 void check_ids(const Tensor& ids, int64_t num_embeddings) {
   const core::IndexView view = dispatcher::index_view(ids);
-  const int64_t place = core::find_outside(view, ids.numel(), 0, num_embeddings);
-  TORCH_CHECK_INDEX(place < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
-                    "table of ", num_embeddings, ", got ", core::read(view, place), " at index ",
-                    place);
+  const int64_t index = core::find_outside(view, ids.numel(), 0, num_embeddings);
+  TORCH_CHECK_INDEX(index < 0, "ids: expected 0 to ", num_embeddings - 1, ", a row of the token ",
+                    "table of ", num_embeddings, ", got ", core::read(view, index), " at index ",
+                    index);
 }
 
-Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
+void gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup, const Tensor& out) {
   const Tensor table = dispatcher::with_contiguous_last_dim(weight);
-  c10::DimVector sizes(ids.sizes().begin(), ids.sizes().end());
-  sizes.push_back(weight.size(1));
-  Tensor out = dispatcher::empty(sizes, weight.options());
   GatherArguments arguments;
   arguments.weight = table.const_data_ptr();
   arguments.out = out.mutable_data_ptr();
@@ -284,20 +273,12 @@ Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup) {
   dispatcher::launch(arguments, weight, arguments.count,
                      2 * arguments.embedding_dim * core::size_of(arguments.scalar), gather_cpu,
                      POSEMBED_CUDA_LAUNCHER(gather_cuda));
-  return out;
 }
 
-TORCH_LIBRARY_IMPL(posembed, CPU, m) { register_kernels(m); }
-
-#if defined(POSEMBED_WITH_CUDA)
-TORCH_LIBRARY_IMPL(posembed, CUDA, m) { register_kernels(m); }
-#endif
-
-// The result of embedding_backward_rows has sizes that depend on data; its rule is in Python
-// (posembed/shapes.py), which can give an unknown size a name.
-TORCH_LIBRARY_IMPL(posembed, Meta, m) {
-  m.impl("embedding", Embedding::kernel<embedding_meta>);
-  m.impl("embedding_backward", EmbeddingBackward::kernel<embedding_backward_meta>);
+TORCH_LIBRARY_FRAGMENT(posembed, m) {
+  embedding.implement<empty_rows, gather_rows>(m);
+  embedding_backward.implement<table_shape, backward>(m);
+  embedding_backward_rows.implement_sized_by_values<backward_rows>(m);
 }
 
 }  // namespace posembed::token

@@ -1,4 +1,4 @@
-// C++ calls of the token operators, through the dispatcher as in Python.
+// The token operators, as C++ code calls them and as their kernels are registered.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -9,8 +9,7 @@
 #include <tuple>
 
 #include "core/device_error.h"
-#include "dispatcher/call.h"
-#include "dispatcher/spread.h"
+#include "dispatcher/operator.h"
 #include "dispatcher/tensors.h"
 #include "posembed/token.h"
 
@@ -44,45 +43,26 @@ struct Ids {
   }
 };
 
-using Embedding = dispatcher::Spread<Ids, Tensor(const Tensor&), Text>;
+/// The rows of ids; the last argument is the form of the table's gradient, "dense" or "rows".
+inline const dispatcher::Operator<Tensor(const Tensor&), Ids, Text> embedding{"embedding"};
 
-inline Tensor call_embedding(const Tensor& weight, const Ids& ids, Text gradient = "dense") {
-  static const auto handle = dispatcher::find<Embedding::Signature>("posembed::embedding");
-  return Embedding::call(handle, weight, ids, gradient);
+inline Tensor look_up(const Tensor& weight, const Ids& ids) {
+  return embedding(weight, ids, "dense");
 }
 
-using EmbeddingBackward = dispatcher::Spread<Ids, Tensor(const Tensor&, c10::SymInt)>;
+/// The table's gradient, from that of the rows and the number of rows of the table.
+inline const dispatcher::Operator<Tensor(const Tensor&, c10::SymInt), Ids> embedding_backward{
+    "embedding_backward"};
 
-inline Tensor call_embedding_backward(const Tensor& gradient, const c10::SymInt& num_embeddings,
-                                      const Ids& ids) {
-  static const auto handle =
-      dispatcher::find<EmbeddingBackward::Signature>("posembed::embedding_backward");
-  return EmbeddingBackward::call(handle, gradient, num_embeddings, ids);
-}
+/// The same as ids of the touched rows, ascending, and the rows.
+inline const dispatcher::Operator<std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt), Ids>
+    embedding_backward_rows{"embedding_backward_rows"};
 
-using EmbeddingBackwardRows =
-    dispatcher::Spread<Ids, std::tuple<Tensor, Tensor>(const Tensor&, c10::SymInt)>;
-
-/// Ids of the touched rows, ascending, and the rows.
-inline std::tuple<Tensor, Tensor> call_embedding_backward_rows(const Tensor& gradient,
-                                                               const c10::SymInt& num_embeddings,
-                                                               const Ids& ids) {
-  static const auto handle =
-      dispatcher::find<EmbeddingBackwardRows::Signature>("posembed::embedding_backward_rows");
-  return EmbeddingBackwardRows::call(handle, gradient, num_embeddings, ids);
-}
-
-/// The table with rows [0, num_embeddings). Old rows keep their bits; new rows are `rows`, or
-/// initialised as `initialization` says.
-inline Tensor call_embedding_resize(const Tensor& weight, int64_t num_embeddings,
-                                    const std::optional<Tensor>& rows, Text initialization,
-                                    double covariance_scale,
-                                    const std::optional<at::Generator>& generator) {
-  using Signature = Tensor(const Tensor&, int64_t, const std::optional<Tensor>&, Text, double,
-                           std::optional<at::Generator>);
-  static const auto handle = dispatcher::find<Signature>("posembed::embedding_resize");
-  return handle.call(weight, num_embeddings, rows, initialization, covariance_scale, generator);
-}
+/// The table with rows [0, num_embeddings). Old rows keep their bits; new rows are those given, or
+/// initialised as the text says.
+inline const dispatcher::Operator<Tensor(const Tensor&, int64_t, const std::optional<Tensor>&, Text,
+                                         double, std::optional<at::Generator>)>
+    embedding_resize{"embedding_resize"};
 
 /// A gradient of shape [num_embeddings, embedding_dim]. `form`: "dense", or "rows" for a sparse
 /// tensor of the touched rows.
@@ -132,8 +112,8 @@ struct Lookup {
   bool partial = false;  // part of a vocabulary, where an index outside is not an error
 };
 
-/// weight[ids + first_row] * scale on any device; zeros for an index outside, which CUDA records.
-/// On the CPU ids must have been checked.
-Tensor gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup);
+/// Writes weight[ids + first_row] * scale to `out`, on any device; zeros for an index outside,
+/// which CUDA records. `ids` is contiguous; on the CPU they must have been checked.
+void gather(const Tensor& weight, const Tensor& ids, const Lookup& lookup, const Tensor& out);
 
 }  // namespace posembed::token

@@ -73,9 +73,8 @@ void check(const Tensor& weight, int64_t num_embeddings, const std::optional<Ten
                     at::IntArrayRef(expected), ", got ", rows->sizes());
 }
 
-Tensor embedding_resize(const Tensor& weight, int64_t num_embeddings,
-                        const std::optional<Tensor>& rows, Text initialization,
-                        double covariance_scale, Generator generator) {
+Tensor resize(const Tensor& weight, int64_t num_embeddings, const std::optional<Tensor>& rows,
+              Text initialization, double covariance_scale, Generator generator) {
   check(weight, num_embeddings, rows, initialization, covariance_scale);
   const int64_t added = num_embeddings - weight.size(0);
   if (added <= 0) return weight.narrow(0, 0, num_embeddings).clone(at::MemoryFormat::Contiguous);
@@ -87,8 +86,7 @@ Tensor embedding_resize(const Tensor& weight, int64_t num_embeddings,
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) {
-  m.impl("embedding_resize", embedding_resize);
-}
+// Without the rule for devices: new rows may come from another one.
+TORCH_LIBRARY_IMPL(posembed, CompositeImplicitAutograd, m) { m.impl("embedding_resize", resize); }
 
 }  // namespace posembed::token

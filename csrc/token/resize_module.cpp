@@ -73,8 +73,8 @@ void TokenEmbeddingImpl::resize(int64_t num_embeddings, const ResizeOptions& how
   const std::vector<Tensor*> states = states_of(optimizer, weight);
   const auto rows = how.rows().defined() ? std::optional<Tensor>(how.rows()) : std::nullopt;
   // The parameter stays the same object, so that optimizers and tied modules still refer to it.
-  weight.set_data(token::call_embedding_resize(weight, num_embeddings, rows, how.initialization(),
-                                               how.covariance_scale(), how.generator()));
+  weight.set_data(token::embedding_resize(weight, num_embeddings, rows, how.initialization(),
+                                          how.covariance_scale(), how.generator()));
   weight.mutable_grad() = Tensor();
   options.num_embeddings(num_embeddings);
   for (Tensor* state : states) {

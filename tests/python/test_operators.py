@@ -484,6 +484,63 @@ def test_meta_device(case: OperatorCase) -> None:
             )
 
 
+def unusual(tensor: Tensor) -> list[Tensor]:
+    """The tensor in forms that operators may refuse: other dtypes, shapes and strides."""
+    other = torch.float64 if tensor.dtype == torch.float32 else torch.float32
+    forms = [tensor.to(other), tensor.to(torch.int32), tensor.unsqueeze(0)]
+    for dim in range(tensor.dim()):
+        forms.append(torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
+        forms.append(tensor.narrow(dim, 0, 1).expand_as(tensor))  # elements share memory
+    if tensor.dim() > 0:
+        forms += [tensor[0], tensor.repeat_interleave(2, -1)[..., ::2]]
+    return forms
+
+
+def error_of(case: OperatorCase, args: list[Any], options: dict[str, Any]) -> str:
+    """The error's type and text; "values" if it is about elements, which a meta tensor lacks."""
+    try:
+        case.operator(*args, **options)
+    except (ValueError, TypeError, RuntimeError) as error:
+        text = str(error).splitlines()[0]
+        of_values = " at index " in text or ", last, got " in text
+        return "values" if of_values else f"{type(error).__name__}: {text}"
+    except IndexError:
+        return "values"
+    return ""
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, also of elements that share memory."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    whole = tensor.as_strided((max(size, 0),), (1,)).clone() if tensor.numel() else tensor.clone()
+    return whole.as_strided(tensor.shape, tensor.stride()) if tensor.numel() else whole
+
+
+@every
+def test_meta_raises_what_the_cpu_raises(case: OperatorCase) -> None:
+    torch.manual_seed(5)
+    sample = case.sample(2, 3, "cpu", torch.float32)
+    for place, argument in enumerate(sample.args):
+        for tensor in unusual(argument) if isinstance(argument, Tensor) else []:
+            args = [*sample.args[:place], tensor, *sample.args[place + 1 :]]
+            real = [copied(a) if isinstance(a, Tensor) else a for a in args]
+            meta = [without_data(a) if isinstance(a, Tensor) else a for a in args]
+            found = error_of(case, real, sample.kwargs)
+            if found != "values":
+                assert error_of(case, meta, sample.kwargs) == found, (place, tensor.shape)
+
+
+@every
+def test_tensors_on_two_devices(case: OperatorCase) -> None:
+    sample = case.sample(2, 3, "cpu", torch.float32)
+    places = [i for i, argument in enumerate(sample.args) if isinstance(argument, Tensor)]
+    for place in places if len(places) > 1 else []:
+        args = list(sample.args)
+        args[place] = without_data(args[place])
+        with pytest.raises(ValueError, match="expected the device of .*, got "):
+            case.operator(*args, **sample.kwargs)
+
+
 @every
 def test_non_contiguous_arguments(case: OperatorCase, device: torch.device) -> None:
     """Bits do not depend on strides."""

@@ -720,7 +720,7 @@ def test_learned_slopes_survive_copies() -> None:
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0, :1].expand(2, 3, 5)), ValueError, "out: expected elements that do not share memory"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0].int()), TypeError, "out: expected float32, float64, bfloat16 or float16, got Int"),
         (lambda s: pe.ALiBi(2)(3, 5, out=s[0], dtype=torch.float64), TypeError, "dtype: expected none or that of out, torch.float32, got torch.float64"),
-        (lambda s: pe.ALiBi(2, device="meta")(3, 5, out=s[0]), ValueError, "out: expected the device of slopes, meta, got cpu"),
+        (lambda s: pe.ALiBi(2, device="meta")(3, 5, out=s[0]), ValueError, "slopes: expected the device of out, cpu, got meta"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text) -> None:

@@ -79,7 +79,7 @@ def rotate_pair(query_out: Tensor, key_out: Tensor, query: Tensor, key: Tensor) 
     [
         (lambda q, k, m: rotate(torch.empty(2, 5, 4, 16), q), ValueError, "out: expected the shape of query"),
         (lambda q, k, m: rotate(q.double(), q), TypeError, "out: expected the dtype of query, Float, got Double"),
-        (lambda q, k, m: rotate(q.to("meta"), q), ValueError, "out: expected the device of query"),
+        (lambda q, k, m: rotate(q.to("meta"), q), ValueError, "query: expected the device of out"),
         (lambda q, k, m: rotate(torch.empty(2, 6, 16, 4).transpose(2, 3), q), ValueError, "out: expected a contiguous last dimension"),
         (lambda q, k, m: rotate(torch.empty(1, 6, 4, 16).expand(2, -1, -1, -1), q), ValueError, "out: expected elements that do not share memory"),
         (lambda q, k, m: rotate(m[1:13].view(2, 6, 4, 16), m[:12].view(2, 6, 4, 16)), ValueError, "out: expected query itself or memory apart"),
