@@ -1,20 +1,18 @@
-// The Autograd kernel of all operators that write to their arguments, in place or as `out`.
+// Operators that write to their arguments, in place or as `out`, keep no history of gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/boxing/KernelFunction.h>
-
-#include <string>
+#include <ATen/core/grad_mode.h>
 
 namespace posembed::dispatcher {
 
-/// Throws c10::ValueError if `tensor` requires a gradient or has a tangent, which an operator
-/// without history would lose. `alternative`: the operator that keeps it.
-void check_inference_only(const at::Tensor& tensor, const std::string& argument,
-                          const std::string& alternative);
+/// Whether an operator without history would lose a gradient or a tangent of `tensor`.
+inline bool has_history(const at::Tensor& tensor) {
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) ||
+         tensor._fw_grad(/*level=*/0).defined();
+}
 
-/// Checks every tensor so, calls the operator below autograd, and increments the version of every
-/// tensor that its schema marks as written. posembed::f_ and posembed::f_out refer to posembed::f.
-void inference_only(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// Throws c10::ValueError if it would. `alternative`: the operator that keeps it.
+void check_inference_only(const at::Tensor& tensor, const char* argument, const char* alternative);
 
 }  // namespace posembed::dispatcher

@@ -3,7 +3,7 @@
 // functionalization thus apply to C++ and Python alike.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -13,8 +13,9 @@
 #include <utility>
 
 #include "core/cuda_launch.h"
+#include "dispatcher/arguments.h"
+#include "dispatcher/declaration.h"
 #include "dispatcher/inference_only.h"
-#include "dispatcher/one_device.h"
 #include "dispatcher/spread.h"
 
 namespace posembed::dispatcher {
@@ -44,7 +45,7 @@ class OperatorOf<Schema, Result(Arguments...)> {
   constexpr explicit OperatorOf(const char* name) : name_(name) {}
 
   Result operator()(Arguments... arguments) const {
-    return Schema::call(handle(), std::forward<Arguments>(arguments)...);
+    return Schema::call(found().typed, std::forward<Arguments>(arguments)...);
   }
 
   /// Registers the CPU, CUDA and Meta kernels as two halves of one: prepare(arguments…) checks what
@@ -53,45 +54,70 @@ class OperatorOf<Schema, Result(Arguments...)> {
   /// Meta kernel is the first half, so it raises the same errors.
   template <auto prepare, auto compute>
   void implement(torch::Library& library) const {
-    registered<prepare> = this;
-    on_devices(library, Schema::template kernel<eager<prepare, compute>>);
-    on(c10::DispatchKey::Meta, library, Schema::template kernel<meta<prepare>>);
+    on_devices(library, [this](Arguments... arguments) -> Result {
+      check_device(arguments...);
+      return computed<prepare, compute>(arguments...);
+    });
+    on(c10::DispatchKey::Meta, library, [this](Arguments... arguments) -> Result {
+      check_device(arguments...);
+      if constexpr (std::is_void_v<Work<prepare>>) {
+        return prepare(arguments...);
+      } else {
+        return result_of<Result>(prepare(arguments...));
+      }
+    });
   }
 
   /// Registers a CPU and CUDA kernel whose result has sizes that depend on values. Its rule for
   /// unknown sizes is in Python (posembed/shapes.py).
   template <Kernel kernel>
   void implement_sized_by_values(torch::Library& library) const {
-    registered<kernel> = this;
-    on_devices(library, Schema::template kernel<checked<kernel>>);
+    on_devices(library, checked<kernel>());
   }
 
   /// Registers the Autograd kernel.
   template <Kernel kernel>
   void differentiate(torch::Library& library) const {
-    on(c10::DispatchKey::Autograd, library, Schema::template kernel<kernel>);
+    on(c10::DispatchKey::Autograd, library, kernel);
   }
 
-  /// Registers the Autograd kernel of operators that write to their arguments and keep no history.
+  /// Registers the Autograd kernel of operators that write to their arguments: they keep no history
+  /// and increment the versions of what they write.
   void refuse_gradients(torch::Library& library) const {
-    library.impl(name_,
-                 torch::dispatch(c10::DispatchKey::Autograd,
-                                 torch::CppFunction::makeFromBoxedFunction<&inference_only>()));
+    on(c10::DispatchKey::Autograd, library, [this](Arguments... arguments) -> Result {
+      const Declaration& declaration = found().declaration;
+      for_each_tensor(
+          [&](const at::Tensor& tensor, size_t index) {
+            if (has_history(tensor)) declaration.raise_history(tensor, index);
+          },
+          arguments...);
+      {
+        const at::AutoDispatchBelowADInplaceOrView below;
+        (*this)(arguments...);
+      }
+      for_each_tensor(
+          [&](const at::Tensor& tensor, size_t index) {
+            if (declaration.writes(index)) tensor.unsafeGetTensorImpl()->bump_version();
+          },
+          arguments...);
+    });
   }
 
   /// Registers `kernel` for autocast, which it runs without.
   template <Kernel kernel>
   void autocast(torch::Library& library) const {
-    on(c10::DispatchKey::AutocastCPU, library, Schema::template kernel<without_autocast<kernel>>);
-    on(c10::DispatchKey::AutocastCUDA, library, Schema::template kernel<without_autocast<kernel>>);
+    for (const auto key : {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}) {
+      on(key, library, [](Arguments... arguments) -> Result {
+        const c10::impl::ExcludeDispatchKeyGuard disabled(c10::autocast_dispatch_keyset);
+        return kernel(std::forward<Arguments>(arguments)...);
+      });
+    }
   }
 
   /// Registers a composition of operators, whose gradients and Meta kernels come from its parts.
   template <Kernel kernel>
   void compose(torch::Library& library) const {
-    registered<kernel> = this;
-    on(c10::DispatchKey::CompositeImplicitAutograd, library,
-       Schema::template kernel<checked<kernel>>);
+    on(c10::DispatchKey::CompositeImplicitAutograd, library, checked<kernel>());
   }
 
   /// The same for torch.func.vmap, which would otherwise run the operator sample by sample, with a
@@ -99,26 +125,29 @@ class OperatorOf<Schema, Result(Arguments...)> {
   template <Kernel kernel>
   void compose_batched(torch::Library& library) const {
     compose<kernel>(library);
-    on(c10::DispatchKey::FuncTorchBatchedDecomposition, library,
-       Schema::template kernel<checked<kernel>>);
+    on(c10::DispatchKey::FuncTorchBatchedDecomposition, library, checked<kernel>());
   }
 
  private:
-  using Handle = c10::TypedOperatorHandle<typename Schema::Signature>;
+  struct Found {
+    explicit Found(const char* name)
+        : declaration(name), typed(declaration.typed<typename Schema::Signature>()) {}
 
-  /// The object that registered a kernel, for the names of its arguments.
-  template <auto kernel>
-  static inline const OperatorOf* registered = nullptr;
+    Declaration declaration;
+    c10::TypedOperatorHandle<typename Schema::Signature> typed;
+  };
+
+  template <auto prepare>
+  using Work = std::invoke_result_t<decltype(prepare), std::add_lvalue_reference_t<Arguments>...>;
 
   template <auto prepare, auto compute>
-  static Result eager(Arguments... arguments) {
-    registered<prepare>->check_device(arguments...);
-    using Work = std::invoke_result_t<decltype(prepare), Arguments&...>;
-    if constexpr (std::is_void_v<Work>) {
+  static Result computed(Arguments... arguments) {
+    if constexpr (std::is_void_v<Work<prepare>>) {
       prepare(arguments...);
       return compute(arguments...);
-    } else if constexpr (std::is_invocable_v<decltype(compute), Arguments&...>) {
-      [[maybe_unused]] const auto work = prepare(arguments...);
+    } else if constexpr (std::is_invocable_v<decltype(compute),
+                                             std::add_lvalue_reference_t<Arguments>...>) {
+      [[maybe_unused]] const auto checked = prepare(arguments...);
       return compute(arguments...);
     } else {
       auto work = prepare(arguments...);
@@ -127,64 +156,53 @@ class OperatorOf<Schema, Result(Arguments...)> {
     }
   }
 
-  template <auto prepare>
-  static Result meta(Arguments... arguments) {
-    registered<prepare>->check_device(arguments...);
-    if constexpr (std::is_void_v<std::invoke_result_t<decltype(prepare), Arguments&...>>) {
-      return prepare(arguments...);
-    } else {
-      return result_of<Result>(prepare(arguments...));
-    }
-  }
-
   template <Kernel kernel>
-  static Result checked(Arguments... arguments) {
-    registered<kernel>->check_device(arguments...);
-    return kernel(std::forward<Arguments>(arguments)...);
-  }
-
-  template <Kernel kernel>
-  static Result without_autocast(Arguments... arguments) {
-    const c10::impl::ExcludeDispatchKeyGuard disabled(c10::autocast_dispatch_keyset);
-    return kernel(std::forward<Arguments>(arguments)...);
+  auto checked() const {
+    return [this](Arguments... arguments) -> Result {
+      check_device(arguments...);
+      return kernel(std::forward<Arguments>(arguments)...);
+    };
   }
 
   template <typename Function>
-  void on(c10::DispatchKey key, torch::Library& library, Function* kernel) const {
-    library.impl(name_, torch::dispatch(key, kernel));
+  void on(c10::DispatchKey key, torch::Library& library, const Function& kernel) const {
+    library.impl(name_, torch::dispatch(key, Schema::kernel(kernel)));
   }
 
   template <typename Function>
-  void on_devices(torch::Library& library, Function* kernel) const {
+  void on_devices(torch::Library& library, const Function& kernel) const {
     on(c10::DispatchKey::CPU, library, kernel);
     if (core::built_with_cuda) on(c10::DispatchKey::CUDA, library, kernel);
   }
 
-  /// Throws c10::ValueError unless all tensors are on the device of the first.
+  /// One rule for devices: throws c10::ValueError unless all tensors are on that of the first.
   void check_device(const std::decay_t<Arguments>&... arguments) const {
-    OneDevice devices;
-    (devices.add(arguments), ...);
-    if (devices.other()) devices.raise(handle().schema());
+    const at::Tensor* first = nullptr;
+    size_t first_index = 0;
+    for_each_tensor(
+        [&](const at::Tensor& tensor, size_t index) {
+          if (first == nullptr) {
+            first = &tensor;
+            first_index = index;
+          } else if (tensor.device() != first->device()) {
+            found().declaration.raise_devices(*first, first_index, tensor, index);
+          }
+        },
+        arguments...);
   }
 
   /// Looked up at the first call, because other files may define the schema later. Without a lock,
   /// which a fork could copy locked.
-  const Handle& handle() const {
-    const Handle* found = handle_.load(std::memory_order_acquire);
+  const Found& found() const {
+    const Found* found = found_.load(std::memory_order_acquire);
     if (found != nullptr) return *found;
-    auto made = std::make_unique<const Handle>(c10::Dispatcher::singleton()
-                                                   .findSchemaOrThrow(full_name().c_str(), "")
-                                                   .template typed<typename Schema::Signature>());
-    if (handle_.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) {
-      return *made.release();
-    }
+    auto made = std::make_unique<const Found>(name_);
+    if (found_.compare_exchange_strong(found, made.get())) return *made.release();
     return *found;
   }
 
-  std::string full_name() const { return std::string("posembed::") + name_; }
-
   const char* name_;
-  mutable std::atomic<const Handle*> handle_{nullptr};
+  mutable std::atomic<const Found*> found_{nullptr};
 };
 
 /// An operator that takes the arguments of `Function`, then the fields of `Call` (spread.h), if

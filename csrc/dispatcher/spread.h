@@ -31,14 +31,16 @@ struct SpreadFields<Call, std::tuple<Fields...>, Result(Leading...), Trailing...
   using Function = Result(Leading..., const Call&, Trailing...);
   using Signature = Result(Leading..., typename Schema<Fields>::Type..., Trailing...);
 
-  /// The function to register: `function` with a parameter for each field.
-  template <Result (*function)(Leading..., const Call&, Trailing...)>
-  static Result kernel(Leading... leading, typename Schema<Fields>::Type... fields,
-                       Trailing... trailing) {
-    Call call;
-    Call::fields(call) = std::forward_as_tuple(
-        Schema<Fields>::from(std::forward<typename Schema<Fields>::Type>(fields))...);
-    return function(leading..., call, trailing...);
+  /// The kernel to register: `function` with a parameter for each field.
+  template <typename Kernel>
+  static auto kernel(const Kernel& function) {
+    return [function](Leading... leading, typename Schema<Fields>::Type... fields,
+                      Trailing... trailing) -> Result {
+      Call call;
+      Call::fields(call) = std::forward_as_tuple(
+          Schema<Fields>::from(std::forward<typename Schema<Fields>::Type>(fields))...);
+      return function(leading..., call, trailing...);
+    };
   }
 
   /// Calls the operator.
@@ -63,9 +65,11 @@ struct Spread<Result(Arguments...), void> {
   using Function = Result(Arguments...);
   using Signature = Result(Arguments...);
 
-  template <Result (*function)(Arguments...)>
-  static Result kernel(Arguments... arguments) {
-    return function(std::forward<Arguments>(arguments)...);
+  template <typename Kernel>
+  static auto kernel(const Kernel& function) {
+    return [function](Arguments... arguments) -> Result {
+      return function(std::forward<Arguments>(arguments)...);
+    };
   }
 
   static Result call(const c10::TypedOperatorHandle<Signature>& handle, Arguments... arguments) {

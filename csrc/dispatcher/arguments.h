@@ -1,0 +1,44 @@
+// Visits an operator's arguments in the order of its schema, for rules that hold for all operators.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace posembed::dispatcher {
+
+template <typename Argument, typename = void>
+struct has_fields : std::false_type {};
+
+template <typename Argument>
+struct has_fields<Argument, std::void_t<decltype(Argument::fields(std::declval<Argument&>()))>>
+    : std::true_type {};
+
+/// Calls visit(tensor, index) if `argument` is a tensor or one that is given, and for those among
+/// the fields of a struct; index counts arguments.
+template <typename Visit, typename Argument>
+void visit_tensors(const Visit& visit, size_t* index, const Argument& argument) {
+  if constexpr (has_fields<Argument>::value) {
+    std::apply([&](const auto&... fields) { (visit_tensors(visit, index, fields), ...); },
+               Argument::fields(argument));
+  } else {
+    if constexpr (std::is_same_v<Argument, at::Tensor>) {
+      if (argument.defined()) visit(argument, *index);
+    } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+      if (argument.has_value()) visit(*argument, *index);
+    }
+    ++*index;
+  }
+}
+
+template <typename Visit, typename... Arguments>
+void for_each_tensor(const Visit& visit, const Arguments&... arguments) {
+  size_t index = 0;
+  (visit_tensors(visit, &index, arguments), ...);
+}
+
+}  // namespace posembed::dispatcher

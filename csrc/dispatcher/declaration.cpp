@@ -1,0 +1,44 @@
+#include "dispatcher/declaration.h"
+
+#include "dispatcher/inference_only.h"
+
+namespace posembed::dispatcher {
+namespace {
+
+std::string without_suffix(const std::string& name) {
+  for (const std::string suffix : {"_out", "_"}) {
+    const size_t kept = name.size() - suffix.size();
+    if (name.compare(kept, suffix.size(), suffix) == 0) return name.substr(0, kept);
+  }
+  return name;
+}
+
+}  // namespace
+
+Declaration::Declaration(const char* name)
+    : operator_(c10::Dispatcher::singleton().findSchemaOrThrow(
+          (std::string("posembed::") + name).c_str(), "")) {
+  const auto& arguments = operator_.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) written_ |= uint64_t{1} << i;
+  }
+}
+
+const std::string& Declaration::name_of(size_t argument) const {
+  return operator_.schema().arguments()[argument].name();
+}
+
+void Declaration::raise_devices(const at::Tensor& first, size_t first_argument,
+                                const at::Tensor& other, size_t other_argument) const {
+  TORCH_CHECK_VALUE(false, name_of(other_argument), ": expected the device of ",
+                    name_of(first_argument), ", ", first.device(), ", got ", other.device());
+}
+
+void Declaration::raise_history(const at::Tensor& tensor, size_t argument) const {
+  check_inference_only(tensor, name_of(argument).c_str(),
+                       without_suffix(operator_.schema().name()).c_str());
+  TORCH_INTERNAL_ASSERT(false, "a tensor without history was refused");
+}
+
+}  // namespace posembed::dispatcher

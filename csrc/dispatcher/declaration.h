@@ -1,0 +1,39 @@
+// What an operator's schema says, looked up once: its handle, the names of its arguments and which
+// of them it writes.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <string>
+
+namespace posembed::dispatcher {
+
+/// The operator posembed::<name>, and a bit for each argument that its schema marks as written.
+class Declaration {
+ public:
+  explicit Declaration(const char* name);
+
+  template <typename Signature>
+  c10::TypedOperatorHandle<Signature> typed() const {
+    return operator_.typed<Signature>();
+  }
+
+  bool writes(size_t argument) const { return (written_ >> argument & 1) != 0; }
+
+  /// Throws c10::ValueError for tensors on two devices: `other` is not on that of `first`.
+  [[noreturn]] void raise_devices(const at::Tensor& first, size_t first_argument,
+                                  const at::Tensor& other, size_t other_argument) const;
+
+  /// Throws c10::ValueError for a tensor whose gradient or tangent would be lost. Refers from
+  /// posembed::f_ and posembed::f_out to posembed::f.
+  [[noreturn]] void raise_history(const at::Tensor& tensor, size_t argument) const;
+
+ private:
+  const std::string& name_of(size_t argument) const;
+
+  c10::OperatorHandle operator_;
+  uint64_t written_ = 0;
+};
+
+}  // namespace posembed::dispatcher
