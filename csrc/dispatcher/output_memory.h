@@ -14,6 +14,10 @@ at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
 /// The same for results that kernels and Meta kernels share.
 at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& options);
 
+/// Throws c10::ValueError, which names `argument`, if a result would have more bytes than int64_t
+/// can count. Checks that eager and Meta kernels share call it where arguments state sizes.
+void check_result(c10::SymIntArrayRef sizes, at::ScalarType type, const char* argument);
+
 /// at::empty_strided; see empty().
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          const at::TensorOptions& options);
