@@ -16,6 +16,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
+#include "dispatcher/shown.h"
 #include "token/operator.h"
 
 namespace posembed::bag {
@@ -26,7 +27,8 @@ namespace {
 Mode mode_of(Text mode) {
   if (mode == "sum") return Mode::sum;
   if (mode == "mean") return Mode::mean;
-  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '", mode, "'");
+  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '",
+                    dispatcher::shown(mode), "'");
   return Mode::max;
 }
 
@@ -256,7 +258,7 @@ Result gradient_of(const Tensor& gradient, const c10::SymInt& count, const Bag& 
                    const MaybeTensor& weights, const MaybeTensor& maxima,
                    Result (*make)(const token::Gradient&)) {
   check_backward(gradient, in, weights, maxima, mode_text);
-  token::check_sortable(in.ids, count);
+  token::check_table_size(in.ids, count, gradient);
   const int64_t num_embeddings = count.expect_int();
   const Mode mode = mode_of(mode_text);
   const Layout layout = lay_out(in, num_embeddings);
@@ -288,6 +290,7 @@ std::tuple<Tensor, Tensor> token_bag_backward_rows(const Tensor& gradient,
 Tensor token_bag_backward_meta(const Tensor& gradient, c10::SymInt num_embeddings, const Bag& in,
                                Text mode, const MaybeTensor& weights, const MaybeTensor& maxima) {
   check_backward(gradient, in, weights, maxima, mode);
+  token::check_table_size(in.ids, num_embeddings, gradient);
   return at::empty_symint({num_embeddings, gradient.sym_size(1)}, gradient.options());
 }
 
