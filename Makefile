@@ -60,7 +60,7 @@ build: $(requirements)
 	$(install_library)
 
 build-tests: $(requirements_dev)
-	$(configure) -DPOSEMBED_INSTRUCTION_SETS=all -DPOSEMBED_TESTS=ON $(CMAKE_ARGS)
+	$(configure) -DPOSEMBED_INSTRUCTION_SETS=all -DPOSEMBED_TESTS=ON -DPOSEMBED_WARNINGS_AS_ERRORS=ON $(CMAKE_ARGS)
 	cmake --build $(BUILD)
 	$(install_library)
 

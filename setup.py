@@ -65,7 +65,6 @@ class CMakeBuild(build_ext):
             f"-DPOSEMBED_PYTHON={sys.executable}",
             "-DPOSEMBED_PYTHON_MODULE=ON",
             "-DPOSEMBED_INSTRUCTION_SETS=all",
-            "-DPOSEMBED_WARNINGS_AS_ERRORS=OFF",
             f"-DPOSEMBED_RELOCATABLE={'OFF' if self.inplace else 'ON'}",
             "-DCMAKE_INSTALL_LIBDIR=lib",
             *os.environ.get("CMAKE_ARGS", "").split(),

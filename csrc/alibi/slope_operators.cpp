@@ -7,6 +7,7 @@
 #include <ATen/ops/ne.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "alibi/operator.h"
 #include "alibi/slopes.h"
 #include "dispatcher/host_floats.h"
+#include "dispatcher/shown.h"
 
 namespace posembed::alibi {
 namespace {
@@ -21,8 +23,12 @@ namespace {
 SlopeKind kind_of(Text kind) {
   if (kind == "paper") return SlopeKind::paper;
   if (kind == "geometric") return SlopeKind::geometric;
-  TORCH_CHECK_VALUE(kind == "press", "kind: expected 'paper' or 'geometric', got '", kind, "'");
-  TORCH_WARN_ONCE("The slopes 'press' are now called 'paper'; the old name is deprecated.");
+  TORCH_CHECK_VALUE(kind == "press", "kind: expected 'paper' or 'geometric', got '",
+                    dispatcher::shown(kind), "'");
+  static std::atomic<bool> is_said{false};  // TORCH_WARN_ONCE takes a lock, which a fork may copy
+  if (!is_said.exchange(true)) {
+    TORCH_WARN("The slopes 'press' are now called 'paper'; the old name is deprecated.");
+  }
   return SlopeKind::paper;
 }
 
@@ -94,7 +100,7 @@ Tensor positions(const Tensor& attention_mask) {
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",
-                    "form: expected 'distance' or 'key', got '", form, "'");
+                    "form: expected 'distance' or 'key', got '", dispatcher::shown(form), "'");
   const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
   if (form == "key") return alibi_bias(slopes, query_length, 1, {}, call).squeeze(-1);
   const Tensor of_row = alibi_bias(slopes, 1, 1, {}, call).squeeze(-1);

@@ -16,6 +16,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
+#include "dispatcher/shown.h"
 #include "token/operator.h"
 
 namespace posembed::bag {
@@ -26,7 +27,8 @@ namespace {
 Mode mode_of(Text mode) {
   if (mode == "sum") return Mode::sum;
   if (mode == "mean") return Mode::mean;
-  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '", mode, "'");
+  TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '",
+                    dispatcher::shown(mode), "'");
   return Mode::max;
 }
 
@@ -80,7 +82,7 @@ void check_gradient(const Tensor& gradient, const Bag& in) {
 void check_backward(const Tensor& gradient, const Bag& in, const MaybeTensor& weights,
                     const MaybeTensor& maxima, Text mode, const c10::SymInt& num_embeddings) {
   check_gradient(gradient, in);
-  token::check_sortable(in.ids, num_embeddings);
+  token::check_table_size(in.ids, num_embeddings, gradient);
   check_weights(in, weights, mode, gradient, "gradient");
   TORCH_CHECK_VALUE(maxima.has_value() == (mode_of(mode) == Mode::max),
                     "maxima: expected with mode 'max' and no other");

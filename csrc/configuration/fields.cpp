@@ -70,15 +70,16 @@ Fields parse(const std::string& text) {
   try {
     fields = json::parse(with_quoted_infinities(text), is_kept);
   } catch (const json::exception& error) {
-    TORCH_CHECK_VALUE(false, "config: expected JSON: ", error.what());
+    TORCH_CHECK_VALUE(false, "config: expected JSON: ", dispatcher::reason(error));
   }
   TORCH_CHECK_VALUE(fields.is_object(), "config: expected a file with a JSON object, got ",
                     repr(fields, 40));
   return fields;
 }
 
+const json none;
+
 const json& get(const json& fields, const std::string& key) {
-  static const json none;
   const auto found = fields.find(key);
   return found == fields.end() ? none : *found;
 }

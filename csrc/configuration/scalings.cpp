@@ -107,21 +107,19 @@ RotaryScaling unscaled(Keys&, Keys&) { return {}; }
 
 using ScalingReader = RotaryScaling (*)(Keys& rope, Keys& config);
 
-const std::map<std::string, ScalingReader>& scaling_readers() {
-  static const std::map<std::string, ScalingReader> readers = {
-      {"default", unscaled},  {"axial", unscaled},
-      {"linear", linear},     {"dynamic", dynamic},
-      {"yarn", yarn},         {"llama3", llama3},
-      {"longrope", longrope}, {"proportional", proportional}};
-  return readers;
-}
+const std::map<std::string, ScalingReader> scaling_readers = {
+    {"default", unscaled},  {"axial", unscaled},
+    {"linear", linear},     {"dynamic", dynamic},
+    {"yarn", yarn},         {"llama3", llama3},
+    {"longrope", longrope}, {"proportional", proportional}};
 
-/// Maps other names of a type to its usual name.
+/// Other names of a type, and its usual name.
+const std::map<json, const char*> usual_names = {
+    {"mrope", "default"}, {"su", "longrope"}, {"xdrope", "dynamic"}};
+
 json usual_name(const json& name) {
-  static const std::map<json, const char*> usual = {
-      {"mrope", "default"}, {"su", "longrope"}, {"xdrope", "dynamic"}};
-  const auto found = usual.find(name);
-  return found == usual.end() ? name : json(found->second);
+  const auto found = usual_names.find(name);
+  return found == usual_names.end() ? name : json(found->second);
 }
 
 }  // namespace
@@ -130,14 +128,14 @@ std::string rope_type(Keys& rope) {
   const json now = usual_name(rope.take("rope_type")), before = usual_name(rope.take("type"));
   const json given = same("rope_type", {now, before});
   const std::string name = truthy(given) ? text_of(given) : "default";
-  if (scaling_readers().count(name) > 0) return name;
+  if (scaling_readers.count(name) > 0) return name;
   std::vector<std::string> known;
-  for (const auto& each : scaling_readers()) known.push_back(each.first);
+  for (const auto& each : scaling_readers) known.push_back(each.first);
   TORCH_CHECK_VALUE(false, "rope_type: expected one of ", repr(known), ", got ", repr(given));
 }
 
 RotaryScaling read_scaling(Keys& rope, Keys& config) {
-  RotaryScaling scaling = scaling_readers().at(rope_type(rope))(rope, config);
+  RotaryScaling scaling = scaling_readers.at(rope_type(rope))(rope, config);
   if (!conventions::doubled_ntk.has(text_of(get(config.fields(), "model_type")))) return scaling;
   config.ignore({"seq_length"});
   if (!truthy(config.take("use_dynamic_ntk"))) return scaling;

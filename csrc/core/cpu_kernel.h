@@ -27,10 +27,15 @@ class CpuKernel<void(Arguments...)> {
         return avx512;
       case InstructionSet::avx2:
         return avx2;
-      default:
+      case InstructionSet::baseline:
         return baseline;
+      default:
+        return refuse;
     }
   }
+
+  /// Called instead of the kernel: while the library is loaded, nobody could catch an error.
+  static void refuse(Arguments...) { refuse_processor(); }
 
   Function function_;
 };

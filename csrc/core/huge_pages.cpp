@@ -17,13 +17,14 @@ bool is_wanted() {
   const char* text = std::getenv("POSEMBED_HUGE_PAGES");
   return text == nullptr || std::strcmp(text, "0") != 0;
 }
+
+const bool wanted = is_wanted();
 #endif
 
 }  // namespace
 
 void prefer_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
-  static const bool wanted = is_wanted();
   if (!wanted || bytes < least_bytes) return;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(data);

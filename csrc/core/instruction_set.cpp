@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace posembed::core {
@@ -32,23 +33,14 @@ bool find_intel() {
 #endif
 }
 
-/// The widest set that was built and is at most `limit`.
-std::optional<InstructionSet> widest_up_to(InstructionSet limit) {
-  std::optional<InstructionSet> widest;
+/// The widest set that was built and that this processor can run.
+InstructionSet widest_here() {
+  const InstructionSet limit = of_processor();
+  InstructionSet widest = InstructionSet::none;
   for (const InstructionSet set : built_instruction_sets()) {
     if (set <= limit) widest = set;
   }
   return widest;
-}
-
-/// The widest set that this processor can run.
-InstructionSet widest_here() {
-  if (const auto widest = widest_up_to(of_processor())) return *widest;
-  std::fprintf(stderr,
-               "posembed: its CPU kernels need %s, which this processor lacks; build posembed with "
-               "POSEMBED_INSTRUCTION_SETS=all\n",
-               name(built_instruction_sets().front()));
-  std::abort();
 }
 
 std::optional<InstructionSet> named(const char* text) {
@@ -85,14 +77,22 @@ InstructionSet instruction_set() {
   return chosen;
 }
 
+void refuse_processor() {
+  throw std::runtime_error(
+      std::string("posembed: its CPU kernels need ") + name(built_instruction_sets().front()) +
+      ", which this processor lacks; build posembed with POSEMBED_INSTRUCTION_SETS=all");
+}
+
 const char* name(InstructionSet set) {
   switch (set) {
     case InstructionSet::avx512:
       return "avx512";
     case InstructionSet::avx2:
       return "avx2";
-    default:
+    case InstructionSet::baseline:
       return "baseline";
+    default:
+      return "none";
   }
 }
 

@@ -15,6 +15,13 @@ inline void check_json_depth(const char* name, int depth) {
   TORCH_CHECK_VALUE(depth <= max_depth, name, ": expected JSON of at most ", max_depth, " levels");
 }
 
+/// What is wrong with a text, without nlohmann's end "last read", which may hold part of a
+/// character.
+inline std::string reason(const nlohmann::json::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find("; last read"));
+}
+
 inline nlohmann::json parse_json(const char* name, const std::string& text) {
   return nlohmann::json::parse(text, [name](int depth, nlohmann::json::parse_event_t, auto&) {
     check_json_depth(name, depth);

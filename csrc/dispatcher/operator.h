@@ -7,18 +7,22 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <atomic>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
 #include "core/cuda_launch.h"
 #include "dispatcher/arguments.h"
 #include "dispatcher/declaration.h"
+#include "dispatcher/first_use.h"
 #include "dispatcher/inference_only.h"
 #include "dispatcher/spread.h"
 
 namespace posembed::dispatcher {
+
+/// Each file that calls operators has a table of torch's, which is made at its first use under a
+/// lock: this makes it while the library is loaded.
+[[maybe_unused]] static const int made_while_loading =
+    c10::DispatchKeySet(c10::DispatchKey::CPU).getDispatchTableIndexForDispatchKeySet();
 
 /// The result of an operator from what its first half returned: the result itself, or a struct with
 /// a member `result`; nothing for operators that write to their arguments.
@@ -191,18 +195,13 @@ class OperatorOf<Schema, Result(Arguments...)> {
         arguments...);
   }
 
-  /// Looked up at the first call, because other files may define the schema later. Without a lock,
-  /// which a fork could copy locked.
+  /// Looked up at the first call, because other files may define the schema later.
   const Found& found() const {
-    const Found* found = found_.load(std::memory_order_acquire);
-    if (found != nullptr) return *found;
-    auto made = std::make_unique<const Found>(name_);
-    if (found_.compare_exchange_strong(found, made.get())) return *made.release();
-    return *found;
+    return found_.get([this] { return Found(name_); });
   }
 
   const char* name_;
-  mutable std::atomic<const Found*> found_{nullptr};
+  FirstUse<Found> found_;
 };
 
 /// An operator that takes the arguments of `Function`, then the fields of `Call` (spread.h), if

@@ -22,6 +22,7 @@
 
 #include "core/huge_pages.h"
 #include "core/stream_bytes.h"
+#include "dispatcher/fork_mutex.h"
 #include "posembed/memory.h"
 
 namespace posembed::dispatcher {
@@ -61,8 +62,7 @@ std::optional<int64_t> limit_of_environment() {
   return std::nullopt;
 }
 
-/// Freed blocks, newest last. Results never wait for the lock but use malloc instead: in a process
-/// forked while another thread held the lock, they would wait forever.
+/// Freed blocks, newest last. Results never wait for the lock but use malloc instead.
 class KeptBlocks {
  public:
   /// The newest block that fits and is at most a quarter larger, if there is one.
@@ -122,7 +122,7 @@ class KeptBlocks {
     return surplus;
   }
 
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<Block> blocks_;
   int64_t kept_ = 0;
   std::optional<int64_t> chosen_ = limit_of_environment();
@@ -130,10 +130,7 @@ class KeptBlocks {
 };
 
 /// Never destroyed: tensors of other libraries may outlive static objects of this one.
-KeptBlocks& kept_blocks() {
-  static auto* const blocks = new KeptBlocks;
-  return *blocks;
-}
+KeptBlocks& kept_blocks = *new KeptBlocks;
 
 /// Whether the page of `data` is resident. Only a hint: it may change at any time.
 bool is_resident(const void* data) {
@@ -153,7 +150,7 @@ c10::DataPtr owner_of(Block block) {
   void* const data = block.memory.get();
   const auto keep = [](void* owned) {
     const std::unique_ptr<Block> freed(static_cast<Block*>(owned));
-    kept_blocks().keep(std::move(*freed));
+    kept_blocks.keep(std::move(*freed));
   };
   return {data, new Block(std::move(block)), keep, at::kCPU};
 }
@@ -163,7 +160,7 @@ class OutputAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t size) override {
     const auto bytes = static_cast<int64_t>(size);
-    if (auto kept = kept_blocks().take(bytes)) return owner_of(*std::move(kept));
+    if (auto kept = kept_blocks.take(bytes)) return owner_of(*std::move(kept));
     Block block{c10::GetCPUAllocator()->allocate(size), bytes};
     if (bytes < core::stream_bytes || !is_fresh(block)) return std::move(block.memory);
     core::prefer_huge_pages(block.memory.get(), bytes);
@@ -179,8 +176,18 @@ OutputAllocator output_allocator;
 
 constexpr c10::DispatchKeySet cpu_keys{c10::DispatchKey::CPU};
 
+/// The bytes of a result, for every size that this file allocates.
+int64_t bytes_of(at::IntArrayRef sizes, at::ScalarType type, const char* argument = "result") {
+  auto bytes = static_cast<int64_t>(c10::elementSize(type));
+  bool fits = true;
+  for (const int64_t size : sizes) fits &= !__builtin_mul_overflow(bytes, size, &bytes);
+  TORCH_CHECK_VALUE(fits, argument, ": expected a result of fewer than 2^63 bytes, got ", sizes,
+                    " of ", type);
+  return bytes;
+}
+
 int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+  return bytes_of(sizes, c10::typeMetaToScalarType(options.dtype()));
 }
 
 bool is_large_on_cpu(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -220,6 +227,10 @@ at::Tensor empty_symint(c10::SymIntArrayRef sizes, const at::TensorOptions& opti
   return known.has_value() ? empty(*known, options) : at::empty_symint(sizes, options);
 }
 
+void check_result(c10::SymIntArrayRef sizes, at::ScalarType type, const char* argument) {
+  if (const auto known = c10::asIntArrayRefSlowOpt(sizes)) bytes_of(*known, type, argument);
+}
+
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          const at::TensorOptions& options) {
   if (!is_large_on_cpu(sizes, options)) return at::empty_strided(sizes, strides, options);
@@ -231,7 +242,7 @@ ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!is_large_on_cpu(sizes, options)) return {at::empty(sizes, options), false};
   const auto of = [&](c10::DataPtr memory) { return tensor_of(std::move(memory), sizes, options); };
   const int64_t bytes = bytes_of(sizes, options);
-  if (auto kept = kept_blocks().take(bytes)) return {of(owner_of(*std::move(kept))), false};
+  if (auto kept = kept_blocks.take(bytes)) return {of(owner_of(*std::move(kept))), false};
   {
     Block block{c10::GetCPUAllocator()->allocate(static_cast<size_t>(bytes)), bytes};
     if (!is_fresh(block)) return {of(std::move(block.memory)), false};
@@ -243,11 +254,11 @@ ZeroTable empty_table(at::IntArrayRef sizes, const at::TensorOptions& options) {
 
 namespace posembed {
 
-int64_t empty_cache() { return dispatcher::kept_blocks().empty(); }
+int64_t empty_cache() { return dispatcher::kept_blocks.empty(); }
 
 int64_t set_cache_limit(int64_t bytes) {
   TORCH_CHECK_VALUE(bytes >= 0, "bytes: expected none or more, got ", bytes);
-  return dispatcher::kept_blocks().set_limit(bytes);
+  return dispatcher::kept_blocks.set_limit(bytes);
 }
 
 }  // namespace posembed

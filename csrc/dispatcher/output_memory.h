@@ -22,6 +22,10 @@ struct Unallocated {
   /* implicit */ operator at::Tensor() const { return empty_symint(sizes, options); }
 };
 
+/// Throws c10::ValueError, which names `argument`, if a result would have more bytes than int64_t
+/// can count. Checks that eager and Meta kernels share call it where arguments state sizes.
+void check_result(c10::SymIntArrayRef sizes, at::ScalarType type, const char* argument);
+
 /// at::empty_strided; see empty().
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          const at::TensorOptions& options);

@@ -9,11 +9,14 @@
 
 #include <string>
 
+#include "dispatcher/math_bits.h"
+
 namespace posembed::dispatcher {
 
-/// Defines an operator: its name and its arguments, joined, then its result.
+/// Defines an operator: its name and its arguments, then its result.
 inline void define(torch::Library& library, const std::string& schema) {
   library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  define_math_bits(library, schema);
 }
 
 }  // namespace posembed::dispatcher

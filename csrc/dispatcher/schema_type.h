@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "dispatcher/shown.h"
 #include "posembed/offset.h"
 
 namespace posembed::dispatcher {
@@ -35,7 +36,8 @@ Enum enum_from(std::string_view text) {
     if (value != Argument::values[0]) known << (last ? " or " : ", ");
     known << "'" << name(value) << "'";
   }
-  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '", text, "'");
+  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '", shown(text),
+                    "'");
 }
 
 /// The type in which a schema passes a field, and the conversions.

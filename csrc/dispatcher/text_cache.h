@@ -13,10 +13,13 @@
 #include <string_view>
 #include <utility>
 
+#include "dispatcher/fork_mutex.h"
+
 namespace posembed::dispatcher {
 
 /// Maps a text to Value(text), made at the first request. Keeps the `limit` most recently used
-/// texts: a specification that depends on a length has a new text for every length.
+/// texts: a specification that depends on a length has a new text for every length. Make it while
+/// the library is loaded and never destroy it, as ForkMutex asks.
 template <typename Value, size_t limit = 256>
 class TextCache {
  public:
@@ -52,7 +55,7 @@ class TextCache {
     });
   }
 
-  std::shared_mutex mutex_;
+  ForkMutex mutex_;
   std::map<std::string, Entry, std::less<>> entries_;
   std::atomic<uint64_t> clock_ = 0;
 };

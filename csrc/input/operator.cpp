@@ -208,7 +208,7 @@ bool writes_rows(const Input& in) {
 BackwardRows backward_rows(const Tensor& gradient, const Tensor& mean, const Tensor& rstd,
                            const Input& in) {
   check_backward(gradient, mean, rstd, in);
-  token::check_sortable(in.ids, in.token.sym_size(0));
+  token::check_table_size(in.ids, in.token.sym_size(0), in.token);
   if (!writes_rows(in)) {
     return with_rows(in, gradient, run_backward(in, gradient, mean, rstd, nullptr));
   }

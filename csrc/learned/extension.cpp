@@ -9,6 +9,8 @@
 #include <torch/library.h>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/output_memory.h"
+#include "dispatcher/shown.h"
 #include "learned/operator.h"
 
 namespace posembed::learned {
@@ -35,10 +37,12 @@ Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
   check_table(weight, "weight", first_row);
   const int64_t length = weight.size(0) - first_row;
   TORCH_CHECK_VALUE(method == "linear" || method == "cubic" || method == "repeat",
-                    "method: expected 'linear', 'cubic' or 'repeat', got '", method, "'");
+                    "method: expected 'linear', 'cubic' or 'repeat', got '",
+                    dispatcher::shown(method), "'");
   TORCH_CHECK_VALUE(length > 0, "weight: expected rows to extend, got none");
   TORCH_CHECK_VALUE(max_positions >= length, "max_positions: expected ", length,
                     " or more, which the table has, got ", max_positions);
+  dispatcher::check_result({max_positions, weight.size(1)}, at::kDouble, "max_positions");
   const Tensor rows = weight.narrow(0, first_row, length);
   const Tensor longer = method == "repeat" ? repeat(rows, max_positions)
                                            : stretch(rows, max_positions, std::string(method));

@@ -44,6 +44,7 @@ void check_backward(const Tensor& gradient, const c10::SymInt& count, const Rows
   check_positions(rows.positions, gradient.sym_size(0), gradient.sym_size(1), rows.offset.number());
   TORCH_CHECK_VALUE(rows.first_row >= 0 && rows.first_row <= count, "first_row: expected 0 to ",
                     count, ", the rows of the table, got ", rows.first_row);
+  dispatcher::check_result({count, gradient.sym_size(2)}, gradient.scalar_type(), "num_rows");
 }
 
 // ---------------------------------------------------------------------------------------- add

@@ -22,10 +22,7 @@ namespace {
   fail(end, "the file was shortened while it was read");
 }
 
-int64_t page_size() {
-  static const int64_t size = sysconf(_SC_PAGESIZE);
-  return size;
-}
+const int64_t page_size = sysconf(_SC_PAGESIZE);
 
 int open_for_reading(const std::string& path) {
   // The system would read the path only up to the zero.
@@ -78,7 +75,7 @@ std::shared_ptr<char> File::copy_on_write(int64_t begin, int64_t size) const {
   int error = 0;
   const int64_t now = size_of(descriptor_, &error);
   if (error == 0 && now < begin + size) refuse_shortened(now);
-  const int64_t lead = begin % page_size();  // maps begin at page boundaries
+  const int64_t lead = begin % page_size;  // maps begin at page boundaries
   const size_t length = static_cast<size_t>(size + lead);
   void* mapped =
       mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor_, begin - lead);
@@ -106,8 +103,8 @@ void FileText::load_to(int64_t end) {
 }
 
 void FileText::forget(int64_t begin, int64_t end) {
-  begin = begin / page_size() * page_size();
-  end = end == file_.size() ? end : end / page_size() * page_size();
+  begin = begin / page_size * page_size;
+  end = end == file_.size() ? end : end / page_size * page_size;
   if (begin >= end) return;
   madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }

@@ -21,29 +21,30 @@ namespace {
 /// Bytes that are read and converted at a time.
 constexpr int64_t part_bytes = 4 << 20;
 
+const std::unordered_map<std::string, torch::Dtype> dtypes = {
+    {"F32", torch::kFloat},
+    {"F16", torch::kHalf},
+    {"BF16", torch::kBFloat16},
+    {"F64", torch::kDouble},
+    {"I64", torch::kLong},
+    {"I32", torch::kInt},
+    {"I16", torch::kShort},
+    {"I8", torch::kChar},
+    {"U8", torch::kByte},
+    {"BOOL", torch::kBool},
+    {"U16", torch::kUInt16},
+    {"U32", torch::kUInt32},
+    {"U64", torch::kUInt64},
+    {"C64", torch::kComplexFloat},
+    {"F8_E4M3", torch::kFloat8_e4m3fn},
+    {"F8_E5M2", torch::kFloat8_e5m2},
+    {"F8_E8M0", torch::kFloat8_e8m0fnu},
+    {"F8_E4M3FNUZ", torch::kFloat8_e4m3fnuz},
+    {"F8_E5M2FNUZ", torch::kFloat8_e5m2fnuz},
+    {"F4", torch::kFloat4_e2m1fn_x2},
+};
+
 torch::Dtype dtype_of(const TensorEntry& entry) {
-  static const std::unordered_map<std::string, torch::Dtype> dtypes = {
-      {"F32", torch::kFloat},
-      {"F16", torch::kHalf},
-      {"BF16", torch::kBFloat16},
-      {"F64", torch::kDouble},
-      {"I64", torch::kLong},
-      {"I32", torch::kInt},
-      {"I16", torch::kShort},
-      {"I8", torch::kChar},
-      {"U8", torch::kByte},
-      {"BOOL", torch::kBool},
-      {"U16", torch::kUInt16},
-      {"U32", torch::kUInt32},
-      {"U64", torch::kUInt64},
-      {"C64", torch::kComplexFloat},
-      {"F8_E4M3", torch::kFloat8_e4m3fn},
-      {"F8_E5M2", torch::kFloat8_e5m2},
-      {"F8_E8M0", torch::kFloat8_e8m0fnu},
-      {"F8_E4M3FNUZ", torch::kFloat8_e4m3fnuz},
-      {"F8_E5M2FNUZ", torch::kFloat8_e5m2fnuz},
-      {"F4", torch::kFloat4_e2m1fn_x2},
-  };
   const auto found = dtypes.find(entry.dtype);
   TORCH_CHECK_TYPE(found != dtypes.end(), "tensor '", entry.name, "': torch has no dtype for ",
                    entry.dtype);

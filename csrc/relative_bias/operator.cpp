@@ -8,8 +8,10 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <limits>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/output_memory.h"
 #include "token/operator.h"
 
 namespace posembed::relative_bias {
@@ -63,8 +65,14 @@ Tensor bias_of(const Tensor& weight, c10::SymInt queries, c10::SymInt keys,
                const MaybeOffset& query_offset, const Bucketing& by) {
   dispatcher::check_floating(weight, "weight");
   dispatcher::check_rank(weight, "weight", 2, "[num_buckets, num_heads]");
-  TORCH_CHECK_VALUE(queries >= 0, "query_length: expected 0 or more, got ", queries);
-  TORCH_CHECK_VALUE(keys >= 0, "key_length: expected 0 or more, got ", keys);
+  constexpr int64_t longest = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(queries >= 0 && queries <= longest, "query_length: expected 0 to ", longest,
+                    ", got ", queries);
+  TORCH_CHECK_VALUE(keys >= 0 && keys <= longest, "key_length: expected 0 to ", longest, ", got ",
+                    keys);
+  // The view below repeats one row of all distances for each query.
+  dispatcher::check_result({weight.sym_size(1), queries, queries + keys}, weight.scalar_type(),
+                           "query_length");
   const c10::SymInt heads = weight.sym_size(1), count = queries + keys;
   if (queries == 0) return weight.new_empty_symint({heads, queries, keys});
   // distances: [count], of the last query to the first key, and so on; one more than needed.

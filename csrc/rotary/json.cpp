@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "dispatcher/json.h"
+#include "dispatcher/shown.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -192,7 +193,8 @@ class Reader {
 
   void done() const {
     for (const auto& left : object_.items()) {
-      TORCH_CHECK_VALUE(false, what_, ": unknown key '", left.key(), "'; known are: ", known_);
+      TORCH_CHECK_VALUE(false, what_, ": unknown key '", dispatcher::shown(left.key()),
+                        "'; known are: ", known_);
     }
   }
 
@@ -273,7 +275,8 @@ void Reader::read(const json& from, RotaryScaling& given) {
       read_as<ProportionalScaling>(type, from, given) ||
       read_as<LongRopeScaling>(type, from, given) || read_as<XPosScaling>(type, from, given);
   TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
-                    "'llama3', 'proportional', 'longrope' or 'xpos', got '", type, "'");
+                    "'llama3', 'proportional', 'longrope' or 'xpos', got '",
+                    dispatcher::shown(type), "'");
 }
 
 void Reader::read(const json& from, Sections& given) {
@@ -356,8 +359,8 @@ RotarySpec parse(const std::string& text) {
     reader.done();
     return spec;
   } catch (const json::exception& error) {
-    TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '", text,
-                      "': ", error.what());
+    TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '",
+                      dispatcher::shown(text), "': ", dispatcher::reason(error));
   }
 }
 

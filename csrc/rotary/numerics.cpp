@@ -4,7 +4,6 @@
 
 #include <ATen/Functions.h>
 
-#include <mutex>
 #include <vector>
 
 #include "dispatcher/host_floats.h"
@@ -94,12 +93,11 @@ Tensor frequencies(const RotarySpec& spec, const XPosScaling&) { return plain(sp
 
 /// The frequencies of a specification, computed once, on the CPU as in the models.
 const std::vector<float>& known_frequencies(const Specification& spec) {
-  std::call_once(spec.float32_once, [&spec] {
+  return spec.float32_frequencies.get([&spec] {
     const Tensor computed = float32_frequencies(spec.spec).contiguous();
     const float* values = computed.const_data_ptr<float>();
-    spec.float32_frequencies.assign(values, values + computed.numel());
+    return std::vector<float>(values, values + computed.numel());
   });
-  return spec.float32_frequencies;
 }
 
 // ----------------------------------------------------------------------------------------- tables

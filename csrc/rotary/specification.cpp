@@ -115,6 +115,9 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
   for (int64_t axis = 0; axis < axes; ++axis) {
     const int64_t size = sizes[static_cast<size_t>(axis)];
     TORCH_CHECK_VALUE(size >= 0, "sections: expected sizes of 0 or more, got ", size);
+    const auto left = rotary::max_pairs - static_cast<int64_t>(result.axis_of_pair.size());
+    TORCH_CHECK_VALUE(size <= left, "sections: expected sizes that sum to at most ",
+                      rotary::max_pairs, ", got ", sizes);
     result.axis_of_pair.insert(result.axis_of_pair.end(), static_cast<size_t>(size), axis);
   }
   const auto pairs = static_cast<int64_t>(result.axis_of_pair.size());
@@ -128,6 +131,11 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
 }
 
 namespace rotary {
+namespace {
+
+auto& specifications = *new dispatcher::TextCache<Specification>;
+
+}  // namespace
 
 Specification::Specification(std::string_view text) : spec(parse(std::string(text))) {
   spec.check_fields();
@@ -151,10 +159,7 @@ Specification::Specification(std::string_view text) : spec(parse(std::string(tex
   }
 }
 
-SpecificationPointer specification(std::string_view text) {
-  static auto& cache = *new dispatcher::TextCache<Specification>;
-  return cache.find(text);
-}
+SpecificationPointer specification(std::string_view text) { return specifications.find(text); }
 
 }  // namespace rotary
 }  // namespace posembed

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/double_double.h"
 #include "core/turn.h"
+#include "dispatcher/first_use.h"
 #include "posembed/rotary_specification.h"
 
 namespace posembed::rotary {
@@ -30,8 +30,7 @@ struct Specification {
   double decay_center = 0.0;
   std::string for_keys;  // the text for rotating keys without a query
   // For numerics other than exact, computed at first use: see numerics.h.
-  mutable std::once_flag float32_once;
-  mutable std::vector<float> float32_frequencies;  // [rotary_dim / 2]
+  dispatcher::FirstUseMember<std::vector<float>> float32_frequencies;  // [rotary_dim / 2]
 };
 
 using SpecificationPointer = std::shared_ptr<const Specification>;

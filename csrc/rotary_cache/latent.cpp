@@ -50,7 +50,8 @@ void rotate_and_cache_latent(const LatentCall& given) {
   const Tensor &latent = given.latent, &key_rope = given.key_rope;
   Call call;
   call.query = given.query;
-  call.key = key_of(key_rope, *rotary::specification(given.spec), where);
+  call.key =
+      key_of(key_rope.resolve_conj().resolve_neg(), *rotary::specification(given.spec), where);
   call.value = with_heads(latent, "latent", where);
   check_cache(given.cache, latent, key_rope);
   const Tensor one_head = given.cache.unsqueeze(2);

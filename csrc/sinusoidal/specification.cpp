@@ -7,11 +7,15 @@
 #include <nlohmann/json.hpp>
 
 #include "dispatcher/json.h"
+#include "dispatcher/shown.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/frequencies.h"
 
 namespace posembed {
 namespace {
+
+/// More than any model has: each frequency is computed.
+constexpr int64_t most_columns = 65536;
 
 /// The largest index of a table's row in any program.
 constexpr int64_t most_padding_idx = std::numeric_limits<int32_t>::max();
@@ -68,7 +72,7 @@ sinusoidal::Preset preset_of(const std::string& name) {
     return sinusoidal::Preset::tensor2tensor;
   }
   TORCH_CHECK_VALUE(false, "preset: expected 'vaswani', 'marian', 'tensor2tensor', 'ddpm' or ",
-                    "'fairseq', got '", name, "'");
+                    "'fairseq', got '", dispatcher::shown(name), "'");
 }
 
 double divisor_of(const SinusoidalSpec& spec) {
@@ -88,8 +92,8 @@ int64_t first_of(const SinusoidalSpec& spec) {
 SinusoidalSpec::SinusoidalSpec(int64_t embedding_dim) : embedding_dim(embedding_dim) {}
 
 void SinusoidalSpec::check() const {
-  TORCH_CHECK_VALUE(embedding_dim > 0, "embedding_dim: expected a positive number, got ",
-                    embedding_dim);
+  TORCH_CHECK_VALUE(embedding_dim > 0 && embedding_dim <= most_columns,
+                    "embedding_dim: expected 1 to ", most_columns, ", got ", embedding_dim);
   TORCH_CHECK_VALUE(std::isfinite(base) && base >= 1.0,
                     "base: expected a finite number of at least 1, got ", base);
   TORCH_CHECK_VALUE(std::isfinite(scale), "scale: expected a finite number, got ", scale);
@@ -122,8 +126,8 @@ SinusoidalSpec SinusoidalSpec::from_json(const std::string& text) {
     spec.check();
     return spec;
   } catch (const nlohmann::json::exception& error) {
-    TORCH_CHECK_VALUE(false, "SinusoidalSpec: expected JSON text of a specification, got '", text,
-                      "': ", error.what());
+    TORCH_CHECK_VALUE(false, "SinusoidalSpec: expected JSON text of a specification, got '",
+                      dispatcher::shown(text), "': ", dispatcher::reason(error));
   }
 }
 
@@ -132,6 +136,11 @@ bool SinusoidalSpec::operator==(const SinusoidalSpec& other) const {
 }
 
 namespace sinusoidal {
+namespace {
+
+auto& specifications = *new dispatcher::TextCache<Specification>;
+
+}  // namespace
 
 Specification::Specification(std::string_view text)
     : spec(SinusoidalSpec::from_json(std::string(text))) {
@@ -156,10 +165,7 @@ Sinusoid Specification::sinusoid(int64_t order) const {
   return result;
 }
 
-SpecificationPointer specification(std::string_view text) {
-  static auto& cache = *new dispatcher::TextCache<Specification>;
-  return cache.find(text);
-}
+SpecificationPointer specification(std::string_view text) { return specifications.find(text); }
 
 }  // namespace sinusoidal
 }  // namespace posembed

@@ -15,6 +15,7 @@
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
+#include "dispatcher/shown.h"
 #include "token/kernel.h"
 #include "token/sorted_ids.h"
 
@@ -59,7 +60,7 @@ void check_gradient(const Tensor& gradient, const c10::SymInt& num_embeddings, c
                         gradient.sym_sizes().slice(0, in.ids.dim()) == in.ids.sym_sizes(),
                     "gradient: expected the shape of ids, ", in.ids.sym_sizes(),
                     ", and embedding_dim, got ", gradient.sym_sizes());
-  check_sortable(in.ids, num_embeddings);
+  check_table_size(in.ids, num_embeddings, gradient);
 }
 
 // ------------------------------------------------------------------------------------- look-up
@@ -235,16 +236,20 @@ std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of) {
   return dispatcher::on_cuda(of.rows) ? rows_on_cuda(of) : rows_on_cpu(of);
 }
 
-void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings) {
+void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings,
+                      const Tensor& gradient) {
   TORCH_CHECK_VALUE(num_embeddings >= 0 && num_embeddings < max_sorted,
                     "num_embeddings: expected 0 to 2^32 - 1, got ", num_embeddings);
   TORCH_CHECK_VALUE(ids.sym_numel() < max_sorted, "ids: expected fewer than 2^32, got ",
                     ids.sym_numel());
+  dispatcher::check_result({num_embeddings, gradient.sym_size(-1)}, gradient.scalar_type(),
+                           "num_embeddings");
 }
 
 void check_gradient_form(Text gradient) {
   TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
-                    "gradient: expected 'dense' or 'rows', got '", gradient, "'");
+                    "gradient: expected 'dense' or 'rows', got '", dispatcher::shown(gradient),
+                    "'");
 }
 
 void check_ids(const Tensor& ids, int64_t num_embeddings) {

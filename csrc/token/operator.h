@@ -94,8 +94,9 @@ Tensor dense_gradient(const Gradient& of);
 /// Ids of the touched rows, ascending, and the rows.
 std::tuple<Tensor, Tensor> rows_gradient(const Gradient& of);
 
-/// Raises c10::ValueError if there are more ids or rows than can be sorted.
-void check_sortable(const Tensor& ids, const c10::SymInt& num_embeddings);
+/// Raises c10::ValueError if there are more ids or rows than can be sorted, or than a gradient of
+/// the table can hold. `gradient` is that of rows: [..., embedding_dim].
+void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings, const Tensor& gradient);
 
 /// Raises c10::ValueError unless `gradient` is "dense" or "rows".
 void check_gradient_form(Text gradient);

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "dispatcher/checks.h"
+#include "dispatcher/output_memory.h"
+#include "dispatcher/shown.h"
 #include "token/operator.h"
 
 namespace posembed::token {
@@ -59,11 +61,13 @@ void check(const Tensor& weight, int64_t num_embeddings, const std::optional<Ten
   dispatcher::check_rank(weight, "weight", 2, "[num_embeddings, embedding_dim]");
   TORCH_CHECK_VALUE(num_embeddings >= 0, "num_embeddings: expected 0 or more, got ",
                     num_embeddings);
+  dispatcher::check_result({num_embeddings, weight.size(1)}, weight.scalar_type(),
+                           "num_embeddings");
   TORCH_CHECK_VALUE(
       initialization == "mean" || initialization == "mean-and-covariance" ||
           initialization == "normal",
       "initialization: expected 'mean', 'mean-and-covariance', 'normal' or new rows, ", "got '",
-      initialization, "'");
+      dispatcher::shown(initialization), "'");
   TORCH_CHECK_VALUE(covariance_scale >= 0, "covariance_scale: expected 0 or more, got ",
                     covariance_scale);
   if (!rows.has_value()) return;

@@ -15,9 +15,11 @@ import torch
 PACKAGE = Path(__file__).resolve().parent
 LIBRARY = PACKAGE / "lib" / "libposembed.so"
 
-_BUILD = (
-    "In posembed's source folder run: "
-    "python -m pip install --no-build-isolation --no-deps --force-reinstall ."
+_INSTALL = "python -m pip install --no-build-isolation --no-deps --force-reinstall ."
+_BUILD = f"In posembed's source folder run: {_INSTALL}"
+_BUILD_FOR_ALL = (
+    "In posembed's source folder run: make build CMAKE_ARGS=-DPOSEMBED_INSTRUCTION_SETS=all, "
+    f"or: {_INSTALL}"
 )
 
 
@@ -25,8 +27,8 @@ def load() -> None:
     """Loads the library.
 
     Raises:
-        ImportError: The library is missing, was built for another minor version of torch, or cannot
-            be opened.
+        ImportError: The library is missing, was built for another minor version of torch or another
+            processor, or cannot be opened.
     """
     if not LIBRARY.is_file():
         raise ImportError(f"posembed is not built: {LIBRARY} is missing. {_BUILD}")
@@ -44,6 +46,12 @@ def load() -> None:
             f"{LIBRARY} was built for torch {built_for} and cannot be loaded beside torch "
             f"{torch.__version__}: {error}. {_BUILD}"
         ) from error
+    build = json.loads(torch.ops.posembed.build_info.default())
+    if build["instruction_set"] == "none":
+        raise ImportError(
+            f"This posembed was built for processors with {build['instruction_sets'][0]}, which "
+            f"this one lacks. Build it for all processors. {_BUILD_FOR_ALL}"
+        )
 
 
 def bindings() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import posembed as pe
@@ -64,3 +65,99 @@ def test_the_order_of_a_derivative_is_bounded() -> None:
     assert encode(torch.ones(2), spec, None, 1000).isfinite().all()
     with pytest.raises(ValueError, match="order: expected 0 to 1000, got 9223372036854775807"):
         encode(torch.ones(2), spec, None, 2**63 - 1)
+
+
+WIDE = 2**41 + 1  # times 2^21 rows of float32, this is 2^64 bytes and 8 MiB
+TOO_LARGE: dict[str, tuple[str, Callable[[torch.device], object]]] = {
+    "embedding_backward": (
+        "num_embeddings",
+        lambda device: OPS.embedding_backward(wide(1, device), 2**21, ids(device)),
+    ),
+    "embedding_backward_rows": (
+        "num_embeddings",
+        lambda device: OPS.embedding_backward_rows(wide(1, device), 2**21, ids(device)),
+    ),
+    "token_bag_backward": (
+        "num_embeddings",
+        lambda device: OPS.token_bag_backward(wide(1, device), 2**21, ids(device).view(1, 1)),
+    ),
+    "learned_backward": (
+        "num_rows",
+        lambda device: OPS.learned_backward(wide(1, device)[None], 2**21),
+    ),
+    "learned_extend": (
+        "max_positions",
+        lambda device: OPS.learned_extend(torch.ones(1, 8, device=device), 2**58),
+    ),
+    "embedding_resize": (
+        "num_embeddings",
+        lambda device: OPS.embedding_resize(torch.ones(1, 8, device=device), 2**58),
+    ),
+    "alibi_bias": (
+        "key_length",
+        lambda device: OPS.alibi_bias(torch.ones(2, device=device), 2**31 - 1, 2**31 - 1),
+    ),
+    "relative_bias": (
+        "query_length",
+        lambda device: OPS.relative_bias(torch.ones(8, 2, device=device), 2**31 - 1, 2**31 - 1),
+    ),
+    "rotary": (
+        "result",
+        lambda device: OPS.rotary(
+            torch.ones(1, 1, 1, 8, device=device).expand(2**29, 2**29, 1, 8), '{"head_dim":8}'
+        ),
+    ),
+}
+OPS = torch.ops.posembed
+
+
+def wide(rows: int, device: torch.device | str) -> torch.Tensor:
+    return torch.ones(rows, 1, device=device).expand(rows, WIDE)
+
+
+def ids(device: torch.device | str) -> torch.Tensor:
+    return torch.ones(1, dtype=torch.int64, device=device)
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_result_whose_bytes_cannot_be_counted_is_refused(name: str, device: str) -> None:
+    """The product of its sizes once overflowed, and the result was larger than its memory."""
+    argument, call = TOO_LARGE[name]
+    if argument == "result" and device == "meta":  # torch's own check of Meta tensors
+        with pytest.raises(RuntimeError, match="overflow"):
+            call(torch.device(device))
+        return
+    if name == "embedding_backward_rows" and device == "meta":
+        pytest.skip("its sizes depend on values: the Meta rule allocates no table")
+    with pytest.raises(ValueError, match=rf"^{argument}: expected a result of fewer than 2\^63"):
+        call(torch.device(device))
+
+
+def test_counts_that_would_take_all_memory_are_refused() -> None:
+    """They gave whole messages of "vector::reserve" and "std::bad_alloc"."""
+    for size in (2**40, 2**62):
+        with pytest.raises(ValueError, match="embedding_dim: expected 1 to 65536, got"):
+            pe.SinusoidalPositionalEmbedding(size)
+        with pytest.raises(ValueError, match="sections: expected sizes that sum to at most 512"):
+            OPS.rotary_sections([1, size], False)
+        with pytest.raises(ValueError, match="query_length: expected 0 to 2147483647, got"):
+            OPS.relative_bias(torch.ones(8, 2), size, 1)
+
+
+def test_a_long_text_is_cut_in_a_message() -> None:
+    x = torch.ones(1, 1, 2, 8)
+    for text in ("b" * 100_000, "é" * 100_000, "b" + "é" * 100_000):
+        for call in (
+            lambda text: OPS.rotary(x, '{"head_dim":8}', None, text),
+            lambda text: OPS.rotary(x, text),
+            lambda text: OPS.rotary(x, f'{{"head_dim":8,"{text}":1}}'),
+            lambda text: OPS.sinusoidal_frequencies(f'{{"embedding_dim":8,"preset":"{text}"}}'),
+            lambda text: OPS.embedding(x.view(2, 8), ids("cpu"), gradient=text),
+            lambda text: OPS.token_bag(x.view(2, 8), ids("cpu").view(1, 1), mode=text),
+            lambda text: OPS.alibi_slopes(2, text),
+            lambda text: OPS.learned_extend(x.view(2, 8), 4, 0, text),
+        ):
+            with pytest.raises(ValueError, match="…") as raised:
+                call(text)
+            assert len(str(raised.value).partition("\n")[0]) < 500

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import posembed
+import pytest
+from support.build_folder import BUILD
 
 PROGRAM = """
 import sys
@@ -65,3 +69,40 @@ def test_models_need_no_bindings(tmp_path: Path) -> None:
     lines = printed.stdout.splitlines()
     assert len(lines) == 2
     assert all("need posembed._C, which this build lacks for Python" in line for line in lines)
+
+
+def test_a_build_for_a_better_processor_is_an_import_error(tmp_path: Path) -> None:
+    """A library whose kernels need AVX-512, in a process whose processor seems to lack it."""
+    built = BUILD / "tests/cpp/lesser_processor/libposembed.so"
+    if not built.is_file():
+        pytest.skip("make build-tests links it")
+    package, lib = Path(posembed.__file__).parent, tmp_path / "posembed/lib"
+    lib.mkdir(parents=True)
+    shutil.copy(built, lib)
+    shutil.copy(package / "lib/build.json", lib)
+    for name in ("__init__.py", "_library.py"):
+        shutil.copy(package / name, tmp_path / "posembed")
+    program = """
+import torch
+for _ in range(2):
+    try:
+        import posembed
+    except ImportError as error:
+        print(error)
+try:
+    torch.ops.posembed.embedding.default(torch.ones(2, 3), torch.tensor([1]))
+except RuntimeError as error:
+    print(error)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    first, second, call = run.stdout.splitlines()
+    assert first == second
+    assert first.startswith("This posembed was built for processors with avx512, which this one")
+    assert "make build CMAKE_ARGS=-DPOSEMBED_INSTRUCTION_SETS=all" in first
+    assert call.startswith("posembed: its CPU kernels need avx512, which this processor lacks")

@@ -24,7 +24,7 @@ struct BuildInfo {
   /// The instruction sets that CPU kernels were compiled for, narrowest first.
   std::vector<std::string> instruction_sets;
   /// The instruction set in use: the widest that the processor has and POSEMBED_INSTRUCTION_SET
-  /// allows.
+  /// allows; "none" if the processor has none of them, and kernels raise std::runtime_error.
   std::string instruction_set;
 };
 
