@@ -14,8 +14,8 @@
 #include "alibi/kernel.h"
 #include "alibi/operator.h"
 #include "alibi/slopes.h"
+#include "core/brief.h"
 #include "dispatcher/host_floats.h"
-#include "dispatcher/shown.h"
 
 namespace posembed::alibi {
 namespace {
@@ -24,7 +24,7 @@ SlopeKind kind_of(Text kind) {
   if (kind == "paper") return SlopeKind::paper;
   if (kind == "geometric") return SlopeKind::geometric;
   TORCH_CHECK_VALUE(kind == "press", "kind: expected 'paper' or 'geometric', got '",
-                    dispatcher::shown(kind), "'");
+                    core::brief(kind), "'");
   static std::atomic<bool> is_said{false};  // TORCH_WARN_ONCE takes a lock, which a fork may copy
   if (!is_said.exchange(true)) {
     TORCH_WARN("The slopes 'press' are now called 'paper'; the old name is deprecated.");
@@ -56,6 +56,8 @@ Tensor slopes(int64_t num_heads, Text kind, double max_bias, std::optional<int64
               std::optional<at::Device> device) {
   const int64_t total = total_heads.value_or(num_heads);
   TORCH_CHECK_VALUE(num_heads > 0, "num_heads: expected a positive number, got ", num_heads);
+  TORCH_CHECK_VALUE(total <= most_heads, total_heads.has_value() ? "total_heads" : "num_heads",
+                    ": expected at most ", most_heads, ", got ", total);
   TORCH_CHECK_VALUE(head_start >= 0 && total >= num_heads && head_start <= total - num_heads,
                     "head_start: expected heads within total_heads, ", total, ", got head_start ",
                     head_start, " and num_heads ", num_heads);
@@ -100,7 +102,7 @@ Tensor positions(const Tensor& attention_mask) {
 Tensor lse_correction(const Tensor& slopes, c10::SymInt query_length, c10::SymInt query_start,
                       c10::SymInt key_start, Text form, bool causal) {
   TORCH_CHECK_VALUE(form == "distance" || form == "key",
-                    "form: expected 'distance' or 'key', got '", dispatcher::shown(form), "'");
+                    "form: expected 'distance' or 'key', got '", core::brief(form), "'");
   const Call call = ALiBiCall().query_offset(query_start - key_start).causal(causal);
   if (form == "key") return alibi_bias(slopes, query_length, 1, {}, call).squeeze(-1);
   const Tensor of_row = alibi_bias(slopes, 1, 1, {}, call).squeeze(-1);

@@ -12,11 +12,11 @@
 #include <algorithm>
 
 #include "bag/kernel.h"
+#include "core/brief.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/shown.h"
 #include "token/operator.h"
 
 namespace posembed::bag {
@@ -28,7 +28,7 @@ Mode mode_of(Text mode) {
   if (mode == "sum") return Mode::sum;
   if (mode == "mean") return Mode::mean;
   TORCH_CHECK_VALUE(mode == "max", "mode: expected 'sum', 'mean' or 'max', got '",
-                    dispatcher::shown(mode), "'");
+                    core::brief(mode), "'");
   return Mode::max;
 }
 

@@ -8,6 +8,7 @@
 
 #include "configuration/conventions.h"
 #include "configuration/scalings.h"
+#include "configuration/widths.h"
 
 namespace posembed::configuration {
 namespace {
@@ -76,6 +77,7 @@ std::optional<Sections> optional_sections(const json& sizes, const json& turns,
 /// EfficientLoFTR: all heads are rotated as one, and rows and columns alternate.
 void set_whole_grid(RotarySpec& spec, Keys& config) {
   spec.head_dim = spec.rotary_dim = whole("hidden_size", config.need("hidden_size"));
+  check_rotated(spec.rotary_dim);
   spec.sections = Sections{repeated({0, 1}, spec.head_dim / 4), true};
 }
 
@@ -144,6 +146,7 @@ void set_two_axes(RotarySpec& spec, const std::string& model_type) {
 }  // namespace
 
 Sections in_turns(std::vector<int64_t> sizes, int64_t pairs) {
+  TORCH_CHECK_VALUE(!sizes.empty(), "mrope_section: expected sizes, got none");
   const int64_t later = std::accumulate(sizes.begin() + 1, sizes.end(), int64_t{0});
   sizes.front() = std::max(sizes.front(), pairs - later);
   Axes axes = Sections::of(sizes, true).axis_of_pair;

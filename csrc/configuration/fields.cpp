@@ -4,6 +4,8 @@
 
 #include <string_view>
 
+#include "configuration/limits.h"
+#include "core/brief.h"
 #include "dispatcher/json.h"
 
 namespace posembed::configuration {
@@ -35,12 +37,24 @@ std::string with_quoted_infinities(std::string_view text) {
   return result;
 }
 
+/// Rejects names that no model has: they would fill messages.
+void check_name(const std::string& name) {
+  constexpr size_t longest = 256;
+  TORCH_CHECK_VALUE(name.size() <= longest, "config: expected names of at most ", longest,
+                    " bytes, got '", core::brief(name), "'");
+}
+
 /// Whether the parser keeps a value. Drops the names of classes, because each layer's view of a
 /// configuration would copy thousands of them.
 bool is_kept(int depth, json::parse_event_t event, const json& parsed) {
   dispatcher::check_json_depth("config", depth);
-  return event != json::parse_event_t::key || (parsed != "id2label" && parsed != "label2id");
+  if (event != json::parse_event_t::key) return true;
+  check_name(parsed.get_ref<const std::string&>());
+  return parsed != "id2label" && parsed != "label2id";
 }
+
+/// The keys by whose values models are recognised.
+constexpr const char* naming_keys[] = {"model_type", "general.architecture"};
 
 json as_number(const json& value) { return value.is_boolean() ? json(value ? 1 : 0) : value; }
 
@@ -57,7 +71,7 @@ std::string joined(const json& values, const char* open, const char* close) {
 std::string printed(const json& value) {
   if (value.is_null()) return "None";
   if (value.is_boolean()) return value ? "True" : "False";
-  if (value.is_string()) return "'" + value.get<std::string>() + "'";
+  if (value.is_string()) return "'" + core::brief(value.get_ref<const std::string&>()) + "'";
   if (value.is_array()) return joined(value, "[", "]");
   if (value.is_object()) return joined(value, "{", "}");
   return value.dump();
@@ -74,6 +88,8 @@ Fields parse(const std::string& text) {
   }
   TORCH_CHECK_VALUE(fields.is_object(), "config: expected a file with a JSON object, got ",
                     repr(fields, 40));
+  for (const char* key : naming_keys) check_name(text_of(get(fields, key)));
+  check_counts(fields);
   return fields;
 }
 
@@ -97,12 +113,7 @@ std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
-std::string repr(const json& value, size_t limit) {
-  std::string result = printed(value);
-  if (result.size() <= limit) return result;
-  while (limit > 0 && (result[limit] & 0xc0) == 0x80) --limit;  // not within a UTF-8 character
-  return result.substr(0, limit);
-}
+std::string repr(const json& value, size_t limit) { return core::brief(printed(value), limit); }
 
 std::string repr(const std::vector<std::string>& words) { return repr(json(words)); }
 

@@ -2,7 +2,6 @@
 // equality and printed forms follow Python, because the models' own code relies on them.
 #pragma once
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -32,8 +31,8 @@ bool equal(const json& left, const json& right);
 /// The value of a string; empty for other values.
 std::string text_of(const json& value);
 
-/// A value as Python prints it, cut after `limit` characters.
-std::string repr(const json& value, size_t limit = std::numeric_limits<size_t>::max());
+/// A value as Python prints it, with at most `limit` bytes.
+std::string repr(const json& value, size_t limit = 500);
 std::string repr(const std::vector<std::string>& words);
 
 /// The keys of both objects; if both have a key, the value of `over`.

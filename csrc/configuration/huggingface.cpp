@@ -144,6 +144,7 @@ void set_series(RotarySpec& spec, double base, const Widths& widths) {
   const bool odd = widths.rotary_dim % 2 != 0 && widths.rotary_dim < widths.head_dim;
   TORCH_CHECK_VALUE(!odd || std::holds_alternative<std::monostate>(spec.scaling),
                     "partial_rotary_factor: expected an even width, got ", widths.rotary_dim);
+  check_rotated(widths.rotary_dim);  // before axes take memory for each pair
   spec.head_dim = widths.head_dim;
   spec.rotary_dim = widths.rotary_dim + (odd ? 1 : 0);
   const auto even = static_cast<double>(spec.rotary_dim);

@@ -182,6 +182,28 @@ json or_null(const std::optional<T>& value) {
   return value.has_value() ? json(*value) : json();
 }
 
+void check_shape(const pretrained::VectorFile& file, const std::string& name,
+                 torch::IntArrayRef expected) {
+  const std::vector<int64_t> sizes = file.shape(name);
+  TORCH_CHECK_VALUE(expected == sizes, file.path(), ": ", name, ": expected ", expected, ", got ",
+                    torch::IntArrayRef(sizes));
+}
+
+/// Throws unless the tensors agree on their widths. Each of them fits the file, but memory for the
+/// rows of one and the width of another may not.
+void check_widths(const InputLayer& layer, const pretrained::VectorFile& file) {
+  const InputOptions& options = layer.options;
+  const int64_t width = options.embedding_dim(), token_width = options.token_dim().value_or(width);
+  for (const auto& [parameter, name] : layer.tensors) {
+    std::vector<int64_t> expected = file.shape(name);
+    if (expected.empty() || parameter == "projection.bias") continue;  // checked when copied
+    if (parameter == "projection.weight" && options.token_dim().has_value()) expected[0] = width;
+    const bool is_before = parameter == "token.weight" || parameter == "projection.weight";
+    expected.back() = is_before ? token_width : width;
+    check_shape(file, name, expected);
+  }
+}
+
 /// Copies a file's tensors to the parameters to which they belong.
 void copy_parameters(InputEmbeddingImpl& module, const InputLayer& layer,
                      const pretrained::VectorFile& file) {
@@ -189,10 +211,8 @@ void copy_parameters(InputEmbeddingImpl& module, const InputLayer& layer,
   auto parameters = module.named_parameters();
   for (const auto& [parameter, name] : layer.tensors) {
     torch::Tensor& target = parameters[parameter];
-    const torch::Tensor source = file.tensor(name);
-    TORCH_CHECK_VALUE(source.sizes() == target.sizes(), file.path(), ": ", name, ": expected ",
-                      target.sizes(), ", got ", source.sizes());
-    target.copy_(source);
+    check_shape(file, name, target.sizes());
+    target.copy_(file.tensor(name, target.scalar_type(), nullptr, /*copy=*/true));
   }
 }
 
@@ -214,6 +234,7 @@ InputLayer input_layer(const Fields& config, const pretrained::VectorFile& file)
   if (*family->token_type != '\0') add_types(layer, names, family->token_type);
   if (*family->norm != '\0') add_norm(layer, names, family->norm);
   if (*family->projection != '\0') add_projection(layer, names, *family);
+  check_widths(layer, file);
   return layer;
 }
 

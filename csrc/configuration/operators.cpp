@@ -84,6 +84,9 @@ Texts configuration_path(Text config, OptionalText part) {
   return as_texts(path_of(parse(std::string(config)), as_string(part)));
 }
 
+/// Throws unless the configuration can be read, with counts that no code takes too long for.
+void check_configuration(Text config) { parse(std::string(config)); }
+
 std::string configuration_part(Text config, OptionalText part) {
   return typed(parse(std::string(config)), as_string(part)).dump();
 }
@@ -110,6 +113,7 @@ TORCH_LIBRARY_FRAGMENT(posembed, m) {
   define(m, "rotary_layers_from_configuration(" + stated + ") -> str[]");
   define(m, "alibi_from_configuration(str config) -> str");
   define(m, "input_layer_of_folder(str folder) -> str");
+  define(m, "check_configuration(str config) -> ()");
   define(m, "configuration_path(str config, str? part=None) -> str[]");
   define(m, "configuration_part(str config, str? part=None) -> str");
   define(m, "configuration_tables() -> str");
@@ -120,6 +124,7 @@ TORCH_LIBRARY_IMPL(posembed, CompositeExplicitAutograd, m) {
   m.impl("rotary_layers_from_configuration", rotary_layers_from_configuration);
   m.impl("alibi_from_configuration", alibi_from_configuration);
   m.impl("input_layer_of_folder", input_layer_of_folder);
+  m.impl("check_configuration", check_configuration);
   m.impl("configuration_path", configuration_path);
   m.impl("configuration_part", configuration_part);
   m.impl("configuration_tables", configuration_tables);

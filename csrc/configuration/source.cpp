@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "pretrained/bad_file.h"
 #include "pretrained/file.h"
 
 namespace posembed::configuration {
@@ -32,7 +33,11 @@ std::string text_of_file(const fs::path& path) {
   TORCH_CHECK_VALUE(file.size() <= most_bytes, path.string(),
                     ": expected a configuration of at most ", most_bytes, " bytes, got ",
                     file.size());
-  return file.head(file.size());
+  try {
+    return file.head(file.size());
+  } catch (const pretrained::BadFile& error) {
+    TORCH_CHECK_VALUE(false, path.string(), ": ", error.what());
+  }
 }
 
 }  // namespace

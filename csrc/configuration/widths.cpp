@@ -7,6 +7,7 @@
 
 #include "configuration/conventions.h"
 #include "configuration/scalings.h"
+#include "rotary/kernel.h"
 
 namespace posembed::configuration {
 namespace {
@@ -32,7 +33,7 @@ int64_t memory_head_width(Keys& config) {
   const int64_t heads = number("num_attention_heads");
   TORCH_CHECK_VALUE(rate > 0 && heads > 0,
                     "memory_attention_num_attention_heads: expected a positive number");
-  return width / (rate * heads);
+  return width / rate / heads;
 }
 
 int64_t number_or_zero(Keys& config, const std::string& key) {
@@ -71,6 +72,12 @@ int64_t rotary_width(int64_t head_dim, json part, const json& stated,
 }
 
 }  // namespace
+
+void check_rotated(int64_t rotary_dim) {
+  constexpr int64_t most = 2 * rotary::max_pairs;
+  TORCH_CHECK_VALUE(rotary_dim <= most, "rotary_dim: expected at most ", most, ", got ",
+                    rotary_dim);
+}
 
 int64_t head_width(Keys& config) {
   const json given = config.first(head_widths);

@@ -18,6 +18,9 @@ struct Widths {
   int64_t head_dim;
   int64_t rotary_dim;  // may be odd
 };
+/// Throws c10::ValueError for more components than a kernel rotates.
+void check_rotated(int64_t rotary_dim);
+
 Widths widths_of(Keys& config, Keys& rope, const std::string& model_type);
 
 }  // namespace posembed::configuration

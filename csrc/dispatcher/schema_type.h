@@ -11,7 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "dispatcher/shown.h"
+#include "core/brief.h"
 #include "posembed/offset.h"
 
 namespace posembed::dispatcher {
@@ -36,8 +36,8 @@ Enum enum_from(std::string_view text) {
     if (value != Argument::values[0]) known << (last ? " or " : ", ");
     known << "'" << name(value) << "'";
   }
-  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '", shown(text),
-                    "'");
+  TORCH_CHECK_VALUE(false, Argument::argument, ": expected ", known.str(), ", got '",
+                    core::brief(text), "'");
 }
 
 /// The type in which a schema passes a field, and the conversions.

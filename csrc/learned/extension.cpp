@@ -8,9 +8,9 @@
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <torch/library.h>
 
+#include "core/brief.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/shown.h"
 #include "learned/operator.h"
 
 namespace posembed::learned {
@@ -37,8 +37,8 @@ Tensor extend(const Tensor& weight, int64_t max_positions, int64_t first_row,
   check_table(weight, "weight", first_row);
   const int64_t length = weight.size(0) - first_row;
   TORCH_CHECK_VALUE(method == "linear" || method == "cubic" || method == "repeat",
-                    "method: expected 'linear', 'cubic' or 'repeat', got '",
-                    dispatcher::shown(method), "'");
+                    "method: expected 'linear', 'cubic' or 'repeat', got '", core::brief(method),
+                    "'");
   TORCH_CHECK_VALUE(length > 0, "weight: expected rows to extend, got none");
   TORCH_CHECK_VALUE(max_positions >= length, "max_positions: expected ", length,
                     " or more, which the table has, got ", max_positions);

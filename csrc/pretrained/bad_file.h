@@ -5,7 +5,10 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
+#include "core/brief.h"
 #include "pretrained/utf8.h"
 
 namespace posembed::pretrained {
@@ -34,11 +37,26 @@ inline std::string readable(std::string text) {
   return text;
 }
 
+/// A name from a file or a caller, for a message: readable, short and quoted.
+inline std::string in_quotes(std::string_view name) {
+  return "'" + readable(core::brief(name)) + "'";
+}
+
+/// A part of a message. Texts of run time may come from the file and are shortened.
+template <typename Part>
+decltype(auto) part_of_message(const Part& part) {
+  if constexpr (std::is_same_v<Part, std::string> || std::is_same_v<Part, std::string_view>) {
+    return core::brief(part);
+  } else {
+    return (part);
+  }
+}
+
 /// Throws BadFile, or a type derived from it, with the concatenated parts.
 template <typename Error = BadFile, typename... Parts>
 [[noreturn]] void fail(int64_t offset, const Parts&... parts) {
   std::ostringstream reason;
-  (reason << ... << parts);
+  (reason << ... << part_of_message(parts));
   throw Error(offset, readable(reason.str()));
 }
 

@@ -33,20 +33,21 @@ int open_for_reading(const std::string& path) {
   return descriptor;
 }
 
-/// A file's size; 0 with errno set if it is not a regular file.
-int64_t size_of(int descriptor, int* error) {
+/// A file's identity; sets `error` if it is not a regular file.
+Identity identity_of(int descriptor, int* error) {
   struct stat status {};
   *error = fstat(descriptor, &status) != 0 ? errno : 0;
   if (S_ISDIR(status.st_mode)) *error = EISDIR;
   if (*error == 0 && !S_ISREG(status.st_mode)) *error = EINVAL;
-  return status.st_size;
+  const timespec& changed = status.st_mtim;
+  return {status.st_dev, status.st_ino, status.st_size, changed.tv_sec, changed.tv_nsec};
 }
 
 }  // namespace
 
 File::File(const std::string& path) : path_(path), descriptor_(open_for_reading(path)) {
   int error = 0;
-  size_ = size_of(descriptor_, &error);
+  identity_ = identity_of(descriptor_, &error);
   if (error == 0) return;
   ::close(descriptor_);
   refuse("read", path, error);
@@ -66,14 +67,14 @@ void File::read(int64_t begin, int64_t size, char* out) const {
 }
 
 std::string File::head(int64_t size) const {
-  std::string text(static_cast<size_t>(std::min(size, size_)), '\0');
+  std::string text(static_cast<size_t>(std::min(size, this->size())), '\0');
   read(0, static_cast<int64_t>(text.size()), text.data());
   return text;
 }
 
 std::shared_ptr<char> File::copy_on_write(int64_t begin, int64_t size) const {
   int error = 0;
-  const int64_t now = size_of(descriptor_, &error);
+  const int64_t now = identity_of(descriptor_, &error).size;
   if (error == 0 && now < begin + size) refuse_shortened(now);
   const int64_t lead = begin % page_size;  // maps begin at page boundaries
   const size_t length = static_cast<size_t>(size + lead);

@@ -9,6 +9,17 @@
 
 namespace posembed::pretrained {
 
+/// Tells whether two files are the same and unchanged.
+struct Identity {
+  uint64_t device, inode;
+  int64_t size, seconds, nanoseconds;  // of the last change
+
+  bool operator==(const Identity& other) const {
+    return device == other.device && inode == other.inode && size == other.size &&
+           seconds == other.seconds && nanoseconds == other.nanoseconds;
+  }
+};
+
 /// An open file.
 class File {
  public:
@@ -20,7 +31,9 @@ class File {
 
   const std::string& path() const { return path_; }
   /// The size when the file was opened.
-  int64_t size() const { return size_; }
+  int64_t size() const { return identity_.size; }
+  /// The identity when the file was opened.
+  const Identity& identity() const { return identity_; }
 
   /// Copies [begin, begin + size) to `out`. Throws BadFile if the file has become shorter.
   void read(int64_t begin, int64_t size, char* out) const;
@@ -36,7 +49,7 @@ class File {
  private:
   std::string path_;
   int descriptor_ = -1;
-  int64_t size_ = 0;
+  Identity identity_{};
 };
 
 /// The text of a file at fixed addresses, of which parts are in memory: those that were loaded and

@@ -43,11 +43,8 @@ uint64_t header_length(std::string_view head) {
   return length;
 }
 
-/// A value for a message, shortened so that a hostile header cannot make messages long.
-std::string brief(const json& value) {
-  const std::string text = value.dump();
-  return text.size() <= 60 ? text : text.substr(0, 60) + "...";
-}
+/// A value for a message.
+std::string brief(const json& value) { return core::brief(value.dump(), 60); }
 
 /// Reads an unsigned integer that fits into 63 bits.
 int64_t count(const json& number, const TensorEntry& entry, const char* what) {
@@ -145,6 +142,15 @@ void check_without_holes(const std::vector<TensorEntry>& entries, int64_t begin,
   if (begin != end) fail(begin, end - begin, " bytes after the last tensor");
 }
 
+/// Whether a text can be the name of a shard. Shards are in the folder of their index, so names
+/// must not lead to other folders.
+bool is_file_name(const std::string& text) {
+  constexpr size_t longest = 255;  // of file systems
+  constexpr std::string_view separators("/\0", 2);
+  return !text.empty() && text.size() <= longest && text != "." && text != ".." &&
+         text.find_first_of(separators) == std::string::npos;
+}
+
 }  // namespace
 
 bool is_safetensors(std::string_view head, int64_t size) {
@@ -191,10 +197,7 @@ std::vector<ShardEntry> read_index(std::string_view file) {
     found = true;
     if (!value.is_object()) fail(place, "weight_map: expected an object");
     for (const auto& [tensor, shard] : value.items()) {
-      // A shard must be in the folder of its index, so names must not lead to other folders.
-      const bool is_name = shard.is_string() && !shard.get_ref<const std::string&>().empty() &&
-                           shard.get_ref<const std::string&>().find('/') == std::string::npos;
-      if (!is_name) {
+      if (!shard.is_string() || !is_file_name(shard.get_ref<const std::string&>())) {
         fail(place, "tensor '", tensor, "': expected the name of a file, got ", brief(shard));
       }
       entries.push_back({tensor, shard.get<std::string>(), place});

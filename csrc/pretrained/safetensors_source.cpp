@@ -1,6 +1,8 @@
 // Reads safetensors as tensors: views of a mapping of the file, or copies in another dtype, whole
-// or by rows. In a sharded model, a file is opened when one of its tensors is first requested.
+// or by rows. In a sharded model, a file is open only while one of its tensors is read, because a
+// model may have more files than a process may open.
 #include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 
 #include "posembed/memory.h"
 #include "pretrained/file.h"
+#include "pretrained/narrowing.h"
 #include "pretrained/safetensors.h"
 #include "pretrained/source.h"
 
@@ -46,8 +49,8 @@ const std::unordered_map<std::string, torch::Dtype> dtypes = {
 
 torch::Dtype dtype_of(const TensorEntry& entry) {
   const auto found = dtypes.find(entry.dtype);
-  TORCH_CHECK_TYPE(found != dtypes.end(), "tensor '", entry.name, "': torch has no dtype for ",
-                   entry.dtype);
+  TORCH_CHECK_TYPE(found != dtypes.end(), "tensor ", in_quotes(entry.name),
+                   ": torch has no dtype for ", entry.dtype);
   return found->second;
 }
 
@@ -55,8 +58,8 @@ torch::Dtype dtype_of(const TensorEntry& entry) {
 std::vector<int64_t> shape_of(const TensorEntry& entry) {
   std::vector<int64_t> shape = entry.shape;
   if (entry.dtype != "F4") return shape;
-  TORCH_CHECK_TYPE(!shape.empty() && shape.back() % 2 == 0, "tensor '", entry.name,
-                   "': torch has F4 in pairs only, the shape is ", torch::IntArrayRef(shape));
+  TORCH_CHECK_TYPE(!shape.empty() && shape.back() % 2 == 0, "tensor ", in_quotes(entry.name),
+                   ": torch has F4 in pairs only, the shape is ", torch::IntArrayRef(shape));
   shape.back() /= 2;
   return shape;
 }
@@ -80,30 +83,32 @@ std::vector<ShardEntry> entries_of_index(const std::string& path) {
   return read_index(file.head(file.size()));
 }
 
-/// A file and its tensors.
-struct Shard {
-  explicit Shard(const std::string& path)
-      : file(path), entries(with_path(path, [&] { return entries_of(file); })) {
+/// The tensors of a file, which need not stay open.
+struct Header {
+  explicit Header(const File& file)
+      : identity(file.identity()),
+        entries(with_path(file.path(), [&] { return entries_of(file); })) {
     for (const TensorEntry& entry : entries) by_name.emplace(entry.name, &entry);
   }
 
-  void read(int64_t begin, int64_t size, char* out) const {
-    with_path(file.path(), [&] { file.read(begin, size, out); });
-  }
-
-  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const {
-    return with_path(file.path(), [&] { return file.copy_on_write(begin, size); });
-  }
-
-  File file;
+  Identity identity;
   std::vector<TensorEntry> entries;
   std::unordered_map<std::string, const TensorEntry*> by_name;
 };
 
-/// A tensor and the file that contains it.
+/// A tensor; to read its data, also the open file.
 struct Found {
-  const Shard* shard;
-  const TensorEntry* entry;
+  void read(int64_t begin, int64_t size, char* out) const {
+    with_path(file->path(), [&] { file->read(begin, size, out); });
+  }
+
+  std::shared_ptr<char> copy_on_write(int64_t begin, int64_t size) const {
+    return with_path(file->path(), [&] { return file->copy_on_write(begin, size); });
+  }
+
+  std::shared_ptr<const Header> header;
+  const TensorEntry* entry = nullptr;
+  std::shared_ptr<const File> file;
 };
 
 std::string folder_of(const std::string& path) {
@@ -111,10 +116,12 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, slash + 1);
 }
 
-std::unique_ptr<Shard> open_shard(const std::string& index, const ShardEntry& entry) {
+/// Throws BadFile if the index names a file that does not exist.
+std::shared_ptr<const File> open_shard(const std::string& index, const ShardEntry& entry) {
   try {
-    return std::make_unique<Shard>(folder_of(index) + entry.file);
+    return std::make_shared<File>(folder_of(index) + entry.file);
   } catch (const std::filesystem::filesystem_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) throw;
     fail(entry.place, "tensor '", entry.name, "': shard '", entry.file,
          "': ", error.code().message());
   }
@@ -132,8 +139,9 @@ class TensorSource : public Source {
         for (ShardEntry& entry : entries_of_index(path)) add(std::move(entry));
       });
     } else {
-      const Shard& whole = *(shards_[path] = std::make_unique<Shard>(path));
-      for (const TensorEntry& entry : whole.entries) add({entry.name, path, entry.place});
+      file_ = std::make_shared<File>(path);
+      headers_[path] = std::make_shared<Header>(*file_);
+      for (const TensorEntry& entry : headers_[path]->entries) add({entry.name, path, entry.place});
     }
   }
 
@@ -147,11 +155,11 @@ class TensorSource : public Source {
 
   torch::Dtype dtype(const std::string& name) const override { return dtype_of(*find(name).entry); }
 
-  torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
-                       const Progress& progress) const override {
-    const Found found = find(name);
+  torch::Tensor tensor(const std::string& name, torch::Dtype dtype, const Progress& progress,
+                       bool to_copy) const override {
+    const Found found = find(name, /*to_read=*/true);
     const auto alignment = static_cast<int64_t>(c10::elementSize(dtype));
-    const bool is_viewable = dtype == dtype_of(*found.entry) && found.entry->size > 0 &&
+    const bool is_viewable = !to_copy && dtype == dtype_of(*found.entry) && found.entry->size > 0 &&
                              found.entry->begin % alignment == 0;
     return is_viewable ? view(found) : copy(found, dtype, progress);
   }
@@ -171,8 +179,8 @@ class TensorSource : public Source {
     const Found found = find_table(options.tensor());
     const int64_t rows = shape_of(*found.entry)[0];
     const auto count = static_cast<int64_t>(checked_words().size());
-    TORCH_CHECK_VALUE(count <= rows, "words: expected at most the ", rows, " rows of tensor '",
-                      found.entry->name, "', got ", count);
+    TORCH_CHECK_VALUE(count <= rows, "words: expected at most the ", rows, " rows of tensor ",
+                      in_quotes(found.entry->name), ", got ", count);
     std::vector<int64_t> row_of(static_cast<size_t>(vocabulary.size()), -1);
     for (int64_t row = 0; row < count; ++row) {
       const int64_t place = vocabulary.meet(words_[static_cast<size_t>(row)]);
@@ -187,42 +195,44 @@ class TensorSource : public Source {
     entries_.emplace(entry.name, std::move(entry));
   }
 
-  Found find(const std::string& name) const {
+  /// Looks up a tensor; `to_read`: to read its data.
+  Found find(const std::string& name, bool to_read = false) const {
     const auto found = entries_.find(name);
-    TORCH_CHECK_VALUE(found != entries_.end(), "tensor: ", readable(path_), " has none named '",
-                      name, "'; its tables are: ", tables(true));
-    return find_in_shard(found->second);
+    TORCH_CHECK_VALUE(found != entries_.end(), "tensor: ", readable(path_), " has none named ",
+                      in_quotes(name), "; its tables are: ", tables(true));
+    return with_path(path_, [&] { return find_in_shard(found->second, to_read); });
   }
 
-  /// Opens the file that contains a tensor, unless it is open already.
-  Found find_in_shard(const ShardEntry& entry) const {
-    const std::lock_guard<std::mutex> lock(opening_);
-    return with_path(path_, [&]() -> Found {
-      std::unique_ptr<Shard>& shard = shards_[entry.file];
-      if (!shard) shard = open_shard(path_, entry);
-      const auto found = shard->by_name.find(entry.name);
-      if (found != shard->by_name.end()) return {shard.get(), found->second};
-      fail(entry.place, "tensor '", entry.name, "' is not in its shard '", entry.file, "'");
-    });
+  /// Reads the header of a shard at its first use, and again if the file was changed since then.
+  Found find_in_shard(const ShardEntry& place, bool to_read) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<const Header>& header = headers_[place.file];
+    std::shared_ptr<const File> file = file_;
+    if (!file && (to_read || !header)) file = open_shard(path_, place);
+    if (!header || (file && !(header->identity == file->identity()))) {
+      header = std::make_shared<Header>(*file);
+    }
+    const auto found = header->by_name.find(place.name);
+    if (found != header->by_name.end()) return {header, found->second, std::move(file)};
+    fail(place.place, "tensor '", place.name, "' is not in its shard '", place.file, "'");
   }
 
   Found find_table(const std::string& name) const {
     if (!name.empty()) {
-      const Found found = find(name);
-      TORCH_CHECK_VALUE(found.entry->shape.size() == 2, "tensor: expected a table, '", name,
-                        "' has the shape ", torch::IntArrayRef(found.entry->shape));
+      Found found = find(name, /*to_read=*/true);
+      TORCH_CHECK_VALUE(found.entry->shape.size() == 2, "tensor: expected a table, ",
+                        in_quotes(name), " has the shape ", torch::IntArrayRef(found.entry->shape));
       return found;
     }
-    std::vector<Found> candidates;
+    std::vector<std::string> candidates;
     for (const std::string& each : names_) {
-      const Found found = find(each);
-      if (is_table(*found.entry)) candidates.push_back(found);
+      if (is_table(*find(each).entry)) candidates.push_back(each);
     }
     TORCH_CHECK_VALUE(!candidates.empty(), "tensor: expected a name, as ", readable(path_),
                       " has no table of floating-point numbers; others are: ", tables(false));
     TORCH_CHECK_VALUE(candidates.size() == 1, "tensor: expected the name of one of the ",
                       candidates.size(), " tables in ", readable(path_), ": ", tables(true));
-    return candidates[0];
+    return find_table(candidates[0]);
   }
 
   /// The first few names of tables, for a message; if they are not floating, with their dtypes.
@@ -231,10 +241,11 @@ class TensorSource : public Source {
     std::string text;
     int count = 0;
     for (const std::string& each : names_) {
-      const TensorEntry& entry = *find(each).entry;
+      const Found found = find(each);
+      const TensorEntry& entry = *found.entry;
       if (entry.shape.size() != 2 || is_table(entry) != floating) continue;
       if (++count > shown) return text + ", ...";
-      text += (count == 1 ? "'" : ", '") + each + "'" + (floating ? "" : " of " + entry.dtype);
+      text += (count == 1 ? "" : ", ") + in_quotes(each) + (floating ? "" : " of " + entry.dtype);
     }
     return count == 0 ? "none" : text;
   }
@@ -247,7 +258,7 @@ class TensorSource : public Source {
 
   static torch::Tensor view(const Found& found) {
     const TensorEntry& entry = *found.entry;
-    std::shared_ptr<char> memory = found.shard->copy_on_write(entry.begin, entry.size);
+    std::shared_ptr<char> memory = found.copy_on_write(entry.begin, entry.size);
     void* const data = memory.get();
     const auto keep = [memory = std::move(memory)](void*) {};  // unmapped with the last tensor
     return at::from_blob(data, shape_of(entry), keep, torch::dtype(dtype_of(entry)));
@@ -255,8 +266,29 @@ class TensorSource : public Source {
 
   /// Throws for formats that torch can store but not convert.
   static void check_conversion(const TensorEntry& entry, torch::Dtype dtype) {
-    TORCH_CHECK_TYPE(dtype == dtype_of(entry) || entry.dtype != "F4", "dtype: tensor '", entry.name,
-                     "': torch does not convert F4 to ", dtype);
+    TORCH_CHECK_TYPE(dtype == dtype_of(entry) || entry.dtype != "F4", "dtype: tensor ",
+                     in_quotes(entry.name), ": torch does not convert F4 to ", dtype);
+  }
+
+  /// Converts a part of a tensor; `place_of` gives the place in the tensor of each of its numbers.
+  template <typename PlaceOf>
+  static void convert_part(const Found& found, const torch::Tensor& from, const torch::Tensor& to,
+                           const PlaceOf& place_of) {
+    const std::optional<Lost> lost = convert(from, to);
+    if (!lost.has_value()) return;
+    const TensorEntry& entry = *found.entry;
+    const int64_t place = place_of(lost->index);
+    const std::vector<int64_t> shape = shape_of(entry);
+    std::string indices;
+    int64_t rest = place;
+    for (size_t dim = shape.size(); dim-- > 0; rest /= shape[dim]) {
+      indices.insert(0, std::to_string(rest % shape[dim]) + (indices.empty() ? "" : ", "));
+    }
+    with_path(found.file->path(), [&] {
+      fail(entry.begin + place * from.element_size(), "tensor ", in_quotes(entry.name), " at [",
+           indices, "]: expected a number that is finite in ",
+           c10::getDtypeNames(to.scalar_type()).first, ", got ", lost->number);
+    });
   }
 
   /// Copies in parts, so that memory holds neither the whole file nor a copy in its dtype in
@@ -274,8 +306,11 @@ class TensorSource : public Source {
     for (int64_t begin = 0; begin < size; begin += part_bytes / element) {
       const int64_t count = std::min(part_bytes / element, size - begin);
       char* const to = is_same ? bytes_of(result) + begin * element : bytes_of(part);
-      found.shard->read(entry.begin + begin * element, count * element, to);
-      if (!is_same) result.view(-1).narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+      found.read(entry.begin + begin * element, count * element, to);
+      if (!is_same) {
+        convert_part(found, part.narrow(0, 0, count), result.view(-1).narrow(0, begin, count),
+                     [&](int64_t i) { return begin + i; });
+      }
       if (progress) progress((begin + count) * element, entry.size);
     }
     return result;
@@ -302,9 +337,14 @@ class TensorSource : public Source {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t row = row_of[static_cast<size_t>(begin + i)];
         if (row < 0) continue;
-        found.shard->read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
+        found.read(entry.begin + row * row_bytes, row_bytes, to + i * row_bytes);
       }
-      if (dtype != stored) result.narrow(0, begin, count).copy_(part.narrow(0, 0, count));
+      if (dtype != stored) {
+        convert_part(
+            found, part.narrow(0, 0, count), result.narrow(0, begin, count), [&](int64_t i) {
+              return row_of[static_cast<size_t>(begin + i / columns)] * columns + i % columns;
+            });
+      }
       if (options.progress()) options.progress()((begin + count) * row_bytes, rows * row_bytes);
     }
     return result;
@@ -318,8 +358,9 @@ class TensorSource : public Source {
   std::vector<std::string> words_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, ShardEntry> entries_;
-  mutable std::mutex opening_;
-  mutable std::map<std::string, std::unique_ptr<Shard>> shards_;  // those that are open
+  std::shared_ptr<const File> file_;  // if it is the only one
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, std::shared_ptr<const Header>> headers_;  // of files by their names
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ class Source {
   virtual std::vector<int64_t> shape(const std::string& name) const = 0;
   virtual torch::Dtype dtype(const std::string& name) const = 0;
   virtual torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
-                               const Progress& progress) const = 0;
+                               const Progress& progress, bool to_copy) const = 0;
   virtual torch::Tensor table(const ReadOptions& options) const = 0;
   virtual std::vector<std::string> words() const = 0;
   virtual Skipped skipped() const { return {}; }

@@ -38,7 +38,7 @@ void check_none_is_missing(const Vocabulary& vocabulary, const std::string& path
   int64_t count = 0;
   std::string some;
   vocabulary.visit_met(0, [&](std::string_view word) {
-    if (++count <= shown) some.append(count == 1 ? "'" : ", '").append(word).append("'");
+    if (++count <= shown) some.append(count == 1 ? "" : ", ").append(in_quotes(word));
   });
   TORCH_CHECK_VALUE(count == 0, "vocabulary: ", count, " words have no row in ", readable(path),
                     ": ", some, count > shown ? ", ..." : "");
@@ -71,6 +71,10 @@ void fill_missing(torch::Tensor& vectors, const Vocabulary& vocabulary, Missing 
 }
 
 }  // namespace
+
+void Vocabulary::refuse_twice(std::string_view word) {
+  TORCH_CHECK_VALUE(false, "vocabulary: expected each word once, got ", in_quotes(word), " twice");
+}
 
 FileFormatError::FileFormatError(std::string path, int64_t offset, std::string reason)
     : c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
@@ -111,8 +115,8 @@ std::vector<int64_t> VectorFile::shape(const std::string& name) const {
 }
 
 torch::Tensor VectorFile::tensor(const std::string& name, std::optional<torch::Dtype> dtype,
-                                 const Progress& progress) const {
-  return source_->tensor(name, dtype.has_value() ? *dtype : source_->dtype(name), progress);
+                                 const Progress& progress, bool copy) const {
+  return source_->tensor(name, dtype.has_value() ? *dtype : source_->dtype(name), progress, copy);
 }
 
 torch::Tensor VectorFile::table(const ReadOptions& options) const {

@@ -203,6 +203,19 @@ void check_promise(int64_t size, const WordLayout& layout) {
   }
 }
 
+/// Throws for a word of several parts with CR between them: a file whose lines end in CR alone
+/// would be one row.
+template <typename Error>
+void check_line_ends(std::string_view line, int64_t begin,
+                     const std::vector<std::string_view>& parts, size_t words) {
+  const size_t end = static_cast<size_t>(parts[words - 1].end() - line.begin());
+  const size_t mark = line.substr(0, end).find('\r');
+  if (mark == std::string_view::npos) return;
+  fail<Error>(begin + static_cast<int64_t>(mark),
+              "expected lines that end in LF or CR LF, got CR alone: replace it, as with ",
+              "tr '\\r' '\\n'");
+}
+
 /// The width of a row without a header (GloVe): the numbers at the end of the first line.
 WordLayout read_first_row(std::string_view file) {
   WordLayout layout;
@@ -219,6 +232,8 @@ WordLayout read_first_row(std::string_view file) {
          is_number(parts[parts.size() - 1 - static_cast<size_t>(layout.dim)])) {
     ++layout.dim;
   }
+  const size_t words = parts.size() - static_cast<size_t>(layout.dim);
+  if (words > 1) check_line_ends<BadFile>(line, layout.begin, parts, words);
   if (layout.dim == 0) {
     fail(0, "neither safetensors, word2vec, fastText nor GloVe: the first line is no word ",
          "with numbers");
@@ -289,6 +304,7 @@ bool RowReader::next(Row& row) {
   if (due && at_end()) return false;
   begin_ = at_;
   layout_.binary ? next_binary(row) : next_text(row);
+  row.number = rows_read_;
   const size_t valid = utf8_prefix(row.word);
   if (valid != row.word.size()) {
     if (check_utf8_) {
@@ -366,16 +382,48 @@ std::pair<size_t, size_t> RowReader::word_in(std::string_view line) const {
   if (numbers < layout_.dim || (words > 1 && is_component(parts[words - 1]))) {
     refuse_width(numbers);
   }
+  if (words > 1) check_line_ends<BadRow>(line, begin_, parts, words);
   return {static_cast<size_t>(parts[0].begin() - line.begin()),
           static_cast<size_t>(parts[words - 1].end() - line.begin())};
 }
 
 // ----------------------------------------------------------------------------------------- numbers
 
+namespace {
+
+const char* name(core::Scalar scalar) {
+  switch (scalar) {
+    case core::Scalar::float64:
+      return "float64";
+    case core::Scalar::bfloat16:
+      return "bfloat16";
+    case core::Scalar::float16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
+
+/// Rounds a finite number to its stored type; returns whether it is still finite.
 template <typename Number, typename T>
-void RowReader::parse(std::string_view numbers, T* out) const {
-  const char* at = numbers.data();
-  const char* const end = at + numbers.size();
+bool store_finite(Number number, T* out) {
+  core::store(number, out);
+  return std::is_same_v<Number, T> || std::isfinite(core::load(*out));
+}
+
+}  // namespace
+
+template <typename Error, typename Number>
+void RowReader::refuse_range(const Row& row, std::string_view place, int64_t index,
+                             const Number& number, core::Scalar scalar) const {
+  fail<Error>(offset(place), "row ", row.number, ", column ", index + 1,
+              ": expected a number that is finite in ", name(scalar), ", got ", number);
+}
+
+template <typename Number, typename T>
+void RowReader::parse(const Row& row, core::Scalar scalar, T* out) const {
+  const char* at = row.numbers.data();
+  const char* const end = at + row.numbers.size();
   for (int64_t i = 0; i < layout_.dim; ++i) {
     while (at < end && is_separator(*at)) ++at;
     Number number{};
@@ -384,26 +432,32 @@ void RowReader::parse(std::string_view numbers, T* out) const {
       number = number_out_of_range<Number>({at, static_cast<size_t>(result.ptr - at)});
     }
     const bool ended = result.ptr == end || is_separator(*result.ptr);
-    if (result.ec == std::errc::invalid_argument || !ended || !std::isfinite(number)) {
+    const bool is_large = result.ec == std::errc::result_out_of_range && !std::isfinite(number);
+    if (result.ec == std::errc::invalid_argument || !ended ||
+        (!is_large && !std::isfinite(number))) {
       const std::string_view rest{at, static_cast<size_t>(end - at)};
       fail<BadRow>(offset(rest), "expected a finite number, got '",
                    rest.substr(0, std::min<size_t>(rest.find_first_of(separators), 40)), "'");
     }
-    core::store(number, out + i);
+    const std::string_view text{at, static_cast<size_t>(result.ptr - at)};
+    if (is_large) refuse_range<BadRow>(row, text, i, core::brief(text, 40), scalar);
+    if (!store_finite(number, out + i)) refuse_range<BadFile>(row, text, i, number, scalar);
     at = result.ptr;
   }
 }
 
 template <typename Number, typename T>
-void RowReader::convert(std::string_view numbers, T* out) const {
+void RowReader::convert(const Row& row, core::Scalar scalar, T* out) const {
   for (int64_t i = 0; i < layout_.dim; ++i) {
-    const std::string_view bytes = numbers.substr(static_cast<size_t>(i) * sizeof(float));
+    const std::string_view bytes = row.numbers.substr(static_cast<size_t>(i) * sizeof(float));
     float number;  // rows begin at any byte
     std::memcpy(&number, bytes.data(), sizeof number);
     if (!std::isfinite(number)) {
       fail<BadRow>(offset(bytes), "expected a finite number, got '", number, "'");
     }
-    core::store(static_cast<Number>(number), out + i);
+    if (!store_finite(static_cast<Number>(number), out + i)) {
+      refuse_range<BadFile>(row, bytes, i, number, scalar);
+    }
   }
 }
 
@@ -412,7 +466,7 @@ void RowReader::decode(const Row& row, core::Scalar scalar, void* out) const {
     using T = typename decltype(tag)::type;
     using Number = core::Compute<T>;
     T* const values = static_cast<T*>(out);
-    layout_.binary ? convert<Number>(row.numbers, values) : parse<Number>(row.numbers, values);
+    layout_.binary ? convert<Number>(row, scalar, values) : parse<Number>(row, scalar, values);
   });
 }
 

@@ -38,6 +38,7 @@ using Load = std::function<void(int64_t end)>;
 struct Row {
   std::string_view word;
   std::string_view numbers;
+  int64_t number = 0;  ///< in the file, from 1
 };
 
 /// Iterates over the rows of a file. Where the first row has a TAB after its word, the first TAB of
@@ -73,7 +74,8 @@ class RowReader {
   int64_t position() const { return at_; }
 
   /// Writes a row's numbers as `dim` values of type `scalar`; may be called from several threads.
-  /// Throws BadRow if one is not finite or not a number.
+  /// Throws BadRow if one is not a finite number of float32 (float64, if `scalar` is), and BadFile
+  /// if such a number is not finite in a narrower `scalar`.
   void decode(const Row& row, core::Scalar scalar, void* out) const;
 
  private:
@@ -90,11 +92,14 @@ class RowReader {
   std::pair<size_t, size_t> word_before_tab(std::string_view line) const;
   std::pair<size_t, size_t> word_in(std::string_view line) const;
   [[noreturn]] void refuse_width(int64_t numbers) const;
+  template <typename Error, typename Number>
+  [[noreturn]] void refuse_range(const Row& row, std::string_view place, int64_t index,
+                                 const Number& number, core::Scalar scalar) const;
   int64_t offset(std::string_view part) const { return part.data() - file_.data(); }
   template <typename Number, typename T>
-  void parse(std::string_view numbers, T* out) const;
+  void parse(const Row& row, core::Scalar scalar, T* out) const;
   template <typename Number, typename T>
-  void convert(std::string_view numbers, T* out) const;
+  void convert(const Row& row, core::Scalar scalar, T* out) const;
 
   std::string_view file_;
   WordLayout layout_;

@@ -4,8 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <exception>
+#include <limits>
 #include <mutex>
-#include <optional>
 
 #include "dispatcher/checks.h"
 #include "dispatcher/parallel.h"
@@ -21,7 +22,7 @@ constexpr const char* table_name = "vectors";
 
 void check_name(const std::string& name) {
   TORCH_CHECK_VALUE(name.empty() || name == table_name, "tensor: expected '", table_name,
-                    "', the only one of a file of words, got '", name, "'");
+                    "', the only one of a file of words, got ", in_quotes(name));
 }
 
 /// Rows to decode, each with its destination.
@@ -66,19 +67,22 @@ class Batch {
   void decode() {
     if (rows_.empty()) return;
     std::mutex mutex;
-    std::optional<BadRow> first;  // in the file's order, whichever thread met it
+    std::exception_ptr first;  // in the file's order, whichever thread met it
+    int64_t first_offset = std::numeric_limits<int64_t>::max();
     const auto decode_and_note = [&](int64_t begin, int64_t end) {
       try {
         decode_some(begin, end);
-      } catch (const BadRow& error) {
+      } catch (const BadFile& error) {
         const std::lock_guard<std::mutex> lock(mutex);
-        if (!first.has_value() || error.offset < first->offset) first.emplace(error);
+        if (error.offset >= first_offset) return;
+        first = std::current_exception();
+        first_offset = error.offset;
       }
     };
     // Decoding a number takes as long as other work on 64 bytes.
     const int64_t row_cost = 64 * out_.size(1);
     dispatcher::parallel_for(static_cast<int64_t>(rows_.size()), row_cost, decode_and_note);
-    if (first.has_value()) throw BadRow(*first);
+    if (first) std::rethrow_exception(first);
   }
 
   FileText& file_;
@@ -127,8 +131,8 @@ class WordSource : public Source {
     return torch::kFloat;
   }
 
-  torch::Tensor tensor(const std::string& name, torch::Dtype dtype,
-                       const Progress& progress) const override {
+  torch::Tensor tensor(const std::string& name, torch::Dtype dtype, const Progress& progress,
+                       bool /*to_copy*/) const override {
     return table(ReadOptions().tensor(name).dtype(dtype).progress(progress));
   }
 

@@ -107,9 +107,9 @@ torch::Tensor table(const VectorFile& file, const std::string& tensor,
 }
 
 torch::Tensor whole(const VectorFile& file, const std::string& name,
-                    std::optional<torch::Dtype> dtype, const py::object& progress) {
+                    std::optional<torch::Dtype> dtype, const py::object& progress, bool copy) {
   const Progress told = progress_of(progress);
-  return unlocked([&] { return file.tensor(name, dtype, told); });
+  return unlocked([&] { return file.tensor(name, dtype, told, copy); });
 }
 
 py::tuple coverage(const VectorFile& file, Vocabulary& vocabulary, const py::object& progress) {
@@ -163,7 +163,8 @@ const Binding binding_of_pretrained([](py::module_& module) {
       .def("dtype", &VectorFile::dtype, py::arg("name"))
       .def("words", &VectorFile::words, py::call_guard<py::gil_scoped_release>())
       .def("skipped", &skipped)
-      .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"))
+      .def("tensor", &whole, py::arg("name"), py::arg("dtype"), py::arg("progress"),
+           py::arg("copy"))
       .def("table", &table, py::arg("tensor"), py::arg("dtype"), py::arg("progress"))
       .def("rows", &rows, py::arg("vocabulary"), py::arg("tensor"), py::arg("dtype"),
            py::arg("missing"), py::arg("progress"))

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/brief.h"
 #include "dispatcher/json.h"
-#include "dispatcher/shown.h"
 #include "rotary/operator.h"
 
 namespace posembed {
@@ -175,7 +175,8 @@ json value(const RotaryScaling& scaling) { return std::visit(ScalingWriter(), sc
 class Reader {
  public:
   Reader(const char* what, json object) : what_(what), object_(std::move(object)) {
-    TORCH_CHECK_VALUE(object_.is_object(), what, ": expected a JSON object, got ", object_.dump());
+    TORCH_CHECK_VALUE(object_.is_object(), what, ": expected a JSON object, got ",
+                      core::brief(object_.dump()));
   }
 
   template <typename T>
@@ -186,14 +187,14 @@ class Reader {
       read(object_.at(key), given);
     } catch (const json::exception&) {
       TORCH_CHECK_VALUE(false, what_, ": ", key, ": expected ", kind(given), ", got ",
-                        object_.at(key).dump());
+                        core::brief(object_.at(key).dump()));
     }
     object_.erase(key);
   }
 
   void done() const {
     for (const auto& left : object_.items()) {
-      TORCH_CHECK_VALUE(false, what_, ": unknown key '", dispatcher::shown(left.key()),
+      TORCH_CHECK_VALUE(false, what_, ": unknown key '", core::brief(left.key()),
                         "'; known are: ", known_);
     }
   }
@@ -275,8 +276,8 @@ void Reader::read(const json& from, RotaryScaling& given) {
       read_as<ProportionalScaling>(type, from, given) ||
       read_as<LongRopeScaling>(type, from, given) || read_as<XPosScaling>(type, from, given);
   TORCH_CHECK_VALUE(known, "scaling.type: expected 'linear', 'ntk', 'dynamic_ntk', 'yarn', ",
-                    "'llama3', 'proportional', 'longrope' or 'xpos', got '",
-                    dispatcher::shown(type), "'");
+                    "'llama3', 'proportional', 'longrope' or 'xpos', got '", core::brief(type),
+                    "'");
 }
 
 void Reader::read(const json& from, Sections& given) {
@@ -360,7 +361,7 @@ RotarySpec parse(const std::string& text) {
     return spec;
   } catch (const json::exception& error) {
     TORCH_CHECK_VALUE(false, "RotarySpec: expected JSON text of a specification, got '",
-                      dispatcher::shown(text), "': ", dispatcher::reason(error));
+                      core::brief(text), "': ", dispatcher::reason(error));
   }
 }
 

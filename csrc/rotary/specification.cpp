@@ -114,10 +114,10 @@ Sections Sections::of(const std::vector<int64_t>& sizes, bool interleaved, bool 
   Sections result{{}, restart};
   for (int64_t axis = 0; axis < axes; ++axis) {
     const int64_t size = sizes[static_cast<size_t>(axis)];
-    TORCH_CHECK_VALUE(size >= 0, "sections: expected sizes of 0 or more, got ", size);
     const auto left = rotary::max_pairs - static_cast<int64_t>(result.axis_of_pair.size());
-    TORCH_CHECK_VALUE(size <= left, "sections: expected sizes that sum to at most ",
-                      rotary::max_pairs, ", got ", sizes);
+    TORCH_CHECK_VALUE(size >= 0, "sections: expected sizes of 0 or more, got ", size);
+    TORCH_CHECK_VALUE(size <= left, "sections: expected at most ", rotary::max_pairs,
+                      " pairs in all, got a size of ", size, " for axis ", axis);
     result.axis_of_pair.insert(result.axis_of_pair.end(), static_cast<size_t>(size), axis);
   }
   const auto pairs = static_cast<int64_t>(result.axis_of_pair.size());

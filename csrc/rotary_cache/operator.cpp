@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/brief.h"
 #include "core/index_range.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/memory_checks.h"
-#include "dispatcher/shown.h"
 #include "rotary/arguments.h"
 #include "rotary_cache/kernel.h"
 
@@ -33,8 +33,8 @@ CacheDimensions cache_dimensions(Text layout) {
   if (layout == "nhd" || layout == latent_layout)
     return {1, 2, "[pages, page_size, heads, head_dim]"};
   if (layout == "hnd") return {2, 1, "[pages, heads, page_size, head_dim]"};
-  TORCH_CHECK_VALUE(false, "cache_layout: expected 'nhd' or 'hnd', got '",
-                    dispatcher::shown(layout), "'");
+  TORCH_CHECK_VALUE(false, "cache_layout: expected 'nhd' or 'hnd', got '", core::brief(layout),
+                    "'");
 }
 
 bool is_float8(const Tensor& cache) { return cache.scalar_type() == at::kFloat8_e4m3fn; }

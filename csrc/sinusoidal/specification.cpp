@@ -6,8 +6,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/brief.h"
 #include "dispatcher/json.h"
-#include "dispatcher/shown.h"
 #include "dispatcher/text_cache.h"
 #include "sinusoidal/frequencies.h"
 
@@ -72,7 +72,7 @@ sinusoidal::Preset preset_of(const std::string& name) {
     return sinusoidal::Preset::tensor2tensor;
   }
   TORCH_CHECK_VALUE(false, "preset: expected 'vaswani', 'marian', 'tensor2tensor', 'ddpm' or ",
-                    "'fairseq', got '", dispatcher::shown(name), "'");
+                    "'fairseq', got '", core::brief(name), "'");
 }
 
 double divisor_of(const SinusoidalSpec& spec) {
@@ -127,7 +127,7 @@ SinusoidalSpec SinusoidalSpec::from_json(const std::string& text) {
     return spec;
   } catch (const nlohmann::json::exception& error) {
     TORCH_CHECK_VALUE(false, "SinusoidalSpec: expected JSON text of a specification, got '",
-                      dispatcher::shown(text), "': ", dispatcher::reason(error));
+                      core::brief(text), "': ", dispatcher::reason(error));
   }
 }
 

@@ -9,13 +9,13 @@
 
 #include <algorithm>
 
+#include "core/brief.h"
 #include "core/index_range.h"
 #include "core/stream_bytes.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/cuda_scope.h"
 #include "dispatcher/launch.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/shown.h"
 #include "token/kernel.h"
 #include "token/sorted_ids.h"
 
@@ -248,8 +248,7 @@ void check_table_size(const Tensor& ids, const c10::SymInt& num_embeddings,
 
 void check_gradient_form(Text gradient) {
   TORCH_CHECK_VALUE(gradient == "dense" || gradient == "rows",
-                    "gradient: expected 'dense' or 'rows', got '", dispatcher::shown(gradient),
-                    "'");
+                    "gradient: expected 'dense' or 'rows', got '", core::brief(gradient), "'");
 }
 
 void check_ids(const Tensor& ids, int64_t num_embeddings) {

@@ -13,9 +13,9 @@
 #include <cmath>
 #include <vector>
 
+#include "core/brief.h"
 #include "dispatcher/checks.h"
 #include "dispatcher/output_memory.h"
-#include "dispatcher/shown.h"
 #include "token/operator.h"
 
 namespace posembed::token {
@@ -67,7 +67,7 @@ void check(const Tensor& weight, int64_t num_embeddings, const std::optional<Ten
       initialization == "mean" || initialization == "mean-and-covariance" ||
           initialization == "normal",
       "initialization: expected 'mean', 'mean-and-covariance', 'normal' or new rows, ", "got '",
-      dispatcher::shown(initialization), "'");
+      core::brief(initialization), "'");
   TORCH_CHECK_VALUE(covariance_scale >= 0, "covariance_scale: expected 0 or more, got ",
                     covariance_scale);
   if (!rows.has_value()) return;

@@ -5,12 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
 Number = TypeVar("Number", int, float)
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 200
+_BRIEF.maxlist = _BRIEF.maxset = _BRIEF.maxdict = 8
+
+
+def shown(value: Any) -> str:
+    """``repr(value)`` for a message, without the middle of what is long."""
+    return _BRIEF.repr(value)
 
 
 def constant(number: Number) -> Number:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from posembed.pretrained import FileFormatError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -30,12 +32,54 @@ def check_id_type(dtype: torch.dtype) -> None:
         raise TypeError(f"dtype: expected torch.uint16, torch.int32 or torch.int64, got {dtype}")
 
 
-def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> Tensor:
+def count_ids(path: str | os.PathLike[str], dtype: torch.dtype) -> int:
+    """The number of ids in a file; raises ValueError unless its size is that of whole ids."""
+    check_id_type(dtype)
+    size = Path(path).stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise ValueError(f"{path}: expected ids of {dtype.itemsize} bytes, found {size} bytes")
+    return size // dtype.itemsize
+
+
+class IdFile:
+    """Ids that are read by system calls.
+
+    If another process shortens the file, reading raises; touching a memory map would end this
+    process with SIGBUS. A pickled object opens the file again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype) -> None:
+        self.path, self.dtype, self.count = os.fspath(path), dtype, count_ids(path, dtype)
+        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+
+    def read(self, begin: int, count: int) -> Tensor:
+        """Ids [count] from a place in the file; raises FileFormatError if it is too short."""
+        data = memoryview(bytearray(count * self.dtype.itemsize))
+        place, done = begin * self.dtype.itemsize, 0
+        while done < len(data):
+            got = os.preadv(self._file.fileno(), [data[done:]], place + done)
+            if got == 0:
+                reason = "the file was shortened while it was read"
+                raise FileFormatError(self.path, place + done, reason)
+            done += got
+        return torch.frombuffer(data, dtype=self.dtype)
+
+    def __reduce__(self) -> tuple[type[IdFile], tuple[str, torch.dtype]]:
+        return IdFile, (self.path, self.dtype)
+
+
+def open_ids(
+    path: str | os.PathLike[str], dtype: torch.dtype = torch.int32, *, copy: bool = False
+) -> Tensor:
     """Memory-maps a file of ids; they are read on use and never copied as a whole.
+
+    Do not truncate or rewrite the file in place while it is mapped: reading a page that it no
+    longer has ends the process.
 
     Args:
         path: A file of ids in native byte order, as ``numpy.ndarray.tofile`` writes it.
         dtype: torch.uint16, torch.int32 or torch.int64.
+        copy: Read into memory, so that the result does not depend on the file.
 
     Returns:
         [ids]. Writes to it do not change the file.
@@ -44,11 +88,9 @@ def open_ids(path: str | os.PathLike[str], dtype: torch.dtype = torch.int32) -> 
         TypeError: The dtype is not one of these.
         ValueError: The file is empty, or its size is not a multiple of the id size.
     """
-    check_id_type(dtype)
-    size = Path(path).stat().st_size
-    if size == 0 or size % dtype.itemsize:
-        raise ValueError(f"{path}: expected ids of {dtype.itemsize} bytes, found {size} bytes")
-    count = size // dtype.itemsize
+    count = count_ids(path, dtype)
+    if copy:
+        return IdFile(path, dtype).read(0, count)
     return torch.from_file(os.fspath(path), shared=False, size=count, dtype=dtype)
 
 
@@ -147,7 +189,8 @@ def windows(
 class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
     """Windows and their next-token targets for a ``torch.utils.data.DataLoader``.
 
-    Stores a view of the ids; loader workers share the file's pages.
+    Stores a view of the ids. A file is read window by window, and raises FileFormatError if it was
+    shortened meanwhile.
 
     Args:
         ids: [ids], a numpy array, or the path of a file for :func:`open_ids`.
@@ -172,14 +215,24 @@ class WindowDataset(Dataset[tuple[Tensor, Tensor]]):
         *,
         dtype: torch.dtype = torch.int32,
     ) -> None:
-        self.inputs, self.targets = windows(ids, length, stride, dtype=dtype)
+        inputs, targets = windows(ids, length, stride, dtype=dtype)
+        step = length if stride is None else stride
+        self._places = range(0, len(inputs) * step, step)
+        self._length, self._file = length, None
+        if isinstance(ids, (str, os.PathLike)):
+            self._file = IdFile(ids, dtype)
+        else:
+            self.inputs, self.targets = inputs, targets
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self._places)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [length], in int64 as losses require."""
-        return self.inputs[index].long(), self.targets[index].long()
+        if self._file is None:
+            return self.inputs[index].long(), self.targets[index].long()
+        ids = self._file.read(self._places[index], self._length + 1).long()
+        return ids[:-1], ids[1:].clone()
 
 
 def mask_tokens(

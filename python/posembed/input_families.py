@@ -58,7 +58,7 @@ def of_folder(path: str | Path) -> InputLayer:
     """The input layer in a model's folder; reads no other tensors."""
     layer = readers.input_layer(path)
     file = pretrained.open_vectors(layer["file"])
-    parameters = {key: file.tensor(name) for key, name in layer["tensors"].items()}
+    parameters = {key: file.tensor(name, copy=True) for key, name in layer["tensors"].items()}
     table = parameters["token.weight"]
     options = {**layer["options"], "dtype": table.dtype}
     return InputLayer(options, {key: nn.Parameter(value) for key, value in parameters.items()})

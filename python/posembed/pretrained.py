@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posembed._library import bindings
-from posembed._validation import whole
+from posembed._validation import shown, whole
 
 if TYPE_CHECKING:
     from posembed import _C
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Format = Literal["safetensors", "word2vec-binary", "word2vec-text", "glove"]
 Missing = Literal["mean", "zero", "error"]
 OnBadRow = Literal["raise", "skip"]
+
+# Rows without a word that a mapping may leave between its words; tokenizers leave a few. Each takes
+# memory for a row of the result.
+MOST_GAPS = 1 << 18
 
 # Smaller files load so fast that they get no progress bar.
 BAR_FROM_BYTES = 64 << 20
@@ -172,24 +176,28 @@ class VectorFile:
         name: str = "vectors",
         dtype: torch.dtype | None = None,
         *,
+        copy: bool = False,
         progress: bool | None = None,
     ) -> Tensor:
         """Reads a whole tensor.
 
         From safetensors, in the file's own dtype, the result is a memory-mapped view of the file:
         pages are loaded when they are read, and writes are copy-on-write and never change the file.
-        Do not truncate or rewrite the file in place while a view is in use.
+        Do not truncate or rewrite the file in place while a view is in use: reading a page that the
+        file no longer has ends the process.
 
         Args:
             name: One of :attr:`names`.
             dtype: Dtype of the result; default: the file's.
+            copy: Read into memory, so that the result does not depend on the file.
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is malformed.
+            FileFormatError: The file is malformed or was shortened, or a finite number is not
+                finite in ``dtype``.
         """
         with self._bar(progress) as advance:
-            return self._file.tensor(name, dtype, advance)
+            return self._file.tensor(name, dtype, advance, copy)
 
     def table(
         self,
@@ -206,7 +214,7 @@ class VectorFile:
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is malformed.
+            FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
         """
         with self._bar(progress) as advance:
             return self._file.table(tensor or "", dtype, advance)
@@ -232,7 +240,7 @@ class VectorFile:
             progress: Show a progress bar; default: for a large file, on a terminal.
 
         Raises:
-            FileFormatError: The file is malformed.
+            FileFormatError: The file is malformed, or a finite number is not finite in ``dtype``.
             ValueError: A word is given twice, or words are missing and ``missing`` is "error".
         """
         words = bindings().Vocabulary(words_of(vocabulary, "vocabulary"))
@@ -335,17 +343,22 @@ def words_of(vocabulary: Vocabulary, argument: str) -> list[str]:
         raise TypeError(f"{argument}: {expected}, got one {type(vocabulary).__name__}")
     for word in words:
         if not isinstance(word, str):
-            raise TypeError(f"{argument}: expected words, got {word!r}")
+            raise TypeError(f"{argument}: expected words, got {shown(word)}")
     return words
 
 
 def _by_row(rows: Mapping[str, int], argument: str) -> list[str]:
     for word, row in rows.items():
         if whole(argument, row) < 0:
-            raise ValueError(f"{argument}: expected rows from 0, got {row} for {word!r}")
-    words = [""] * (max(rows.values(), default=-1) + 1)
+            raise ValueError(f"{argument}: expected rows from 0, got {row} for {shown(word)}")
+    count = max(rows.values(), default=-1) + 1
+    if count - len(rows) > MOST_GAPS:
+        gaps = f"at most {MOST_GAPS} rows without a word"
+        raise ValueError(f"{argument}: expected {gaps}, got {len(rows)} words for {count} rows")
+    words = [""] * count
     for word, row in rows.items():
         if words[row]:
-            raise ValueError(f"{argument}: row {row} is given to {words[row]!r} and to {word!r}")
+            both = f"{shown(words[row])} and to {shown(word)}"
+            raise ValueError(f"{argument}: row {row} is given to {both}")
         words[row] = word
     return words

@@ -139,7 +139,7 @@ def test_counts_that_would_take_all_memory_are_refused() -> None:
     for size in (2**40, 2**62):
         with pytest.raises(ValueError, match="embedding_dim: expected 1 to 65536, got"):
             pe.SinusoidalPositionalEmbedding(size)
-        with pytest.raises(ValueError, match="sections: expected sizes that sum to at most 512"):
+        with pytest.raises(ValueError, match="sections: expected at most 512 pairs in all"):
             OPS.rotary_sections([1, size], False)
         with pytest.raises(ValueError, match="query_length: expected 0 to 2147483647, got"):
             OPS.relative_bias(torch.ones(8, 2), size, 1)

@@ -101,7 +101,8 @@ struct POSEMBED_API OpenOptions {
 struct POSEMBED_API ReadOptions {
   /// The table's name, if the file has several.
   TORCH_ARG(std::string, tensor);
-  /// The result's dtype; default: as in the file.
+  /// The result's dtype; default: as in the file. A finite number that is not finite in this dtype
+  /// is an error.
   TORCH_ARG(std::optional<torch::Dtype>, dtype) = std::nullopt;
   /// How to fill the rows of words that the file lacks.
   TORCH_ARG(Missing, missing) = Missing::mean;
@@ -135,10 +136,13 @@ class POSEMBED_API VectorFile {
   /// A whole tensor. From safetensors, in the file's own dtype, this is a copy-on-write view of the
   /// mapped file: pages take memory when they are touched, and writing never changes the file. The
   /// view may outlive this object. Do not truncate the file or rewrite it in place while a view is
-  /// in use.
+  /// in use: touching a page that the file no longer has ends the process. With `copy`, the result
+  /// is in memory, whatever happens to the file.
+  /// @throws FileFormatError the file is malformed or was shortened, or a finite number is not
+  ///     finite in `dtype`
   torch::Tensor tensor(const std::string& name = "vectors",
                        std::optional<torch::Dtype> dtype = std::nullopt,
-                       const Progress& progress = nullptr) const;
+                       const Progress& progress = nullptr, bool copy = false) const;
 
   /// The word of each row.
   std::vector<std::string> words() const;
@@ -169,8 +173,8 @@ class POSEMBED_API VectorFile {
   std::shared_ptr<const Source> source_;
 };
 
-/// Opens a file, or the index (.json) of a sharded model. Each shard is opened when one of its
-/// tensors is first requested.
+/// Opens a file, or the index (.json) of a sharded model. A shard is open only while one of its
+/// tensors is read.
 /// @throws FileFormatError the format is unknown, or the header is malformed
 /// @throws std::filesystem::filesystem_error the file cannot be read
 POSEMBED_API VectorFile open(const std::string& path, const OpenOptions& options = {});

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "posembed/export.h"
+
 namespace posembed::pretrained {
 
 /// Requested words, marked when they are met in a file: see VectorFile::rows. Stores all words in
@@ -51,8 +53,7 @@ class Vocabulary {
       if (word(place).empty()) continue;
       const uint64_t hash = hash_of(word(place));
       const size_t slot = find(word(place), hash);
-      TORCH_CHECK_VALUE(tags_[slot] == 0, "vocabulary: expected each word once, got '", word(place),
-                        "' twice");
+      if (tags_[slot] != 0) refuse_twice(word(place));
       tags_[slot] = tag_of(hash);
       slots_[slot] = static_cast<uint32_t>(place);
     }
@@ -94,6 +95,8 @@ class Vocabulary {
  private:
   /// Indices and bytes are counted in 32 bits.
   static constexpr size_t most = std::numeric_limits<uint32_t>::max();
+
+  [[noreturn]] POSEMBED_API static void refuse_twice(std::string_view word);
 
   static size_t bytes_of(const std::vector<std::string>& words) {
     size_t bytes = 0;

@@ -21,6 +21,7 @@ from posembed.commands import common, model_folder, verification
 from posembed.commands.model_folder import CONFIG
 from posembed.commands.permutation import Permutation, specs_of_kinds
 from posembed.configuration import CONVERTED, file_of, load, select_part, typed
+from posembed.pretrained import open_vectors
 
 if TYPE_CHECKING:
     from posembed.commands.common import Commands
@@ -94,13 +95,14 @@ def rewrite(
     source: Path, target: Path, names: dict[str, bool], permutation: Permutation, count: Count
 ) -> None:
     """Writes all tensors in byte order, permuting the chosen ones."""
-    with opened(source) as tensors, target.open("wb") as file:
+    tensors = open_vectors(source)  # copies: a memory map of a file that is shortened is fatal
+    with target.open("wb") as file:
         count(copy_header(source, file))
         for name, rotates in names.items():
-            tensor = tensors.get_tensor(name)
+            tensor = tensors.tensor(name, copy=True, progress=False)
             if rotates:
                 tensor = permutation.apply(name, tensor)
-            count(file.write(tensor.reshape(-1).view(torch.uint8).numpy()))
+            count(file.write(tensor.reshape(-1).view(torch.uint8).numpy().data))
 
 
 def record(config: Path, target: Path, to: str) -> None:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from posembed._validation import shown
+
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 
 # Weights in other formats, which are not rewritten: next to converted ones they would be wrong.
@@ -28,7 +30,7 @@ def shards(folder: Path) -> list[Path]:
     names = sorted(set(weight_map(folder).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise ValueError(f"{folder / INDEX}: names {missing}, which are not there")
+        raise ValueError(f"{folder / INDEX}: names {shown(missing)}, which are not there")
     return [folder / name for name in names]
 
 
@@ -44,7 +46,7 @@ def weight_map(folder: Path) -> dict[str, str]:
         raise ValueError(f"{index}: expected a weight_map of tensors and files") from error
     outside = sorted({name for name in files.values() if Path(name).name != name})
     if outside:
-        raise ValueError(f"{index}: expected names of files beside it, got {outside}")
+        raise ValueError(f"{index}: expected names of files beside it, got {shown(outside)}")
     return files
 
 
@@ -53,7 +55,7 @@ def check_index(shard: Path, names: list[str]) -> None:
     stated = {tensor for tensor, name in weight_map(shard.parent).items() if name == shard.name}
     different = sorted(stated.symmetric_difference(names))
     if stated and different:
-        raise ValueError(f"{shard}: {different} are only here or only in {INDEX}")
+        raise ValueError(f"{shard}: {shown(different)} are only here or only in {INDEX}")
 
 
 def companions(folder: Path) -> list[Path]:

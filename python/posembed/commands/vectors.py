@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch import Tensor
 
+from posembed._validation import shown
 from posembed.commands import common
 from posembed.pretrained import VectorFile, open_vectors, words_of
 
@@ -111,11 +112,11 @@ def write_words(
         raise ImportError("vectors needs tqdm: python -m pip install tqdm") from error
     broken = [word for word in words if not word or len(word.split()) != 1]
     if broken:
-        raise ValueError(f"{kind}: cannot hold words with blanks, such as {broken[0]!r}")
+        raise ValueError(f"{kind}: cannot hold words with blanks, such as {shown(broken[0])}")
     if kind == "glove" and words and LIKE_HEADER.fullmatch(next(lines_of(words[:1], vectors[:1]))):
         raise ValueError(
-            f"{kind}: has no header, so that its first row, {words[0]!r} and one number, would be "
-            "read as one: pass --format word2vec-text"
+            f"{kind}: has no header, so that its first row, {shown(words[0])} and one number, "
+            "would be read as one: pass --format word2vec-text"
         )
     if kind != "glove":
         file.write(f"{len(words)} {vectors.shape[1]}\n".encode())

@@ -59,6 +59,8 @@ def _read(
     """Runs a reader on the configuration, completed by the model's own class if possible."""
     fields = load(config)
     given = isinstance(config, (Mapping, str, os.PathLike))
+    if given:
+        readers.check(fields)  # before a class of transformers takes memory for each layer
     whole = completion.complete(fields) if given else config
     if whole is not None and not isinstance(whole, Exception):
         readers.path_of(fields, part)  # raises for a part that the file itself does not have

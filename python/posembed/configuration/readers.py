@@ -66,6 +66,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(f"{path}: expected JSON of fewer levels") from error
+    except ValueError as error:  # not UTF-8, not JSON
+        raise ValueError(f"{path}: expected JSON: {error}") from error
 
 
 def stated(completed: Completed | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +102,11 @@ def input_layer(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The input layer in a model folder: "options", "file" and "tensors" by parameter."""
     text = torch.ops.posembed.input_layer_of_folder.default(os.fspath(folder))
     return json.loads(text)  # type: ignore[no-any-return]
+
+
+def check(fields: Fields) -> None:
+    """Raises ValueError for counts so large that no code should begin to work on them."""
+    torch.ops.posembed.check_configuration.default(as_json(fields))
 
 
 def path_of(fields: Fields, part: str | None) -> list[str]:

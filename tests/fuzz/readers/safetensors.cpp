@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "answer.h"
+#include "budget.h"
 #include "mutator.h"
 
 using namespace posembed;
@@ -27,6 +28,7 @@ void read(std::string_view file) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Budget budget(size);
   fuzz::answer(size, [&] { read(fuzz::text_of(data, size)); });
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "answer.h"
+#include "budget.h"
 #include "mutator.h"
 #include "pretrained/bad_file.h"
 #include "pretrained/utf8.h"
@@ -44,6 +45,7 @@ void read(std::string_view file, bool is_strict, core::Scalar scalar) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const fuzz::Budget budget(size);
   for (const bool is_strict : {true, false}) {
     const core::Scalar scalar = is_strict ? core::Scalar::float32 : core::Scalar::float64;
     fuzz::answer(size, [&] { read(fuzz::text_of(data, size), is_strict, scalar); });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +219,134 @@ def test_says_what_a_file_is(case: str, name: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(pe.FileFormatError, match=f"byte 0: {message}"):
         open_vectors(path)
+
+
+# ------------------------------------------------------------------------- numbers beyond the dtype's range
+
+LARGEST = {"float16": 65504.0, "bfloat16": float(torch.finfo(torch.bfloat16).max)}
+# The smallest numbers that round to infinity: halfway from the largest to the next power of two.
+ROUNDS_UP = {"float16": 65520.0, "bfloat16": 3.39617752923046e38, "float32": 3.4028236e38}
+
+
+def table_of(path: Path, kind: str, number: float) -> Path:
+    """Rows [1, 2] and [3, number] of the words a and b."""
+    if kind == "text":
+        path.write_text(f"a 1 2\nb 3 {number!r}\n")
+    elif kind == "binary":
+        path.write_bytes(binary([(b"a", [1, 2]), (b"b", [3, number])]))
+    else:
+        dtype = np.dtype({"F32": "<f4", "F64": "<f8"}[kind])
+        write(path, "t", kind, [2, 2], np.array([1, 2, 3, number], dtype).tobytes())
+    return path
+
+
+def reads_of(path: Path) -> list[Callable[[torch.dtype], torch.Tensor]]:
+    file = open_vectors(path, words=["a", "b"] if path.read_bytes()[8:9] == b"{" else None)
+    return [
+        lambda dtype: file.table(dtype=dtype),
+        lambda dtype: file.tensor(file.names[0], dtype),
+        lambda dtype: file.rows(["b", "none", "a"], dtype=dtype, missing="zero").vectors,
+        lambda dtype: pe.TokenEmbedding.from_file(path, dtype=dtype).weight,
+    ]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", ROUNDS_UP)
+@pytest.mark.parametrize("kind", ["text", "binary", "F32", "F64"])
+def test_a_finite_number_stays_finite_or_is_refused(
+    kind: str, dtype: str, sign: int, tmp_path: Path
+) -> None:
+    number = sign * ROUNDS_UP[dtype]
+    if dtype == "float32" and kind in ("binary", "F32"):
+        pytest.skip("the file's own dtype")
+    path = table_of(tmp_path / "file", kind, number)
+    where = "row 2, column 2" if kind in ("text", "binary") else r"tensor 't' at \[1, 1\]"
+    message = rf"{where}: expected a number that is finite in {dtype}, got {str(number)[:5]}"
+    for read in reads_of(path):
+        with pytest.raises(pe.FileFormatError, match=message):
+            read(getattr(torch, dtype))
+    if dtype in LARGEST:  # the largest finite number is read
+        path = table_of(tmp_path / "file", kind, sign * LARGEST[dtype])
+        for read in reads_of(path):
+            assert LARGEST[dtype] in read(getattr(torch, dtype)).double().abs()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_infinity_and_nan_of_a_tensor_stay(dtype: torch.dtype, tmp_path: Path) -> None:
+    numbers = np.array([np.inf, -np.inf, np.nan, 1.0])
+    for kind, own in (("F32", "<f4"), ("F64", "<f8")):
+        path = write(tmp_path / "m.safetensors", "t", kind, [2, 2], numbers.astype(own).tobytes())
+        found = open_vectors(path).table("t", dtype).double().numpy()
+        assert np.array_equal(found.reshape(-1), numbers, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "number"), [("U16", "<u2", 65535), ("U64", "<u8", 2**63), ("C64", "<c8", 1e30)]
+)
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_every_dtype_of_a_file_has_the_rule(
+    kind: str, own: str, number: float, tmp_path: Path
+) -> None:
+    def file_with(given: float) -> pe.pretrained.VectorFile:
+        data = np.array([3, given], own).tobytes()
+        return open_vectors(write(tmp_path / "m.safetensors", "t", kind, [2, 1], data))
+
+    assert file_with(7).tensor("t", torch.float16).tolist() == [[3], [7]]
+    with pytest.raises(pe.FileFormatError, match=r"at \[1, 0\]: .* in float16, got"):
+        file_with(number).tensor("t", torch.float16)
+
+
+def test_integers_and_rows_far_into_a_tensor_have_the_rule_too(tmp_path: Path) -> None:
+    """The place is that in the tensor, whichever part it was read in and whichever row was asked."""
+    path = tmp_path / "m.safetensors"
+    numbers = np.zeros((3000, 1000), "<i4")
+    numbers[2500, 7] = 70000
+    write(path, "t", "I32", [3000, 1000], numbers.tobytes())
+    for dtype in (torch.float32, torch.bfloat16, torch.int16):
+        assert open_vectors(path).table("t", dtype)[2500, 7] != 0
+    with pytest.raises(pe.FileFormatError, match=r"at \[2500, 7\]: .* in float16, got 70000"):
+        open_vectors(path).table("t", torch.float16)
+    file = open_vectors(path, words=[f"w{i}" for i in range(3000)])
+    with pytest.raises(pe.FileFormatError, match=r"at \[2500, 7\]"):
+        file.rows(["w1", "w2500"], tensor="t", dtype=torch.float16)
+    assert not file.rows(["w1", "none"], tensor="t", dtype=torch.float16).vectors.any()
+
+
+def test_skipping_rows_does_not_skip_what_a_dtype_cannot_hold(tmp_path: Path) -> None:
+    """Which rows are bad does not depend on the dtype: 65520 is a number, 1e39 is none of float32."""
+    path = tmp_path / "v.txt"
+    path.write_text("a 1 2\nb 3 65520\nc 4 1e39\n")
+    file = open_vectors(path, on_bad_row="skip")
+    assert file.table().tolist() == [[1, 2], [3, 65520]]
+    assert [each.row for each in file.skipped().rows] == [3]
+    with pytest.raises(pe.FileFormatError, match=r"row 2, column 2: .* in float16, got 65520$"):
+        file.table(dtype=torch.float16)
+
+
+# ------------------------------------------------------------------------------------------ ends of lines
+
+CR = {
+    "glove": b"the 0.5 0.25\rcat 1 2\r",
+    "one column": b"the 0.5\rcat 1\r",
+    "header": b"2 2\rthe 0.5 0.25\rcat 1 2\r",
+    "tabs": b"the\t0.5\t0.25\rcat\t1\t2\r",
+    "without the last": b"the 0.5 0.25\rcat 1 2",
+    "long": b"".join(b"word%d 1 2\r" % i for i in range(500_000)),
+    "one line ends in LF": b"the 0.5 0.25\rcat 1 2\ndog 3 4\n",
+}
+
+
+@pytest.mark.parametrize("case", CR)
+def test_lines_that_end_in_cr_alone_are_refused(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_bytes(CR[case])
+    with pytest.raises(pe.FileFormatError, match="expected lines that end in LF or CR LF, got CR"):
+        open_vectors(path)
+
+
+def test_a_line_that_ends_in_cr_alone_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_bytes(b"the 0.5 0.25\r\ncat 1 2\rdog 3 4\r\na b 5 6\r\n\r 7 8\r\n")
+    with pytest.raises(pe.FileFormatError, match="byte 21: expected lines that end in LF or CR LF"):
+        open_vectors(path).table()
+    assert open_vectors(path, on_bad_row="skip").words() == ["the", "a b", "\r"]
