@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import posembed as pe
@@ -83,14 +85,13 @@ def test_eight_threads_while_settings_change() -> None:
             torch.set_num_threads(1 + count % 3)
             pe.empty_cache()
 
-    workers = [threading.Thread(target=work) for _ in range(8)]
-    changer = threading.Thread(target=change)
+    with ThreadPoolExecutor(9) as threads:  # whose result() raises what a thread has raised
+        changer = threads.submit(change)
+        workers = [threads.submit(work) for _ in range(8)]
+        wait(workers)
+        finished.set()
     for thread in (changer, *workers):
-        thread.start()
-    for thread in workers:
-        thread.join()
-    finished.set()
-    changer.join()
+        thread.result()
     torch.set_num_threads(threads_before)
     assert wrong == []
 
@@ -104,6 +105,7 @@ def run_program(program: str, **variables: str) -> str:
         timeout=120,
     )
     assert run.returncode == 0, f"exit code {run.returncode}: {run.stderr[-2000:]}"
+    assert "Traceback" not in run.stderr, run.stderr[-2000:]  # of a thread or a destructor
     return run.stdout
 
 
@@ -156,22 +158,18 @@ print("end")
 def test_results_may_be_freed_on_other_threads() -> None:
     rope, x = pe.RotaryEmbedding(128), torch.randn(2, 1024, 8, 128)
     expected = rope(x)
-    results: list[Tensor] = []
+    results: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
 
     def make() -> None:
-        results.extend(rope(x) for _ in range(10 * LONG))
+        for _ in range(10 * LONG):
+            results.put(rope(x))
 
-    def free() -> None:
-        while results:
-            assert torch.equal(results.pop(), expected)
+    def free() -> int:
+        return sum(torch.equal(results.get(timeout=60), expected) for _ in range(10 * LONG))
 
-    for work in (make, free):
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == []
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(call) for call in (make, make, free, free)]
+    assert [call.result() for call in calls] == [None, None, 10 * LONG, 10 * LONG]
     assert torch.equal(rope(x), expected)
 
 

@@ -278,11 +278,10 @@ def test_links_inside_the_folder_and_to_blobs_of_the_cache(model: Path, tmp_path
 def test_links_that_leave_the_folder_are_refused(
     name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Directly, or by way of another link or of the cache's layout."""
+    """By way of another link inside it, and in a cache."""
     private = tmp_path / "private"
     private.write_bytes((model / name).read_bytes() if (model / name).exists() else b"secret")
     folders = [model, in_a_cache(model, tmp_path / "models--a--b")]
-    folders.append(in_a_cache(model, tmp_path / "other"))  # no cache: blobs are outside
     for folder in folders:
         (folder / name).unlink(missing_ok=True)
         (folder / ".link").symlink_to(private)
@@ -294,13 +293,17 @@ def test_links_that_leave_the_folder_are_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_blobs_that_are_a_link_are_not_the_cache(
+def test_what_is_not_the_cache(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cached = in_a_cache(model, tmp_path / "models--org--name")
-    (tmp_path / "models--org--name" / "blobs").rename(tmp_path / "elsewhere")
-    (tmp_path / "models--org--name" / "blobs").symlink_to(tmp_path / "elsewhere")
-    assert "which is outside the model's folder" in refusal(capsys, cached, tmp_path / "out")
+    """Another name of the repository's folder, and blobs that are a link themselves."""
+    other = in_a_cache(model, tmp_path / "other")
+    cached, blobs = in_a_cache(model, tmp_path / "models--a"), tmp_path / "models--a" / "blobs"
+    blobs.rename(tmp_path / "elsewhere")
+    blobs.symlink_to(tmp_path / "elsewhere")
+    for source in (other, cached):
+        message = refusal(capsys, source, tmp_path / "out", "--no-verify")
+        assert "which is outside the model's folder" in message
 
 
 @pytest.mark.parametrize("to", ["nothing", "tokenizer"])

@@ -130,6 +130,17 @@ def test_many_writers_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path: Path) -> None:
+    """The one who held it is done, and the next may have made another."""
+    path = tmp_path / common.LOCK
+    with path.open("ab") as file:
+        assert common.lock(file, path, new=False)
+        path.unlink()
+        assert not common.lock(file, path, new=False)
+        path.touch()
+        assert not common.lock(file, path, new=False)
+
+
 def test_a_target_that_comes_while_it_is_written(tmp_path: Path) -> None:
     target = tmp_path / "target"
     writing = common.whole_or_not_at_all(target)
@@ -162,7 +173,17 @@ def make_link(part: Path) -> None:
     part.symlink_to(part.with_name("elsewhere"))
 
 
-@pytest.mark.parametrize("make", [make_folder_of_others, make_link, Path.touch])
+def make_of_another_user(part: Path) -> None:
+    part.mkdir()
+    try:
+        os.chown(part, 12345, -1)
+    except PermissionError:
+        pytest.skip("only root gives folders away")
+
+
+@pytest.mark.parametrize(
+    "make", [make_folder_of_others, make_of_another_user, make_link, Path.touch]
+)
 def test_what_no_command_left_is_kept(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "target.part")
     before = sorted(tmp_path.rglob("*"))
