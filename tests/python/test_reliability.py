@@ -272,6 +272,8 @@ CALLS = {
     "input_embedding": lambda n: f.input_embedding(ids.expand(n, 2), table, table, norm="layer"),
 }
 expected = {name: call(3) for name, call in CALLS.items()}
+large = lambda: CALLS["rotary"](2**17)  # from the memory that is kept
+expected_large = large()
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**30,) * 2)
 for name, call in CALLS.items():
@@ -282,6 +284,7 @@ for name, call in CALLS.items():
     else:
         raise AssertionError(name)
     assert torch.equal(call(3), expected[name]), name
+    assert torch.equal(large(), expected_large), name
 print(len(CALLS))
 """
     assert run_program(program) == "12\n"
